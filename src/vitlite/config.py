@@ -1,0 +1,217 @@
+"""What a Vision Transformer is made of: `ViTConfig`, and the named presets, one row each.
+
+Nothing here imports torch, so that names and sizes can be listed at once.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from vitlite.errors import ConfigError, UnknownNameError, closest
+
+Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean"]
+Positions = Literal["learned", "sincos2d", "none"]
+Resample = Literal["timm", "transformers", "torchvision", "jax"]
+Gelu = Literal["exact", "tanh", "quick"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig:
+    """The shape of one `ViT`: every field is a claim that some public checkpoint needs."""
+
+    image_size: int | tuple[int, int] = 224  # pixels: one side of a square, or (height, width)
+    patch_size: int = 16
+    dim: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_dim: int = 3072
+    num_classes: int = 1000  # 0: no head, the model returns what a head would have seen
+    pool: Pool = "cls"  # "mean" never counts cls or registers; "mean_with_cls" is vit-pytorch before 1.16
+    channels: int = 3
+    class_token: bool = True
+    registers: int = 0
+    positions: Positions = "learned"
+    cls_position: bool = True  # False: the position table covers the patches only
+    resample: Resample = "timm"  # whose arithmetic stretches the table to another image size
+    head_dim: int | None = None  # None: dim / heads
+    qkv_bias: bool = True
+    gelu: Gelu = "exact"
+    norm_eps: float = 1e-6
+    pre_norm: bool = False  # CLIP: a norm before the blocks, and a patch projection without bias
+    patch_norm: bool = False  # vit-pytorch: norms around the patch projection
+    fc_norm: bool = False  # the norm stands after pooling instead of before
+    layer_scale: float | None = None  # the initial scale of each residual branch; None: no scale
+    pre_logits: int = 0  # width of the tanh layer before the head; 0: none
+    dropout: float = 0.0
+    drop_path: float = 0.0  # stochastic depth of the last block, rising linearly from 0 at the first
+    checkpointing: bool = False  # recompute blocks in the backward pass instead of storing them
+
+    def __new__(cls, **given: Any) -> "ViTConfig":
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                names = list(cls.__dataclass_fields__)
+                hint = closest(name, names)
+                raise ConfigError(f"ViTConfig has no field {name!r}.{hint} Fields: {', '.join(names)}.")
+        self = super().__new__(cls)
+        object.__setattr__(self, "_given", frozenset(given))
+        return self
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.image_size, int):  # a list, as JSON has it
+            object.__setattr__(self, "image_size", _pair(self.image_size))
+        for problem in _problems(self):
+            raise ConfigError(f"ViTConfig: {problem}")
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The fields that the caller set; the others are no claim about a file."""
+        return frozenset(self.__dict__["_given"])
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Image height and width in pixels."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches down and across."""
+        return self.size[0] // self.patch_size, self.size[1] // self.patch_size
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the patches: the class token and the registers."""
+        return self.class_token + self.registers
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the learned position table."""
+        return self.grid[0] * self.grid[1] + (self.class_token and self.cls_position)
+
+    @property
+    def attention_dim(self) -> int:
+        """Width of all heads together: `dim`, unless `head_dim` says otherwise."""
+        return self.heads * (self.head_dim or self.dim // self.heads)
+
+    @property
+    def embed_dim(self) -> int:
+        """Width of what the head sees, and of `model.embed`."""
+        return self.pre_logits or self.dim * (2 if self.pool == "cls_and_mean" else 1)
+
+    def replace(self, **changes: Any) -> "ViTConfig":
+        """A copy with some fields changed; the others stay as given, or not given, as they were."""
+        return ViTConfig(**{name: getattr(self, name) for name in self.given} | changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON takes them."""
+        return asdict(self)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    if isinstance(size, (tuple, list)) and len(size) == 2 and all(type(side) is int for side in size):
+        return size[0], size[1]
+    raise ConfigError(f"ViTConfig: image_size must be a whole number or (height, width), got {size!r}.")
+
+
+def _problems(c: ViTConfig) -> list[str]:
+    """What is wrong with a config, in the order in which it should be mended."""
+    found = []
+    for name, least in (
+        *((name, 1) for name in ("patch_size", "dim", "depth", "heads", "mlp_dim", "channels")),
+        *((name, 0) for name in ("num_classes", "registers", "pre_logits")),
+    ):
+        value = getattr(c, name)
+        if type(value) is not int or value < least:
+            found.append(f"{name} must be a whole number of at least {least}, got {value!r}.")
+    for name, kind in (("pool", Pool), ("positions", Positions), ("resample", Resample), ("gelu", Gelu)):
+        if getattr(c, name) not in get_args(kind):
+            hint = closest(getattr(c, name), get_args(kind))
+            found.append(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(c, name)!r}.{hint}")
+    for name in ("class_token", "cls_position", "qkv_bias", "pre_norm", "patch_norm", "fc_norm", "checkpointing"):
+        if type(getattr(c, name)) is not bool:
+            found.append(f"{name} must be True or False, got {getattr(c, name)!r}.")
+    for name in ("dropout", "drop_path"):
+        value = getattr(c, name)
+        if type(value) not in (int, float) or not 0 <= value < 1:
+            found.append(f"{name} must be at least 0 and below 1, got {value!r}.")
+    if type(c.norm_eps) is not float or not 0 < c.norm_eps < 1:
+        found.append(f"norm_eps must be a small positive number such as 1e-6, got {c.norm_eps!r}.")
+    if c.layer_scale is not None and (type(c.layer_scale) is not float or not abs(c.layer_scale) < float("inf")):
+        found.append(f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}.")
+    if c.head_dim is not None and (type(c.head_dim) is not int or c.head_dim < 1):
+        found.append(f"head_dim must be None or a whole number of at least 1, got {c.head_dim!r}.")
+    if found:
+        return found
+    if type(c.image_size) is bool or min(c.size) < c.patch_size or any(side % c.patch_size for side in c.size):
+        found.append(
+            f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {fitting(c.size, c.patch_size)}"
+        )
+    if c.head_dim is None and c.dim % c.heads:
+        found.append(f"dim {c.dim} does not divide into {c.heads} heads; change heads, or set head_dim.")
+    if c.pool != "mean" and not c.class_token:
+        found.append(f"pool={c.pool!r} reads the class token, and class_token is False; use pool='mean'.")
+    if c.registers and c.cls_position:
+        found.append(
+            "registers have no position of their own: set cls_position=False, so that the table covers patches only."
+        )
+    if c.registers and c.pool == "mean_with_cls":
+        found.append("pool='mean_with_cls' is vit-pytorch's, which has no registers; use pool='mean'.")
+    if c.positions == "sincos2d" and c.dim % 4:
+        found.append(f"sincos2d positions need a dim that 4 divides, got {c.dim}.")
+    return found
+
+
+def fitting(size: tuple[int, int], patch: int) -> str:
+    """The sentence that names the nearest sizes which patches of `patch` pixels divide."""
+    options = []
+    for side, axis in zip(size, ("height", "width"), strict=True):
+        below = max(side // patch, 1) * patch
+        if side != below:
+            options.append(f"{axis} {below}" + (f" or {below + patch}" if side > below else ""))
+    return f"The nearest that fit: {', '.join(options)}."
+
+
+def _preset(
+    image_size: int, patch_size: int, dim: int, depth: int, heads: int, mlp_dim: int, **other: Any
+) -> ViTConfig:
+    return ViTConfig(
+        image_size=image_size, patch_size=patch_size, dim=dim, depth=depth, heads=heads, mlp_dim=mlp_dim, **other
+    )
+
+
+# Base, Large and Huge are rows of Table 1 of Dosovitskiy et al. 2021; the others follow DeiT, DINOv2 and SigLIP.
+PRESETS = {
+    #                           image patch  dim depth heads  mlp
+    "vit_base_16": _preset(     224,  16,   768,  12,  12,   3072),
+    "vit_base_32": _preset(     224,  32,   768,  12,  12,   3072),
+    "vit_large_16": _preset(    224,  16,  1024,  24,  16,   4096),
+    "vit_large_32": _preset(    224,  32,  1024,  24,  16,   4096),
+    "vit_huge_16": _preset(     224,  16,  1280,  32,  16,   5120),
+    "vit_huge_32": _preset(     224,  32,  1280,  32,  16,   5120),
+    "vit_nano_4": _preset(       32,   4,   192,   6,   3,    768, num_classes=10),
+    "vit_tiny_16": _preset(     224,  16,   192,  12,   3,    768),
+    "vit_small_8": _preset(     224,   8,   384,  12,   6,   1536),
+    "vit_small_14": _preset(    224,  14,   384,  12,   6,   1536),
+    "vit_small_16": _preset(    224,  16,   384,  12,   6,   1536),
+    "vit_small_32": _preset(    224,  32,   384,  12,   6,   1536),
+    "vit_medium_16": _preset(   224,  16,   512,  12,   8,   2048),
+    "vit_medium_32": _preset(   224,  32,   512,  12,   8,   2048),
+    "vit_base_8": _preset(      224,   8,   768,  12,  12,   3072),
+    "vit_base_14": _preset(     224,  14,   768,  12,  12,   3072),
+    "vit_large_14": _preset(    224,  14,  1024,  24,  16,   4096),
+    "vit_so400m_14": _preset(   224,  14,  1152,  27,  16,   4304),
+    "vit_so400m_16": _preset(   224,  16,  1152,  27,  16,   4304),
+    "vit_huge_14": _preset(     224,  14,  1280,  32,  16,   5120),
+    "vit_giant_14": _preset(    224,  14,  1408,  40,  16,   6144),
+    "vit_giant_16": _preset(    224,  16,  1408,  40,  16,   6144),
+    "vit_gigantic_14": _preset( 224,  14,  1664,  48,  16,   8192),
+}  # fmt: skip
+
+
+def preset(name: str) -> ViTConfig:
+    """The config of a named preset.
+
+    >>> preset("vit_base_16").depth
+    12
+    """
+    if name not in PRESETS:
+        raise UnknownNameError(f"No preset {name!r}.{closest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
+    return PRESETS[name]
