@@ -1,0 +1,110 @@
+"""The command `vitlite`: which module answers each subcommand, and how any of them ends.
+
+A module is imported only when its subcommand is used, so that `--help`, `list` and `info` start at once.
+Each offers a function that adds its arguments to a parser, and one that runs with them and returns the exit code.
+"""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+from vitlite import __version__
+from vitlite.errors import VitliteError, closest
+
+
+class Command(NamedTuple):
+    """One subcommand: its line in `--help`, and where its two functions are ("module:function")."""
+
+    help: str
+    add_arguments: str
+    run: str
+
+
+COMMANDS = {
+    "list": Command("the models of the zoo", "report:add_list_arguments", "report:run_list"),
+    "info": Command("all about one model, with its layers", "report:add_info_arguments", "report:run_info"),
+    "classify": Command("say what is in pictures", "bulk:add_classify_arguments", "bulk:run_classify"),
+    "embed": Command("write a vector for each picture", "bulk:add_embed_arguments", "bulk:run_embed"),
+    "attention": Command("draw where the model looked", "maps:add_attention_arguments", "maps:run_attention"),
+    "positions": Command("draw a model's position embeddings", "maps:add_positions_arguments", "maps:run_positions"),
+    "download": Command("fetch and verify weights ahead of use", "weights:add_download_arguments", "weights:run_download"),
+    "verify": Command("hash weights again, whatever is remembered", "weights:add_verify_arguments", "weights:run_verify"),
+    "convert": Command("rewrite weights for another library", "weights:add_convert_arguments", "weights:run_convert"),
+    "export": Command("write a model for ONNX or torch.export", "export:add_arguments", "export:run"),
+    "bench": Command("measure speed on this machine", "bench:add_arguments", "bench:run"),
+    "train": Command("train or fine-tune on a folder of pictures", "train:add_train_arguments", "train:run_train"),
+    "eval": Command("measure accuracy on labelled pictures", "train:add_eval_arguments", "train:run_eval"),
+}  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser whose errors are one line, and whose options are never guessed from their beginning."""
+
+    def __init__(self, **options: Any) -> None:
+        def wide(prog: str) -> argparse.HelpFormatter:
+            return argparse.HelpFormatter(prog, max_help_position=30)
+
+        super().__init__(formatter_class=wide, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"vitlite: error: {message} (see: {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line.
+
+    Args:
+        argv: The words after `vitlite`; None takes the process's own.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 the reader of a pipe went away.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    try:
+        args = _parse(words)
+        code = args.run(args)
+        sys.stdout.flush()
+        return int(code)
+    except SystemExit as stop:  # argparse: --help is 0, a mistake 2
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        print("vitlite: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it exits
+        return 141
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        known = isinstance(error, (VitliteError, OSError))
+        text = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
+        print(f"vitlite: error: {text}", file=sys.stderr)
+        return 1
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    """Parses a command line; only the command that it names is imported."""
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error came from")
+    parser = Parser(prog="vitlite", description="Vision Transformers on the command line.", parents=[debug])
+    parser.add_argument("--version", action="version", version=f"vitlite {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    if wanted is not None and wanted not in COMMANDS:
+        parser.error(f"No command {wanted!r}.{closest(wanted, COMMANDS)} Commands: {', '.join(COMMANDS)}")
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(name, help=command.help, description=command.help, parents=[debug])
+        if name == wanted:
+            _find(command.add_arguments)(sub)
+            sub.set_defaults(run=_find(command.run))
+    return parser.parse_args(words)
+
+
+def _find(place: str) -> Any:
+    module, function = place.split(":")
+    return getattr(import_module(f"vitlite.{module}"), function)
