@@ -134,7 +134,7 @@ def _problems(c: ViTConfig) -> list[str]:
             found.append(f"{name} must be at least 0 and below 1, got {value!r}.")
     if type(c.norm_eps) is not float or not 0 < c.norm_eps < 1:
         found.append(f"norm_eps must be a small positive number such as 1e-6, got {c.norm_eps!r}.")
-    if c.layer_scale is not None and (type(c.layer_scale) is not float or not abs(c.layer_scale) < float("inf")):
+    if c.layer_scale is not None and (type(c.layer_scale) not in (int, float) or not abs(c.layer_scale) < float("inf")):
         found.append(f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}.")
     if c.head_dim is not None and (type(c.head_dim) is not int or c.head_dim < 1):
         found.append(f"head_dim must be None or a whole number of at least 1, got {c.head_dim!r}.")

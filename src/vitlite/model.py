@@ -174,6 +174,7 @@ class KeptPositions(NamedTuple):
 
     source: Tensor
     state: tuple[Any, ...]
+    values: Tensor | None  # what the learned table was; on a CPU only, where comparing waits for nothing
     tables: dict[tuple[int, int], Tensor]
 
 
@@ -219,8 +220,10 @@ class ViT(nn.Module):
                 nn.init.uniform_(module.weight, *_symmetric(math.sqrt(6 / (module.in_features + fan_out))))
                 if module.bias is not None:
                     nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
+        if isinstance(self.pre_logits, PreLogits):
+            _lecun_normal(self.pre_logits.weight)
         kernel = self.patch_embed.proj
-        nn.init.trunc_normal_(kernel.weight, std=(1 / kernel.weight[0].numel()) ** 0.5 / 0.8796)  # Flax's lecun_normal
+        _lecun_normal(kernel.weight)
         if kernel.bias is not None:
             nn.init.zeros_(kernel.bias)
         for table, std in ((self.pos_embed, 0.02), (self.reg_token, 1e-6)):
@@ -334,22 +337,30 @@ class ViT(nn.Module):
 
     def _positions(self, grid: tuple[int, int]) -> Tensor | None:
         """The position table for a grid, (1, rows, d); in inference each is computed once and kept."""
-        source = self.patch_embed.proj.weight if self.pos_embed is None else self.pos_embed
         if self.config.positions == "none":
             return None
         learned = self.pos_embed is not None
+        source = self.pos_embed if learned else self.patch_embed.proj.weight
         dynamic = isinstance(grid[0], torch.SymInt) or isinstance(grid[1], torch.SymInt)
         if learned and not dynamic and grid == self.config.grid:
             return source
         if (
             torch.compiler.is_compiling()
+            or type(source) is not nn.Parameter  # swapped by torch.func, faked or sharded
             or source.is_inference()
             or (learned and source.requires_grad and torch.is_grad_enabled())
         ):
             return self._compute_positions(grid)
         kept, state = self._kept, (source.dtype, source.device, source.data_ptr(), source._version)
-        if kept is None or kept.source is not source or kept.state != state or len(kept.tables) >= 16:
-            self._kept = kept = KeptPositions(source, state, {})
+        if (
+            kept is None
+            or kept.source is not source
+            or kept.state != state
+            or not (kept.values is None or torch.equal(kept.values, source))  # .data writes leave no other trace
+            or len(kept.tables) >= 16
+        ):
+            values = source.detach().clone() if learned and source.device.type == "cpu" else None
+            self._kept = kept = KeptPositions(source, state, values, {})
         if grid not in kept.tables:
             with torch.inference_mode(False), torch.no_grad():  # an inference tensor would break a later backward
                 kept.tables[grid] = self._compute_positions(grid)
@@ -448,6 +459,12 @@ def _head(config: ViTConfig) -> nn.Module:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
+
+
+def _lecun_normal(weight: Tensor) -> None:
+    """Flax's default: variance 1 / inputs, after a cut at two standard deviations that takes 0.8796 of the spread."""
+    std = weight[0].numel() ** -0.5 / 0.87962566
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 def _symmetric(bound: float) -> tuple[float, float]:
