@@ -31,8 +31,8 @@ COMMANDS = {
     "embed": Command("write a vector for each picture", "bulk:add_embed_arguments", "bulk:run_embed"),
     "attention": Command("draw where the model looked", "maps:add_attention_arguments", "maps:run_attention"),
     "positions": Command("draw a model's position embeddings", "maps:add_positions_arguments", "maps:run_positions"),
-    "download": Command("fetch and verify weights ahead of use", "weights:add_download_arguments", "weights:run_download"),
-    "verify": Command("hash weights again, whatever is remembered", "weights:add_verify_arguments", "weights:run_verify"),
+    "download": Command("fetch weights ahead of use", "weights:add_download_arguments", "weights:run_download"),
+    "verify": Command("hash weights again", "weights:add_verify_arguments", "weights:run_verify"),
     "convert": Command("rewrite weights for another library", "weights:add_convert_arguments", "weights:run_convert"),
     "export": Command("write a model for ONNX or torch.export", "export:add_arguments", "export:run"),
     "bench": Command("measure speed on this machine", "bench:add_arguments", "bench:run"),
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(words: list[str]) -> argparse.Namespace:
     """Parses a command line; only the command that it names is imported."""
-    debug = argparse.ArgumentParser(add_help=False)
+    debug = Parser(add_help=False)
     debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error came from")
     parser = Parser(prog="vitlite", description="Vision Transformers on the command line.", parents=[debug])
     parser.add_argument("--version", action="version", version=f"vitlite {__version__}")
