@@ -1,0 +1,343 @@
+"""The same tiny Vision Transformer as four other libraries build it, and how to read their weights into ours.
+
+The renaming here is written apart from vitlite.layouts on purpose: two hands, one answer.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from peers import timm, torchvision, transformers, vit_pytorch
+from torch import Tensor, nn
+
+from vitlite.config import ViTConfig
+
+SIZES = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=7)
+Rules = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One option of one library: what ours is called, theirs, and what to call on it."""
+
+    library: str
+    option: str
+    config: ViTConfig
+    build: Callable[[], nn.Module]
+    rules: Rules  # patterns of their keys -> our keys
+    blocks: str  # where their layers are
+    logits: Callable[[nn.Module, Tensor], Tensor]
+    image_sizes: tuple[tuple[int, int], ...] = ()  # beside the native one
+    folded: tuple[str, ...] = ()  # tokens whose row of the position table is added to them
+
+    def __str__(self) -> str:
+        return f"{self.library}: {self.option}"
+
+    def to_ours(self, theirs: Mapping[str, Tensor], gradients: bool = False) -> dict[str, Tensor]:
+        """Their tensors under our keys, in our shapes; gradients move as weights do, but do not add up."""
+        found: dict[str, Tensor] = {}
+        for key, tensor in theirs.items():
+            for pattern, ours in self.rules.items():
+                if re.fullmatch(pattern, key):
+                    found[re.sub(pattern, ours, key)] = tensor
+                    break
+            else:
+                raise KeyError(key)
+        found.pop("unused", None)
+        for key in [key for key in found if ".attn.q." in key]:
+            parts = [found.pop(key.replace(".q.", f".{part}.")) for part in "qkv"]
+            found[key.replace(".q.", ".qkv.")] = torch.cat(parts)
+        for key in ("cls_token", "reg_token", "pos_embed"):
+            if key in found:
+                found[key] = found[key].reshape((1,) * (3 - found[key].ndim) + found[key].shape)
+        if found.get("cls_token", torch.ones(1)).numel() == 0:  # vit-pytorch keeps an empty one
+            del found["cls_token"]
+        for token in self.folded:
+            first, found["pos_embed"] = found["pos_embed"].split([1, found["pos_embed"].shape[1] - 1], dim=1)
+            found[token] = found[token] if gradients else found[token] + first
+        if self.config.patch_norm:
+            order = dict(c=self.config.channels, p=self.config.patch_size, q=self.config.patch_size)
+            kernel = found["patch_embed.proj.weight"]
+            found["patch_embed.proj.weight"] = rearrange(kernel, "d (p q c) -> d c p q", **order)
+            for key in ("patch_embed.norm_in.weight", "patch_embed.norm_in.bias"):
+                found[key] = rearrange(found[key], "(p q c) -> (c p q)", **order)
+        return found
+
+    def layers(self, module: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Their logits, and what each of their layers hands on."""
+        outputs: list[Tensor] = []
+        handles = []
+        for block in module.get_submodule(self.blocks).children():
+            if isinstance(block, nn.ModuleList):  # vit-pytorch adds the residual outside
+                handles.append(block[1].register_forward_hook(lambda _, inputs, out: outputs.append(inputs[0] + out)))
+            else:
+                handles.append(block.register_forward_hook(lambda _, __, out: outputs.append(out)))
+        logits = self.logits(module, images)
+        for handle in handles:
+            handle.remove()
+        return logits, [out[0] if isinstance(out, tuple) else out for out in outputs]
+
+
+def spread(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Gives every tensor values of its own, of the size that training leaves.
+
+    Zeros, ones and tiny biases would hide swapped tensors; large embeddings would hide a wrong eps.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in module.named_parameters():
+            noise = torch.randn(tensor.shape, generator=generator)
+            if re.search(r"pos|token|class_embedding", name):
+                tensor.copy_(0.03 * noise)
+            elif tensor.ndim > 1:
+                patches = re.search(r"patch_embed|conv_proj|to_patch", name)
+                tensor.copy_(noise * (0.03 if patches else 1.5) * tensor[0].numel() ** -0.5)
+            elif name.endswith("bias"):
+                tensor.copy_((0.01 if re.search(r"proj\w*\.bias", name) else 0.3) * noise)
+            else:  # scales of norms and residuals
+                tensor.copy_(1 + 0.3 * noise)
+    return module.eval()
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    """max |difference| / max |reference|."""
+    assert ours.shape == theirs.shape
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+TIMM_RULES = {r"(.+)": r"\1"}
+
+
+def _timm(option: str, image_size: Any = 32, config: Mapping[str, Any] = {}, **theirs: Any) -> Reference:
+    kind = dict(
+        img_size=image_size, patch_size=8, embed_dim=48, depth=3, num_heads=4, mlp_ratio=80 / 48, num_classes=7,
+        dynamic_img_size=True, fc_norm=False,
+    )  # fmt: skip
+    return Reference(
+        library="timm",
+        option=option,
+        config=ViTConfig(**SIZES | {"image_size": image_size} | config),
+        build=lambda: timm.models.VisionTransformer(**kind | theirs),
+        rules=TIMM_RULES,
+        blocks="blocks",
+        logits=lambda model, images: model(images),
+        image_sizes=((48, 48), (24, 40), (16, 16)),
+    )
+
+
+# transformers 5 in memory; the names on disk are the concern of vitlite.layouts and its tests
+TRANSFORMERS_RULES = {
+    r"(?:\w+\.)?embeddings\.cls_token": "cls_token",
+    r"(?:\w+\.)?embeddings\.class_embedding": "cls_token",
+    r"(?:\w+\.)?embeddings\.(?:register_tokens|distillation_token)": "reg_token",
+    r"(?:\w+\.)?embeddings\.position_embeddings": "pos_embed",
+    r"(?:\w+\.)?embeddings\.position_embedding\.weight": "pos_embed",
+    r"(?:\w+\.)?embeddings\.mask_token": "unused",
+    r"(?:\w+\.)?embeddings\.patch_embeddings\.projection\.(.+)": r"patch_embed.proj.\1",
+    r"(?:\w+\.)?embeddings\.patch_embedding\.weight": "patch_embed.proj.weight",
+    r"(?:\w+\.)?pre_layrnorm\.(.+)": r"norm_pre.\1",
+    r"(?:\w+\.)*layers?\.(\d+)\.(?:attention|self_attn)\.([qkv])_proj\.(.+)": r"blocks.\1.attn.\2.\3",
+    r"(?:\w+\.)*layers?\.(\d+)\.(?:attention\.o_proj|self_attn\.out_proj)\.(.+)": r"blocks.\1.attn.proj.\2",
+    r"(?:\w+\.)*layers?\.(\d+)\.(?:layernorm_before|layer_norm1|norm1)\.(.+)": r"blocks.\1.norm1.\2",
+    r"(?:\w+\.)*layers?\.(\d+)\.(?:layernorm_after|layer_norm2|norm2)\.(.+)": r"blocks.\1.norm2.\2",
+    r"(?:\w+\.)*layers?\.(\d+)\.layer_scale([12])\.lambda1": r"blocks.\1.ls\2.gamma",
+    r"(?:\w+\.)*layers?\.(\d+)\.mlp\.(fc[12])\.(.+)": r"blocks.\1.mlp.\2.\3",
+    r"(?:\w+\.)?(?:layernorm|post_layernorm)\.(.+)": r"norm.\1",
+    r"pooler\.dense\.(.+)": r"pre_logits.\1",
+    r"(?:classifier|visual_projection)\.(.+)": r"head.\1",
+}
+
+
+def _transformers(
+    name: str,
+    option: str,
+    blocks: str,
+    config: Mapping[str, Any] = {},
+    logits: Callable[[Any], Tensor] = lambda output: output.logits,
+    folded: tuple[str, ...] = (),
+    inputs: Mapping[str, Any] = {},
+    image_sizes: tuple[tuple[int, int], ...] = ((48, 48), (24, 40), (16, 16)),
+    model_options: Mapping[str, Any] = {},
+    **theirs: Any,
+) -> Reference:
+    kind = dict(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=80, image_size=32, patch_size=8,
+        num_labels=7, attn_implementation="eager",
+    )  # fmt: skip
+    ours = ViTConfig(**SIZES | {"norm_eps": 1e-12, "resample": "transformers"} | config)
+
+    def build() -> nn.Module:
+        kind_of_model = getattr(transformers, name)
+        return kind_of_model(kind_of_model.config_class(**kind | theirs), **model_options)
+
+    def run(model: nn.Module, images: Tensor) -> Tensor:
+        resized = {"interpolate_pos_encoding": True} if tuple(images.shape[2:]) != (32, 32) else {}
+        return logits(model(images, **resized, **inputs))
+
+    return Reference("transformers", option, ours, build, TRANSFORMERS_RULES, blocks, run, image_sizes, folded)
+
+
+TORCHVISION_RULES = {
+    r"class_token": "cls_token",
+    r"conv_proj\.(.+)": r"patch_embed.proj.\1",
+    r"encoder\.pos_embedding": "pos_embed",
+    r"encoder\.layers\.encoder_layer_(\d+)\.ln_([12])\.(.+)": r"blocks.\1.norm\2.\3",
+    r"encoder\.layers\.encoder_layer_(\d+)\.self_attention\.in_proj_(.+)": r"blocks.\1.attn.qkv.\2",
+    r"encoder\.layers\.encoder_layer_(\d+)\.self_attention\.out_proj\.(.+)": r"blocks.\1.attn.proj.\2",
+    r"encoder\.layers\.encoder_layer_(\d+)\.mlp\.0\.(.+)": r"blocks.\1.mlp.fc1.\2",
+    r"encoder\.layers\.encoder_layer_(\d+)\.mlp\.3\.(.+)": r"blocks.\1.mlp.fc2.\2",
+    r"encoder\.ln\.(.+)": r"norm.\1",
+    r"heads\.pre_logits\.(.+)": r"pre_logits.\1",
+    r"heads\.head\.(.+)": r"head.\1",
+}
+
+
+def _torchvision(option: str, config: Mapping[str, Any] = {}, **theirs: Any) -> Reference:
+    kind = dict(patch_size=8, num_layers=3, num_heads=4, hidden_dim=48, mlp_dim=80, num_classes=7) | theirs
+    build = torchvision.models.VisionTransformer
+
+    def run(model: nn.Module, images: Tensor) -> Tensor:
+        if images.shape[2] == 32:
+            return model(images)
+        resized = build(image_size=images.shape[2], **kind).eval()  # its own way to another size: a new model
+        state = torchvision.models.vision_transformer.interpolate_embeddings(images.shape[2], 8, model.state_dict())
+        resized.load_state_dict(state)
+        return resized(images)
+
+    return Reference(
+        library="torchvision",
+        option=option,
+        config=ViTConfig(**SIZES | {"resample": "torchvision"} | config),
+        build=lambda: build(image_size=32, **kind),
+        rules=TORCHVISION_RULES,
+        blocks="encoder.layers",
+        logits=run,
+        image_sizes=((48, 48), (16, 16)),
+    )
+
+
+VIT_PYTORCH_RULES = {
+    r"cls_token": "cls_token",
+    r"pos_embedding": "pos_embed",
+    r"to_patch_embedding\.1\.(.+)": r"patch_embed.norm_in.\1",
+    r"to_patch_embedding\.2\.(.+)": r"patch_embed.proj.\1",
+    r"to_patch_embedding\.3\.(.+)": r"patch_embed.norm.\1",
+    r"transformer\.layers\.(\d+)\.0\.norm\.(.+)": r"blocks.\1.norm1.\2",
+    r"transformer\.layers\.(\d+)\.0\.to_qkv\.(.+)": r"blocks.\1.attn.qkv.\2",
+    r"transformer\.layers\.(\d+)\.0\.to_out\.0\.(.+)": r"blocks.\1.attn.proj.\2",
+    r"transformer\.layers\.(\d+)\.1\.net\.0\.(.+)": r"blocks.\1.norm2.\2",
+    r"transformer\.layers\.(\d+)\.1\.net\.1\.(.+)": r"blocks.\1.mlp.fc1.\2",
+    r"transformer\.layers\.(\d+)\.1\.net\.4\.(.+)": r"blocks.\1.mlp.fc2.\2",
+    r"transformer\.norm\.(.+)": r"norm.\1",
+    r"mlp_head\.(.+)": r"head.\1",
+}
+
+
+def _vit_pytorch(option: str, pool: str, config: Mapping[str, Any], head_dim: int = 12) -> Reference:
+    def build() -> nn.Module:
+        first = "cls" if pool == "mean_with_cls" else pool
+        model = vit_pytorch.ViT(
+            image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=7, pool=first,
+            dim_head=head_dim,
+        )  # fmt: skip
+        model.pool = pool.partition("_")[0]  # with a class token, its mean counts that too, as before 1.16
+        return model
+
+    ours = dict(norm_eps=1e-5, qkv_bias=False, patch_norm=True, head_dim=head_dim, pool=pool)
+    return Reference(
+        library="vit-pytorch",
+        option=option,
+        config=ViTConfig(**SIZES | ours | config),
+        build=build,
+        rules=VIT_PYTORCH_RULES,
+        blocks="transformer.layers",
+        logits=lambda model, images: model(images),
+    )
+
+
+mean = dict(pool="mean")
+clip = dict(pre_norm=True, gelu="quick", norm_eps=1e-5)
+dinov2 = dict(pool="cls_and_mean", layer_scale=1.0, norm_eps=1e-6, mlp_dim=192)
+noise = torch.arange(16.0).expand(2, -1)  # ViTMAE masks nothing and shuffles nothing
+
+REFERENCES = [
+    _timm("class token"),
+    _timm("class token, norm after pooling", config={"fc_norm": True}, fc_norm=True),
+    _timm("mean", config=mean, global_pool="avg"),
+    _timm("mean, norm after pooling", config=mean | {"fc_norm": True}, global_pool="avg", fc_norm=True),
+    _timm("mean, no class token", config=mean | {"class_token": False}, global_pool="avg", class_token=False),
+    _timm("no position for the class token", config={"cls_position": False}, no_embed_class=True),
+    _timm("registers", config={"registers": 3, "cls_position": False}, reg_tokens=3, no_embed_class=True),
+    _timm(
+        "mean, registers, no class token",
+        config=mean | {"registers": 3, "cls_position": False, "class_token": False},
+        global_pool="avg",
+        reg_tokens=3,
+        no_embed_class=True,
+        class_token=False,
+    ),
+    _timm(
+        "norm before the blocks, quick GELU, eps 1e-5",
+        config=clip,
+        pre_norm=True,
+        act_layer="quick_gelu",
+        norm_layer=partial(nn.LayerNorm, eps=1e-5),
+    ),
+    _timm("tanh GELU", config={"gelu": "tanh"}, act_layer="gelu_tanh"),
+    _timm("layer scale", config={"layer_scale": 1e-5}, init_values=1e-5),
+    _timm("no bias for q, k and v", config={"qkv_bias": False}, qkv_bias=False),
+    _timm("no positions", config={"positions": "none"}, pos_embed="none"),
+    _timm("images that are not square", image_size=(32, 48)),
+    _timm("one channel, no head", config={"channels": 1, "num_classes": 0}, in_chans=1, num_classes=0),
+    _transformers("ViTForImageClassification", "ViT", "vit.layers"),
+    _transformers("ViTForImageClassification", "ViT, tanh GELU", "vit.layers", {"gelu": "tanh"}, hidden_act="gelu_new"),
+    _transformers("ViTForImageClassification", "ViT, no bias", "vit.layers", {"qkv_bias": False}, qkv_bias=False),
+    _transformers(
+        "ViTModel", "ViT, pooler", "layers", {"pre_logits": 48, "num_classes": 0}, lambda output: output.pooler_output
+    ),
+    _transformers(
+        "DeiTForImageClassification",
+        "DeiT, distilled",
+        "deit.layers",
+        {"registers": 1, "cls_position": False},
+        folded=("cls_token", "reg_token"),
+    ),
+    _transformers("IJepaForImageClassification", "I-JEPA", "ijepa.layers", mean | {"class_token": False}),
+    _transformers(
+        "ViTMAEModel",
+        "MAE",
+        "layers",
+        {"num_classes": 0},
+        lambda output: output.last_hidden_state[:, 0],
+        inputs={"noise": noise},
+        image_sizes=(),
+        mask_ratio=0.0,
+    ),
+    _transformers("Dinov2ForImageClassification", "DINOv2", "dinov2.encoder.layer", dinov2),
+    _transformers(
+        "Dinov2WithRegistersForImageClassification",
+        "DINOv2, registers",
+        "dinov2_with_registers.encoder.layer",
+        dinov2 | {"registers": 4, "cls_position": False, "resample": "timm"},  # theirs is antialiased here
+        folded=("cls_token",),
+    ),
+    _transformers(
+        "CLIPVisionModelWithProjection",
+        "CLIP",
+        "vision_model.encoder.layers",
+        clip,
+        lambda output: output.image_embeds,
+        projection_dim=7,
+        hidden_act="quick_gelu",
+    ),
+    _torchvision("class token"),
+    _torchvision("a tanh layer before the head", {"pre_logits": 24}, representation_size=24),
+    _vit_pytorch("class token", "cls", {}),
+    _vit_pytorch("class token, wide heads", "cls", {}, head_dim=16),
+    _vit_pytorch("mean", "mean", {"class_token": False}),
+    _vit_pytorch("mean that counts the class token (before 1.16)", "mean_with_cls", {}),
+]
