@@ -38,6 +38,7 @@ class ViTConfig:
     norm_eps: float = 1e-6
     pre_norm: bool = False  # CLIP: a norm before the blocks, and a patch projection without bias
     patch_norm: bool = False  # vit-pytorch: norms around the patch projection
+    inner_norm: bool = False  # BEiT-3: a norm before the last projection of attention, and of the MLP
     fc_norm: bool = False  # the norm stands after pooling instead of before
     layer_scale: float | None = None  # the initial scale of each residual branch; None: no scale
     pre_logits: int = 0  # width of the tanh layer before the head; 0: none
@@ -125,8 +126,8 @@ def _problems(c: ViTConfig) -> list[str]:
         if getattr(c, name) not in get_args(kind):
             hint = closest(getattr(c, name), get_args(kind))
             found.append(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(c, name)!r}.{hint}")
-    for name in ("class_token", "cls_position", "qkv_bias", "pre_norm", "patch_norm", "fc_norm", "checkpointing"):
-        if type(getattr(c, name)) is not bool:
+    for name, field in c.__dataclass_fields__.items():
+        if type(field.default) is bool and type(getattr(c, name)) is not bool:
             found.append(f"{name} must be True or False, got {getattr(c, name)!r}.")
     for name in ("dropout", "drop_path"):
         value = getattr(c, name)

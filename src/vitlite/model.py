@@ -58,6 +58,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.qkv = nn.Linear(config.dim, 3 * config.attention_dim, bias=config.qkv_bias)
+        self.norm = nn.LayerNorm(config.attention_dim, config.norm_eps) if config.inner_norm else nn.Identity()
         self.proj = nn.Linear(config.attention_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
@@ -68,7 +69,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.scaled_dot_product_attention(*self.split(x))
-        return self.drop(self.proj(rearrange(x, "b heads n d -> b n (heads d)")))
+        return self.drop(self.proj(self.norm(rearrange(x, "b heads n d -> b n (heads d)"))))
 
     def map(self, x: Tensor) -> Tensor:
         """softmax(q k^T / sqrt(d)), which `forward` never forms: (b, n, d) -> (b, heads, n, n)."""
@@ -90,11 +91,12 @@ class MLP(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(config.dim, config.mlp_dim)
         self.act = QuickGELU() if config.gelu == "quick" else nn.GELU("tanh" if config.gelu == "tanh" else "none")
+        self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm else nn.Identity()
         self.fc2 = nn.Linear(config.mlp_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
+        return self.drop(self.fc2(self.norm(self.drop(self.act(self.fc1(x))))))
 
 
 class LayerScale(nn.Module):

@@ -59,11 +59,15 @@ def layers(config: ViTConfig) -> list[Layer]:
     norm("blocks.*.norm1", tokens, d, repeats=c.depth)
     linear("blocks.*.attn.qkv", (3 * a, d), tokens, bias=c.qkv_bias, repeats=c.depth)
     found.append(Layer("blocks.*.attn", (), (tokens, a), 0, 2 * tokens * tokens * a * c.depth))  # q k^T, and times v
+    if c.inner_norm:
+        norm("blocks.*.attn.norm", tokens, a, repeats=c.depth)
     linear("blocks.*.attn.proj", (d, a), tokens, repeats=c.depth)
     if c.layer_scale is not None:
         tensor("blocks.*.ls1.gamma", d, repeats=c.depth)
     norm("blocks.*.norm2", tokens, d, repeats=c.depth)
     linear("blocks.*.mlp.fc1", (c.mlp_dim, d), tokens, repeats=c.depth)
+    if c.inner_norm:
+        norm("blocks.*.mlp.norm", tokens, c.mlp_dim, repeats=c.depth)
     linear("blocks.*.mlp.fc2", (d, c.mlp_dim), tokens, repeats=c.depth)
     if c.layer_scale is not None:
         tensor("blocks.*.ls2.gamma", d, repeats=c.depth)
