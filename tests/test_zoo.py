@@ -1,8 +1,10 @@
 import doctest
+import hashlib
 import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -220,3 +222,17 @@ def test_names_and_sizes_need_no_torch():
 def test_examples(module):
     assert doctest.testmod(module).failed == 0
     assert doctest.testmod(module).attempted > 0
+
+
+def test_packaged_file_is_the_pinned_one():
+    record = zoo.info("vit_nano_4.cifar10")
+    path = zoo.DATA / record.file
+    if not path.exists():
+        pytest.skip(f"{path.name} is not here yet")
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == record.sha256
+
+
+def test_models_page_is_what_the_records_say():
+    script = Path(__file__).parents[1] / "docs" / "generate_models.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
