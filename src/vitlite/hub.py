@@ -404,14 +404,17 @@ def _receive(wish: _Wish, remote: Any, token: bool | None) -> None:
                 block = block[file.write(block) :]
             bar.update(file.tell() - bar.n)
         os.fsync(file.fileno())
-    stamp = _hash(partial)
     try:
-        verified = _compare(partial, stamp, wish.sha256, remote.etag)
+        stamp = _hash(partial)
+        verified = _compare(partial, stamp, wish, remote.etag)
+        partial.replace(blob)
+        _remember(blob, _Stamp(_stat(blob), stamp.sha256, verified))
     except _WrongBytes:
-        partial.unlink()
+        partial.unlink(missing_ok=True)
         raise
-    partial.replace(blob)
-    _remember(blob, _Stamp(_stat(blob), stamp.sha256, verified))
+    except OSError:
+        if not blob.exists():  # unless another process was quicker
+            raise
 
 
 def _blocks(wish: _Wish, start: int, size: int, token: bool | None) -> Iterator[tuple[int, bytes]]:
@@ -516,17 +519,17 @@ def _alone(wish: _Wish) -> Iterator[None]:
 def _checked(path: Path, wish: _Wish, commit: str | None, etag: str | None = None) -> Fetched:
     """The cached file, if it has the bytes that the caller, else the Hub, else our memory says."""
     stamp = _hash(path)
-    verified = _compare(path, stamp, wish.sha256, etag)
+    verified = _compare(path, stamp, wish, etag)
     _remember(path, stamp._replace(verified=verified))
-    return Fetched(path, commit, stamp.sha256, wish.verified if wish.sha256 else verified)
+    return Fetched(path, commit, stamp.sha256, verified)
 
 
-def _compare(path: Path, stamp: _Stamp, sha256: str | None, etag: str | None) -> Verified:
+def _compare(path: Path, stamp: _Stamp, wish: _Wish, etag: str | None) -> Verified:
     """Who vouches for these bytes. The Hub states a sha256 for large files, and git's own hash for small ones."""
     known = _read_stamp(path) or stamp
     verified, expected, got = known.verified, known.sha256, stamp.sha256
-    if sha256:
-        verified, expected = "record", sha256
+    if wish.sha256:
+        verified, expected = wish.verified, wish.sha256
     elif etag and len(etag) == 64:
         verified, expected = "hub", etag
     elif etag and _COMMIT.fullmatch(etag):
