@@ -1,7 +1,7 @@
 """Pictures to tensors, as the weights were trained: a `Recipe` says how, a `Preprocess` does it for one model.
 
-Every picture becomes 8-bit pixels first and is resampled in 8 bits, as Pillow does it and as the weights saw it,
-so that a file, its array and its tensor give the same result. Torch only; Pillow is needed to open files.
+Every picture becomes 8-bit pixels first and is resampled in Pillow's own arithmetic, bit for bit as the weights
+saw it, so that a file, its array and its tensor give the same result. Torch only; Pillow is needed to open files.
 Shapes: b images, c channels, h and w pixels.
 """
 
@@ -9,11 +9,11 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from os import PathLike, fspath
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
@@ -24,7 +24,7 @@ Interpolation = Literal["bilinear", "bicubic"]
 Margin = Literal["nearest", "down"]
 
 PILLOW_CODES: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}  # as preprocessor_config.json has them
-MOST_PIXELS = 2**28  # of a resized picture: what a long thin strip may grow to before it is cropped
+PRECISION = 22  # bits behind the point in Pillow's 8-bit resampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,16 +168,17 @@ class Preprocess:
     def pixels(self, image: Any) -> Tensor:
         """Resizes and crops one picture: anything -> uint8 (c, h, w) on the CPU."""
         recipe = self.recipe
-        picture = rearrange(_read(image, self.model.config.channels), "h w c -> 1 c h w")
-        height, width = recipe.resized(*picture.shape[2:])
-        if height * width > MOST_PIXELS:
-            strip = "x".join(map(str, picture.shape[2:]))
-            raise ImageError(f"A strip of {strip} pixels becomes {height}x{width} before its crop. Cut it into pieces.")
-        if picture.shape[2:] != (height, width):  # in 8 bits and two passes: Pillow's, to at most one grey level
-            picture = F.interpolate(picture, (height, width), mode=recipe.interpolation, antialias=True)
+        picture = _read(image, self.model.config.channels)
+        height, width = recipe.resized(*picture.shape[:2])
         halves = (height - recipe.size[0]) / 2, (width - recipe.size[1]) / 2
         top, left = (round(half) if recipe.margin == "nearest" else int(half) for half in halves)
-        return picture[0, :, top : top + recipe.size[0], left : left + recipe.size[1]].contiguous()
+        rows = _taps(picture.shape[0], height, top, recipe.size[0], recipe.interpolation)
+        columns = _taps(picture.shape[1], width, left, recipe.size[1], recipe.interpolation)
+        first, last = int(rows[0].min()), int(rows[0].max())
+        strips = picture[first : last + 1].split(512)  # which stay in the processor's cache
+        across = torch.cat([_resample(rearrange(strip, "h w c -> w (h c)"), *columns) for strip in strips], dim=1)
+        down = _resample(rearrange(across, "w (h c) -> h (w c)", c=picture.shape[2]), rows[0] - first, rows[1])
+        return rearrange(down, "h (w c) -> c h w", c=picture.shape[2]).contiguous()
 
     def batch(self, pixels: Sequence[Tensor]) -> Tensor:
         """Normalises what `pixels` made: a list of uint8 (c, h, w) -> (b, c, h, w) on the model's device."""
@@ -252,12 +253,13 @@ def _read(image: Any, channels: int) -> Tensor:
 
 def _from_pillow(image: Any, channels: int) -> Tensor:
     """A Pillow image of any mode, turned as its EXIF says: uint8 (h, w, channels). Alpha is dropped."""
-    from PIL import ImageOps
+    from PIL import ExifTags, ImageOps
 
     if channels not in (1, 3):
         raise ImageError(f"the model takes {channels} channels, a picture gives 1 or 3; pass an array or a tensor")
     sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
-    image = ImageOps.exif_transpose(image)
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if sixteen_bits:  # convert() would clip at 255
         values = torch.frombuffer(bytearray(image.convert("I").tobytes()), dtype=torch.int32)
         levels = ((values * 255 + 32767) // 65535).to(torch.uint8)
@@ -266,7 +268,8 @@ def _from_pillow(image: Any, channels: int) -> Tensor:
         raise ImageError(f"mode {image.mode!r} has no value for white; scale it to 0..1 and pass an array")
     if image.mode == "P" and "transparency" in image.info:  # the same colours, without Pillow's warning
         image = image.convert("RGBA")
-    image = image.convert("RGB" if channels == 3 else "L")
+    mode = "RGB" if channels == 3 else "L"
+    image = image if image.mode == mode else image.convert(mode)
     return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, channels)
 
 
@@ -303,6 +306,38 @@ def _levels(image: Tensor) -> Tensor:
     if 0 < high <= 1 / 255:
         raise ImageError("The picture is almost black: no value is above 1/255. It looks divided by 255 twice.")
     return levels.to(torch.uint8)
+
+
+@lru_cache(maxsize=64)
+def _taps(old: int, new: int, start: int, count: int, interpolation: Interpolation) -> tuple[Tensor, Tensor]:
+    """Which rows make row start + i when `old` rows become `new`, and how much of each: two times (taps, count).
+
+    The filters and their rounding are Pillow's: src/libImaging/Resample.c.
+    """
+    scale = old / new
+    stretch = max(scale, 1.0)  # a filter wider than a pixel: antialiasing
+    reach = stretch * (2 if interpolation == "bicubic" else 1)
+    centers = (torch.arange(start, start + count, dtype=torch.float64, device="cpu") + 0.5) * scale
+    first = (centers - reach + 0.5).int().clamp(min=0)
+    last = (centers + reach + 0.5).int().clamp(max=old)
+    taps = first + torch.arange(int((last - first).max()), dtype=torch.int32, device="cpu")[:, None]
+    x = ((taps - centers + 0.5) / stretch).abs()
+    if interpolation == "bicubic":
+        near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+        weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    else:
+        weights = (1 - x).clamp(min=0)
+    weights = weights * (taps < last)
+    weights = weights * (1 / weights.sum(0)) * 2**PRECISION
+    return taps.clamp(max=old - 1), (weights + weights.sign() / 2).int()
+
+
+def _resample(rows: Tensor, taps: Tensor, weights: Tensor) -> Tensor:
+    """One pass: uint8 (old, m) -> uint8 (count, m)."""
+    total = torch.full((taps.shape[1], rows.shape[1]), 2 ** (PRECISION - 1), dtype=torch.int32, device="cpu")
+    for tap, weight in zip(taps, weights, strict=True):
+        total += rows.index_select(0, tap) * weight[:, None]
+    return (total >> PRECISION).clamp(0, 255).to(torch.uint8)
 
 
 def _wanted(config: Mapping[str, Any], *names: str) -> list[Any]:
