@@ -175,7 +175,7 @@ class Preprocess:
         rows = _taps(picture.shape[0], height, top, recipe.size[0], recipe.interpolation)
         columns = _taps(picture.shape[1], width, left, recipe.size[1], recipe.interpolation)
         first, last = int(rows[0].min()), int(rows[0].max())
-        strips = picture[first : last + 1].split(512)  # which stay in the processor's cache
+        strips = torch.split(picture[first : last + 1], 512)  # which stay in the processor's cache
         across = torch.cat([_resample(rearrange(strip, "h w c -> w (h c)"), *columns) for strip in strips], dim=1)
         down = _resample(rearrange(across, "w (h c) -> h (w c)", c=picture.shape[2]), rows[0] - first, rows[1])
         return rearrange(down, "h (w c) -> c h w", c=picture.shape[2]).contiguous()

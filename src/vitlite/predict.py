@@ -1,0 +1,165 @@
+"""From pictures to answers: `predict`, and `work_through`, which puts any number of pictures through a model.
+
+The pictures of the next batch are read in the background while the model works on this one. Nothing else about
+the process or the model is changed: training mode, gradients, threads and types are as they were.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from vitlite.errors import ImageError, InputError
+from vitlite.images import Preprocess, pictures
+
+if TYPE_CHECKING:
+    from vitlite.model import ViT
+
+T = TypeVar("T")
+
+
+class Prediction(NamedTuple):
+    """One label with its place among the classes, and its probability."""
+
+    label: str
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks three fields for
+    score: float
+
+
+Outcomes: TypeAlias = Generator[tuple[Any, T | ImageError], None, None]  # each picture, with its result or the reason
+Predictions: TypeAlias = list[Prediction] | list[list[Prediction]] | Iterator[list[Prediction]]
+
+
+def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
+    """The best labels of pictures, best first.
+
+    Args:
+        model: A model with labels and preprocessing.
+        images: What `Preprocess` takes: one picture, or a list. Or an iterator of pictures, which is read at most two
+            batches of 32 ahead, so that it may be of any length.
+        top: How many labels; all of them where the model has fewer.
+
+    Returns:
+        For one picture a list of `Prediction`; for a list a list of those; for an iterator a generator of those.
+
+    Raises:
+        ImageError: A picture cannot be read or prepared.
+        InputError: The model has no labels or no head, or `top` is not a positive whole number.
+    """
+    if hasattr(images, "__next__"):
+        return _answers(classify(model, images, top))
+    several = pictures(images)
+    answers = list(_answers(classify(model, [images] if several is None else several, top)))
+    return answers[0] if several is None else answers
+
+
+def classify(model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32) -> Outcomes[list[Prediction]]:
+    """The pictures of `images` one after the other, each with its best labels or with the reason why it has none."""
+    labels = _labels(model)
+    if type(top) is not int or top < 1:
+        raise InputError(f"top is how many labels to give: a whole number of at least 1, got {top!r}.")
+
+    def best(pixels: Tensor) -> list[list[Prediction]]:
+        logits = model(pixels).float()
+        if not logits.isfinite().all():
+            raise InputError(f"The model's answers are not finite numbers in {model.dtype}. Use float32 or bfloat16.")
+        scores, places = logits.softmax(-1).topk(min(top, len(labels)))
+        rows = zip(scores.tolist(), places.tolist(), strict=True)
+        return [[Prediction(labels[i], i, score) for score, i in zip(*row, strict=True)] for row in rows]
+
+    return work_through(model, images, best, batch)
+
+
+def embed(model: "ViT", images: Iterable[Any], batch: int = 32) -> Outcomes[Tensor]:
+    """The pictures of `images` one after the other, each with its vector (d,) in float32 on the CPU, or an error."""
+    return work_through(model, images, lambda pixels: list(model.embed(pixels).float().cpu()), batch)
+
+
+def work_through(
+    model: "ViT", images: Iterable[Any], work: Callable[[Tensor], Sequence[T]], batch: int = 32
+) -> Outcomes[T]:
+    """Puts pictures through a model, in batches and in constant memory.
+
+    Args:
+        model: Whose preprocessing is used, and who is in eval mode while `work` runs.
+        images: Pictures; read in the caller's thread, at most two batches ahead.
+        work: Turns a batch (b, c, h, w) into b results.
+        batch: Pictures at a time.
+
+    Returns:
+        A generator of each picture with its result, or with the `ImageError` that says why it has none.
+    """
+    if not isinstance(model.preprocess, Preprocess):
+        raise ImageError(
+            "This model does not know how to prepare pictures. Set it: "
+            "model.preprocess = vitlite.images.Preprocess(vitlite.images.Recipe(...), model)."
+        )
+    return _work_through(model, model.preprocess, iter(images), work, batch)
+
+
+def _work_through(
+    model: "ViT", preprocess: Preprocess, images: Iterator[Any], work: Callable[[Tensor], Sequence[T]], batch: int
+) -> Outcomes[T]:
+    waiting: deque[tuple[Any, Future[Tensor]]] = deque()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="vitlite-images") as background:
+        try:
+            while True:
+                for image in islice(images, 2 * batch - len(waiting)):
+                    waiting.append((image, background.submit(preprocess.pixels, image)))
+                if not waiting:
+                    return
+                now = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
+                prepared = [_outcome(pixels) for _, pixels in now]
+                good = [pixels for pixels in prepared if isinstance(pixels, Tensor)]
+                with _evaluating(model):
+                    results = iter(work(preprocess.batch(good)) if good else ())
+                for (image, _), outcome in zip(now, prepared, strict=True):
+                    yield image, outcome if isinstance(outcome, ImageError) else next(results)
+        finally:  # also where the caller stops early
+            for _, pixels in waiting:
+                pixels.cancel()
+
+
+def _outcome(pixels: Future[Tensor]) -> Tensor | ImageError:
+    try:
+        return pixels.result()
+    except ImageError as error:
+        return error
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; afterwards each part of the model is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _labels(model: "ViT") -> Sequence[str]:
+    classes = model.config.num_classes
+    if classes == 0:
+        raise InputError("This model has no head. For vectors: model.embed(model.preprocess(images)).")
+    if model.labels is None:
+        raise InputError(f"The model has no labels. Name its {classes} classes in order: model.labels = ['...', ...].")
+    if len(model.labels) != classes:
+        raise InputError(f"model.labels has {len(model.labels)} names, and the model {classes} classes.")
+    return model.labels
+
+
+def _answers(results: Outcomes[list[Prediction]]) -> Iterator[list[Prediction]]:
+    with closing(results):
+        for i, (_, result) in enumerate(results):
+            if isinstance(result, ImageError):
+                raise ImageError(f"Picture {i}: {result}") from result
+            yield result
