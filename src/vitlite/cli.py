@@ -100,11 +100,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
     for name, command in COMMANDS.items():
         sub = commands.add_parser(name, help=command.help, description=command.help, parents=[debug])
         if name == wanted:
-            _find(command.add_arguments)(sub)
-            sub.set_defaults(run=_find(command.run))
+            find(command.add_arguments)(sub)
+            sub.set_defaults(run=find(command.run))
     return parser.parse_args(words)
 
 
-def _find(place: str) -> Any:
+def find(place: str) -> Any:
+    """The function at "module:function", its module imported now."""
     module, function = place.split(":")
     return getattr(import_module(f"vitlite.{module}"), function)

@@ -113,7 +113,7 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, through_a
         block = f"block {layer % model.config.depth}"
         panels = {f"{block}, all heads": maps.mean(0)} | {f"head {i}": one for i, one in enumerate(maps)}
     drawn = {"photo": photo} | {caption: _overlaid(photo, one) for caption, one in panels.items()}
-    return _arranged(drawn, columns=max(2, round((1.8 * len(drawn)) ** 0.5)) if len(drawn) > 5 else len(drawn))
+    return arrange(drawn, columns=max(2, round((1.8 * len(drawn)) ** 0.5)) if len(drawn) > 5 else len(drawn))
 
 
 def picture_of_positions(model: "ViT") -> "Image":
@@ -130,8 +130,8 @@ def picture_of_positions(model: "ViT") -> "Image":
     gap = max(2, cell)
     framed = F.pad(tiles, (0, gap, 0, gap), value=-1)  # -1 marks what stays white
     sheet = F.pad(rearrange(framed, "h w i j -> (h i) (w j)"), (gap, 0, gap, 0), value=-1)
-    colors = torch.where(sheet[..., None] < 0, torch.tensor(255.0), _colored(sheet.clamp(0, 1), VIRIDIS))
-    return _with_scale(_to_pillow(colors), low)
+    colors = torch.where(sheet[..., None] < 0, torch.tensor(255.0), colored(sheet.clamp(0, 1), VIRIDIS))
+    return _with_scale(to_pillow(colors), low)
 
 
 def _photo(model: "ViT", image: Any) -> Tensor:
@@ -156,10 +156,10 @@ def _overlaid(photo: Tensor, grid: Tensor) -> Tensor:
     smooth = F.interpolate(lowest, photo.shape[:2], mode="bicubic", align_corners=False)[0, 0].clamp(min=0)
     heat = (smooth / smooth.max().clamp(min=1e-12)).sqrt()[..., None]  # the root: one bright patch hides no others
     dimmed = 0.5 * photo.mean(-1, keepdim=True) + 0.15 * photo
-    return dimmed * (1 - 0.8 * heat) + _colored(heat[..., 0], INFERNO) * 0.9 * heat
+    return dimmed * (1 - 0.8 * heat) + colored(heat[..., 0], INFERNO) * 0.9 * heat
 
 
-def _colored(values: Tensor, anchors: str) -> Tensor:
+def colored(values: Tensor, anchors: str) -> Tensor:
     """Numbers from 0 to 1 in a colour map: (...) -> (..., 3), 0..255."""
     colors = torch.tensor([list(bytes.fromhex(anchor)) for anchor in anchors.split()], dtype=torch.float32)
     place = values * (len(colors) - 1)
@@ -167,7 +167,7 @@ def _colored(values: Tensor, anchors: str) -> Tensor:
     return torch.lerp(colors[below], colors[below + 1], (place - below)[..., None])
 
 
-def _arranged(panels: dict[str, Tensor], columns: int) -> "Image":
+def arrange(panels: dict[str, Tensor], columns: int) -> "Image":
     """Panels with their captions, row by row on white."""
     image_type, draw_type, font = _pillow()
     h, w = next(iter(panels.values())).shape[:2]
@@ -176,7 +176,7 @@ def _arranged(panels: dict[str, Tensor], columns: int) -> "Image":
     pen = draw_type.Draw(sheet)
     for i, (caption, pixels) in enumerate(panels.items()):
         left, top = GAP + i % columns * (w + GAP), GAP + i // columns * (h + CAPTION + GAP)
-        sheet.paste(_to_pillow(pixels), (left, top))
+        sheet.paste(to_pillow(pixels), (left, top))
         pen.text((left, top + h + 4), caption, fill="#333333", font=font)
     return sheet
 
@@ -186,15 +186,15 @@ def _with_scale(sheet: "Image", low: float) -> "Image":
     image_type, draw_type, font = _pillow()
     wide = image_type.new("RGB", (sheet.width + 70, sheet.height), "white")
     wide.paste(sheet, (0, 0))
-    bar = _colored(torch.linspace(1, 0, sheet.height - 2 * GAP)[:, None].expand(-1, 16), VIRIDIS)
-    wide.paste(_to_pillow(bar), (sheet.width + 6, GAP))
+    bar = colored(torch.linspace(1, 0, sheet.height - 2 * GAP)[:, None].expand(-1, 16), VIRIDIS)
+    wide.paste(to_pillow(bar), (sheet.width + 6, GAP))
     pen = draw_type.Draw(wide)
     for text, y in (("1.0", GAP), (f"{low:.1f}", sheet.height - GAP - 14)):
         pen.text((sheet.width + 28, y), text, fill="#333333", font=font)
     return wide
 
 
-def _to_pillow(pixels: Tensor) -> "Image":
+def to_pillow(pixels: Tensor) -> "Image":
     """Floats (h, w, 3), 0..255."""
     image_type, _, _ = _pillow()
     h, w, _ = pixels.shape

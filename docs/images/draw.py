@@ -1,0 +1,105 @@
+"""Draws the pictures of the documentation: `python docs/images/draw.py`. The numbers are the embedded model's own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+import vitlite
+from vitlite.images import Preprocess, Recipe
+from vitlite.maps import arrange, picture_of_attention, picture_of_positions
+
+HERE = Path(__file__).parent
+PHOTOS = HERE.parents[1] / "examples" / "photos"
+MODEL = "vit_nano_4.cifar10"
+
+
+def patches() -> None:
+    """A photo as ViT-B/16 gets it, and the same in 14 x 14 patches."""
+    recipe = Recipe.from_record(vitlite.info("vit_base_16"), (224, 224))
+    photo = Preprocess(recipe, vitlite.create(MODEL)).pixels(PHOTOS / "chelsea.png").float()
+    cut = F.pad(rearrange(photo, "c (h p) (w q) -> c h w p q", p=16, q=16), (0, 5, 0, 5), value=255)
+    cut = rearrange(cut, "c h w p q -> (h p) (w q) c")[:-5, :-5]
+    whole = F.interpolate(photo[None], cut.shape[:2], mode="bilinear", antialias=True)[0]
+    arrange({"224 x 224 pixels": rearrange(whole, "c h w -> h w c"), "196 patches of 16 x 16": cut}, 2).save(
+        HERE / "patches.png"
+    )
+
+
+def filters() -> None:
+    """The first principal components of the patch embedding's columns."""
+    columns = vitlite.create(MODEL).patch_embed.proj.weight.detach().flatten(1)
+    _, _, components = torch.linalg.svd(columns - columns.mean(0), full_matrices=False)
+    tiles = components[:28].view(28, 3, 4, 4)
+    low, high = tiles.amin((1, 2, 3), keepdim=True), tiles.amax((1, 2, 3), keepdim=True)
+    tiles = F.interpolate((tiles - low) / (high - low) * 255, scale_factor=12, mode="nearest")
+    sheet = rearrange(F.pad(tiles, (6, 6, 6, 6), value=255), "(r n) c h w -> (r h) (n w) c", r=2)
+    _save(sheet, "filters.png")
+
+
+def positions() -> None:
+    """How similar the position embeddings are."""
+    picture_of_positions(vitlite.create(MODEL)).save(HERE / "positions.png")
+
+
+def attention() -> None:
+    """Where the last block looks, at a finer grid than the model's own."""
+    picture_of_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png").save(HERE / "attention.png")
+
+
+def _save(pixels: Tensor, name: str) -> None:
+    from vitlite.maps import to_pillow
+
+    to_pillow(pixels).save(HERE / name)
+
+
+def block() -> None:
+    """One pre-norm block: two branches, each added to the stream."""
+    parts: list[str] = []
+
+    def box(x: int, text: str, fill: str, width: int = 96) -> None:
+        parts.append(f'<rect x="{x}" y="34" width="{width}" height="40" rx="6" fill="{fill}" stroke="#445"/>')
+        parts.append(f'<text x="{x + width // 2}" y="59">{text}</text>')
+
+    def line(*points: tuple[int, int], arrow: bool = True) -> None:
+        path = " ".join(f"{x},{y}" for x, y in points)
+        end = ' marker-end="url(#tip)"' if arrow else ""
+        parts.append(f'<polyline points="{path}" fill="none" stroke="#445" stroke-width="1.6"{end}/>')
+
+    def plus(x: int) -> None:
+        parts.append(f'<circle cx="{x}" cy="120" r="12" fill="#fff" stroke="#445"/><text x="{x}" y="125">+</text>')
+
+    line((70, 120), (364, 120))
+    line((394, 120), (688, 120))
+    line((718, 120), (776, 120))
+    for start, names, join in (
+        (100, (("LayerNorm", "#eceff4", 96), ("attention", "#cfe3f7", 96)), 378),
+        (424, (("LayerNorm", "#eceff4", 96), ("MLP", "#f9dfc4", 96)), 702),
+    ):
+        line((start, 120), (start, 54), (start + 20, 54))
+        x = start + 22
+        for i, (text, fill, width) in enumerate(names):
+            box(x, text, fill, width)
+            x += width
+            if i == 0:
+                line((x, 54), (x + 22, 54))
+                x += 24
+        line((x, 54), (join, 54), (join, 106))
+        plus(join)
+    parts.append('<text x="44" y="125">z</text><text x="802" y="125">z"</text><text x="410" y="146">z\'</text>')
+    (HERE / "block.svg").write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 830 170" font-family="sans-serif" font-size="14" '
+        'text-anchor="middle" fill="#223">\n'
+        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="6" refY="4" orient="auto">'
+        '<path d="M0,0 L8,4 L0,8 z" fill="#445"/></marker></defs>\n'
+        '<rect width="830" height="170" rx="8" fill="#fff"/>\n' + "\n".join(parts) + "\n</svg>\n",
+        encoding="utf-8",
+    )
+
+
+if __name__ == "__main__":
+    for draw in (patches, filters, positions, attention, block):
+        draw()

@@ -1,0 +1,121 @@
+"""Vector files, as the libraries that read them see them, and the journal of an interrupted run."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from vitlite.errors import InputError
+from vitlite.vectors import Journal
+
+RUN = {"sha256": "ab", "dtype": "float32"}
+ROWS = {"a.jpg": [1.0, -2.5, 1 / 3], "über/b.png": [0.0, 1e-30, 3e38], "c": [1.0, 2.0, 3.0]}
+
+
+def add(journal: Journal, *names: str) -> None:
+    journal.add(names, b"".join(struct.pack("<3f", *ROWS[name]) for name in names))
+
+
+def whole(target: Path) -> Path:
+    with Journal(target, RUN) as journal:
+        add(journal, "a.jpg", "über/b.png")
+        add(journal, "c")
+        assert journal.finish(list(ROWS), {"model": "m"}) == 3
+    return target
+
+
+def read(target: Path) -> tuple[list[str], np.ndarray]:
+    if target.suffix == ".npz":
+        with np.load(target) as arrays:  # allow_pickle is off
+            return arrays["paths"].tolist(), arrays["vectors"]
+    if target.suffix == ".jsonl":
+        rows = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+        return [row["path"] for row in rows], np.array([row["vector"] for row in rows], dtype=np.float32)
+    with safe_open(target, "np") as file:
+        assert file.metadata()["model"] == "m"
+        return json.loads(file.metadata()["paths"]), file.get_tensor("vectors")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".jsonl"])
+def test_other_libraries_read_the_file(tmp_path: Path, suffix: str) -> None:
+    paths, vectors = read(whole(tmp_path / f"out{suffix}"))
+    assert paths == list(ROWS)
+    assert vectors.dtype == np.float32
+    assert (vectors == np.array(list(ROWS.values()), dtype=np.float32)).all()
+    assert os.listdir(tmp_path) == [f"out{suffix}"]  # neither journal nor temporary file
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".jsonl"])
+def test_a_run_cut_anywhere_continues_to_the_same_bytes(tmp_path: Path, suffix: str) -> None:
+    expected = whole(tmp_path / f"whole{suffix}").read_bytes()
+    target = tmp_path / f"out{suffix}"
+    with Journal(target, RUN) as journal:
+        add(journal, "a.jpg", "über/b.png")
+        first = journal.path.stat().st_size
+        add(journal, "c")
+    written = journal.path.read_bytes()
+    for cut in (0, 3, first - 1, first, first + 1, len(written) - 1, len(written)):
+        journal.path.write_bytes(written[:cut])
+        with Journal(target, RUN) as again:
+            if "a.jpg" not in again.done:
+                add(again, "a.jpg", "über/b.png")
+            if "c" not in again.done:
+                add(again, "c")
+            again.finish(list(ROWS), {"model": "m"})
+        assert target.read_bytes() == expected
+
+
+def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        add(journal, "a.jpg", "c")
+        assert journal.finish(["c", "never seen"], {}) == 1
+    assert read(tmp_path / "out.npz")[0] == ["c"]
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"out\.txt: the name must end in one of \.safetensors, \.npz, \.jsonl"):
+        Journal(tmp_path / "out.txt", RUN)
+    with pytest.raises(InputError, match="there is no folder"):
+        Journal(tmp_path / "none" / "out.npz", RUN)
+    target = tmp_path / "out.npz"
+    with Journal(target, RUN):
+        pass
+    with pytest.raises(InputError, match="left by a run with another dtype. Repeat that command"):
+        Journal(target, RUN | {"dtype": "bfloat16"})
+    with Journal(target, RUN) as journal, pytest.raises(InputError, match="nothing to write"):
+        journal.finish([], {})
+    (tmp_path / "out.npz.partial").write_text("hello\n")
+    with pytest.raises(InputError, match="not the journal of an interrupted run"):
+        Journal(target, RUN)
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """SIGKILL in the middle of writing batches: what stands in the journal is whole."""
+    code = (
+        "import struct, sys; from pathlib import Path; from vitlite.vectors import Journal\n"
+        "j = Journal(Path(sys.argv[1]), {})\n"
+        "for i in range(10**6): j.add([str(i)], struct.pack('<64f', *[i] * 64)); print(i, flush=True)"
+    )
+    target = tmp_path / "out.npz"
+    process = subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    last = 0
+    for line in process.stdout:
+        last = int(line)
+        if last == 50:
+            process.kill()
+            break
+    process.stdout.close()
+    process.wait()
+    with Journal(target, {}) as journal:
+        done = journal.done
+        assert {str(i) for i in range(last + 1)} <= done
+        journal.finish(sorted(done), {})
+    paths, vectors = read(target)
+    assert all((row == float(path)).all() for path, row in zip(paths, vectors, strict=True))
