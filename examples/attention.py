@@ -18,4 +18,6 @@ maps.picture_of_attention(model, photo, through_all=True).save("rollout.png")
 grids = maps.attention(model, model.preprocess(photo))[0]  # (heads, h, w)
 for head, grid in enumerate(grids):
     row, column = divmod(int(grid.argmax()), grid.shape[1])
-    print(f"head {head} looks most at patch ({row}, {column}) of {tuple(grid.shape)}: {grid.max():.1%} of its attention")
+    print(
+        f"head {head} looks most at patch ({row}, {column}) of {tuple(grid.shape)}: {grid.max():.1%} of its attention"
+    )

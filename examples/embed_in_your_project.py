@@ -8,6 +8,8 @@ import vitlite
 
 
 class PhotoIndex:
+    """Finds the most similar photo by vectors."""
+
     def __init__(self, model: str = "vit_nano_4.cifar10") -> None:
         self.model = vitlite.optimize(vitlite.create(model, num_classes=0))  # no head: the model returns vectors
         self.paths: list[str] = []
@@ -24,7 +26,7 @@ class PhotoIndex:
             try:
                 self.vectors = torch.cat([self.vectors, self.vector(path)])
                 self.paths.append(path)
-            except vitlite.VitliteError as error:  # the one class that all of vitlite's errors share
+            except vitlite.VitliteError as error:  # the class of all of vitlite's errors
                 failed[path] = str(error)
         return failed
 

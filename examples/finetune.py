@@ -27,7 +27,7 @@ def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return model.preprocess(pieces), classes
 
 
-for step in range(30):
+for _ in range(30):
     images, classes = batch(32)
     loss = torch.nn.functional.cross_entropy(model(images), classes)
     optimizer.zero_grad()

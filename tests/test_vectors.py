@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from vitlite.errors import InputError
-from vitlite.vectors import Journal
+from vitlite.vectors import Journal, check_target
 
 RUN = {"sha256": "ab", "dtype": "float32"}
 ROWS = {"a.jpg": [1.0, -2.5, 1 / 3], "über/b.png": [0.0, 1e-30, 3e38], "c": [1.0, 2.0, 3.0]}
@@ -80,13 +80,13 @@ def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
 
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"out\.txt: the name must end in one of \.safetensors, \.npz, \.jsonl"):
-        Journal(tmp_path / "out.txt", RUN)
+        check_target(tmp_path / "out.txt")
     with pytest.raises(InputError, match="there is no folder"):
-        Journal(tmp_path / "none" / "out.npz", RUN)
+        check_target(tmp_path / "none" / "out.npz")
     target = tmp_path / "out.npz"
     with Journal(target, RUN):
         pass
-    with pytest.raises(InputError, match="left by a run with another dtype. Repeat that command"):
+    with pytest.raises(InputError, match=r"left by a run with another dtype\. Repeat that command"):
         Journal(target, RUN | {"dtype": "bfloat16"})
     with Journal(target, RUN) as journal, pytest.raises(InputError, match="nothing to write"):
         journal.finish([], {})

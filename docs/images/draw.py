@@ -1,16 +1,14 @@
 """Draws the pictures of the documentation: `python docs/images/draw.py`. The numbers are the embedded model's own."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from torch import Tensor
 
 import vitlite
 from vitlite.images import Preprocess, Recipe
-from vitlite.maps import arrange, picture_of_attention, picture_of_positions
+from vitlite.maps import arrange, picture_of_attention, picture_of_positions, to_pillow
 
 HERE = Path(__file__).parent
 PHOTOS = HERE.parents[1] / "examples" / "photos"
@@ -37,7 +35,7 @@ def filters() -> None:
     low, high = tiles.amin((1, 2, 3), keepdim=True), tiles.amax((1, 2, 3), keepdim=True)
     tiles = F.interpolate((tiles - low) / (high - low) * 255, scale_factor=12, mode="nearest")
     sheet = rearrange(F.pad(tiles, (6, 6, 6, 6), value=255), "(r n) c h w -> (r h) (n w) c", r=2)
-    _save(sheet, "filters.png")
+    to_pillow(sheet).save(HERE / "filters.png")
 
 
 def positions() -> None:
@@ -48,12 +46,6 @@ def positions() -> None:
 def attention() -> None:
     """Where the last block looks, at a finer grid than the model's own."""
     picture_of_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png").save(HERE / "attention.png")
-
-
-def _save(pixels: Tensor, name: str) -> None:
-    from vitlite.maps import to_pillow
-
-    to_pillow(pixels).save(HERE / name)
 
 
 def block() -> None:

@@ -17,6 +17,15 @@ from typing import Any, BinaryIO
 from vitlite.errors import InputError
 
 
+def check_target(target: Path) -> Path:
+    """Refuses, before any work is done, a file that could not be written at its end."""
+    if target.suffix not in WRITERS:
+        raise InputError(f"--out {target}: the name must end in one of {', '.join(WRITERS)}.")
+    if not target.parent.is_dir():
+        raise InputError(f"--out {target}: there is no folder {target.parent}. Make it first.")
+    return target
+
+
 class Journal:
     """Batches of (paths, float32 bytes) beside the file that they will become."""
 
@@ -28,15 +37,12 @@ class Journal:
             run: What decides the numbers: the weights' hash, config, preprocessing, precision.
 
         Raises:
-            InputError: Another kind of file, no such folder, or a journal left by a run with other weights or options.
+            InputError: The journal was left by a run with other weights or options.
         """
-        if target.suffix not in WRITERS:
-            raise InputError(f"--out {target}: the name must end in one of {', '.join(WRITERS)}.")
-        if not target.parent.is_dir():
-            raise InputError(f"--out {target}: there is no folder {target.parent}. Make it first.")
         self.target = target
         self.path = target.with_name(target.name + ".partial")
         self.offsets: list[tuple[int, list[str]]] = []  # where each batch's line starts, and its paths
+        self.broken: list[str] = []  # paths that gave no vector
         end = self._read(json.loads(json.dumps(run))) if self.path.exists() else 0
         self._file = self.path.open("a+b")
         self._file.truncate(end)  # cuts off a line that was not finished
@@ -63,6 +69,7 @@ class Journal:
                     raise InputError(f"{self.path} is not the journal of an interrupted run. Move it away.") from error
                 if end:
                     self.offsets.append((end, record["paths"]))
+                    self.broken += record["broken"]
                 elif record != run:
                     changed = sorted(key for key in {*record, *run} if record.get(key) != run.get(key))
                     raise InputError(
@@ -77,10 +84,11 @@ class Journal:
         """The paths whose vectors are in the journal."""
         return {path for _, paths in self.offsets for path in paths}
 
-    def add(self, paths: Sequence[str], vectors: bytes) -> None:
-        """Keeps one batch: its paths, and as many rows of little-endian float32 numbers."""
+    def add(self, paths: Sequence[str], vectors: bytes, broken: Sequence[str] = ()) -> None:
+        """Keeps one batch: its paths, as many rows of little-endian float32 numbers, and the paths that gave none."""
         end = self._file.seek(0, os.SEEK_END)
-        self._append({"paths": list(paths), "vectors": base64.b64encode(vectors).decode()})
+        encoded = base64.b64encode(vectors).decode()
+        self._append({"paths": list(paths), "vectors": encoded, "broken": list(broken)})
         self.offsets.append((end, list(paths)))
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -108,7 +116,7 @@ class Journal:
             self._file.seek(offset)
             record = json.loads(self._file.readline())
             vectors = base64.b64decode(record["vectors"])
-            width = len(vectors) // len(record["paths"])
+            width = len(vectors) // max(1, len(record["paths"]))
             for i, path in enumerate(record["paths"]):
                 if path in asked:
                     yield vectors[i * width : (i + 1) * width]

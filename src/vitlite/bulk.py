@@ -1,0 +1,192 @@
+"""`vitlite classify` and `vitlite embed`: one model over any number of picture files."""
+
+import csv
+import glob
+import json
+import os
+import struct
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vitlite.errors import ImageError
+from vitlite.report import bold, terminal_width
+from vitlite.vectors import WRITERS, Journal, check_target
+from vitlite.weights import add_model_arguments, add_speed_arguments, open_model, positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitlite.model import ViT
+    from vitlite.predict import Outcomes, Prediction
+
+T = TypeVar("T")
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jp2"}
+
+
+def gather(places: Sequence[str]) -> list[str]:
+    """The picture files that the words of a command line mean, each once.
+
+    Args:
+        places: Files; folders, searched for names that end as pictures do; patterns such as 'photos/**/*.jpg'; or
+            '-' for a list of files on standard input, one a line.
+
+    Raises:
+        ImageError: A folder or a pattern without pictures, or none of the files is there.
+    """
+    found: list[str] = []
+    for place in places:
+        if place == "-":
+            found += [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
+        elif os.path.isdir(place):
+            inside = sorted(str(path) for path in Path(place).rglob("*") if path.suffix.lower() in SUFFIXES)
+            if not inside:
+                raise ImageError(f"No pictures in the folder {place}. Looked for {' '.join(sorted(SUFFIXES))}.")
+            found += inside
+        elif glob.has_magic(place) and not os.path.exists(place):
+            matching = sorted(path for path in glob.glob(place, recursive=True) if os.path.isfile(path))
+            if not matching:
+                raise ImageError(f"No file matches {place}.")
+            found += matching
+        else:
+            found.append(place)
+    found = list(dict.fromkeys(found))
+    if not any(map(os.path.exists, found)):  # said before a model is fetched for nothing
+        raise ImageError(f"No such file: {found[0]}" if found else "There are no pictures: the list is empty.")
+    return found
+
+
+def add_classify_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite classify`."""
+    _add_paths(parser)
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels a picture; default: %(default)s")
+    parser.add_argument("--format", choices=("table", "jsonl", "csv"), default="table", help="default: %(default)s")
+    add_model_arguments(parser)
+    add_speed_arguments(parser)
+
+
+def run_classify(args: Namespace) -> int:
+    """Prints the best labels of each picture as soon as its batch is done."""
+    from vitlite.predict import classify
+
+    paths = gather(args.paths)
+    model = open_model(args)
+    watch = Watch(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the answers show how far it is
+    show = {"table": _show_table, "jsonl": _show_jsonl, "csv": _show_csv}[args.format]
+    show(watch.good(classify(model, paths, args.top, args.batch)))
+    return watch.exit_code()
+
+
+def add_embed_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite embed`."""
+    _add_paths(parser)
+    parser.add_argument("--out", required=True, metavar="FILE", help=f"ends in {', '.join(WRITERS)}")
+    add_model_arguments(parser)
+    add_speed_arguments(parser)
+
+
+def run_embed(args: Namespace) -> int:
+    """Writes a vector for each picture, and continues where an interrupted run stopped."""
+    from vitlite.predict import embed
+
+    target = check_target(Path(args.out))
+    paths = gather(args.paths)
+    model = open_model(args)
+    with Journal(target, _identity(model, args)) as journal:
+        tried = journal.done.union(journal.broken)
+        again, new = [p for p in paths if p in set(journal.broken)], [p for p in paths if p not in tried]
+        if tried:
+            print(f"vitlite: continuing {journal.path}: {len(journal.done)} pictures are done", file=sys.stderr)
+        watch = Watch(len(again) + len(new), bar=True)
+        for part in (new, again):  # apart, so that the batches are those of a run without interruption
+            outcomes = watch.all(embed(model, part, args.batch))
+            while batch := list(islice(outcomes, args.batch)):
+                good = [(path, vector) for path, vector in batch if not isinstance(vector, ImageError)]
+                broken = [path for path, vector in batch if isinstance(vector, ImageError)]
+                journal.add([path for path, _ in good], b"".join(_bytes(vector) for _, vector in good), broken)
+        about = {"model": args.model, "sha256": model.source.sha256 if model.source else ""}
+        print(f"wrote {target}: {journal.finish(paths, about)} vectors of {model.config.embed_dim}")
+    return watch.exit_code()
+
+
+class Watch:
+    """Says on stderr which pictures are broken, and how far a long run is."""
+
+    def __init__(self, total: int, *, bar: bool) -> None:
+        """With `bar`, a progress bar where stderr is a terminal and there is more than a batch or two to do."""
+        from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
+
+        self.broken = 0
+        self.bar = tqdm(total=total, unit=" pictures", disable=not (bar and total > 50 and sys.stderr.isatty()))
+
+    def all(self, outcomes: "Outcomes[T]") -> "Outcomes[T]":
+        """Every outcome, as it came."""
+        with closing(outcomes), self.bar:
+            for path, outcome in outcomes:
+                if isinstance(outcome, ImageError):
+                    self.broken += 1
+                    text = str(outcome)
+                    self.bar.write(f"vitlite: {text if path in text else f'{path}: {text}'}", file=sys.stderr)
+                self.bar.update()
+                yield path, outcome
+
+    def good(self, outcomes: "Outcomes[T]") -> Iterator[tuple[str, T]]:
+        """The outcomes that are no errors."""
+        for path, outcome in self.all(outcomes):
+            if not isinstance(outcome, ImageError):
+                yield path, outcome
+
+    def exit_code(self) -> int:
+        """1 where a picture was broken."""
+        return int(self.broken > 0)
+
+
+def _identity(model: "ViT", args: Namespace) -> dict[str, Any]:
+    """All that decides the numbers of a vector, as JSON takes it."""
+    return {
+        "weights": model.source.sha256 if model.source else args.model,
+        "config": model.config.to_dict(),
+        "preprocessing": repr(model.preprocess),
+        "dtype": args.dtype,
+        "fast": args.fast,
+    }
+
+
+def _bytes(vector: "Tensor") -> bytes:
+    return struct.pack(f"<{len(vector)}f", *vector.tolist())
+
+
+def _show_table(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
+    for path, predictions in answers:
+        print(bold(path))
+        for label, _, score in predictions:
+            bar = "█" * round(20 * score) if terminal_width() else ""
+            print(f"  {100 * score:5.1f} %  {label}  {bar}".rstrip())
+
+
+def _show_jsonl(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
+    for path, predictions in answers:
+        rows = [{"label": label, "index": index, "score": round(score, 6)} for label, index, score in predictions]
+        print(json.dumps({"path": path, "predictions": rows}))
+
+
+def _show_csv(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["path", "rank", "label", "index", "score"])
+    for path, predictions in answers:
+        for rank, (label, index, score) in enumerate(predictions, 1):
+            writer.writerow([path, rank, label, index, f"{score:.6f}"])
+
+
+def _add_paths(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="files, folders with all below them, patterns such as '**/*.jpg', or - for a list on standard input",
+    )
