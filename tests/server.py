@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,6 +36,7 @@ class Hub:
     cut: deque[int] = field(default_factory=deque)  # drop the connection of the next content answers after n bytes
     wrong: int = 0  # content answers with wrong bytes of the right size
     hang: deque[float] = field(default_factory=deque)  # seconds of silence before the next answers
+    drop: Callable[[Request], bool] = lambda request: False  # hang up without an answer
     speed: float = 0  # bytes per second; 0: as fast as it goes
     ranges: bool = True
     token: str | None = None  # requests with any other token are refused; those without one are not
@@ -103,6 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
         hub, path = self.hub, unquote(urlsplit(self.path).path)
         self.request_log = Request(self.command, path, {k.lower(): v for k, v in self.headers.items()})
         hub.log.append(self.request_log)
+        if hub.drop(self.request_log):
+            self.close_connection = True
+            return None
         if path == "/api/agent-harnesses":
             return self._reply(200, b'{"standardEnvVars": [], "harnesses": {}}')
         if hub.hang:
