@@ -289,6 +289,7 @@ REFERENCES = [
     ),
     _timm("tanh GELU", config={"gelu": "tanh"}, act_layer="gelu_tanh"),
     _timm("layer scale", config={"layer_scale": 1e-5}, init_values=1e-5),
+    _timm("norms inside attention and MLP", config={"inner_norm": True}, scale_attn_norm=True, scale_mlp_norm=True),
     _timm("no bias for q, k and v", config={"qkv_bias": False}, qkv_bias=False),
     _timm("no positions", config={"positions": "none"}, pos_embed="none"),
     _timm("images that are not square", image_size=(32, 48)),
