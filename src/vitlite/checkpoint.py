@@ -1,0 +1,455 @@
+"""A file -> what is in it -> a config and, strictly, a model.
+
+Safetensors files are opened by the format's own library with backend="pread" (from 0.8 on): its checks of the header,
+no mapping that an overwritten file could change under a model, one read per tensor straight into its memory. A reader
+of our own took 0.020 s for ViT-B where this one takes 0.024 s, and would have needed those checks. Google's .npz is
+read with the standard library. Nothing here passes through numpy or unpickles.
+"""
+
+import ast
+import json
+import math
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+import safetensors
+import torch
+from torch import Tensor
+
+from vitlite.config import ViTConfig
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.layouts import OPS, REFUSED, Found, Layout, Shape, Translation, detect, facts, names_of, translate
+from vitlite.model import ViT, resample_positions
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NPY_TYPES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
+PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt")
+
+GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_tanh": "tanh"}
+GELUS |= {"quick_gelu": "quick"}
+POOLS = {"token": "cls", "avg": "mean"}
+EPS = {"dinov2": 1e-6, "dinov2_with_registers": 1e-6, "clip": 1e-5, "clip_vision_model": 1e-5}  # others: 1e-12
+TRANSFORMERS = {  # their config.json -> ViTConfig
+    "image_size": "image_size", "patch_size": "patch_size", "hidden_size": "dim", "num_hidden_layers": "depth",
+    "num_attention_heads": "heads", "num_channels": "channels", "layer_norm_eps": "norm_eps",
+}  # fmt: skip
+
+CHOICES = ("resample", "dropout", "drop_path", "checkpointing")  # no facts of a file: the last to speak decides
+UNTOLD = ("image_size", "positions", "heads", "norm_eps", "gelu", "pool")  # what tensors may leave open
+USER = "config= says"
+LOOSE = ("pool", "norm_eps", "gelu", "cls_position", "head_dim")  # files and records may differ; we follow the file
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of every tensor, with shapes: under our names, the dropped ones under the file's."""
+
+    layout: str
+    loaded: Mapping[str, Shape] = field(repr=False)
+    resampled: Mapping[str, tuple[Shape, Shape]]  # before and after: the position table, the channels of the kernel
+    reinitialised: Mapping[str, Shape]
+    dropped: Mapping[str, Shape]
+    supplied: Mapping[str, Shape]  # what the layout leaves out and its code defines: zero biases, an identity
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's weights came from; `path` is a file, or the index of its shards."""
+
+    path: Path
+    sha256: str  # of the file; of shards: of their hashes, joined in the order of their names
+    verified: Literal["record", "hub", "first use"] | None  # None: a local file, hashed and compared with nothing
+    report: LoadReport
+    name: str | None = None  # in the zoo
+    repo: str | None = None
+    commit: str | None = None
+
+
+class Claim(NamedTuple):
+    """What somebody says of a config. Firm: contradicting what is known is an error; else it fills in the rest."""
+
+    who: str
+    fields: Mapping[str, Any]
+    firm: bool = True
+
+
+@dataclass(frozen=True)
+class Description:
+    """What stands beside the tensors, in config.json and preprocessor_config.json."""
+
+    claims: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] | None = None
+    recipe: tuple[Literal["vitlite", "timm", "transformers"], Mapping[str, Any]] | None = None
+    architecture: str | None = None  # timm's name, which stands for a config
+
+
+class Entry(NamedTuple):
+    """One tensor of a file, not read yet."""
+
+    shape: Shape
+    dtype: str  # as safetensors writes it
+    read: Callable[[], Tensor]
+
+
+class Checkpoint:
+    """An open weights file, or all shards of one. Names, shapes and types are known; values are read when wanted."""
+
+    def __init__(self, path: Path, described: bool = True) -> None:
+        """Opens a file, a folder, or an index of shards; `described`: what its config.json says counts too."""
+        self.path, self.files = files_of(path)
+        beside = described and (path.is_dir() or path.name in (WEIGHTS, INDEX))
+        self.description = describe(self.path.parent) if beside else Description()
+        self.entries: dict[str, Entry] = {}
+        self._open = ExitStack()
+        try:
+            for file in self.files:
+                entries = _whole(file, _npz if file.suffix == ".npz" else _safetensors, file, self._open)
+                if double := self.entries.keys() & entries:
+                    raise CheckpointError(f"{self.path}: more than one shard has {', '.join(sorted(double))}.")
+                self.entries |= entries
+        except BaseException:
+            self._open.close()
+            raise
+        self.shapes = {name: entry.shape for name, entry in self.entries.items()}
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def translate(self, claims: Sequence[Claim]) -> tuple[Layout, str, Translation, ViTConfig]:
+        """Its layout and prefix, where our tensors are in it, and its config.
+
+        Raises:
+            CheckpointError: it is no ViT, or claims contradict it.
+            ConfigError: neither the tensors nor the claims tell all of the config.
+        """
+        self.patch = next((claim.fields["patch_size"] for claim in claims if "patch_size" in claim.fields), None)
+        try:
+            layout, prefix = detect(self.shapes)
+            translation = translate(layout, prefix, self.shapes, self.patch)
+            self._refuse(translation)
+            known = facts(translation, self.shapes)
+            config = resolve(layout, known, claims)
+        except (CheckpointError, ConfigError) as error:
+            raise type(error)(f"{self.path}: {error}") from error
+        return layout, prefix, translation, config
+
+    def _refuse(self, translation: Translation) -> None:
+        for name in translation.extra:
+            for pattern, why in REFUSED:
+                if re.fullmatch(pattern, name):
+                    raise CheckpointError(f"This is no plain ViT: {why} ({name}). vitlite runs plain ViTs only.")
+        for name in {part for found in translation.found.values() for part in found.parts}:
+            kind = self.entries[name].dtype
+            if kind not in FLOATS:
+                raise CheckpointError(
+                    f"{name} is of type {kind}, and vitlite reads {', '.join(FLOATS)}: quantised weights, fp8 and "
+                    "whole numbers are refused, and objects never unpickled. Get the file in a floating-point type."
+                )
+
+    def produce(self, found: Found, last: dict[str, Tensor]) -> Tensor:
+        """Reads one of our tensors. `last` keeps what was read for it, in case the next is made of the same."""
+        if not found.parts:
+            return torch.eye(found.shape[0]) if found.op == "identity" else torch.zeros(found.shape)
+        for name in last.keys() - set(found.parts):
+            del last[name]
+        for name in found.parts:
+            if name not in last:
+                last[name] = _whole(self.path, self.entries[name].read)
+        if found.op == "same" and found.block is None:
+            return last.pop(found.parts[0])
+        parts = [last[name] if found.block is None else last[name][found.block] for name in found.parts]
+        return OPS[found.op](parts, self.patch).contiguous()
+
+
+def _whole(file: Path, read: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return read(*args)
+    except (safetensors.SafetensorError, zipfile.BadZipFile, EOFError, OSError, ValueError, SyntaxError) as error:
+        raise CheckpointError(
+            f"{file} cannot be read as {file.suffix or 'weights'}: {error}. It is damaged, cut short, or something "
+            "else; fetch it again."
+        ) from error
+
+
+def files_of(path: Path) -> tuple[Path, list[Path]]:
+    """The weights file, or the index, and the files that hold the tensors."""
+    if path.is_dir():
+        inside = [path / name for name in (WEIGHTS, INDEX) if (path / name).exists()]
+        inside = inside or [file for file in sorted(path.iterdir()) if file.suffix in (".safetensors", ".npz")]
+        if len(inside) != 1 and inside[:1] != [path / WEIGHTS]:
+            found = ", ".join(file.name for file in sorted(path.iterdir())) or "nothing"
+            pickled = any(file.suffix in PICKLES for file in path.iterdir())
+            raise CheckpointError(
+                f"The folder {path} has no {WEIGHTS}, nor one other weights file; it has {found}."
+                + (
+                    f" vitlite unpickles nothing here; first: vitlite convert {path} OUT --to vitlite"
+                    if pickled
+                    else ""
+                )
+            )
+        path = inside[0]
+    if path.suffix in PICKLES:
+        raise CheckpointError(
+            f"{path} is a pickle, which can run code when opened, so it is not loaded. Make it a safetensors file: "
+            f"vitlite convert {path} OUT.safetensors --to timm"
+        )
+    if path.suffix == ".json":
+        index = _whole(path, lambda: json.loads(path.read_text(encoding="utf-8")))
+        shards = sorted(set(index.get("weight_map", {}).values()))
+        if not shards or any(Path(name).name != name for name in shards):
+            raise CheckpointError(f"{path} is no index of safetensors shards beside it: its weight_map names {shards}.")
+        return path, [path.parent / name for name in shards]
+    if path.suffix not in (".safetensors", ".npz"):
+        raise CheckpointError(
+            f"{path} is no weights file that vitlite reads: .safetensors, .npz, {INDEX}, or a folder."
+        )
+    return path, [path]
+
+
+def _safetensors(file: Path, stack: ExitStack) -> dict[str, Entry]:
+    opened = stack.enter_context(safetensors.safe_open(file, framework="pt", backend="pread"))
+    slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
+    return {
+        name: Entry(tuple(about.get_shape()), about.get_dtype(), partial(opened.get_tensor, name))
+        for name, about in slices.items()
+    }
+
+
+def _npz(file: Path, stack: ExitStack) -> dict[str, Entry]:
+    archive = stack.enter_context(zipfile.ZipFile(file))
+    entries = {}
+    for member in archive.infolist():
+        with archive.open(member) as npy:
+            shape, kind, _ = _npy_header(npy)
+        name = member.filename.removesuffix(".npy")
+        entries[name] = Entry(shape, NPY_TYPES.get(kind, kind), partial(_npy, archive, member))
+    return entries
+
+
+def _npy_header(npy: IO[bytes]) -> tuple[Shape, str, bool]:
+    """A magic, a version, the length of a Python literal, and that literal: shape, type, whether columns come first."""
+    magic = npy.read(8)
+    length = int.from_bytes(npy.read(2 if magic[6:7] == b"\x01" else 4), "little")
+    about = ast.literal_eval(npy.read(min(length, 1 << 16)).decode("latin1")) if magic[:6] == b"\x93NUMPY" else {}
+    if about.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError("a member is no .npy file")
+    return tuple(about["shape"]), str(about["descr"]), about["fortran_order"]
+
+
+def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Tensor:
+    with archive.open(member) as npy:
+        shape, kind, columns = _npy_header(npy)
+        values = torch.frombuffer(bytearray(npy.read()), dtype=FLOATS[NPY_TYPES[kind]])
+    return values.view(shape[::-1]).permute(*range(len(shape))[::-1]) if columns else values.view(shape)
+
+
+def describe(folder: Path) -> Description:
+    """What config.json says, as vitlite, timm or transformers wrote it; nothing where there is none."""
+    config, pictures = (
+        _whole(file, lambda file=file: json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+        for file in (folder / "config.json", folder / "preprocessor_config.json")
+    )
+    if "vitlite" in config:
+        ours = config["vitlite"]
+        labels, recipe = ours.get("labels"), ours.get("preprocess")
+        return Description(ours["config"], labels and tuple(labels), recipe and ("vitlite", recipe))
+    if "architecture" in config:
+        return _timm(config)
+    if "model_type" in config:
+        return _transformers(config, ("transformers", pictures) if pictures else None)
+    return Description()
+
+
+def _timm(config: Mapping[str, Any]) -> Description:
+    args, pretrained = config.get("model_args", {}), config.get("pretrained_cfg", {})
+    pool = config.get("global_pool", "token")
+    if pool not in ("", *POOLS):
+        raise CheckpointError(f"config.json has global_pool {pool!r}; vitlite runs {', '.join(POOLS)}.")
+    claims = {"pool": POOLS.get(pool), "num_classes": config.get("num_classes"), "heads": args.get("num_heads")}
+    claims |= {"image_size": args.get("img_size"), "gelu": GELUS.get(args.get("act_layer"))}
+    names = config.get("label_names") or pretrained.get("label_names")
+    about = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}
+    return Description(
+        {name: value for name, value in claims.items() if value is not None},
+        tuple(about.get(name, name) for name in names) if names else None,
+        ("timm", pretrained) if "mean" in pretrained else None,
+        ".".join(filter(None, (config["architecture"], pretrained.get("tag")))),
+    )
+
+
+def _transformers(config: Mapping[str, Any], recipe: Any) -> Description:
+    vision = config.get("vision_config", config)
+    kind = vision.get("model_type", config["model_type"])
+    claims = {ours: vision[name] for name, ours in TRANSFORMERS.items() if name in vision}
+    claims = {"heads": 12, "norm_eps": EPS.get(kind, 1e-12)} | claims  # what their classes assume unless told
+    act = vision.get("hidden_act", "quick_gelu" if "clip" in kind else "gelu")
+    if act not in GELUS:
+        raise CheckpointError(f"config.json has hidden_act {act!r}; vitlite runs {', '.join(GELUS)}.")
+    claims |= {"gelu": GELUS[act], "norm_eps": float(claims["norm_eps"])}
+    if "intermediate_size" in vision and "mlp_ratio" not in vision:  # DINOv2 has both and uses the ratio
+        claims["mlp_dim"] = vision["intermediate_size"]
+    labels = None
+    if str((config.get("architectures") or [""])[0]).endswith("ForImageClassification"):
+        names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+        labels = tuple(names[key] for key in sorted(names, key=int))
+        claims["num_classes"] = len(labels)
+    return Description(claims, labels, recipe)
+
+
+def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim]) -> ViTConfig:
+    """The config of a file: what its tensors say, what its layout's code fixes, what others claim, in that order."""
+    known: dict[str, Any] = {name: value for name, value in tensors.items() if name in ViTConfig.__dataclass_fields__}
+    by = dict.fromkeys(known, "the tensors say")
+    wrong = []
+    for who, fields, firm in (Claim(f"the {layout.name} layout says", layout.fixed, False), *claims):
+        for name, value in fields.items():
+            if name in CHOICES or (name == "head_dim" and value is None):
+                continue
+            if name == "image_size":
+                value = (value, value) if isinstance(value, int) else tuple(value)
+            if name == "layer_scale" and name in tensors:  # which number it began with, only others can say
+                if (value is not None) != tensors["layer_scale"] and firm:
+                    wrong.append(f"layer_scale: the tensors have {'one' if tensors[name] else 'none'}, {who} {value}")
+                elif known[name] is True:
+                    known[name] = value
+            elif name not in known:
+                known[name], by[name] = value, who
+            elif firm and known[name] != value and (name not in LOOSE or who == USER):
+                wrong.append(f"{name}: {by[name]} {known[name]}, {who} {value}")
+    if known["layer_scale"] in (True, False):
+        known["layer_scale"] = 1e-5 if known["layer_scale"] else None
+    known |= _places(tensors, known)
+    if "heads" not in known and known.get("head_dim"):
+        known["heads"] = tensors["attention_dim"] // known["head_dim"]
+    if wrong:
+        raise CheckpointError(f"It is not what it is said to be. {'; '.join(wrong)}.")
+    if untold := [name for name in UNTOLD if name not in known]:
+        hint = f" ({layout.name} files pool {' or '.join(layout.pools)})" if "pool" in untold else ""
+        raise ConfigError(
+            f"The tensors do not tell {', '.join(untold)}{hint}. Say so: vitlite.load(..., config=ViTConfig("
+            + ", ".join(f"{name}=..." for name in untold)
+            + ")), or vitlite.create(name, weights=...) with the name of a model like it."
+        )
+    heads, inner = known["heads"], tensors["attention_dim"]
+    if inner % heads or (known.get("head_dim") or inner // heads) != inner // heads:
+        raise CheckpointError(f"Its attention is {inner} wide, which is not {heads} heads of equal width.")
+    known["head_dim"] = inner // heads if inner != known["dim"] else None
+    if known["class_token"] and known["pool"] not in layout.pools:
+        raise CheckpointError(f"{layout.name} files pool {' or '.join(layout.pools)}, not {known['pool']!r}.")
+    choices = [{"resample": layout.resample}, *(claim.fields for claim in reversed(claims) if claim.who != USER)]
+    choices += [claim.fields for claim in claims if claim.who == USER]
+    return ViTConfig(**known | {name: said[name] for said in choices for name in CHOICES if name in said})
+
+
+def _places(tensors: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """The image size and whether the class token has a position, from the rows of the position table."""
+    rows, cls, patch = tensors["position_rows"], tensors["class_token"], tensors["patch_size"]
+    if rows is None:
+        return {}
+    for own in (True, False) if cls and not tensors["registers"] else (False,):
+        side = math.isqrt(rows - own)
+        size = known.get("image_size", (side * patch, side * patch))
+        if side and (size[0] // patch) * (size[1] // patch) == rows - own:
+            square = size[0] if size[0] == size[1] else size
+            return {"positions": "learned", "image_size": square} | ({"cls_position": own} if cls else {})
+    if "image_size" in known:
+        raise CheckpointError(
+            f"Its position table has {rows} rows, which is not an image of {known['image_size']} in patches of {patch}."
+            " To run it at another size: image_size=."
+        )
+    return {"positions": "learned"}
+
+
+def read(
+    checkpoint: Checkpoint,
+    translated: tuple[Layout, str, Translation, ViTConfig],
+    target: ViTConfig,
+    *,
+    new_head: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    scan: bool,
+) -> tuple[ViT, LoadReport]:
+    """Builds `target` and fills it from the file, which must have all that its own config wants and no more.
+
+    `new_head` puts a zero head in place of the trained one; `scan` looks for values that are not finite.
+    """
+    layout, prefix, (found, dropped, extra), config = translated
+    with torch.device("meta"):
+        model = ViT(target)
+        own = {name: tuple(x.shape) for name, x in (model if target == config else ViT(config)).state_dict().items()}
+    ours = {name: tensor.shape for name, tensor in found.items()}
+    missing = {" + ".join(names_of(layout, prefix, name)): own[name] for name in own if own[name] != ours.get(name)}
+    surplus = {" + ".join(t.parts) or name: t.shape for name, t in found.items() if t.shape != own.get(name)}
+    surplus |= {name: checkpoint.shapes[name] for name in extra}
+    if missing or surplus:
+        lines = [f"- {name} {missing[name]}" for name in missing] + [f"+ {name} {surplus[name]}" for name in surplus]
+        lines.sort(key=lambda line: (line[2:], line[0]))
+        more = f"\n... and {len(lines) - 40} more" if len(lines) > 40 else ""
+        raise CheckpointError(
+            f"{checkpoint.path} ({layout.name} layout) does not fit its config: - is missing, + is there instead\n"
+            + "\n".join(lines[:40])
+            + more
+        )
+    loaded, resampled, renewed, last = {}, {}, {}, {}  # type: ignore[var-annotated]
+    state: dict[str, Tensor] = {}
+    wanted = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+    order = {name: i for i, name in enumerate(checkpoint.entries)}
+    unused = {part: checkpoint.shapes[part] for part in dropped}
+    for name, tensor in sorted(
+        found.items(), key=lambda item: order.get(item[1].parts[0], -1) if item[1].parts else -1
+    ):
+        if name.startswith("head.") and (new_head or name not in wanted):
+            unused |= {part: checkpoint.shapes[part] for part in tensor.parts}
+            continue
+        value = checkpoint.produce(tensor, last)
+        if name == "pos_embed" and target.grid != config.grid:
+            value = _stretch(value.float(), config, target)
+        elif name == "patch_embed.proj.weight" and target.channels != config.channels:
+            value = _recolor(value.float(), target.channels)
+        value = value.to(dtype)
+        if (scan or dtype == torch.float16) and not _finite(value):
+            raise CheckpointError(
+                f"{checkpoint.path}: {', '.join(tensor.parts)} has values that are not finite in {dtype}. The file is "
+                "damaged, or its numbers are too large for this dtype."
+            )
+        if value.shape == tensor.shape:
+            loaded[name] = tensor.shape
+        else:
+            resampled[name] = tensor.shape, wanted[name]
+        state[name] = value.to(device)
+    for name in wanted.keys() - state.keys():
+        state[name], renewed[name] = torch.zeros(wanted[name], dtype=dtype, device=device), wanted[name]
+    supplied = {name: loaded.pop(name) for name in list(loaded) if not found[name].parts}
+    model.load_state_dict(state, assign=True)
+    return model, LoadReport(layout.name, loaded, resampled, renewed, unused, supplied)
+
+
+def _finite(values: Tensor) -> bool:
+    """A sum is finite only where all values are, and takes a fifth of the time of asking each."""
+    total = values.sum(dtype=torch.float32) if values.dtype in (torch.float16, torch.bfloat16) else values.sum()
+    return bool(total.isfinite()) or bool(values.isfinite().all())
+
+
+def _stretch(table: Tensor, config: ViTConfig, target: ViTConfig) -> Tensor:
+    first = table.shape[1] - config.grid[0] * config.grid[1]
+    patches = resample_positions(table[:, first:], config.grid, target.grid, target.resample)
+    return torch.cat([table[:, :first], patches], dim=1)
+
+
+def _recolor(kernel: Tensor, channels: int) -> Tensor:
+    """timm's rule: one channel sees the sum; more take turns repeating the old ones, scaled to keep the sum."""
+    old = kernel.shape[1]
+    if channels == 1:
+        return kernel.sum(1, keepdim=True)
+    return kernel.repeat(1, -(-channels // old), 1, 1)[:, :channels] * (old / channels)
