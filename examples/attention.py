@@ -12,7 +12,7 @@ photo = sys.argv[1] if len(sys.argv) > 1 else "examples/photos/chelsea.png"
 model = vitlite.create("vit_nano_4.cifar10", image_size=96)  # larger than it was trained for: a finer grid
 
 maps.picture_of_attention(model, photo).save("attention.png")
-maps.picture_of_attention(model, photo, through_all=True).save("rollout.png")
+maps.picture_of_attention(model, photo, rolled_out=True).save("rollout.png")
 
 # The numbers behind the pictures:
 grids = maps.attention(model, model.preprocess(photo))[0]  # (heads, h, w)

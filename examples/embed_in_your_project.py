@@ -1,7 +1,5 @@
 """vitlite inside another program: an index that finds the most similar photo."""
 
-from collections.abc import Iterable
-
 import torch
 
 import vitlite
@@ -19,7 +17,7 @@ class PhotoIndex:
     def vector(self, path: str) -> torch.Tensor:
         return torch.nn.functional.normalize(self.model(self.model.preprocess(path)).float(), dim=-1).cpu()
 
-    def add(self, paths: Iterable[str]) -> dict[str, str]:
+    def add(self, paths: list[str]) -> dict[str, str]:
         """Adds photos; returns those that could not be read, with the reason."""
         failed = {}
         for path in paths:
@@ -37,5 +35,5 @@ class PhotoIndex:
 
 if __name__ == "__main__":
     index = PhotoIndex()
-    print("not read:", index.add(f"examples/photos/{name}" for name in ("coffee.png", "rocket.jpg", "missing.png")))
+    print("not read:", index.add([f"examples/photos/{name}" for name in ("coffee.png", "rocket.jpg", "missing.png")]))
     print(index.closest("examples/photos/chelsea.png"))

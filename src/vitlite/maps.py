@@ -91,7 +91,7 @@ def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
     return rearrange(patches, "b heads (h w) -> b heads h w", h=h, w=w).cpu()
 
 
-def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, through_all: bool = False) -> "Image":
+def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, rolled_out: bool = False) -> "Image":
     """The photo as the model saw it, and the attention laid over it: all heads together, then each.
 
     Every panel is scaled by its own range, so that its colours show where a head looks, not how strongly.
@@ -100,19 +100,19 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, through_a
         model: With its preprocessing.
         image: Anything that `model.preprocess` takes, once.
         layer: The block, from 0, or from the last with -1.
-        through_all: Draws `rollout` instead.
+        rolled_out: Draws `rollout` instead.
     """
     images = model.preprocess(image)
     if len(images) > 1:
         raise InputError(f"The picture of attention is drawn for one image, got {len(images)}. Pass one at a time.")
     photo = _photo(model, image)
-    if through_all:
+    if rolled_out:
         panels = {"rollout through all blocks": rollout(model, images)[0]}
     else:
         maps = attention(model, images, layer)[0]
         block = f"block {layer % model.config.depth}"
         panels = {f"{block}, all heads": maps.mean(0)} | {f"head {i}": one for i, one in enumerate(maps)}
-    drawn = {"photo": photo} | {caption: _overlaid(photo, one) for caption, one in panels.items()}
+    drawn = {"photo": photo} | {caption: overlaid(photo, one) for caption, one in panels.items()}
     return arrange(drawn, columns=max(2, round((1.8 * len(drawn)) ** 0.5)) if len(drawn) > 5 else len(drawn))
 
 
@@ -150,7 +150,7 @@ def _photo(model: "ViT", image: Any) -> Tensor:
     return rearrange(pixels, "c h w -> h w c").float().expand(-1, -1, 3)
 
 
-def _overlaid(photo: Tensor, grid: Tensor) -> Tensor:
+def overlaid(photo: Tensor, grid: Tensor) -> Tensor:
     """Attention as light on a dimmed photo: (h, w, 3) and a grid of patches -> (h, w, 3)."""
     lowest = (grid - grid.min())[None, None]
     smooth = F.interpolate(lowest, photo.shape[:2], mode="bicubic", align_corners=False)[0, 0].clamp(min=0)
@@ -224,7 +224,7 @@ def add_attention_arguments(parser: ArgumentParser) -> None:
 def run_attention(args: Namespace) -> int:
     """Draws where a model looked in one picture."""
     model = open_model(args)
-    _save(picture_of_attention(model, args.image, layer=args.layer, through_all=args.rollout), args.out)
+    _save(picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout), args.out)
     return 0
 
 

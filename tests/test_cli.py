@@ -1,0 +1,449 @@
+"""The command line as a person meets it: what it prints, where, and with which exit code."""
+
+import csv
+import io
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import vitlite
+from vitlite import cli, report, zoo
+from vitlite.config import ViTConfig
+from vitlite.errors import ImageError
+from vitlite.images import Preprocess, Recipe
+from vitlite.vectors import Journal
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs a command line in this process: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def runner(*words: object) -> tuple[int, str, str]:
+        code = cli.main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return runner
+
+
+def command(*words: object, **options: Any) -> "subprocess.Popen[str]":
+    """The command as a process of its own."""
+    line = [sys.executable, "-m", "vitlite", *map(str, words)]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small model that tells colours apart only by chance, but has labels and preprocessing."""
+    torch.manual_seed(0)
+    shape = {"image_size": 16, "patch_size": 8, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "num_classes": 3}
+    made = vitlite.ViT(ViTConfig(**shape)).eval()
+    torch.nn.init.normal_(made.head.weight)
+    made.labels = ("one", "two, or more", "three")
+    half = (0.5, 0.5, 0.5)
+    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bilinear", mean=half, std=half)
+    made.preprocess = Preprocess(recipe, made)
+    folder = tmp_path_factory.mktemp("model")
+    made.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of pictures and other files, on two levels."""
+    folder = tmp_path_factory.mktemp("pictures")
+    (folder / "inner").mkdir()
+    for i, name in enumerate(("a.png", "b.JPG", "inner/c.webp", "inner/d.png")):
+        Image.new("RGB", (20 + i, 30), (60 * i, 10, 200 - 60 * i)).save(folder / name)
+    (folder / "notes.txt").write_text("no picture")
+    return folder
+
+
+@pytest.fixture
+def broken(pictures: Path, tmp_path: Path) -> Path:
+    """The same folder with a picture cut short between the others."""
+    folder = tmp_path / "pictures"
+    shutil.copytree(pictures, folder)
+    (folder / "aa.png").write_bytes((folder / "a.png").read_bytes()[:60])
+    return folder
+
+
+# --- starting and ending
+
+
+def test_every_command_is_there(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert " ".join(cli.COMMANDS) == (
+        "list info classify embed attention positions download verify convert export bench train eval"
+    )
+    for name, entry in cli.COMMANDS.items():
+        assert entry.help in out
+        code, help_text, _ = run(name, "--help")
+        assert code == 0
+        assert f"usage: vitlite {name}" in help_text
+        assert callable(cli.find(entry.run))
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["info", "vit_base_16"]], ids=lambda words: words[0])
+def test_quick_commands_do_not_import_torch(words: list[str]) -> None:
+    code = (
+        "import sys; from vitlite.cli import main; code = main(sys.argv[1:])\n"
+        "assert not {'torch', 'PIL', 'huggingface_hub', 'tqdm'} & set(sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"vitlite {vitlite.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ([], "the following arguments are required: COMMAND (see: vitlite --help)"),
+        (["clasify"], "No command 'clasify'. Did you mean classify? Commands: list, info,"),
+        (["classify"], "the following arguments are required: PATH (see: vitlite classify --help)"),
+        (["classify", "x", "--to", "3"], "unrecognized arguments: --to 3"),
+        (["classify", "x", "--top", "0"], "argument --top: a whole number of at least 1, not '0'"),
+        (["classify", "x", "--size", "9y9"], "a size is a number of pixels or HEIGHTxWIDTH, such as 384 or 384x512"),
+        (["attention", "x", "--out", "y", "--layer", "1", "--rollout"], "not allowed with argument --layer"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_2(run: Run, words: list[str], error: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("vitlite: error: ")
+    assert error in err
+    assert err.count("\n") == 1
+
+
+def test_failure_is_one_line_and_1_and_debug_has_the_traceback(run: Run) -> None:
+    code, out, err = run("info", "vit_bas_16")
+    assert (code, out) == (1, "")
+    assert err.startswith("vitlite: error: There is no model 'vit_bas_16'. Did you mean vit_base_16,")
+    assert err.count("\n") == 1
+    for words in (("info", "vit_bas_16", "--debug"), ("--debug", "info", "vit_bas_16")):
+        assert "Traceback" in run(*words)[2]
+
+
+def test_a_mistake_of_ours_is_told_as_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "run_list", lambda args: {}["none"])
+    assert run("list") == (1, "", "vitlite: error: KeyError: 'none' (--debug shows where)\n")
+
+
+def test_ctrl_c_is_130(model: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "never.png")  # a picture that never comes
+    process = command("classify", tmp_path / "never.png", "--model", model)
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    opened = os.open(tmp_path / "never.png", os.O_WRONLY | os.O_NONBLOCK)  # lets the reader go
+    os.close(opened)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "vitlite: interrupted\n")
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    line = f"{sys.executable} -m vitlite list --json | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (141, "[\n", "")
+
+
+def on_a_terminal(*words: object, columns: int = 60, **environment: str) -> str:
+    """What a terminal of so many columns shows."""
+    import fcntl
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    settings = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "TERM")}
+    line = [sys.executable, "-m", "vitlite", *map(str, words)]
+    process = subprocess.Popen(line, stdout=theirs, stderr=theirs, env=settings | {"TERM": "xterm"} | environment)
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 65536):
+            shown += piece
+    except OSError:  # Linux: the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait() == 0
+    return shown.decode().replace("\r\n", "\n")
+
+
+def test_tables_fit_the_terminal() -> None:
+    shown = on_a_terminal("list", "vit_tiny", columns=60)
+    rows = [line for line in shown.splitlines() if "vit_tiny_16." in line and not line.startswith("*")]
+    assert len(rows) == 4
+    assert max(map(len, rows)) <= 60
+    assert "licence" not in shown
+    assert "\033[1m" in shown
+    assert "\033" not in on_a_terminal("list", "vit_tiny", NO_COLOR="1")
+    assert "licence" in on_a_terminal("list", "vit_tiny", columns=100)
+
+
+def test_bars_only_on_a_terminal(model: Path, pictures: Path) -> None:
+    assert "█" in on_a_terminal("classify", pictures / "a.png", "--model", model)
+
+
+def test_a_long_run_has_a_progress_bar_on_a_terminal(model: Path, tmp_path: Path) -> None:
+    for i in range(60):
+        Image.new("RGB", (8, 8), (i, i, i)).save(tmp_path / f"{i}.png")
+    (tmp_path / "bad.png").write_bytes(b"")
+    out = tmp_path / "out.npz"
+    shown = ""
+    with pytest.raises(AssertionError):  # the exit code is 1: one picture is broken
+        shown = on_a_terminal("embed", tmp_path, "--model", model, "--out", out)
+    (tmp_path / "bad.png").unlink()
+    shown = on_a_terminal("embed", tmp_path, "--model", model, "--out", out)
+    assert "60/60" in shown
+
+
+# --- list and info
+
+
+def test_list(run: Run) -> None:
+    code, out, _ = run("list", "vit_small_8")
+    assert code == 0
+    assert out == (
+        "name              params   image  GMACs  top-1     licence\n"
+        "vit_small_8.dino  21.7 M  224 px   22.4      -  apache-2.0\n"
+    )
+    names = [row["name"] for row in json.loads(run("list", "--json")[1])]
+    assert names == sorted(zoo.RECORDS, key=names.index)
+    assert len(names) == len(zoo.RECORDS)
+    assert "vit_base_16 is vit_base_16.augreg2_in21k_ft_in1k" in run("list", "vit_base_16*")[1]
+    code, _, err = run("list", "vit_smoll")
+    assert code == 1
+    assert "No model matches 'vit_smoll'. Did you mean vit_small_" in err
+
+
+def test_info(run: Run) -> None:
+    code, out, _ = run("info", "deit_tiny_patch16_224.fb_in1k")
+    assert code == 0
+    assert out.startswith("vit_tiny_16.deit_fb_in1k\n")
+    assert "224 x 224 px, resized for a centre crop of 0.9, bicubic, mean 0.485 0.456 0.406" in out
+    *_, last = out.splitlines()
+    assert last.split() == ["all", "5.7", "M", "1.254"]
+    fields = json.loads(run("info", "vit_base_16", "--json")[1])
+    assert fields["params"] == 86567656
+    assert fields["config"]["depth"] == 12
+    assert sum(layer["params"] for layer in fields["layers"]) == fields["params"]
+    assert "registers=4" in run("info", "vit_small_14.reg4_dinov2_lvd142m_518")[1]
+
+
+# --- classify
+
+
+def test_classify_gives_what_predict_gives(run: Run, model: Path, pictures: Path) -> None:
+    expected = vitlite.load(model).predict([pictures / "a.png", pictures / "b.JPG"], top=2)
+    code, out, err = run("classify", pictures / "a.png", pictures / "b.JPG", "--model", model, "--top", 2)
+    assert (code, err) == (0, "")
+    first, *answers = out.splitlines()[:3]
+    assert first == str(pictures / "a.png")
+    assert answers == [f"  {100 * score:5.1f} %  {label}" for label, _, score in expected[0]]
+
+    words = ("classify", pictures / "a.png", pictures / "b.JPG", "--model", model, "--top", 2, "--format")
+    rows = [json.loads(line) for line in run(*words, "jsonl")[1].splitlines()]
+    assert [row["path"] for row in rows] == [str(pictures / "a.png"), str(pictures / "b.JPG")]
+    for row, answer in zip(rows, expected, strict=True):
+        assert [(p["label"], p["index"]) for p in row["predictions"]] == [(p.label, p.index) for p in answer]
+        assert [p["score"] for p in row["predictions"]] == pytest.approx([p.score for p in answer], abs=1e-6)
+
+    table = list(csv.DictReader(io.StringIO(run(*words, "csv")[1])))
+    assert [(row["path"], row["rank"]) for row in table][:2] == [
+        (str(pictures / "a.png"), "1"),
+        (str(pictures / "a.png"), "2"),
+    ]
+    assert table[0]["label"] == expected[0][0].label
+
+
+def paths_of(out: str) -> list[str]:
+    return [json.loads(line)["path"] for line in out.splitlines()]
+
+
+def test_where_pictures_are_found(
+    run: Run, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--model", model, "--format", "jsonl")
+    all_four = [str(pictures / name) for name in ("a.png", "b.JPG", "inner/c.webp", "inner/d.png")]
+    assert paths_of(run("classify", pictures, *words)[1]) == all_four
+    assert paths_of(run("classify", f"{pictures}/**/*.png", *words)[1]) == [all_four[0], all_four[3]]
+    assert paths_of(run("classify", pictures, pictures / "a.png", *words)[1]) == all_four  # each once
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{all_four[1]}\n\n{all_four[2]}\r\n"))
+    assert paths_of(run("classify", "-", *words)[1]) == all_four[1:3]
+    odd = tmp_path / "[1] odd.png"  # brackets in a name that exists are no pattern
+    shutil.copy(pictures / "a.png", odd)
+    assert paths_of(run("classify", odd, *words)[1]) == [str(odd)]
+    (tmp_path / "empty").mkdir()
+    assert "No pictures in the folder" in run("classify", tmp_path / "empty", *words)[2]
+    assert "No file matches" in run("classify", tmp_path / "*.bmp", *words)[2]
+    assert "No such file: none.png" in run("classify", "none.png", *words)[2]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert "the list is empty" in run("classify", "-", *words)[2]
+
+
+def test_a_broken_picture_does_not_stop_the_rest(run: Run, model: Path, broken: Path) -> None:
+    code, out, err = run("classify", broken, broken / "missing.png", "--model", model, "--format", "jsonl")
+    assert code == 1
+    assert [Path(path).name for path in paths_of(out)] == ["a.png", "b.JPG", "c.webp", "d.png"]
+    first, second = err.splitlines()
+    assert first.startswith(f"vitlite: Cannot read {broken / 'aa.png'} as a picture: ")
+    assert second == f"vitlite: No such file: {broken / 'missing.png'}"
+
+
+def test_a_reason_without_the_name_gets_it(run: Run, model: Path, tmp_path: Path) -> None:
+    outcomes = [("x.png", ImageError("is broken")), ("y.png", ImageError("y.png is broken"))]
+    from vitlite.bulk import Watch
+
+    watch = Watch(2, bar=False)
+    assert list(watch.good(item for item in outcomes)) == []
+    assert watch.exit_code() == 1
+
+
+def test_options_reach_the_model(run: Run, model: Path, pictures: Path) -> None:
+    words = ("classify", pictures / "a.png", "--format", "jsonl", "--model", model)
+    plain = run(*words)[1]
+    assert run(*words, "--device", "cpu", "--dtype", "float32", "--batch", 1)[1] == plain
+    assert run(*words, "--dtype", "bfloat16")[1] != plain
+    assert run(*words, "--size", "32x48")[1] != plain
+    assert run(*words, "--size", "17")[0] == 1
+    [row], [fast] = ([json.loads(line) for line in text.splitlines()] for text in (plain, run(*words, "--fast")[1]))
+    assert [p["score"] for p in fast["predictions"]] == pytest.approx(
+        [p["score"] for p in row["predictions"]], abs=1e-5
+    )
+
+
+def test_without_a_network_the_error_names_what_needs_none(run: Run, pictures: Path) -> None:
+    code, out, err = run("classify", pictures / "a.png")
+    assert (code, out) == (1, "")
+    assert "--model vit_nano_4.cifar10" in err
+
+
+def test_names_paths_and_repositories() -> None:
+    from vitlite.weights import is_place
+
+    assert not is_place("vit_base_16")
+    assert not is_place("timm/deit_tiny_patch16_224.fb_in1k")  # an alias of the zoo
+    assert not is_place("vit_bas_16")  # neither: create says what is near
+    assert is_place("google/vit-base-patch16-224")
+    assert is_place(".")
+
+
+def test_real_weights(run: Run, shared: Path) -> None:
+    weights = shared / "weights" / "deit_tiny_16.timm.safetensors"
+    photos = [shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"]
+    words = ("classify", *photos, "--model", "vit_tiny_16.deit_fb_in1k", "--weights", weights, "--format", "jsonl")
+    cat, coffee = (
+        [(p["label"], p["score"]) for p in json.loads(line)["predictions"]] for line in run(*words)[1].splitlines()
+    )
+    assert [label for label, _ in cat[:2]] == ["Egyptian cat", "tabby"]
+    assert cat[0][1] == pytest.approx(0.44, abs=0.01)
+    assert coffee[0][0] == "espresso"
+    assert coffee[0][1] == pytest.approx(0.82, abs=0.01)
+
+
+# --- embed
+
+
+def test_embed_gives_what_embed_gives(run: Run, model: Path, broken: Path, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    out = tmp_path / "out.safetensors"
+    code, shown, err = run("embed", broken, "--model", model, "--out", out)
+    assert code == 1
+    assert "aa.png" in err
+    assert shown == f"wrote {out}: 4 vectors of 32\n"
+    with safe_open(out, "pt") as file:
+        vectors, about = file.get_tensor("vectors"), file.metadata()
+    paths = json.loads(about["paths"])
+    loaded = vitlite.load(model)
+    with torch.no_grad():
+        torch.testing.assert_close(vectors, loaded.embed(loaded.preprocess(paths)))
+    assert about["sha256"] == loaded.source.sha256
+
+
+def test_embed_killed_and_continued_gives_the_same_bytes(run: Run, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    noise = torch.Generator().manual_seed(0)
+    for i in range(400):
+        pixels = torch.randint(0, 256, (64, 64, 3), dtype=torch.uint8, generator=noise)
+        Image.fromarray(pixels.numpy()).save(folder / f"{i:03}.bmp")
+    (folder / "005.bmp").write_bytes(b"BM")  # in the first batch
+    whole, out = tmp_path / "whole.npz", tmp_path / "out.npz"
+    words = ("embed", folder, "--model", model, "--batch", 8, "--out")
+    assert run(*words, whole)[0] == 1
+
+    partial = tmp_path / "out.npz.partial"
+    for stop in (signal.SIGKILL, signal.SIGINT):
+        before = partial.stat().st_size if partial.exists() else 0
+        process = command(*words, out)
+        while not partial.exists() or partial.stat().st_size < before + 12_000:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.002)
+        process.send_signal(stop)
+        process.communicate(timeout=30)
+        assert process.returncode in (-stop, 130)
+        assert not out.exists()
+    code, _, err = run(*words, out)
+    assert code == 1
+    assert "continuing" in err
+    assert "005.bmp" in err  # said again
+    assert out.read_bytes() == whole.read_bytes()
+    assert not partial.exists()
+
+
+def test_embed_refuses_to_mix_two_runs(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with Journal(out, {"weights": "others"}):
+        pass
+    code, _, err = run("embed", pictures, "--model", model, "--out", out)
+    assert code == 1
+    assert "was left by a run with another config, dtype, fast, preprocessing, weights" in err
+    assert "must end in one of .safetensors" in run("embed", pictures, "--model", model, "--out", "x.csv")[2]
+
+
+# --- pictures
+
+
+def test_attention_and_positions(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "map.png"
+    code, shown, _ = run("attention", pictures / "a.png", "--model", model, "--out", out)
+    assert code == 0
+    assert shown == f"wrote {out}, {Image.open(out).width} x {Image.open(out).height} pixels\n"
+    several = Image.open(out).width
+    assert run("attention", pictures / "a.png", "--model", model, "--rollout", "--size", 32, "--out", out)[0] == 0
+    assert Image.open(out).width < several
+    assert "layers has 7" in run("attention", pictures / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
+    assert run("positions", model, "--out", out)[0] == 0
+    code, _, err = run("positions", model, "--out", tmp_path / "none" / "map.png")
+    assert code == 1
+    assert "Name a .png file in a folder that exists" in err
+
+
+# --- weights
+
+
+def test_download_and_verify(run: Run, tmp_path: Path, model: Path) -> None:
+    assert run("download", "vit_nano_4.cifar10")[1] == "vit_nano_4.cifar10: comes with vitlite, nothing to download\n"
+    assert "no model 'nothing'" in run("download", "vit_nano_4.cifar10", "nothing")[2]
+    assert "Nothing to verify" in run("verify")[2]
+    assert run("verify", tmp_path / "none.safetensors")[0] == 1

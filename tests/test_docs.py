@@ -1,0 +1,171 @@
+"""Every code block of the README and the documentation runs, every link leads somewhere, no generated table is stale.
+
+A block is ```python or ```bash. An HTML comment above a block says what else holds for it:
+`not run: reason`; `output` (a text block that the block before printed, where ... stands for anything);
+`from FILE` (lines that stand in that file, not run).
+"""
+
+import contextlib
+import doctest
+import importlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from server import Hub
+
+from vitlite import cli, zoo
+from vitlite.model import ViT
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+NOTE = re.compile(r"<!-- (not run|output|from)(?::? (.*?))? -->\s*$")
+
+
+class Block(NamedTuple):
+    language: str
+    note: str  # "not run", "output", "from" or ""
+    detail: str  # the reason, or the file
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text, found = page.read_text(encoding="utf-8"), []
+    for match in FENCE.finditer(text):
+        note = NOTE.search(text[: match.start()])
+        kind, detail = (note[1], note[2] or "") if note else ("", "")
+        line = text[: match.start()].count("\n") + 2
+        found.append(Block(match[2].split(" ")[0], kind, detail, textwrap.dedent(match[3]), line))
+    return found
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    """A Hub that has the default model's repository; its weights are random, so no page may show what they answer."""
+    from safetensors.torch import save
+
+    record = zoo.find("vit_base_16")
+    with Hub() as server:
+        weights = ViT(record.config).half().state_dict()
+        server.publish(record.repo, model_safetensors=save(weights), config_json=b"{}")
+        yield server
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder like a checkout, where pages may leave files."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_runs(page: Path, workplace: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = blocks_of(page)
+    running = [block for block in blocks if block.note in ("", "output") and block.language in ("python", "bash")]
+    online = any(re.search(r"vit_base_16\b(?!\.)", b.text) and " info " not in b.text for b in running)
+    monkeypatch.setenv("HF_ENDPOINT", request.getfixturevalue("hub").url if online else "http://127.0.0.1:9")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = ""
+    for block in blocks:
+        place = f"{page.name}:{block.line}"
+        if block.note == "not run":
+            assert block.detail, f"{place}: say why this block is not run"
+        elif block.note == "from":
+            assert stands_in(block.text, ROOT / block.detail), f"{place}: these lines are not in {block.detail}"
+        elif block.note == "output":
+            options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            same = doctest.OutputChecker().check_output(block.text, printed, options)
+            assert same, f"{place}: shows\n{block.text}\nbut it printed\n{printed}"
+        elif block.language == "python":
+            printed = run_python(block.text, place, names)
+        elif block.language in ("bash", "sh", "console"):
+            printed = "".join(run_line(line, place) for line in commands(block.text))
+
+
+def run_python(code: str, place: str, names: dict[str, Any]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(code, place, "exec"), names)
+    return out.getvalue()
+
+
+def commands(text: str) -> list[str]:
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def run_line(line: str, place: str) -> str:
+    """Runs a line of a shell block, in this process where it is only vitlite's own."""
+    if line.startswith("vitlite ") and not set(line) & set("|<>$&;"):
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            code = cli.main(shlex.split(line, comments=True)[1:])
+        assert code == 0, f"{place}: {line!r} ended with {code}: {err.getvalue()}"
+        return out.getvalue()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-ec", line], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{place}: {line!r} ended with {done.returncode}: {done.stderr}"
+    return done.stdout
+
+
+def stands_in(quoted: str, file: Path) -> bool:
+    """Whether a file has these lines, one after the other, whatever their indent."""
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    wanted = [line.strip() for line in quoted.strip().splitlines()]
+    return any(lines[i : i + len(wanted)] == wanted for i in range(len(lines)))
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub and Python-Markdown make them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower())).strip("-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("*.md"))[:0]], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)", text):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        there = page.parent / name if name else page
+        assert there.exists(), f"{page.name} links to {target}, which is not there"
+        if anchor:
+            assert anchor in headings(there), f"{page.name} links to {target}, which has no such heading"
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("docs/generate_*.py")), ids=lambda script: script.stem)
+def test_generated_pages_are_fresh(script: Path) -> None:
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_navigation_has_every_page() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    listed = set(re.findall(r"([\w/]+\.md)", nav))
+    assert listed == {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+
+
+def test_reference_names_exist() -> None:
+    for name in re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE):
+        module, _, attribute = name.rpartition(".")
+        if module != "vitlite" or attribute not in ("maps", "errors"):
+            assert hasattr(importlib.import_module(module), attribute), name
