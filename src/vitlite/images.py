@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from os import PathLike, fspath
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 import torch
 from einops import rearrange
@@ -140,8 +140,8 @@ class Recipe:
 class Preprocess:
     """Prepares pictures for one model: a picture, or a list of them -> (b, c, h, w) on its device, in its dtype.
 
-    A picture is a path, a Pillow image, or an array or tensor, (h, w, c) or (c, h, w) or (h, w), of uint8 or of
-    floats from 0 to 1. A 4-D array or tensor is a list of pictures.
+    A picture is a path, an open file, a Pillow image, or an array or tensor, (h, w, c) or (c, h, w) or (h, w), of
+    uint8 or of floats from 0 to 1. A 4-D array or tensor is a list of pictures.
     """
 
     def __init__(self, recipe: Recipe, model: Any) -> None:  # a ViT; its config, device and dtype are read when called
@@ -206,31 +206,32 @@ def pictures(images: Any) -> list[Any] | None:
     return list(images) if isinstance(images, (list, tuple)) or getattr(images, "ndim", None) == 4 else None
 
 
-def read_image(path: str | PathLike[str], channels: int = 3) -> Tensor:
-    """Opens a picture file, turned upright: uint8 (h, w, channels), where 3 channels are RGB and 1 is grey.
+def read_image(file: str | PathLike[str] | BinaryIO, channels: int = 3) -> Tensor:
+    """Reads a picture file, or an open one, turned upright: uint8 (h, w, channels); 3 channels are RGB and 1 is grey.
 
     Raises:
         ImageError: the file is missing, damaged, too large, or no picture.
         MissingExtraError: Pillow is not installed.
     """
+    name = fspath(file) if isinstance(file, (str, PathLike)) else getattr(file, "name", "the open file")
     try:
         from PIL import Image
     except ImportError as error:
-        raise missing_extra(f"Opening {fspath(path)}", "images") from error
+        raise missing_extra(f"Opening {name}", "images") from error
     try:
-        with Image.open(path) as image:
+        with Image.open(file) as image:
             pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
             if most and pixels > most:  # of which Pillow itself only warns
                 raise ImageError(f"{pixels} pixels, allowed are {most}; trusted: raise PIL.Image.MAX_IMAGE_PIXELS")
             return _from_pillow(image, channels)
     except Exception as error:  # a broken file makes Pillow's decoders raise nearly anything
         reason = "no such file" if isinstance(error, FileNotFoundError) else str(error) or type(error).__name__
-        raise ImageError(f"Cannot read {fspath(path)} as a picture: {reason}") from error
+        raise ImageError(f"Cannot read {name} as a picture: {reason}") from error
 
 
 def _read(image: Any, channels: int) -> Tensor:
     """Any single picture: uint8 (h, w, channels)."""
-    if isinstance(image, (str, PathLike)):
+    if isinstance(image, (str, PathLike)) or hasattr(image, "read"):
         return read_image(image, channels)
     pillow = sys.modules.get("PIL.Image")  # a Pillow image exists only where this is loaded
     if pillow is not None and isinstance(image, pillow.Image):
@@ -246,7 +247,7 @@ def _read(image: Any, channels: int) -> Tensor:
     if isinstance(image, Tensor):
         return _from_tensor(image.detach().cpu(), channels)
     raise ImageError(
-        f"A picture is a path, a Pillow image, an array or a tensor, got {type(image).__name__}. "
+        f"A picture is a path, an open file, a Pillow image, an array or a tensor, got {type(image).__name__}. "
         "Several come in a list; model.predict also takes an iterator."
     )
 
