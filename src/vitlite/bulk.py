@@ -165,8 +165,8 @@ def _show_table(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
     for path, predictions in answers:
         print(bold(path))
         for label, _, score in predictions:
-            bar = "█" * round(20 * score) if terminal_width() else ""
-            print(f"  {100 * score:5.1f} %  {label}  {bar}".rstrip())
+            bar = f"{'█' * round(20 * score):<20}  " if terminal_width() else ""
+            print(f"  {100 * score:5.1f} %  {bar}{label}")
 
 
 def _show_jsonl(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:

@@ -98,7 +98,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if wanted is not None and wanted not in COMMANDS:
         parser.error(f"No command {wanted!r}.{closest(wanted, COMMANDS)} Commands: {', '.join(COMMANDS)}")
     for name, command in COMMANDS.items():
-        sub = commands.add_parser(name, help=command.help, description=command.help, parents=[debug])
+        about = f"{command.help[0].upper()}{command.help[1:]}."
+        sub = commands.add_parser(name, help=command.help, description=about, parents=[debug])
         if name == wanted:
             find(command.add_arguments)(sub)
             sub.set_defaults(run=find(command.run))
