@@ -9,7 +9,6 @@ read with the standard library. Nothing here passes through numpy or unpickles.
 import ast
 import json
 import math
-import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.layouts import OPS, REFUSED, Found, Layout, Shape, Translation, detect, facts, names_of, translate
+from vitlite.layouts import OPS, Found, Layout, Shape, Translation, facts, translate
 from vitlite.model import ViT, resample_positions
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -125,36 +124,26 @@ class Checkpoint:
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
-    def translate(self, claims: Sequence[Claim]) -> tuple[Layout, str, Translation, ViTConfig]:
-        """Its layout and prefix, where our tensors are in it, and its config.
+    def understand(self, claims: Sequence[Claim]) -> tuple[Translation, ViTConfig]:
+        """Where our tensors are in it, and its config.
 
         Raises:
-            CheckpointError: it is no ViT, or claims contradict it.
+            CheckpointError: it is no plain ViT, or claims contradict it.
             ConfigError: neither the tensors nor the claims tell all of the config.
         """
         self.patch = next((claim.fields["patch_size"] for claim in claims if "patch_size" in claim.fields), None)
         try:
-            layout, prefix = detect(self.shapes)
-            translation = translate(layout, prefix, self.shapes, self.patch)
-            self._refuse(translation)
+            translation = translate(self.shapes, self.patch)
             known = facts(translation, self.shapes)
-            config = resolve(layout, known, claims)
+            for name in {part for tensor in translation.found.values() for part in tensor.parts}:
+                if (kind := self.entries[name].dtype) not in FLOATS:
+                    raise CheckpointError(
+                        f"{name} is of type {kind}, and vitlite reads {', '.join(FLOATS)}: quantised weights, fp8 and "
+                        "whole numbers are refused, objects never unpickled. Get the file in a floating-point type."
+                    )
+            return translation, resolve(translation.layout, known, claims)
         except (CheckpointError, ConfigError) as error:
             raise type(error)(f"{self.path}: {error}") from error
-        return layout, prefix, translation, config
-
-    def _refuse(self, translation: Translation) -> None:
-        for name in translation.extra:
-            for pattern, why in REFUSED:
-                if re.fullmatch(pattern, name):
-                    raise CheckpointError(f"This is no plain ViT: {why} ({name}). vitlite runs plain ViTs only.")
-        for name in {part for found in translation.found.values() for part in found.parts}:
-            kind = self.entries[name].dtype
-            if kind not in FLOATS:
-                raise CheckpointError(
-                    f"{name} is of type {kind}, and vitlite reads {', '.join(FLOATS)}: quantised weights, fp8 and "
-                    "whole numbers are refused, and objects never unpickled. Get the file in a floating-point type."
-                )
 
     def produce(self, found: Found, last: dict[str, Tensor]) -> Tensor:
         """Reads one of our tensors. `last` keeps what was read for it, in case the next is made of the same."""
@@ -165,9 +154,9 @@ class Checkpoint:
         for name in found.parts:
             if name not in last:
                 last[name] = _whole(self.path, self.entries[name].read)
-        if found.op == "same" and found.block is None:
+        if found.op == "same" and found.row is None:
             return last.pop(found.parts[0])
-        parts = [last[name] if found.block is None else last[name][found.block] for name in found.parts]
+        parts = [last[name] if found.row is None else last[name][found.row] for name in found.parts]
         return OPS[found.op](parts, self.patch).contiguous()
 
 
@@ -346,7 +335,10 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
     known["head_dim"] = inner // heads if inner != known["dim"] else None
     if known["class_token"] and known["pool"] not in layout.pools:
         raise CheckpointError(f"{layout.name} files pool {' or '.join(layout.pools)}, not {known['pool']!r}.")
-    choices = [{"resample": layout.resample}, *(claim.fields for claim in reversed(claims) if claim.who != USER)]
+    choices = [
+        {"resample": layout.resample[known["registers"] > 0]},
+        *(claim.fields for claim in reversed(claims) if claim.who != USER),
+    ]
     choices += [claim.fields for claim in claims if claim.who == USER]
     return ViTConfig(**known | {name: said[name] for said in choices for name in CHOICES if name in said})
 
@@ -372,7 +364,8 @@ def _places(tensors: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, A
 
 def read(
     checkpoint: Checkpoint,
-    translated: tuple[Layout, str, Translation, ViTConfig],
+    translation: Translation,
+    config: ViTConfig,
     target: ViTConfig,
     *,
     new_head: bool,
@@ -384,12 +377,12 @@ def read(
 
     `new_head` puts a zero head in place of the trained one; `scan` looks for values that are not finite.
     """
-    layout, prefix, (found, dropped, extra), config = translated
+    layout, prefix, found, dropped, extra = translation
     with torch.device("meta"):
         model = ViT(target)
         own = {name: tuple(x.shape) for name, x in (model if target == config else ViT(config)).state_dict().items()}
     ours = {name: tensor.shape for name, tensor in found.items()}
-    missing = {" + ".join(names_of(layout, prefix, name)): own[name] for name in own if own[name] != ours.get(name)}
+    missing = {" + ".join(layout.spell(prefix, name)): own[name] for name in own if own[name] != ours.get(name)}
     surplus = {" + ".join(t.parts) or name: t.shape for name, t in found.items() if t.shape != own.get(name)}
     surplus |= {name: checkpoint.shapes[name] for name in extra}
     if missing or surplus:

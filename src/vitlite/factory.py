@@ -216,13 +216,13 @@ def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: z
             said.append(Claim("", {name: getattr(like.config, name) for name in ("heads", "norm_eps", "gelu")}, False))
         if options.pool:
             said.append(Claim("", {"pool": options.pool}, firm=False))
-        translated = file.translate(said)
-        config = translated[-1]
+        translation, config = file.understand(said)
         target, new_head = _target(config, options)
         scan = not all(map(hub.is_scanned, file.files))
         model, report = read(
             file,
-            translated,
+            translation,
+            config,
             target,
             new_head=new_head,
             device=_device(options),
