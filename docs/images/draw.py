@@ -23,7 +23,7 @@ def patches() -> None:
     cut = rearrange(cut, "c h w p q -> (h p) (w q) c")[:-5, :-5]
     whole = F.interpolate(photo[None], cut.shape[:2], mode="bilinear", antialias=True)[0]
     arrange({"224 x 224 pixels": rearrange(whole, "c h w -> h w c"), "196 patches of 16 x 16": cut}, 2).save(
-        HERE / "patches.png"
+        HERE / "patches.jpg", quality=90
     )
 
 
@@ -45,7 +45,7 @@ def positions() -> None:
 
 def attention() -> None:
     """Where the last block looks, at a finer grid than the model's own."""
-    picture_of_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png").save(HERE / "attention.png")
+    picture_of_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png").save(HERE / "attention.jpg", quality=90)
 
 
 def block() -> None:
