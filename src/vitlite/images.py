@@ -225,8 +225,12 @@ def read_image(file: str | PathLike[str] | BinaryIO, channels: int = 3) -> Tenso
                 raise ImageError(f"{pixels} pixels, allowed are {most}; trusted: raise PIL.Image.MAX_IMAGE_PIXELS")
             return _from_pillow(image, channels)
     except Exception as error:  # a broken file makes Pillow's decoders raise nearly anything
-        reason = "no such file" if isinstance(error, FileNotFoundError) else str(error) or type(error).__name__
-        raise ImageError(f"Cannot read {name} as a picture: {reason}") from error
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> ImageError:
+    reason = "no such file" if isinstance(error, FileNotFoundError) else str(error) or type(error).__name__
+    return ImageError(f"Cannot read {name} as a picture: {reason}")
 
 
 def _read(image: Any, channels: int) -> Tensor:
@@ -237,12 +241,12 @@ def _read(image: Any, channels: int) -> Tensor:
     if pillow is not None and isinstance(image, pillow.Image):
         try:
             return _from_pillow(image, channels)
-        except (OSError, SyntaxError) as error:  # opened lazily, and only now found broken
-            raise ImageError(f"Cannot read {getattr(image, 'filename', '') or image}: {error}") from error
+        except Exception as error:  # as above: opened lazily, it may be found broken only now
+            raise _unreadable(getattr(image, "filename", "") or f"the {image.mode} image", error) from error
     if hasattr(image, "__array_interface__"):
         try:
-            image = torch.as_tensor(image.copy())  # torch warns of read-only arrays and refuses negative strides
-        except TypeError as error:
+            image = torch.as_tensor(image.copy(), device="cpu")  # torch minds read-only ones and odd strides
+        except (TypeError, ValueError) as error:
             raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {image.dtype}.") from error
     if isinstance(image, Tensor):
         return _from_tensor(image.detach().cpu(), channels)

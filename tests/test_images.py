@@ -1,0 +1,452 @@
+import copy
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vitlite.config import ViTConfig
+from vitlite.errors import ConfigError, ImageError, MissingExtraError
+from vitlite.images import Preprocess, Recipe, read_image
+from vitlite.model import ViT
+
+PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
+PLAIN = Recipe(size=(32, 32), resize=(36, 36), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+
+
+@pytest.fixture
+def vit() -> ViT:
+    model = ViT(ViTConfig(image_size=32, patch_size=16, dim=16, depth=1, heads=1, mlp_dim=16, num_classes=3))
+    model.preprocess = Preprocess(PLAIN, model)
+    return model
+
+
+def bound(recipe=PLAIN, channels=3):
+    """A Preprocess whose model is no more than what it reads of one."""
+    config = SimpleNamespace(channels=channels)
+    return Preprocess(recipe, SimpleNamespace(config=config, device=torch.device("cpu"), dtype=torch.float32))
+
+
+def picture(height, width, channels=3, seed=0):
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def pillow_pixels(image, recipe):
+    """What Pillow makes of a picture: across first, as it always did before version 13 and as the weights saw it."""
+    code = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[recipe.interpolation]
+    height, width = recipe.resized(image.height, image.width)
+    resized = image.resize((width, image.height), code).resize((width, height), code)
+    top, left = round((height - recipe.size[0]) / 2), round((width - recipe.size[1]) / 2)
+    box = (left, top, left + recipe.size[1], top + recipe.size[0])
+    return torch.from_numpy(np.array(resized.crop(box))).permute(2, 0, 1)
+
+
+# recipes
+
+
+def test_timm_config():
+    config = {"input_size": [3, 224, 224], "crop_pct": 0.9, "interpolation": "bicubic", "mean": [0.5], "std": [0.25]}
+    recipe = Recipe.from_timm({"architecture": "vit", "pretrained_cfg": config})
+    assert (recipe.size, recipe.resize, recipe.mode, recipe.margin) == ((224, 224), (248, 248), "center", "nearest")
+    assert Recipe.from_timm(config | {"crop_pct": 1.0}, (384, 320)).resize == (384, 320)
+    assert Recipe.from_timm(config | {"crop_mode": "squash"}).resized(1, 1000) == (248, 248)
+    with pytest.raises(ConfigError, match=r"has no crop_pct, mean\. Write an images.Recipe by hand"):
+        Recipe.from_timm({"interpolation": "bicubic", "std": [1]})
+    with pytest.raises(ConfigError, match=r"mode must be one of \('center', 'squash'\), got 'border'"):
+        Recipe.from_timm(config | {"crop_mode": "border"})
+
+
+def test_record():
+    fields = {"crop_pct": 0.875, "crop_mode": "squash", "interpolation": "bilinear", "mean": (0.0,), "std": (1.0,)}
+    recipe = Recipe.from_record(SimpleNamespace(**fields), (16, 32))
+    assert (recipe.size, recipe.resize, recipe.mode) == ((16, 32), (18, 36), "squash")
+
+
+HUGGING = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "resize", "mode"),
+    [
+        ({"size": 224, "resample": 2, "feature_extractor_type": "ViTFeatureExtractor"}, 224, 224, "squash"),
+        ({"size": {"height": 224, "width": 224}, "resample": 2}, 224, 224, "squash"),
+        ({"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}, 224, 256, "squash"),
+        (
+            {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "resample": 3},
+            224,
+            256,
+            "center",
+        ),
+        (
+            {"size": 224, "crop_size": 224, "resample": 3, "feature_extractor_type": "CLIPFeatureExtractor"},
+            224,
+            224,
+            "center",
+        ),
+        ({"size": 224, "crop_size": 192, "do_center_crop": False, "resample": 3}, 224, 224, "squash"),
+    ],
+)
+def test_transformers_config(config, size, resize, mode):
+    recipe = Recipe.from_transformers(config | HUGGING)
+    assert (recipe.size, recipe.resize, recipe.mode, recipe.margin) == ((size,) * 2, (resize,) * 2, mode, "down")
+    assert recipe.interpolation == {2: "bilinear", 3: "bicubic"}[config["resample"]]
+    assert recipe.scale == 1 / 255
+
+
+def test_transformers_switches():
+    config = {"size": 256, "crop_size": 224, "resample": 3} | HUGGING
+    assert Recipe.from_transformers(config, (384, 384)).resize == (438, 438)
+    assert Recipe.from_transformers(config | {"do_rescale": False}).scale == 1
+    assert Recipe.from_transformers(config | {"rescale_factor": 1 / 127.5}).scale == 1 / 127.5
+    assert Recipe.from_transformers(config | {"do_normalize": False}).mean == (0.0,)
+    with pytest.raises(ConfigError, match=r"fixes no image size"):
+        Recipe.from_transformers(config | {"do_resize": False})
+    with pytest.raises(ConfigError, match=r"fixes no image size"):
+        Recipe.from_transformers({"size": {"shortest_edge": 224}, "resample": 3} | HUGGING)
+    with pytest.raises(ConfigError, match=r"fixes no image size"):
+        Recipe.from_transformers(config | {"size": {"shortest_edge": 224, "longest_edge": 300}})
+    with pytest.raises(ConfigError, match="has no size, resample"):
+        Recipe.from_transformers(HUGGING)
+    with pytest.raises(ConfigError, match=r"interpolation must be one of .*, got 1"):
+        Recipe.from_transformers(config | {"resample": 1})
+
+
+def test_recipe_survives_json():
+    assert Recipe.from_dict(json.loads(json.dumps(PLAIN.to_dict()))) == PLAIN
+    with pytest.raises(ConfigError, match=r"not the fields of a Recipe: .*colour"):
+        Recipe.from_dict(PLAIN.to_dict() | {"colour": 1})
+    with pytest.raises(ConfigError, match=r"size must be \(height, width\) in pixels, got 'big'"):
+        Recipe.from_dict(PLAIN.to_dict() | {"size": "big"})
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"interpolation": "lanczos"}, "interpolation must be one of"),
+        ({"margin": "up"}, "margin must be one of"),
+        ({"size": (0, 4)}, r"size must be \(height, width\)"),
+        ({"resize": (16.0, 16.0)}, r"resize must be \(height, width\)"),
+        ({"resize": (31, 32)}, r"a crop of \(32, 32\) does not fit"),
+        ({"std": (0.0,)}, "no std 0"),
+        ({"mean": ()}, "one mean and std per channel"),
+        ({"mean": (1.0, 2.0)}, "one mean and std per channel"),
+    ],
+)
+def test_wrong_recipes(change, text):
+    with pytest.raises(ConfigError, match=text):
+        Recipe.from_dict(PLAIN.to_dict() | change)
+
+
+# pixels
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 90),
+    st.integers(1, 90),
+    st.tuples(st.integers(4, 60), st.integers(4, 60)),
+    st.sampled_from(["bilinear", "bicubic"]),
+    st.sampled_from(["center", "squash"]),
+    st.sampled_from([0.8, 0.9, 1.0]),
+    st.booleans(),
+)
+def test_pixels_are_pillows(height, width, size, interpolation, mode, crop_pct, harsh):
+    resize = tuple(math.floor(side / crop_pct) for side in size)
+    recipe = Recipe(size=size, resize=resize, mode=mode, interpolation=interpolation, mean=(0.0,), std=(1.0,))
+    pixels = picture(height, width)
+    image = Image.fromarray(np.where(pixels > 127, 255, 0).astype(np.uint8) if harsh else pixels)
+    assert torch.equal(bound(recipe).pixels(image), pillow_pixels(image, recipe))
+
+
+@pytest.mark.parametrize("photo", ["chelsea.png", "coffee.png", "rocket.jpg", "astronaut.jpg"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("side", [56, 224, 518])
+def test_photos_are_pillows(photo, interpolation, side):
+    resize = math.floor(side / 0.9)
+    recipe = Recipe(
+        size=(side, side), resize=(resize, resize), mode="center", interpolation=interpolation, mean=(0.0,), std=(1.0,)
+    )
+    with Image.open(PHOTOS / photo) as image:
+        expected = pillow_pixels(image.convert("RGB"), recipe)
+    assert torch.equal(bound(recipe).pixels(PHOTOS / photo), expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (40, 5000), (5000, 40), (1, 100_000), (100_000, 1)])
+def test_strips_take_no_more_than_their_crop(shape):
+    assert bound().pixels(np.full(shape, 200, np.uint8)).eq(200).all()
+
+
+def test_normalisation():
+    recipe = Recipe.from_dict(PLAIN.to_dict() | {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.25, 0.2)})
+    batch = bound(recipe)(np.full((32, 32, 3), 51, np.uint8))
+    assert batch.shape == (1, 3, 32, 32)
+    assert batch.dtype == torch.float32
+    assert torch.allclose(batch[0, :, 0, 0], torch.tensor([0.2, 0.0, -0.5]), atol=1e-6)
+
+
+def test_every_kind_of_input_gives_the_same(tmp_path):
+    pixels = picture(37, 53)
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    backwards = np.asfortranarray(pixels[::-1, ::-1])[::-1, ::-1]
+    frozen = pixels.copy()
+    frozen.setflags(write=False)
+    kinds = [
+        str(tmp_path / "x.png"),
+        tmp_path / "x.png",
+        io.BytesIO((tmp_path / "x.png").read_bytes()),
+        Image.fromarray(pixels),
+        Image.open(tmp_path / "x.png"),
+        frozen,
+        backwards,
+        pixels.transpose(2, 0, 1),
+        pixels / 255,
+        (pixels / 255).astype(np.float16),
+        torch.from_numpy(pixels),
+        torch.from_numpy(pixels).permute(2, 0, 1),
+        (torch.from_numpy(pixels).permute(2, 0, 1) / 255).requires_grad_(),
+        torch.from_numpy(pixels).double() / 255,
+    ]
+    preprocess = bound()
+    together = preprocess(kinds)
+    assert together.shape == (len(kinds), 3, 32, 32)
+    assert not together.requires_grad
+    assert all(torch.equal(one, together[0]) for one in together)
+    assert torch.equal(preprocess(kinds[0])[0], together[0])
+    assert torch.equal(preprocess(np.stack([pixels, pixels])), together[:2])
+    assert torch.equal(preprocess(torch.from_numpy(np.stack([pixels, pixels])).permute(0, 3, 1, 2)), together[:2])
+    assert torch.equal(preprocess(tuple(kinds[:2])), together[:2])
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.sampled_from(["1", "L", "P", "LA", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "I;16"]),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.sampled_from([1, 3]),
+)
+def test_every_mode(mode, height, width, channels):
+    bands = {"1": 1, "I;16": 2}.get(mode) or len(Image.new(mode, (1, 1)).getbands())
+    size = (width, height)
+    if mode == "1":
+        image = Image.fromarray(picture(height, width, 1)).convert("1")
+    else:
+        image = Image.frombytes(mode, size, picture(height, width * bands, 1).tobytes())
+    pixels = bound(channels=channels).pixels(image)
+    assert pixels.shape == (channels, 32, 32)
+    assert pixels.dtype == torch.uint8
+
+
+def save(image, path, **options):
+    image.save(path, **options)
+    return path
+
+
+def test_alpha_is_dropped_as_the_reference_pipelines_do(tmp_path):
+    pixels = picture(40, 40, 4)
+    colours = bound().pixels(pixels[..., :3])
+    assert torch.equal(bound().pixels(save(Image.fromarray(pixels), tmp_path / "a.png")), colours)
+    grey = Image.merge("LA", Image.fromarray(pixels).split()[:2])
+    assert torch.equal(bound().pixels(save(grey, tmp_path / "b.png")), bound().pixels(pixels[..., 0]))
+
+
+def test_palette_with_transparency(tmp_path):
+    image = Image.fromarray(picture(40, 40)).convert("P")
+    path = save(image, tmp_path / "p.png", transparency=bytes(range(256)))
+    assert torch.equal(bound().pixels(path), bound().pixels(image.convert("RGB")))
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
+    values = np.random.default_rng(0).integers(0, 2**16, (40, 40), dtype=np.uint16)
+    expected = np.round(values / 257).astype(np.uint8)
+    for name in ("a.png", "a.tif", "a.pgm"):
+        read = read_image(save(Image.fromarray(values), tmp_path / name))
+        assert read.shape == (40, 40, 3)
+        assert torch.equal(read[..., 1], torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_modes_without_a_white_are_refused(mode, tmp_path):
+    image = Image.fromarray(picture(40, 40, 1)).convert(mode)
+    with pytest.raises(ImageError, match=f"the {mode} image as a picture: mode '{mode}' has no value for white"):
+        bound()(image)
+    path = save(image, tmp_path / "x.tif")
+    with pytest.raises(ImageError, match=r"x\.tif"):
+        bound()(path)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation(orientation, tmp_path):
+    upright = Image.fromarray(np.kron(picture(4, 4), np.ones((8, 8, 1), np.uint8)))
+    turn = Image.Transpose  # what undoes each orientation, applied backwards
+    undo = [None, None, 0, 3, 1, 5, 4, 6, 2][orientation]
+    inverse = {2: 4, 4: 2}.get(undo, undo)
+    stored = upright if undo is None else upright.transpose(turn(inverse))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = save(stored, tmp_path / "x.png", exif=exif)
+    assert torch.equal(read_image(path), torch.from_numpy(np.array(upright)))
+    with Image.open(path) as image:
+        assert torch.equal(bound().pixels(image), bound().pixels(upright))
+
+
+def test_first_frame_of_an_animation(tmp_path):
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue")]
+    path = save(frames[0], tmp_path / "x.gif", save_all=True, append_images=frames[1:])
+    assert torch.equal(bound().pixels(path), bound().pixels(frames[0]))
+
+
+def test_grey_models_and_other_channels():
+    colours = picture(40, 40)
+    grey = np.array(Image.fromarray(colours).convert("L"))
+    one = bound(channels=1)
+    assert torch.equal(one(Image.fromarray(colours)), one(grey))
+    assert one(grey).shape == one(grey[None]).shape == one(grey[..., None]).shape == (1, 1, 32, 32)
+    five = bound(channels=5)
+    assert five(picture(40, 40, 5)).shape == five(picture(40, 40, 5).transpose(2, 0, 1)).shape == (1, 5, 32, 32)
+    with pytest.raises(ImageError, match="the model takes 5 channels, a picture gives 1 or 3"):
+        five(Image.fromarray(colours))
+    with pytest.raises(ImageError, match="takes 5 channels, and no axis of the shape"):
+        five(grey)
+    with pytest.raises(ImageError, match="takes 1 channels, and no axis of the shape"):
+        one(colours)
+    colourful = Recipe.from_dict(PLAIN.to_dict() | {"mean": (0.1, 0.2, 0.3), "std": (1.0, 1.0, 1.0)})
+    with pytest.raises(ImageError, match=r"mean and std for 3 channels, the model takes 1\. Attach another"):
+        bound(colourful, channels=1)(grey)
+
+
+@pytest.mark.parametrize(
+    ("image", "text"),
+    [
+        (np.full((9, 9, 3), 200.0), "0..1, got 200 to 200. It looks 0..255: divide by 255, or pass uint8"),
+        (np.linspace(-2, 2, 243).reshape(9, 9, 3), "got -2 to 2. It looks normalised already: pass it to the model"),
+        (np.full((9, 9, 3), np.nan), "not finite"),
+        (torch.full((3, 9, 9), math.inf), "not finite"),
+        (np.full((9, 9, 3), 1 / 255**2 * 200), "almost black.*divided by 255 twice"),
+        (np.zeros((9, 9, 3), np.int64), "must be uint8, or float from 0 to 1, got torch.int64"),
+        (np.zeros((9, 9, 3), bool), "got torch.bool"),
+        (np.zeros((9, 9, 3), ">u2"), "got >u2"),
+        (np.zeros((9, 9, 3), object), "got object"),
+        (np.zeros((3, 9, 3), np.uint8), r"\(3, 9, 3\) can be read as \(c, h, w\) and as \(h, w, c\)"),
+        (np.zeros((9, 9, 4), np.uint8), r"no axis of the shape \(9, 9, 4\).*alpha channel: image\[..., :3\]"),
+        (np.zeros((9, 9, 2), np.uint8), r"no axis of the shape \(9, 9, 2\) has as many\.$"),
+        (np.zeros((0, 9, 3), np.uint8), r"got \(0, 9, 3\)"),
+        (np.zeros(9, np.uint8), r"shape \(h, w, c\), \(c, h, w\) or \(h, w\), got \(9,\)"),
+        (torch.zeros(1, 1, 3, 9, 9), r"got \(1, 1, 3, 9, 9\)"),
+        (np.float64(0.5), r"got \(\)"),
+        (b"bytes", "A picture is a path, .* a Pillow image, an array or a tensor, got bytes"),
+        (None, "got NoneType"),
+        (7, "got int"),
+        ([], "no pictures in this batch"),
+        (torch.zeros(0, 3, 9, 9), "no pictures in this batch"),
+        ([np.zeros((9, 9, 3), np.uint8), [1, 2]], "Picture 1 of 2: .* got list"),
+        (Image.new("La", (9, 9)), "Cannot read the La image as a picture: conversion from La"),
+        ("no/such/file.jpg", "Cannot read no/such/file.jpg as a picture: no such file"),
+        (PHOTOS, "Cannot read .*photos as a picture: .*directory"),
+        ("null\0byte", "Cannot read null"),
+    ],
+)
+def test_what_is_no_picture(image, text):
+    with pytest.raises(ImageError, match=text):
+        bound()(image)
+
+
+def test_floats_within_half_a_level_pass():
+    image = np.full((40, 40, 3), 1.001)
+    image[0] = -0.001
+    assert bound().pixels(image).max() == 255
+
+
+# files
+
+
+def encoded():
+    photo = Image.fromarray(picture(48, 40)).resize((120, 144))
+    files = {}
+    for kind in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM"):
+        buffer = io.BytesIO()
+        photo.save(buffer, kind)
+        files[kind] = buffer.getvalue()
+    return files
+
+
+FILES = encoded()
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(sorted(FILES)), st.data())
+def test_broken_files_give_clear_errors(kind, data):
+    """Cut, and with bytes changed: a picture or an ImageError that names the file, never anything else."""
+    content = bytearray(FILES[kind])
+    for place, value in data.draw(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4)):
+        content[place % len(content)] = value
+    content = content[: data.draw(st.integers(0, len(content)))]
+    file = io.BytesIO(bytes(content))
+    file.name = "broken"
+    try:
+        assert read_image(file).shape[2] == 3
+    except ImageError as error:
+        assert str(error).startswith("Cannot read broken as a picture: ")  # noqa: PT017
+
+
+@pytest.mark.parametrize("kind", sorted(FILES))
+def test_truncated_and_empty_files(kind, tmp_path):
+    for name, content in (("half", FILES[kind][: len(FILES[kind]) // 2]), ("empty", b""), ("text", b"not a picture")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ImageError, match=f"Cannot read .*{name} as a picture: ."):
+            read_image(tmp_path / name)
+    (tmp_path / "whole").write_bytes(FILES[kind])
+    assert read_image(tmp_path / "whole").shape == (144, 120, 3)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_bombs(tmp_path, monkeypatch):
+    path = save(Image.new("1", (400, 300)), tmp_path / "bomb.png")
+    for most in (100_000, 1_000):  # of the first Pillow only warns
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
+        with pytest.raises(ImageError, match=r"bomb.png as a picture: .*(MAX_IMAGE_PIXELS|decompression bomb)"):
+            read_image(path)
+
+
+def test_without_pillow(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "PIL"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtraError, match=r"Opening x.jpg needs .* pip install 'vitlite\[images\]'"):
+        bound()("x.jpg")
+    assert bound()(picture(40, 40)).shape == (1, 3, 32, 32)
+
+
+# the model it belongs to
+
+
+def test_follows_its_model(vit):
+    assert vit.preprocess(picture(40, 40)).dtype == torch.float32
+    vit.bfloat16()
+    assert vit.preprocess(picture(40, 40)).dtype == torch.bfloat16
+    twin = copy.deepcopy(vit).double()
+    assert twin.preprocess.model is twin
+    assert twin.preprocess(picture(40, 40)).dtype == torch.float64
+    assert vit.preprocess(picture(40, 40)).dtype == torch.bfloat16
+    assert "preprocess" not in "".join(vit.state_dict())
+
+
+def test_other_default_types_and_devices(vit):
+    expected = vit.preprocess(picture(41, 40))
+    from vitlite import images
+
+    images._taps.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert torch.equal(vit.preprocess(picture(41, 40)), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -1,0 +1,193 @@
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitlite.config import ViTConfig, preset
+from vitlite.errors import ImageError, InputError
+from vitlite.images import Preprocess, Recipe
+from vitlite.model import ViT
+from vitlite.predict import classify, embed, predict, work_through
+
+PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
+RECIPE = Recipe(size=(32, 32), resize=(32, 32), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+
+
+@pytest.fixture
+def vit():
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(image_size=32, patch_size=16, dim=16, depth=1, heads=1, mlp_dim=16, num_classes=3)).eval()
+    torch.nn.init.normal_(model.head.weight)
+    model.preprocess = Preprocess(RECIPE, model)
+    model.labels = ("cat", "dog", "owl")
+    return model
+
+
+def pictures(count):
+    return list(np.random.default_rng(0).integers(0, 256, (count, 40, 40, 3), dtype=np.uint8))
+
+
+def background_threads():
+    gc.collect()
+    return [thread for thread in threading.enumerate() if thread.name.startswith("vitlite")]
+
+
+def test_one_picture(vit):
+    image = pictures(1)[0]
+    answer = vit.predict(image)
+    with torch.no_grad():
+        scores = vit(vit.preprocess(image)).softmax(-1)[0].tolist()
+    assert [p.index for p in answer] == sorted(range(3), key=lambda i: -scores[i])
+    assert [p.label for p in answer] == [vit.labels[p.index] for p in answer]
+    assert [p.score for p in answer] == pytest.approx(sorted(scores, reverse=True))
+    assert vit.predict(image, top=1) == answer[:1]
+    assert vit.predict(image, top=2) == predict(vit, image, 2) == answer[:2]
+
+
+def test_lists_and_iterators(vit):
+    images = pictures(70)
+    alone = [vit.predict(image) for image in images]
+    together = vit.predict(images)
+    assert [[p[:2] for p in answer] for answer in together] == [[p[:2] for p in answer] for answer in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert [p.score for p in one] == pytest.approx([p.score for p in other], abs=1e-6)
+    stream = vit.predict(iter(images))
+    assert iter(stream) is stream
+    assert list(stream) == together
+    assert vit.predict(np.stack(images)) == vit.predict(tuple(images)) == together
+    assert vit.predict([]) == []
+    assert list(vit.predict(iter([]))) == []
+    assert not background_threads()
+
+
+def test_iterators_are_read_two_batches_ahead(vit):
+    read = 0
+
+    def endless():
+        nonlocal read
+        here = threading.current_thread()
+        while True:
+            assert threading.current_thread() is here
+            read += 1
+            yield np.zeros((32, 32, 3), np.uint8)
+
+    stream = vit.predict(endless())
+    assert read == 0
+    for _ in range(100):
+        next(stream)
+    assert read == 160
+    stream.close()
+    assert not background_threads()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_leaves_everything_as_it_was(vit, training):
+    vit.train(training)
+    vit.blocks[0].norm1.train(not training)
+    modes = [module.training for module in vit.modules()]
+    seen = []
+    vit.blocks[0].attn.register_forward_hook(lambda *_: seen.append((vit.training, torch.is_grad_enabled())))
+    threads, gradients = torch.get_num_threads(), torch.is_grad_enabled()
+
+    def as_before():
+        return (
+            [module.training for module in vit.modules()] == modes
+            and torch.get_num_threads() == threads
+            and torch.is_grad_enabled() == gradients
+            and all(p.requires_grad and p.grad is None for p in vit.parameters())
+        )
+
+    vit.predict(pictures(3))
+    assert as_before()
+    stream = vit.predict(iter(pictures(40)))
+    next(stream)
+    assert as_before()  # also between two answers
+    del stream
+    assert as_before()
+    with pytest.raises(ImageError):
+        vit.predict([*pictures(40), None])
+    assert as_before()
+    vit.head.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        vit.predict(pictures(1))
+    assert as_before()
+    assert not background_threads()
+    assert set(seen) == {(False, False)}
+
+
+def test_a_broken_picture_stops_predict_and_names_itself(vit, tmp_path):
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    images = [*pictures(33), tmp_path / "broken.jpg"]
+    with pytest.raises(ImageError, match=r"Picture 33: Cannot read .*broken.jpg"):
+        vit.predict(images)
+    stream = vit.predict(iter(images))
+    assert len([next(stream) for _ in range(33)]) == 33
+    with pytest.raises(ImageError, match=r"Picture 33: Cannot read .*broken.jpg"):
+        next(stream)
+
+
+def test_a_broken_picture_does_not_stop_the_rest(vit, tmp_path):
+    paths = [PHOTOS / "coffee.png", tmp_path / "missing.jpg", PHOTOS / "chelsea.png", PHOTOS / "README.md"]
+    results = list(classify(vit, iter(paths), top=2, batch=2))
+    assert [path for path, _ in results] == paths
+    assert [type(result) for _, result in results] == [list, ImageError, list, ImageError]
+    assert [p.index for p in results[0][1]] == [p.index for p in vit.predict(paths[0], top=2)]
+    assert "missing.jpg as a picture: no such file" in str(results[1][1])
+    vectors = list(embed(vit, paths, batch=3))
+    assert isinstance(vectors[3][1], ImageError)
+    assert torch.allclose(vectors[2][1], vit.embed(vit.preprocess(paths[2]))[0].detach(), atol=1e-6)
+    assert vectors[0][1].shape == (16,)
+    assert isinstance(next(embed(vit, [None]))[1], ImageError)  # a batch without a single picture
+
+
+def test_half_precision_answers_in_float32(vit):
+    vit.bfloat16()
+    assert sum(p.score for p in vit.predict(pictures(1)[0])) == pytest.approx(1, abs=1e-6)
+    assert next(embed(vit, pictures(1)))[1].dtype == torch.float32
+
+
+def test_answers_that_are_not_finite(vit):
+    torch.nn.init.constant_(vit.head.bias, float("nan"))
+    with pytest.raises(InputError, match=r"not finite numbers in torch.float32\. Use float32 or bfloat16"):
+        vit.predict(pictures(1)[0])
+
+
+def test_what_is_missing_is_named(vit):
+    image = pictures(1)[0]
+    for top in (0, -1, 2.0, True, "5"):
+        with pytest.raises(InputError, match=r"top is how many labels to give: .* got"):
+            vit.predict(image, top=top)
+    vit.labels = ["cat"]
+    with pytest.raises(InputError, match=r"model.labels has 1 names, and the model 3 classes"):
+        vit.predict(iter([image]))  # at once, not when the first answer is asked for
+    vit.labels = None
+    with pytest.raises(InputError, match=r"Name its 3 classes in order: model.labels = \["):
+        vit.predict(image)
+    vit.reset_head(0)
+    with pytest.raises(InputError, match=r"no head. For vectors: model.embed\(model.preprocess\(images\)\)"):
+        vit.predict(image)
+    del vit.preprocess
+    vit.preprocess = lambda images: images
+    with pytest.raises(ImageError, match=r"Set it: model.preprocess = vitlite.images.Preprocess\("):
+        work_through(vit, [image], list)
+
+
+def test_deit_tiny_knows_the_photos(shared):
+    """The five best, with the probabilities that timm's own pipeline gives."""
+    from safetensors.torch import load_file
+
+    from vitlite import zoo
+
+    model = ViT(preset("vit_tiny_16")).eval()
+    model.load_state_dict(load_file(shared / "weights" / "deit_tiny_16.timm.safetensors"))
+    record = zoo.find("deit_tiny_patch16_224.fb_in1k")
+    model.preprocess = Preprocess(Recipe.from_record(record, (224, 224)), model)
+    model.labels = zoo.labels(record)
+    cat, coffee = model.predict([shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"])
+    assert [(p.label, p.index) for p in cat[:3]] == [("Egyptian cat", 285), ("tabby", 281), ("tiger cat", 282)]
+    assert [p.score for p in cat[:3]] == pytest.approx([0.4388, 0.2272, 0.1866], abs=5e-4)
+    assert coffee[0][:2] == ("espresso", 967)
+    assert coffee[0].score == pytest.approx(0.8182, abs=5e-4)
