@@ -318,6 +318,8 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
     if known["layer_scale"] in (True, False):
         known["layer_scale"] = 1e-5 if known["layer_scale"] else None
     known |= _places(tensors, known)
+    if "image_size" in known and known["image_size"][0] == known["image_size"][1]:
+        known["image_size"] = known["image_size"][0]
     if "heads" not in known and known.get("head_dim"):
         known["heads"] = tensors["attention_dim"] // known["head_dim"]
     if wrong:
@@ -352,8 +354,9 @@ def _places(tensors: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, A
         side = math.isqrt(rows - own)
         size = known.get("image_size", (side * patch, side * patch))
         if side and (size[0] // patch) * (size[1] // patch) == rows - own:
-            square = size[0] if size[0] == size[1] else size
-            return {"positions": "learned", "image_size": square} | ({"cls_position": own} if cls else {})
+            return {"positions": "learned", "image_size": size} | (
+                {"cls_position": own} if cls or tensors["registers"] else {}
+            )
     if "image_size" in known:
         raise CheckpointError(
             f"Its position table has {rows} rows, which is not an image of {known['image_size']} in patches of {patch}."

@@ -78,7 +78,8 @@ class Layout:
     prefixes: Sequence[str] = ()
     dropped: str = "(?!)"
     outside: str = "(?!)"
-    without: str = ""
+    needs: str | None = None
+    without: str | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     pools: Sequence[Pool] = ("cls", "mean", "cls_and_mean")
     folds: Sequence[str] = ()
@@ -135,7 +136,7 @@ def detect(names: Collection[str]) -> tuple[Layout, str]:
                     for name in (layout.full(prefix, rule.theirs[0], 0) + leaf for leaf in rule.leaves):
                         if name in names or _stacked(name) in names:
                             marks.add(rule.ours)
-            if len(marks) > 1 and prefix + layout.without not in names:
+            if len(marks) > 1 and layout.without not in names and (layout.needs is None or layout.needs in names):
                 fits[layout.name] = layout, prefix
                 break
     if len(fits) == 1:
@@ -312,7 +313,7 @@ def _tables() -> tuple[dict[str, Layout], dict[str, str]]:
         settings = dict(line.split(" = ") for line in lines if " = " in line)
         options = {key: json.loads(value) for key, value in settings.items()}
         rules = found[options.pop("rows")].rules if "rows" in options else []
-        rules = rules + [_rule(line, flax="Transformer/encoderblock" in body) for line in lines if " = " not in line]
+        rules = [_rule(line, flax="Transformer/encoderblock" in body) for line in lines if " = " not in line] + rules
         found[name] = Layout(name=name, rules=rules, **options)
     raise ValueError("data/layouts.txt ends without [refused]")
 

@@ -1,0 +1,423 @@
+"""Files that the reference libraries write, or that have their layout, give the logits that the libraries give."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from einops import rearrange
+from peers import timm, transformers, vit_pytorch
+from references import REFERENCES, Reference, distance, spread
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vitlite import ViT, ViTConfig, load
+from vitlite.errors import CheckpointError, ConfigError
+
+LOGITS = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
+
+
+def of(library: str) -> list[Any]:
+    return [pytest.param(each, id=str(each)) for each in REFERENCES if each.library == library]
+
+
+def images(config: ViTConfig) -> Tensor:
+    return torch.randn(2, config.channels, *config.size, generator=torch.Generator().manual_seed(1))
+
+
+def untold(reference: Reference, *names: str) -> ViTConfig:
+    """What a bare file does not tell."""
+    return ViTConfig(**{name: getattr(reference.config, name) for name in names})
+
+
+def assert_equal(source: Path, reference: Reference, theirs: nn.Module, config: ViTConfig | None = None) -> ViT:
+    ours = load(source, config=config)
+    with torch.no_grad():
+        assert distance(ours(images(ours.config)), reference.logits(theirs, images(ours.config))) < LOGITS
+    return ours
+
+
+@pytest.mark.parametrize("reference", of("timm"))
+def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
+    theirs = spread(reference.build())
+    save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
+    ask = ["heads", "norm_eps", "gelu", "pool"]
+    if reference.config.positions == "none" or reference.config.size[0] != reference.config.size[1]:
+        ask += ["positions", "image_size"]
+    ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, untold(reference, *ask))
+    expected = reference.config.to_dict()
+    if reference.config.layer_scale:
+        expected["layer_scale"] = ours.config.layer_scale  # which it began with does not show
+    if not reference.config.class_token:
+        expected["cls_position"] = ours.config.cls_position
+    assert ours.config.to_dict() == expected
+
+
+@pytest.mark.parametrize("original", [True, False], ids=["legacy names", "names of 5.x"])
+@pytest.mark.parametrize("reference", of("transformers"))
+def test_a_folder_of_transformers(reference: Reference, original: bool, tmp_path: Path) -> None:
+    if reference.option == "ViT, pooler":
+        pytest.skip("the pooler is dropped: see below")
+    theirs = spread(reference.build())
+    theirs.save_pretrained(tmp_path, save_original_format=original)
+    legacy = any("attention.attention.query" in key for key in load_file(tmp_path / "model.safetensors"))
+    assert legacy == original or "CLIP" in reference.option
+    ours = assert_equal(tmp_path, reference, theirs)
+    if reference.option == "DINOv2, registers" and original:
+        assert ours.config.resample == "timm"
+    for size in reference.image_sizes:
+        pixels = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(2))
+        with torch.no_grad():
+            assert distance(ours(pixels), reference.logits(theirs, pixels)) < LOGITS
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["mlp.0", "mlp.linear_1"])
+@pytest.mark.parametrize("reference", of("torchvision"))
+def test_a_torchvision_state_dict(reference: Reference, legacy: bool, tmp_path: Path) -> None:
+    theirs = spread(reference.build())
+    state = theirs.state_dict()
+    if legacy:
+        names = {"mlp.0": "mlp.linear_1", "mlp.3": "mlp.linear_2"}
+        state = {rename(key, names): x for key, x in state.items()}
+    save_file(state, tmp_path / "vit.safetensors")
+    ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, untold(reference, "heads"))
+    assert ours.config.to_dict() == reference.config.to_dict()
+
+
+def rename(key: str, names: dict[str, str]) -> str:
+    for theirs, other in names.items():
+        key = key.replace(theirs, other)
+    return key
+
+
+@pytest.mark.parametrize("reference", of("vit-pytorch"))
+def test_a_vit_pytorch_state_dict(reference: Reference, tmp_path: Path) -> None:
+    theirs = spread(reference.build())
+    state = theirs.state_dict()
+    if reference.config.pool == "mean_with_cls":  # before 1.16 the tables had a batch dimension
+        state = {key: x[None].contiguous() if key in ("cls_token", "pos_embedding") else x for key, x in state.items()}
+        state["cls_token"] = state["cls_token"].reshape(1, 1, -1)
+    save_file(state, tmp_path / "vit.safetensors")
+    ask = ["heads", "pool"] if reference.config.pool == "mean_with_cls" else ["heads"]
+    ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, untold(reference, *ask))
+    assert ours.config.norm_eps == 1e-5
+    assert not ours.config.qkv_bias
+
+
+def find(library: str, option: str) -> Reference:
+    return next(each for each in REFERENCES if (each.library, each.option) == (library, option))
+
+
+def as_flax(state: Mapping[str, Tensor], heads: int, google: bool) -> dict[str, np.ndarray]:
+    """timm's tensors as Google's code writes them, by hand."""
+    attention, mlp, norm2 = ("1", "3", "2") if google else ("0", "0", "1")
+    flax = {
+        "embedding/kernel": state["patch_embed.proj.weight"].permute(2, 3, 1, 0),
+        "embedding/bias": state["patch_embed.proj.bias"],
+        "Transformer/posembed_input/pos_embedding" if google else "pos_embedding": state["pos_embed"],
+        "Transformer/encoder_norm/scale": state["norm.weight"],
+        "Transformer/encoder_norm/bias": state["norm.bias"],
+        "head/kernel": state["head.weight"].T,
+        "head/bias": state["head.bias"],
+    }
+    if "cls_token" in state:
+        flax["cls"] = state["cls_token"]
+    for i in range(3):
+        ours, theirs = f"blocks.{i}.", f"Transformer/encoderblock_{i}/"
+        for norm, name in (("norm1", "0"), ("norm2", norm2)):
+            flax[f"{theirs}LayerNorm_{name}/scale"] = state[f"{ours}{norm}.weight"]
+            flax[f"{theirs}LayerNorm_{name}/bias"] = state[f"{ours}{norm}.bias"]
+        weights, biases = state[f"{ours}attn.qkv.weight"].chunk(3), state[f"{ours}attn.qkv.bias"].chunk(3)
+        for name, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
+            kernel = rearrange(weight, "(h e) d -> d h e", h=heads)
+            flax[f"{theirs}MultiHeadDotProductAttention_{attention}/{name}/kernel"] = kernel
+            flax[f"{theirs}MultiHeadDotProductAttention_{attention}/{name}/bias"] = bias.view(heads, -1)
+        out = rearrange(state[f"{ours}attn.proj.weight"], "d (h e) -> h e d", h=heads)
+        flax[f"{theirs}MultiHeadDotProductAttention_{attention}/out/kernel"] = out
+        flax[f"{theirs}MultiHeadDotProductAttention_{attention}/out/bias"] = state[f"{ours}attn.proj.bias"]
+        for j, name in enumerate(("fc1", "fc2")):
+            flax[f"{theirs}MlpBlock_{mlp}/Dense_{j}/kernel"] = state[f"{ours}mlp.{name}.weight"].T
+            flax[f"{theirs}MlpBlock_{mlp}/Dense_{j}/bias"] = state[f"{ours}mlp.{name}.bias"]
+    return {name: tensor.contiguous().numpy() for name, tensor in flax.items()}
+
+
+@pytest.mark.parametrize("prefix", ["", "opt/target/"])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_google_npz(prefix: str, save: Any, tmp_path: Path) -> None:
+    reference = find("timm", "class token")
+    theirs = spread(reference.build())
+    arrays = {prefix + name: array for name, array in as_flax(theirs.state_dict(), 4, google=True).items()}
+    arrays[prefix + "head/kernel"] = np.asfortranarray(arrays[prefix + "head/kernel"])
+    if prefix:
+        arrays["opt/state/step"] = np.array(3)
+    save(tmp_path / "vit.npz", **arrays)
+    ours = assert_equal(tmp_path / "vit.npz", reference, theirs)
+    assert ours.config.to_dict() == reference.config.replace(resample="jax").to_dict()
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["blocks apart", "blocks stacked"])
+@pytest.mark.parametrize("option", ["mean, no class token", "no position for the class token", "class token"])
+def test_a_big_vision_npz(option: str, stacked: bool, tmp_path: Path) -> None:
+    reference = find("timm", option)
+    theirs = spread(reference.build())
+    arrays = as_flax(theirs.state_dict(), 4, google=False)
+    if stacked:
+        rest = {name: array for name, array in arrays.items() if "encoderblock_" not in name}
+        blocks = {name.replace("_0/", "/", 1) for name in arrays if "encoderblock_0/" in name}
+        stacks = {name: np.stack([arrays[name.replace("block/", f"block_{i}/")] for i in range(3)]) for name in blocks}
+        arrays = rest | stacks
+    np.savez(tmp_path / "vit.npz", **{f"params/{name}": array for name, array in arrays.items()})
+    ours = assert_equal(tmp_path / "vit.npz", reference, theirs)
+    assert ours.source.report.layout == "big_vision"
+
+
+def as_openai(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of transformers' CLIP as OpenAI's and open_clip's code name them, by hand."""
+    tower = {"proj": state["visual_projection.weight"].T}
+    names = {
+        "embeddings.class_embedding": "class_embedding",
+        "embeddings.patch_embedding": "conv1",
+        "embeddings.position_embedding.weight": "positional_embedding",
+        "pre_layrnorm": "ln_pre",
+        "post_layernorm": "ln_post",
+        "encoder.layers": "transformer.resblocks",
+        "layer_norm": "ln_",
+        "self_attn.out_proj": "attn.out_proj",
+        "mlp.fc1": "mlp.c_fc",
+        "mlp.fc2": "mlp.c_proj",
+    }
+    for key, tensor in state.items():
+        name = rename(key.removeprefix("vision_model."), names)
+        if ".q_proj." in name:
+            parts = [state[key.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")]
+            tower[name.replace("self_attn.q_proj.", "attn.in_proj_")] = torch.cat(parts)
+        elif not re.search("[kv]_proj|visual_projection", name):
+            tower[name] = tensor
+    return {name: tensor.contiguous() for name, tensor in tower.items()}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the tower", "the whole CLIP"])
+def test_an_openai_tower(whole: bool, tmp_path: Path) -> None:
+    reference = find("transformers", "CLIP")
+    theirs = spread(reference.build())
+    tower = as_openai(theirs.state_dict())
+    if whole:
+        text = {name: tower[name] for name in tower if name.startswith("transformer")}
+        text |= {"token_embedding.weight": torch.ones(9, 48), "logit_scale": torch.ones(())}
+        tower = {f"visual.{name}": tensor for name, tensor in tower.items()} | {k: x.clone() for k, x in text.items()}
+    save_file(tower, tmp_path / "clip.safetensors")
+    ours = assert_equal(tmp_path / "clip.safetensors", reference, theirs, untold(reference, "heads", "gelu"))
+    assert set(ours.source.report.dropped) == (set(text) if whole else set())
+    assert ours.source.report.supplied == {"head.bias": (7,)}
+
+
+def test_a_whole_clip_of_transformers(tmp_path: Path) -> None:
+    sizes = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=80)
+    vision = transformers.CLIPVisionConfig(**sizes, image_size=32, patch_size=8)
+    text = transformers.CLIPTextConfig(**sizes, vocab_size=30, max_position_embeddings=8)
+    kind = transformers.CLIPConfig(vision_config=vision.to_dict(), text_config=text.to_dict(), projection_dim=6)
+    theirs = spread(transformers.CLIPModel(kind))
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    pixels = images(ours.config)
+    with torch.no_grad():
+        output = theirs.visual_projection(theirs.vision_model(pixels).pooler_output)
+        assert distance(ours(pixels), output) < LOGITS
+    assert "logit_scale" in ours.source.report.dropped
+
+
+def test_a_transformers_model_without_its_pooler(tmp_path: Path) -> None:
+    reference = find("transformers", "ViT, pooler")
+    theirs = spread(reference.build())
+    theirs.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    for source in (tmp_path, tmp_path / "model.safetensors.index.json"):
+        ours = load(source)
+        pixels = images(ours.config)
+        with torch.no_grad():
+            assert distance(ours(pixels), theirs(pixels).last_hidden_state[:, 0]) < LOGITS
+        assert ours.source.report.dropped == {"pooler.dense.bias": (48,), "pooler.dense.weight": (48, 48)}
+
+
+def test_a_masked_autoencoder_loses_its_decoder(tmp_path: Path) -> None:
+    kind = transformers.ViTMAEConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=80, image_size=32, patch_size=8,
+        decoder_hidden_size=16, decoder_num_hidden_layers=1, decoder_num_attention_heads=2,
+        decoder_intermediate_size=16, mask_ratio=0.0,
+    )  # fmt: skip
+    theirs = spread(transformers.ViTMAEForPreTraining(kind))
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    pixels = images(ours.config)
+    with torch.no_grad():
+        output = theirs.vit(pixels, noise=torch.arange(16.0).expand(2, -1)).last_hidden_state[:, 0]
+        assert distance(ours(pixels), output) < LOGITS
+    assert all(name.startswith("decoder.") for name in ours.source.report.dropped)
+
+
+def test_two_heads_of_a_distilled_deit_are_refused(tmp_path: Path) -> None:
+    kind = transformers.DeiTConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=80, image_size=32, patch_size=8
+    )
+    transformers.DeiTForImageClassificationWithTeacher(kind).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="no plain ViT: this distilled DeiT has a second head"):
+        load(tmp_path)
+
+
+def test_a_folder_of_timm(tmp_path: Path) -> None:
+    sizes = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=3)
+    theirs = spread(timm.create_model("vit_tiny_patch16_224", **sizes, global_pool="avg", fc_norm=False))
+    names = {"label_names": ["n1", "n2", "n3"], "label_descriptions": {"n1": "ant", "n2": "bee", "n3": "cow"}}
+    timm.models.save_for_hf(theirs, tmp_path, model_config=names, safe_serialization=True)
+    ours = load(tmp_path)
+    with torch.no_grad():
+        assert distance(ours(images(ours.config)), theirs(images(ours.config))) < LOGITS
+    assert ours.config.pool == "mean"
+    assert ours.labels == ("ant", "bee", "cow")
+    assert ours.preprocess.recipe.size == (32, 32)
+
+
+def test_meta_names_of_deit_iii_and_headless_files(tmp_path: Path) -> None:
+    reference = find("timm", "layer scale")
+    theirs = spread(reference.build())
+    state = {
+        rename(name, {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}): x for name, x in theirs.state_dict().items()
+    }
+    save_file(state, tmp_path / "deit.safetensors")
+    ask = untold(reference, "heads", "norm_eps", "gelu", "pool")
+    assert_equal(tmp_path / "deit.safetensors", reference, theirs, ask)
+    save_file({name: x for name, x in state.items() if not name.startswith("head.")}, tmp_path / "dino.safetensors")
+    theirs.reset_classifier(0)
+    assert_equal(tmp_path / "dino.safetensors", reference, theirs, ask)
+
+
+OLD = {  # vit-pytorch's names by version, for ours
+    "1.0 to 1.3": {
+        "norm1": "transformer.layers.#.0.norm", "attn.qkv": "transformer.layers.#.0.fn.to_qkv",
+        "attn.proj": "transformer.layers.#.0.fn.to_out.0", "norm2": "transformer.layers.#.1.norm",
+        "mlp.fc1": "transformer.layers.#.1.fn.net.0", "mlp.fc2": "transformer.layers.#.1.fn.net.3",
+    },
+    "before 0.10": {
+        "norm1": "transformer.layers.#.0.fn.norm", "attn.qkv": "transformer.layers.#.0.fn.fn.to_qkv",
+        "attn.proj": "transformer.layers.#.0.fn.fn.to_out.0", "norm2": "transformer.layers.#.1.fn.norm",
+        "mlp.fc1": "transformer.layers.#.1.fn.fn.net.0", "mlp.fc2": "transformer.layers.#.1.fn.fn.net.3",
+    },
+}  # fmt: skip
+OLD["0.10 to 0.40"] = OLD["1.0 to 1.3"]
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean_with_cls"])
+@pytest.mark.parametrize("version", OLD)
+def test_older_vit_pytorch(version: str, pool: str, tmp_path: Path) -> None:
+    """No peer is installed for these: a model of ours, renamed. Checked by hand with 0.40.2, 1.2.0 and 1.4.0."""
+    config = find("vit-pytorch", "class token").config.replace(
+        fc_norm=True, pool=pool, patch_norm=version.startswith("1."), head_dim=None
+    )
+    theirs = spread(ViT(config))
+    state = {}
+    for name, tensor in theirs.state_dict().items():
+        stem, _, leaf = name.rpartition(".")
+        block = stem.split(".")[1] if stem.startswith("blocks.") else ""
+        old = OLD[version].get(stem.partition(f".{block}.")[2], "").replace("#", block)
+        first = 2 if config.patch_norm else 1
+        old = old or {
+            "patch_embed.norm_in": "to_patch_embedding.1", "patch_embed.proj": f"to_patch_embedding.{first}",
+            "patch_embed.norm": "to_patch_embedding.3", "fc_norm": "mlp_head.0", "head": "mlp_head.1",
+        }.get(stem, "")  # fmt: skip
+        if name == "patch_embed.proj.weight":
+            tensor = rearrange(tensor, "d c p q -> d (p q c)")
+        elif stem == "patch_embed.norm_in":
+            tensor = rearrange(tensor, "(c p q) -> (p q c)", c=3, p=8)
+        state[f"{old}.{leaf}" if old else name.replace("pos_embed", "pos_embedding")] = tensor.contiguous()
+    save_file(state, tmp_path / "vit.safetensors")
+    with pytest.raises(ConfigError, match=r"do not tell heads, pool \(.* files pool cls or mean_with_cls\)"):
+        load(tmp_path / "vit.safetensors")
+    ours = load(tmp_path / "vit.safetensors", config=ViTConfig(heads=4, pool=pool))
+    with torch.no_grad():
+        assert distance(ours(images(config)), theirs(images(config))) < LOGITS
+    assert ours.config.to_dict() == config.to_dict()
+    with pytest.raises(CheckpointError, match="pool cls or mean_with_cls, not 'mean'"):
+        load(tmp_path / "vit.safetensors", config=ViTConfig(heads=4, pool="mean"))
+
+
+def test_a_single_head_of_vit_pytorch_has_no_projection(tmp_path: Path) -> None:
+    theirs = spread(
+        vit_pytorch.ViT(image_size=32, patch_size=8, num_classes=3, dim=48, depth=2, heads=1, mlp_dim=80, dim_head=48)
+    )
+    save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
+    ours = load(tmp_path / "vit.safetensors")
+    with torch.no_grad():
+        assert distance(ours(images(ours.config)), theirs(images(ours.config))) < LOGITS
+    assert ours.source.report.supplied["blocks.0.attn.proj.weight"] == (48, 48)
+
+
+def test_patches_of_other_than_three_channels_need_their_size(tmp_path: Path) -> None:
+    theirs = spread(
+        vit_pytorch.ViT(image_size=32, patch_size=4, num_classes=3, dim=48, depth=1, heads=4, mlp_dim=80, channels=12)
+    )
+    save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
+    assert load(tmp_path / "vit.safetensors", config=ViTConfig(heads=4)).config.channels == 3  # 192 = 12 * 4² = 3 * 8²
+    ours = load(tmp_path / "vit.safetensors", config=ViTConfig(heads=4, patch_size=4))
+    with torch.no_grad():
+        assert distance(ours(images(ours.config)), theirs(images(ours.config))) < LOGITS
+
+
+SWAPS = {
+    "timm": ("blocks.0.norm1.weight", "blocks.0.norm2.weight"),
+    "transformers": (
+        "vit.encoder.layer.0.attention.attention.query.weight", "vit.encoder.layer.0.attention.attention.key.weight"
+    ),
+    "torchvision": ("encoder.layers.encoder_layer_0.ln_1.bias", "encoder.layers.encoder_layer_0.ln_2.bias"),
+    "vit-pytorch": ("transformer.layers.0.0.norm.weight", "transformer.layers.0.1.net.0.weight"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("library", SWAPS)
+def test_a_swapped_pair_is_noticed(library: str, tmp_path: Path) -> None:
+    reference = next(each for each in REFERENCES if each.library == library)
+    theirs = spread(reference.build())
+    if library == "transformers":
+        theirs.save_pretrained(tmp_path)
+    else:
+        save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    state = load_file(tmp_path / "model.safetensors")
+    first, second = SWAPS[library]
+    state[first], state[second] = state[second], state[first]
+    save_file(state, tmp_path / "model.safetensors")
+    ask = [] if library == "transformers" else ["heads"] + (["norm_eps", "gelu", "pool"] if library == "timm" else [])
+    ours = load(tmp_path, config=untold(reference, *ask) if ask else None)
+    with torch.no_grad():
+        assert distance(ours(images(ours.config)), reference.logits(theirs, images(ours.config))) > 100 * LOGITS
+
+
+def test_a_swapped_pair_in_flax_and_in_clip_is_noticed(tmp_path: Path) -> None:
+    reference = find("timm", "class token")
+    theirs = spread(reference.build())
+    for google, first, second in (
+        (True, "MultiHeadDotProductAttention_1/query/kernel", "MultiHeadDotProductAttention_1/value/kernel"),
+        (False, "LayerNorm_0/scale", "LayerNorm_1/scale"),
+    ):
+        arrays = as_flax(theirs.state_dict(), 4, google)
+        first, second = (f"Transformer/encoderblock_0/{name}" for name in (first, second))
+        arrays[first], arrays[second] = arrays[second], arrays[first]
+        np.savez(tmp_path / "vit.npz", **arrays)
+        ours = load(tmp_path / "vit.npz")
+        with torch.no_grad():
+            assert distance(ours(images(ours.config)), theirs(images(ours.config))) > 100 * LOGITS
+    reference = find("transformers", "CLIP")
+    theirs = spread(reference.build())
+    tower = as_openai(theirs.state_dict())
+    tower["ln_pre.weight"], tower["ln_post.weight"] = tower["ln_post.weight"], tower["ln_pre.weight"]
+    save_file(tower, tmp_path / "clip.safetensors")
+    ours = load(tmp_path / "clip.safetensors", config=untold(reference, "heads", "gelu"))
+    with torch.no_grad():
+        assert distance(ours(images(ours.config)), reference.logits(theirs, images(ours.config))) > 100 * LOGITS
