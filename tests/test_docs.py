@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -64,7 +65,7 @@ def hub() -> Iterator[Hub]:
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder like a checkout, where pages may leave files."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    shutil.copytree(ROOT / "examples" / "photos", tmp_path / "examples" / "photos")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")

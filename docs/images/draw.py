@@ -45,7 +45,9 @@ def positions() -> None:
 
 def attention() -> None:
     """Where the last block looks, at a finer grid than the model's own."""
-    picture_of_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png").save(HERE / "attention.jpg", quality=90)
+    picture_of_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png").save(
+        HERE / "attention.jpg", quality=90
+    )
 
 
 def block() -> None:
