@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitlite.errors import ImageError
+from vitlite.errors import ImageError, InputError
 from vitlite.report import bold, terminal_width
 from vitlite.vectors import WRITERS, Journal, check_target
 from vitlite.weights import add_model_arguments, add_speed_arguments, open_model, positive
@@ -66,14 +66,22 @@ def add_classify_arguments(parser: ArgumentParser) -> None:
     _add_paths(parser)
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels a picture; default: %(default)s")
     parser.add_argument("--format", choices=("table", "jsonl", "csv"), default="table", help="default: %(default)s")
+    parser.add_argument("--out", metavar="FOLDER", help="where --engine ray writes")
     add_model_arguments(parser)
     add_speed_arguments(parser)
+    _add_engine(parser)
 
 
 def run_classify(args: Namespace) -> int:
     """Prints the best labels of each picture as soon as its batch is done."""
     from vitlite.predict import classify
 
+    if args.engine == "ray":
+        from vitlite.ray import run_classify as run_on_ray
+
+        return run_on_ray(args)
+    if args.out:
+        raise InputError("--out belongs to --engine ray. Without it, the answers are printed.")
     paths = gather(args.paths)
     model = open_model(args)
     watch = Watch(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the answers show how far it is
@@ -85,19 +93,26 @@ def run_classify(args: Namespace) -> int:
 def add_embed_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite embed`."""
     _add_paths(parser)
-    parser.add_argument("--out", required=True, metavar="FILE", help=f"ends in {', '.join(WRITERS)}")
+    parser.add_argument(
+        "--out", required=True, metavar="FILE", help=f"ends in {', '.join(WRITERS)}; with --engine ray a folder"
+    )
     add_model_arguments(parser)
     add_speed_arguments(parser)
+    _add_engine(parser)
 
 
 def run_embed(args: Namespace) -> int:
     """Writes a vector for each picture, and continues where an interrupted run stopped."""
     from vitlite.predict import embed
 
+    if args.engine == "ray":
+        from vitlite.ray import run_embed as run_on_ray
+
+        return run_on_ray(args)
     target = check_target(Path(args.out))
     paths = gather(args.paths)
     model = open_model(args)
-    with Journal(target, _identity(model, args)) as journal:
+    with Journal(target, identity(model, args)) as journal:
         tried = journal.done.union(journal.broken)
         again, new = [p for p in paths if p in set(journal.broken)], [p for p in paths if p not in tried]
         if tried:
@@ -146,12 +161,14 @@ class Watch:
         return int(self.broken > 0)
 
 
-def _identity(model: "ViT", args: Namespace) -> dict[str, Any]:
+def identity(model: "ViT", args: Namespace) -> dict[str, Any]:
     """All that decides the numbers of a vector, as JSON takes it."""
+    from vitlite.images import Preprocess
+
     return {
         "weights": model.source.sha256 if model.source else args.model,
         "config": model.config.to_dict(),
-        "preprocessing": repr(model.preprocess),
+        "preprocessing": model.preprocess.recipe.to_dict() if isinstance(model.preprocess, Preprocess) else None,
         "dtype": args.dtype,
         "fast": args.fast,
     }
@@ -189,4 +206,17 @@ def _add_paths(parser: ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="files, folders with all below them, patterns such as '**/*.jpg', or - for a list on standard input",
+    )
+
+
+def _add_engine(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="ray: a Ray cluster (RAY_ADDRESS), or all cores of this machine; PATH is one folder, list or Parquet, "
+        "also a URL, and --out a folder for Parquet; default: %(default)s",
+    )
+    parser.add_argument(
+        "--workers", type=positive, metavar="N", help="models at once on Ray; default: one a core or GPU"
     )

@@ -1,0 +1,298 @@
+"""`--engine ray` on a cluster of several nodes on this machine: what it answers, and what it survives."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import vitlite
+from vitlite.bulk import add_embed_arguments
+from vitlite.cli import main
+from vitlite.config import ViTConfig
+from vitlite.errors import ImageError, InputError
+from vitlite.images import Preprocess, Recipe
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("ray.data")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+pytestmark = pytest.mark.cluster
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+import vitlite.ray  # noqa: E402
+from vitlite.ray import Classifier, Embedder  # noqa: E402
+
+COUNT = 600
+BROKEN = "0005.png"
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+STORE = 100 << 20  # bytes of shared memory a node
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small random model."""
+    torch.manual_seed(0)
+    config = ViTConfig(image_size=16, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, num_classes=7)
+    made = vitlite.ViT(config).eval()
+    torch.nn.init.normal_(made.head.weight)
+    made.labels = tuple("abcdefg")
+    half = (0.5, 0.5, 0.5)
+    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bilinear", mean=half, std=half)
+    made.preprocess = Preprocess(recipe, made)
+    folder = tmp_path_factory.mktemp("model")
+    made.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of pictures, one of them broken."""
+    folder = tmp_path_factory.mktemp("pictures")
+    noise = torch.Generator().manual_seed(0)
+    for i in range(COUNT):
+        pixels = torch.randint(0, 256, (24, 32, 3), dtype=torch.uint8, generator=noise)
+        Image.fromarray(pixels.numpy()).save(folder / f"{i:04}.png")
+    (folder / BROKEN).write_bytes(b"\x89PNG and no more")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vectors(model: Path, pictures: Path) -> dict[str, torch.Tensor]:
+    """What a single process answers."""
+    paths = sorted(str(path) for path in pictures.iterdir() if path.name != BROKEN)
+    loaded = vitlite.load(model)
+    with torch.no_grad():
+        return dict(zip(paths, loaded.embed(loaded.preprocess(paths)), strict=True))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head that computes nothing, and two nodes with a core each."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
+        try:
+            for _ in range(2):
+                made.add_node(num_cpus=1, object_store_memory=STORE)
+            ray.init(address=made.address, log_to_driver=False)
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small units of work and output files, so that there is a middle to break."""
+    monkeypatch.setattr(vitlite.ray, "BLOCK", 16)
+    monkeypatch.setattr(vitlite.ray, "FILE", 32)
+
+
+def check(out: Path, vectors: dict[str, torch.Tensor], pictures: Path) -> None:
+    """Every picture once, the broken one with its reason, the vectors a single process's."""
+    rows = pq.read_table(out)
+    assert rows.column_names == ["path", "vector", "error"]
+    assert sorted(rows["path"].to_pylist()) == sorted(str(path) for path in pictures.iterdir())
+    found = {row["path"]: row for row in rows.to_pylist()}
+    broken = found.pop(str(pictures / BROKEN))
+    assert broken["vector"] is None
+    assert "Cannot read" in broken["error"]
+    assert BROKEN in broken["error"]
+    for path, row in found.items():
+        assert row["error"] is None
+        torch.testing.assert_close(torch.tensor(row["vector"]), vectors[path], rtol=1e-5, atol=1e-5)
+
+
+def arguments(model: Path, source: Path, out: Path, *more: str) -> Namespace:
+    parser = ArgumentParser()
+    add_embed_arguments(parser)
+    return parser.parse_args([str(source), *more, "--engine", "ray", "--out", str(out), "--model", str(model)])
+
+
+def embed(model: Path, source: object, out: Path, *more: str) -> int:
+    return main(["embed", str(source), "--engine", "ray", "--out", str(out), "--model", str(model), *more])
+
+
+def wait_for(happened: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def whole_files(out: Path) -> int:
+    """How many rows the output holds by now."""
+    return sum(pq.read_metadata(file).num_rows for file in out.glob("*.parquet") if file.read_bytes()[-4:] == b"PAR1")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("lost", ["actor", "node"])
+def test_every_picture_once_though_a_part_is_lost(
+    lost: str,
+    cluster: Cluster,
+    model: Path,
+    pictures: Path,
+    vectors: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notes, out = tmp_path / "notes", tmp_path / "out"
+    notes.mkdir()
+
+    class Slow(Embedder):
+        """Leaves a note where it works, and takes its time."""
+
+        def __call__(self, table: pa.Table) -> pa.Table:
+            (notes / f"{os.getpid()}-{ray.get_runtime_context().get_node_id()}").touch()
+            time.sleep(0.3)
+            return super().__call__(table)
+
+    monkeypatch.setattr(vitlite.ray, "Embedder", Slow)
+    node = cluster.add_node(num_cpus=1, object_store_memory=STORE) if lost == "node" else None
+    workers = 3 if node else 2
+    codes: list[int] = []
+    job = threading.Thread(target=lambda: codes.append(embed(model, pictures, out, "--workers", str(workers))))
+    job.start()
+    wait_for(lambda: len(list(notes.iterdir())) == workers and whole_files(out) > 0)
+    if node:
+        cluster.remove_node(node, allow_graceful=False)
+    else:
+        os.kill(int(next(notes.iterdir()).name.split("-")[0]), signal.SIGKILL)
+    assert whole_files(out) < COUNT / 2
+    job.join(180)
+    assert codes == [1]  # the broken picture
+    places = {note.name.split("-")[1] for note in notes.iterdir()}
+    assert len(places) == workers
+    if not node:
+        assert len(list(notes.iterdir())) == workers + 1  # another actor took the place of the lost one
+    check(out, vectors, pictures)
+
+
+def test_killed_and_started_again_continues(
+    cluster: Cluster,
+    model: Path,
+    pictures: Path,
+    vectors: dict[str, torch.Tensor],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    code = f"""
+import sys, time, vitlite.ray
+from vitlite.cli import main
+vitlite.ray.BLOCK, vitlite.ray.FILE = 16, 32
+class Slow(vitlite.ray.Embedder):
+    def __call__(self, table):
+        time.sleep(0.3)
+        return super().__call__(table)
+vitlite.ray.Embedder = Slow
+main(["embed", {str(pictures)!r}, "--engine", "ray", "--out", {str(out)!r}, "--model", {str(model)!r}])
+"""
+    environment = os.environ | QUIET | {"RAY_ADDRESS": cluster.address}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: process.poll() is not None or whole_files(out) >= 64)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: ray.available_resources().get("CPU") == 2)  # Ray has ended the job's actors
+    held = whole_files(out)
+    assert 0 < held < COUNT
+    file = next(out.glob("*.parquet"))
+    (out / "torn.parquet").write_bytes(file.read_bytes()[:-50])
+
+    assert embed(model, pictures, out) == 1
+    assert f"continuing {out}: {held} pictures are done" in capsys.readouterr().err
+    check(out, vectors, pictures)
+    assert embed(model, pictures, out) == 1
+    assert f"{COUNT} pictures, 1 of them broken (column error); 0 new" in capsys.readouterr().out
+    check(out, vectors, pictures)
+
+    with pytest.raises(InputError, match="was not written by this command with these weights and options"):
+        vitlite.ray.run_embed(arguments(model, pictures, out, "--dtype", "bfloat16"))
+
+
+def test_parquet_of_pictures_is_classified(cluster: Cluster, model: Path, pictures: Path, tmp_path: Path) -> None:
+    paths = sorted(pictures.iterdir())[:20]
+    source, out = tmp_path / "source.parquet", tmp_path / "out"
+    contents = [path.read_bytes() for path in paths]
+    pq.write_table(pa.table({"path": [path.name for path in paths[:8]], "bytes": contents[:8]}), source)
+    words = ["classify", str(source), "--engine", "ray", "--out", str(out), "--model", str(model), "--top", "2"]
+    assert main(words) == 1
+    names = [path.name for path in paths] + ["nothing"]
+    pq.write_table(pa.table({"path": names, "bytes": [*contents, None]}), source)
+    assert main(words) == 1
+
+    rows = pq.read_table(out)
+    assert rows.column_names == ["path", "labels", "scores", "error"]
+    assert sorted(rows["path"].to_pylist()) == sorted(names)
+    found = {row["path"]: row for row in rows.to_pylist()}
+    assert "nothing as a picture: the column bytes is null" in found.pop("nothing")["error"]
+    assert "Cannot read" in found.pop(BROKEN)["error"]
+    loaded = vitlite.load(model)
+    for path in paths:
+        if path.name != BROKEN:
+            best = loaded.predict(path, top=2)
+            assert found[path.name]["labels"] == [label for label, _, _ in best]
+            assert found[path.name]["scores"] == pytest.approx([score for _, _, score in best], abs=1e-5)
+
+
+def test_a_list_names_files_that_are_not_there(
+    cluster: Cluster, model: Path, pictures: Path, vectors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    one = str(pictures / "0001.png")
+    source, out = tmp_path / "list.txt", tmp_path / "out"
+    source.write_text(f"{one}\n{one}\nfile://{one}\n/not/there.png\n\nnowhere://at/all.png\n")
+    assert embed(model, source, out) == 1
+    rows = {row["path"]: row for row in pq.read_table(out).to_pylist()}
+    assert len(rows) == pq.read_table(out).num_rows == 4  # named twice, it is there once
+    for path in (one, f"file://{one}"):
+        torch.testing.assert_close(torch.tensor(rows[path]["vector"]), vectors[one], rtol=1e-5, atol=1e-5)
+    assert rows["/not/there.png"]["error"] == "Cannot read /not/there.png as a picture: no such file"
+    assert "nowhere" in rows["nowhere://at/all.png"]["error"]
+
+
+def test_embedder_in_a_pipeline_of_ones_own(
+    cluster: Cluster, model: Path, pictures: Path, vectors: dict[str, torch.Tensor]
+) -> None:
+    paths = sorted(vectors)[:30]
+    data = ray.data.read_binary_files(paths, include_paths=True, ray_remote_args={"num_cpus": 0})
+    options = {"batch_format": "pyarrow", "compute": ray.data.ActorPoolStrategy(size=1)}
+    rows = data.map_batches(Embedder, fn_constructor_args=(ray.put(vitlite.load(model)),), **options).take_all()
+    assert sorted(row["path"] for row in rows) == paths
+    for row in rows:
+        torch.testing.assert_close(torch.tensor(row["vector"]), vectors[row["path"]], rtol=1e-5, atol=1e-5)
+        assert row["error"] is None
+
+
+def test_tables_of_another_kind_are_refused(model: Path) -> None:
+    worker = Classifier(vitlite.load(model))
+    with pytest.raises(InputError, match="a column path, got the columns image"):
+        worker(pa.table({"image": [b""]}))
+    with pytest.raises(InputError, match="a column path, got dict"):
+        worker({"path": ["a"]})
+
+
+def test_sources_that_mean_nothing(model: Path, tmp_path: Path) -> None:
+    out, table = tmp_path / "out", tmp_path / "a.parquet"
+    with pytest.raises(ImageError, match="No such folder, list or Parquet file"):
+        vitlite.ray.run_embed(arguments(model, tmp_path / "nowhere", out))
+    with pytest.raises(ImageError, match="No pictures in"):
+        vitlite.ray.run_embed(arguments(model, tmp_path, out))
+    pq.write_table(pa.table({"file": ["a.png"]}), table)
+    with pytest.raises(InputError, match="needs a column path, and bytes if it holds the pictures"):
+        vitlite.ray.run_embed(arguments(model, table, out))
+    with pytest.raises(InputError, match="takes one folder, list or Parquet file as PATH"):
+        vitlite.ray.run_embed(arguments(model, table, out, str(tmp_path)))
