@@ -80,8 +80,7 @@ def fetch(
         _remove(damage)
         try:
             return _fetch_once(wish)
-        except _WrongBytes as again:
-            _remove(again)
+        except _WrongBytes:
             raise
         except DownloadError as error:
             raise DownloadError(f"{damage} {error}") from error
@@ -207,8 +206,6 @@ def _fetch_once(wish: _Wish) -> Fetched:
             with _alone(wish.file):
                 settled = _settled(wish)
                 found = _from_cache(settled) or _from_hub(settled)
-                _pin(wish, found)
-        _pin(wish, found)
         return found
     except UnreachableError as error:
         raise DownloadError(f"{error} It is not in the cache, {cache_folder()}.") from error
@@ -246,7 +243,7 @@ def _pin(wish: _Wish, found: Fetched) -> None:
 
 def _from_cache(wish: _Wish) -> Fetched | None:
     """The cached file, where a full commit hash says which one; the network is not looked at."""
-    if wish.update or not _COMMIT.fullmatch(wish.file.revision):
+    if not _COMMIT.fullmatch(wish.file.revision):
         return None
     path = _cached(wish.file)
     return _checked(path, wish, wish.file.revision) if path else None
@@ -340,7 +337,9 @@ def _checked(path: Path, wish: _Wish, commit: str | None, etag: str | None = Non
     stamp = _hash(path)
     verified = _compare(path, stamp, wish, etag)
     _remember(path, stamp._replace(verified=verified))
-    return Fetched(path, commit, stamp.sha256, verified)
+    found = Fetched(path, commit, stamp.sha256, verified)
+    _pin(wish, found)
+    return found
 
 
 def _compare(path: Path, stamp: _Stamp, wish: _Wish, etag: str | None) -> Verified:
