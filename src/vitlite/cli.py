@@ -37,7 +37,7 @@ COMMANDS = {
     "export": Command("write a model for ONNX or torch.export", "export:add_arguments", "export:run"),
     "bench": Command("measure speed on this machine", "bench:add_arguments", "bench:run"),
     "train": Command("train or fine-tune on a folder of pictures", "train:add_train_arguments", "train:run_train"),
-    "eval": Command("measure accuracy on labelled pictures", "train:add_eval_arguments", "train:run_eval"),
+    "eval": Command("measure accuracy on labelled pictures", "evaluate:add_eval_arguments", "evaluate:run_eval"),
 }  # fmt: skip
 
 

@@ -1,0 +1,64 @@
+"""Trains `vit_nano_4.cifar10`, the model inside the wheel, from scratch; a killed run goes on when started again.
+
+    python examples/cifar10/embedded.py DATA OUT
+
+DATA is CIFAR-10's binary version (see prepare.py). Of the 50,000 training pictures the last 1,000 are held out to
+watch; the test pictures are not read.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitlite import zoo
+from vitlite.config import PRESETS
+from vitlite.datasets import read_cifar10
+from vitlite.images import Preprocess, Recipe
+from vitlite.model import ViT, sincos_positions
+from vitlite.train import Settings, train
+
+
+def mimetic(model: ViT) -> None:
+    """Starts attention where trained networks end: tokens look at similar ones, and values partly cancel the stream.
+
+    Trockman & Kolter 2023, "Mimetic Initialization of Self-Attention Layers": for each head the product of query and
+    key weights is near 0.7 (noise + identity), that of value and output weights near 0.4 (noise - identity).
+    """
+    d, heads = model.config.dim, model.config.heads
+    with torch.no_grad():
+        model.pos_embed[:, -model.config.grid[0] * model.config.grid[1] :] = sincos_positions(model.config.grid, d)
+        for block in model.blocks:
+            queries, keys = zip(*(_halves(0.7, 0.7, d, d // heads) for _ in range(heads)), strict=True)
+            values, out = _halves(0.4, -0.4, d, d)
+            block.attn.qkv.weight.copy_(torch.cat([*queries, *keys, values]))
+            block.attn.proj.weight.copy_(out.T)
+
+
+def _halves(noise: float, identity: float, dim: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Two matrices (rank, dim) whose product a.T @ b is the best approximation of noise + identity."""
+    u, s, v = torch.linalg.svd(noise * torch.randn(dim, dim) / dim**0.5 + identity * torch.eye(dim))
+    root = s[:rank].sqrt()[:, None]
+    return root * u.T[:rank], root * v[:rank]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    model = ViT(PRESETS["vit_nano_4"])
+    mimetic(model)
+    model.preprocess = Preprocess(Recipe.from_record(zoo.find("vit_nano_4.cifar10"), (32, 32)), model)
+    settings = Settings(epochs=args.epochs, seed=args.seed, optimizer="muon", lr=3e-3)
+    data, validation = (read_cifar10(args.data, split) for split in ("train", "val"))
+    train(model, data, args.out, settings, validation=validation, after_epoch=lambda history: print(history[-1]))
+
+
+if __name__ == "__main__":
+    main()

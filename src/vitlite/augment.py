@@ -1,0 +1,126 @@
+"""Random changes to training pictures, a whole batch at a time.
+
+Every number drawn is a function of (seed, epoch, sample, name of the draw): it depends neither on the batch a sample
+is in, nor on the worker, nor on what was drawn before. So a resumed or distributed run sees the same pictures.
+Shapes: b samples, c channels, h and w pixels, k classes.
+"""
+
+import math
+import zlib
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MIX = 0x5851F42D4C957F2D  # Knuth's multiplier of 64-bit congruential generators; odd, below 2^63
+STRETCH = 0x2545F4914F6CDD1D  # the xorshift* multiplier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """How training pictures are changed; zero leaves that change out."""
+
+    flip: float = 0.5  # share of pictures mirrored
+    shift: float = 0.125  # up to this share of the side, in whole pixels: 4 of 32
+    warp: float = 0.25  # share of pictures turned, sheared and zoomed
+    colour: float = 0.25  # share of pictures with other brightness, contrast and saturation
+    erase: float = 0.1  # share of pictures with a rectangle blanked
+    mixup: float = 0.0  # share of pictures blended with another, Zhang et al. 2018
+    cutmix: float = 0.3  # share of pictures with a rectangle of another, Yun et al. 2019
+
+
+STRENGTHS = {
+    "none": Augmentation(flip=0, shift=0, warp=0, colour=0, erase=0, mixup=0, cutmix=0),
+    "weak": Augmentation(),  # for runs of a few dozen epochs
+    "strong": Augmentation(warp=0.5, colour=0.5, erase=0.25, mixup=0.25, cutmix=0.5),  # for hundreds
+}
+
+
+class Draws:
+    """Uniform numbers in [0, 1), one per sample and name."""
+
+    def __init__(self, seed: int, epoch: int, samples: Tensor) -> None:
+        self.keys = _scramble(_scramble(_scramble(torch.tensor(seed)) + epoch) + samples)
+
+    def __call__(self, name: str, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Between low and high: (b,)."""
+        bits = _scramble(self.keys + zlib.crc32(name.encode()))
+        return low + (bits >> 40 & 0xFFFFFF).float() * ((high - low) / 2**24)
+
+    def chance(self, name: str, share: float) -> Tensor:
+        """True for that share of the samples: (b,)."""
+        return self(name) < share
+
+
+def shuffled(seed: int, epoch: int, count: int) -> Tensor:
+    """The order in which an epoch visits the samples: (count,)."""
+    return torch.argsort(_scramble(_scramble(_scramble(torch.tensor(seed)) + ~epoch) + torch.arange(count)))
+
+
+def augment(images: Tensor, draws: Draws, how: Augmentation) -> Tensor:
+    """Moves, recolours and blanks parts of pictures with values from 0 to 1: (b, c, h, w) as given."""
+    images = _colour(_move(images, draws, how), draws, how)
+    return images.masked_fill(_rectangle(draws, "erase", images, 0.02, 0.2, how.erase), 0.5)
+
+
+def mix(
+    images: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor, draws: Draws, how: Augmentation
+) -> tuple[Tensor, Tensor]:
+    """Blends pictures and label vectors with those of partners: (b, c, h, w) and (b, k) as given."""
+    kind = draws("mix")
+    blend = (kind < how.mixup).float() * draws("lam", 0.0, 0.5)  # the partner's share
+    cut = _rectangle(draws, "cutmix", images, 0.05, 0.6, 1.0)
+    cut &= ((kind >= how.mixup) & (kind < how.mixup + how.cutmix))[:, None, None, None]
+    share = torch.where(cut, 1.0, blend[:, None, None, None])  # (b, 1, h, w)
+    weight = share.mean((1, 2, 3))[:, None]
+    return images.lerp(others, share), labels.lerp(other_labels, weight)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """A bijection of 64-bit integers under which neighbours become unrelated (after xorshift* and PCG)."""
+    for multiplier in (MIX, STRETCH):
+        x = (x + 0x1E3779B97F4A7C15) * multiplier
+        x = x ^ (x >> 29 & 0x7FFFFFFFF)  # the mask makes the shift unsigned
+    return x
+
+
+def _move(images: Tensor, draws: Draws, how: Augmentation) -> Tensor:
+    """Flip, shift, turn, shear and zoom, as one affine map of bilinear samples; unmoved pixels keep their values."""
+    b, _, h, w = images.shape
+    flip = torch.where(draws.chance("flip", how.flip), -1.0, 1.0)
+    right = draws("right", -how.shift, how.shift).mul(w).round() * 2 / w
+    down = draws("down", -how.shift, how.shift).mul(h).round() * 2 / h
+    warp = draws.chance("warp", how.warp).float()
+    angle = draws("angle", -15, 15) * warp * (math.pi / 180)
+    zoom = torch.exp(draws("zoom", -0.2, 0.2) * warp)
+    shear = draws("shear", -0.2, 0.2) * warp
+    cos, sin = angle.cos() * zoom, angle.sin() * zoom
+    theta = torch.stack(
+        [torch.stack([cos * flip, shear - sin, right], 1), torch.stack([sin * flip, cos + shear * sin, down], 1)], 1
+    )
+    grid = F.affine_grid(theta, [b, 1, h, w], align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def _colour(images: Tensor, draws: Draws, how: Augmentation) -> Tensor:
+    def factor(name: str) -> Tensor:
+        return torch.where(draws.chance("colour", how.colour), draws(name, 0.6, 1.4), 1.0)[:, None, None, None]
+
+    grey = images.mean(1, keepdim=True)
+    images = grey.lerp(images, factor("saturation"))
+    level = grey.mean((2, 3), keepdim=True)
+    return level.lerp(images, factor("contrast")).mul_(factor("brightness")).clamp_(0, 1)
+
+
+def _rectangle(draws: Draws, name: str, images: Tensor, low: float, high: float, share: float) -> Tensor:
+    """A mask with one rectangle, low to high of the area, in that share of the pictures: (b, 1, h, w)."""
+    h, w = images.shape[2:]
+    area, ratio = draws(name + "area", low, high), torch.exp(draws(name + "ratio", -0.7, 0.7))
+    tall, wide = ((area * ratio).sqrt() * h).clamp(max=h).round(), ((area / ratio).sqrt() * w).clamp(max=w).round()
+    top = (draws(name + "top") * (h - tall + 1)).floor()[:, None]
+    left = (draws(name + "left") * (w - wide + 1)).floor()[:, None]
+    rows, columns = torch.arange(h), torch.arange(w)
+    inside = (rows >= top) & (rows < top + tall[:, None]) & draws.chance(name, share)[:, None]  # (b, h)
+    across = (columns >= left) & (columns < left + wide[:, None])  # (b, w)
+    return (inside[:, :, None] & across[:, None, :])[:, None]

@@ -1,0 +1,134 @@
+"""How good a model is on labelled pictures: `measure`, and `vitlite eval`."""
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlite.datasets import Pictures, class_names, is_cifar10, read_cifar10, read_folder
+from vitlite.errors import TrainError
+from vitlite.images import Preprocess, Recipe
+from vitlite.model import ViT
+from vitlite.report import table, with_bold_header
+from vitlite.weights import add_model_arguments, add_speed_arguments, open_model
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model made of some pictures."""
+
+    loss: float  # cross entropy, mean
+    top1: float  # share of pictures whose best class is right
+    top5: float  # whose five best are
+    confusion: Tensor  # (k, k) int64: pictures of each class, by the class they were taken for
+
+    @property
+    def recall(self) -> Tensor:
+        """Of the pictures of each class, the share that was recognised: (k,), NaN where there are none."""
+        return self.confusion.diagonal() / self.confusion.sum(1)
+
+    @property
+    def precision(self) -> Tensor:
+        """Of the pictures taken for each class, the share that was of it: (k,), NaN where there are none."""
+        return self.confusion.diagonal() / self.confusion.sum(0)
+
+
+def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool = False) -> Measured:
+    """Runs a model, in eval mode from then on, over labelled pictures.
+
+    Args:
+        model: Its preprocessing says how pictures are normalised.
+        pictures: Of the model's size.
+        batch: Pictures at once.
+        bfloat16: Compute in it (autocast), as in training.
+    """
+    model.eval()
+    recipe = cast(Preprocess, model.preprocess).recipe
+    k, total = model.config.num_classes, len(pictures)
+    loss, right = torch.zeros(2, dtype=torch.float64)
+    confusion = torch.zeros(k * k, dtype=torch.int64)
+    with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
+        for first in range(0, total, batch):
+            rows = torch.arange(first, min(first + batch, total))
+            images, labels = normalise(pictures.fetch(rows), recipe), pictures.labels[rows]
+            logits = model(images.to(model.device, model.dtype)).float().cpu()
+            best = logits.topk(min(5, k)).indices
+            loss += F.cross_entropy(logits, labels, reduction="sum")
+            right += (best == labels[:, None]).sum()
+            confusion += torch.bincount(labels * k + best[:, 0], minlength=k * k)
+    confusion = confusion.view(k, k)
+    top1 = confusion.diagonal().sum().item() / total
+    return Measured(loss.item() / total, top1, right.item() / total, confusion)
+
+
+def normalise(images: Tensor, recipe: Recipe) -> Tensor:
+    """Values from 0 to 1 as the model wants them: (b, c, h, w) as given."""
+    mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (recipe.mean, recipe.std))
+    return (images - mean) / std
+
+
+def add_eval_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite eval`."""
+    parser.add_argument(
+        "data",
+        type=Path,
+        metavar="DATA",
+        help="a folder per class (or a folder with such a val/ in it), or CIFAR-10's .bin files, of which the test set",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write figures (eval.json) and confusion.png there")
+    add_model_arguments(parser)
+    add_speed_arguments(parser)
+
+
+def run_eval(args: Namespace) -> int:
+    """Prints the accuracy, and for each class what was recognised."""
+    model = open_model(args)
+    if not isinstance(model.preprocess, Preprocess):
+        raise TrainError(f"{args.model} has no preprocessing, so pictures cannot be prepared for it.")
+    read = model.preprocess.pixels
+    if is_cifar10(args.data):
+        pictures = read_cifar10(args.data, "test", None if model.config.size == (32, 32) else read)
+        if len(pictures.classes) != model.config.num_classes:
+            raise TrainError(
+                f"CIFAR-10 has 10 classes, and {args.model} {model.config.num_classes}. Fine-tune it first."
+            )
+    else:
+        folder = args.data / "val" if (args.data / "val").is_dir() else args.data
+        pictures = read_folder(folder, read, _classes(model, class_names(folder)))
+    measured = measure(model, pictures, batch=args.batch)
+    counts, shares = measured.confusion.sum(1).tolist(), zip(measured.recall, measured.precision, strict=True)
+    figures = zip(pictures.classes, counts, shares, strict=True)
+    rows = [[name, str(n), f"{recall:.1%}", f"{precision:.1%}"] for name, n, (recall, precision) in figures if n]
+    print(with_bold_header(table(["class", "pictures", "recognised", "precision"], rows)))
+    print(f"\ntop-1 {measured.top1:.2%}   top-5 {measured.top5:.2%}   {len(pictures)} pictures")
+    if args.out:
+        from vitlite.plots import draw_confusion
+
+        args.out.mkdir(parents=True, exist_ok=True)
+        about = {"model": args.model, "sha256": model.source and model.source.sha256, "pictures": len(pictures)}
+        about |= {"top1": measured.top1, "top5": measured.top5, "loss": measured.loss, "classes": pictures.classes}
+        text = json.dumps(about | {"confusion": measured.confusion.tolist()}, indent=1)
+        (args.out / "eval.json").write_text(text + "\n", encoding="utf-8")
+        draw_confusion(measured.confusion, pictures.classes, args.out / "confusion.png")
+    return 0
+
+
+def _classes(model: ViT, folders: Sequence[str]) -> tuple[str, ...]:
+    """The names of the model's classes: its labels, if they name the folders; else the folders, one for each class."""
+    labels = tuple(model.labels or ())
+    if set(folders) <= set(labels):
+        return labels
+    if len(folders) == model.config.num_classes:  # such as ImageNet's n01440764 and so on, whose order is the labels'
+        return tuple(folders)
+    strange = [name for name in folders if name not in labels]
+    raise TrainError(
+        f"The folder {strange[0]} is none of the model's {model.config.num_classes} classes"
+        f"{' (' + ', '.join(labels[:5]) + ', …)' if labels else ''}. Name the folders after its labels, or give one "
+        "folder for each class, sorted in the model's order."
+    )

@@ -1,0 +1,55 @@
+"""Muon (Jordan et al. 2024): momentum whose matrices are made orthogonal before they are applied.
+
+Meant for the matrices of the blocks, when training from scratch; everything else stays with AdamW. Steps are scaled
+as in Moonlight (Liu et al. 2025, arXiv 2502.16982), so that AdamW's learning rate and weight decay serve both.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: drives singular values from (0, 1] to about 1 in 5 rounds
+
+
+class Muon(torch.optim.Optimizer):
+    """For matrices only. A joint query, key and value matrix, three times as tall as wide, counts as three."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Moves every matrix along its orthogonalised Nesterov momentum."""
+        waiting: dict[tuple[int, int], list[tuple[Tensor, Tensor, dict[str, Any]]]] = {}
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["momentum"] = torch.zeros_like(weight)
+                state["momentum"].lerp_(weight.grad, 1 - group["momentum"])
+                update = weight.grad.lerp(state["momentum"], group["momentum"])
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                for part, direction in zip(_matrices(weight), _matrices(update), strict=True):
+                    waiting.setdefault(tuple(part.shape), []).append((part, direction, group))  # type: ignore[arg-type]
+        for (tall, wide), items in waiting.items():  # one batch a shape
+            directions = orthogonal(torch.stack([direction for _, direction, _ in items]))
+            for (part, _, group), direction in zip(items, directions, strict=True):
+                part.add_(direction, alpha=-group["lr"] * 0.2 * max(tall, wide) ** 0.5)
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """Each matrix with its singular values set to about 1, by Newton and Schulz's iteration: (b, m, n) as given."""
+    turned = x.shape[1] > x.shape[2]
+    y = (x.mT if turned else x).bfloat16()
+    y = y / (y.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    a, b, c = COEFFICIENTS
+    for _ in range(5):
+        square = y @ y.mT
+        y = torch.baddbmm(y, torch.baddbmm(square, square, square, beta=b, alpha=c), y, beta=a)
+    return (y.mT if turned else y).to(x.dtype)
+
+
+def _matrices(weight: nn.Parameter | Tensor) -> tuple[Tensor, ...]:
+    return weight.data.chunk(3) if weight.shape[0] == 3 * weight.shape[1] else (weight.data,)
