@@ -10,8 +10,8 @@ import ast
 import json
 import math
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -98,31 +98,11 @@ class Entry(NamedTuple):
 
 
 class Checkpoint:
-    """An open weights file, or all shards of one. Names, shapes and types are known; values are read when wanted."""
+    """What is in a weights file, or in all shards of one: names, shapes and types, and values when they are wanted."""
 
-    def __init__(self, path: Path, described: bool = True) -> None:
-        """Opens a file, a folder, or an index of shards; `described`: what its config.json says counts too."""
-        self.path, self.files = files_of(path)
-        beside = described and (path.is_dir() or path.name in (WEIGHTS, INDEX))
-        self.description = describe(self.path.parent) if beside else Description()
-        self.entries: dict[str, Entry] = {}
-        self._open = ExitStack()
-        try:
-            for file in self.files:
-                entries = _whole(file, _npz if file.suffix == ".npz" else _safetensors, file, self._open)
-                if double := self.entries.keys() & entries:
-                    raise CheckpointError(f"{self.path}: more than one shard has {', '.join(sorted(double))}.")
-                self.entries |= entries
-        except BaseException:
-            self._open.close()
-            raise
-        self.shapes = {name: entry.shape for name, entry in self.entries.items()}
-
-    def __enter__(self) -> "Checkpoint":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
+    def __init__(self, path: Path, files: Sequence[Path], entries: Mapping[str, Entry], about: Description) -> None:
+        self.path, self.files, self.entries, self.about = path, files, entries, about
+        self.shapes = {name: entry.shape for name, entry in entries.items()}
 
     def understand(self, claims: Sequence[Claim]) -> tuple[Translation, ViTConfig]:
         """Where our tensors are in it, and its config.
@@ -158,6 +138,25 @@ class Checkpoint:
             return last.pop(found.parts[0])
         parts = [last[name] if found.row is None else last[name][found.row] for name in found.parts]
         return OPS[found.op](parts, self.patch).contiguous()
+
+
+@contextmanager
+def open_checkpoint(path: Path, described: bool = True) -> Iterator[Checkpoint]:
+    """Opens a file, a folder, or an index of shards; `described`: what a config.json says of it counts too.
+
+    Raises:
+        CheckpointError: there are no weights, or they are damaged, or pickled.
+    """
+    beside = described and (path.is_dir() or path.name in (WEIGHTS, INDEX))
+    path, files = files_of(path)
+    entries: dict[str, Entry] = {}
+    with ExitStack() as stack:
+        for file in files:
+            found = _whole(file, _npz if file.suffix == ".npz" else _safetensors, file, stack)
+            if double := entries.keys() & found:
+                raise CheckpointError(f"{path}: more than one shard has {', '.join(sorted(double))}.")
+            entries |= found
+        yield Checkpoint(path, files, entries, describe(path.parent) if beside else Description())
 
 
 def _whole(file: Path, read: Callable[..., Any], *args: Any) -> Any:

@@ -13,7 +13,18 @@ from typing import NamedTuple, ParamSpec
 import torch
 
 from vitlite import hub, zoo
-from vitlite.checkpoint import INDEX, PICKLES, USER, WEIGHTS, Checkpoint, Claim, Description, Source, files_of, read
+from vitlite.checkpoint import (
+    INDEX,
+    PICKLES,
+    USER,
+    WEIGHTS,
+    Claim,
+    Description,
+    Source,
+    files_of,
+    open_checkpoint,
+    read,
+)
 from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, UnknownNameError, closest
 from vitlite.images import Preprocess, Recipe
@@ -208,9 +219,9 @@ def _place(source: Place) -> Weights:
 
 def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: zoo.Record | None = None) -> ViT:
     """The loaded model, with its labels, its preprocessing and where it came from."""
-    with Checkpoint(weights.path, weights.described) as file:
+    with open_checkpoint(weights.path, weights.described) as file:
         hashes = [hub.check_file(path, weights.sha256 if len(file.files) == 1 else None) for path in file.files]
-        about, like = file.description, _like(file.description)
+        about, like = file.about, _like(file.about)
         said = [Claim("its config.json says", about.claims), *claims]
         if like:
             said.append(Claim("", {name: getattr(like.config, name) for name in ("heads", "norm_eps", "gelu")}, False))

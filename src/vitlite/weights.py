@@ -148,12 +148,13 @@ def add_convert_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("source", metavar="IN", help="a file, also .pth or .bin, a folder, or an .npz")
     parser.add_argument("target", metavar="OUT", help="the folder or .safetensors file to write")
     parser.add_argument("--to", required=True, choices=("timm", "transformers", "torchvision", "vitlite"))
+    parser.add_argument("--like", metavar="NAME", help="a model of the zoo, for what the file alone does not tell")
 
 
 def run_convert(args: Namespace) -> int:
     """Rewrites weights in another library's layout."""
-    from vitlite.checkpoint import convert
+    from vitlite.save import convert
 
-    convert(args.source, args.target, args.to)
+    convert(args.source, args.target, args.to, config=zoo.find(args.like).config if args.like else None)
     print(f"wrote {args.target}")
     return 0
