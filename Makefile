@@ -1,0 +1,55 @@
+# What CI runs is what is here. The first call makes .venv; later calls install again only where a requirement changed.
+# Linux without a GPU: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves several GB of CUDA packages.
+
+PYTHON ?= python3
+JOBS ?= 2
+BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-cluster docs bench pin clean
+
+demo: .venv/demo.stamp  ## classify photos and draw where the model looked, without a network
+	$(BIN)/python examples/demo.py
+
+test: .venv/dev.stamp  ## lint, types, and every test but those of clusters
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --cov --cov-fail-under=98 -m "not cluster"
+
+test-cluster: .venv/cluster.stamp  ## several processes, nodes that die: torchrun and Ray
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster
+
+docs: .venv/docs.stamp  ## generated tables, then the site in site/
+	for script in docs/generate_*.py; do $(BIN)/python $$script || exit 1; done
+	$(BIN)/mkdocs build
+
+bench: .venv/dev.stamp  ## speed beside the other libraries, written into docs/
+	$(BIN)/vitlite bench
+
+pin: .venv/dev.stamp  ## commit and sha256 of checkpoints that have none
+	$(BIN)/python examples/maintain/pin.py
+
+clean:
+	rm -rf .venv site dist build .coverage
+
+.venv/venv.stamp:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/demo.stamp: .venv/venv.stamp pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[images,plot]'
+	touch $@
+
+.venv/dev.stamp: .venv/venv.stamp pyproject.toml constraints.txt tests/peers.txt
+	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --no-deps --requirement tests/peers.txt
+	touch $@
+
+.venv/cluster.stamp: .venv/dev.stamp
+	$(INSTALL) --editable '.[dev,ray]'
+	touch $@
+
+.venv/docs.stamp: .venv/dev.stamp
+	$(INSTALL) --editable '.[dev,docs]'
+	touch $@
