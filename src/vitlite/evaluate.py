@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlite import ranks
 from vitlite.datasets import Pictures, class_names, is_cifar10, read_cifar10, read_folder
 from vitlite.errors import TrainError
 from vitlite.images import Preprocess, Recipe
@@ -53,15 +54,17 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
     k, total = model.config.num_classes, len(pictures)
     loss, right = torch.zeros(2, dtype=torch.float64)
     confusion = torch.zeros(k * k, dtype=torch.int64)
+    mine = ranks.part(total)
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
-        for first in range(0, total, batch):
-            rows = torch.arange(first, min(first + batch, total))
+        for first in range(0, len(mine), batch):
+            rows = mine[first : first + batch]
             images, labels = normalise(pictures.fetch(rows), recipe), pictures.labels[rows]
             logits = model(images.to(model.device, model.dtype)).float().cpu()
             best = logits.topk(min(5, k)).indices
             loss += F.cross_entropy(logits, labels, reduction="sum")
             right += (best == labels[:, None]).sum()
             confusion += torch.bincount(labels * k + best[:, 0], minlength=k * k)
+    ranks.add(loss, right, confusion)
     confusion = confusion.view(k, k)
     top1 = confusion.diagonal().sum().item() / total
     return Measured(loss.item() / total, top1, right.item() / total, confusion)
@@ -88,6 +91,11 @@ def add_eval_arguments(parser: ArgumentParser) -> None:
 
 def run_eval(args: Namespace) -> int:
     """Prints the accuracy, and for each class what was recognised."""
+    with ranks.together(args.device):
+        return _run_eval(args)
+
+
+def _run_eval(args: Namespace) -> int:
     model = open_model(args)
     if not isinstance(model.preprocess, Preprocess):
         raise TrainError(f"{args.model} has no preprocessing, so pictures cannot be prepared for it.")
@@ -102,6 +110,8 @@ def run_eval(args: Namespace) -> int:
         folder = args.data / "val" if (args.data / "val").is_dir() else args.data
         pictures = read_folder(folder, read, _classes(model, class_names(folder)))
     measured = measure(model, pictures, batch=args.batch)
+    if ranks.rank():
+        return 0
     counts, shares = measured.confusion.sum(1).tolist(), zip(measured.recall, measured.precision, strict=True)
     figures = zip(pictures.classes, counts, shares, strict=True)
     rows = [[name, str(n), f"{recall:.1%}", f"{precision:.1%}"] for name, n, (recall, precision) in figures if n]

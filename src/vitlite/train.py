@@ -12,7 +12,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitlite import zoo
+from vitlite import ranks, zoo
 from vitlite.augment import STRENGTHS, Augmentation, Draws, augment, mix, shuffled
 from vitlite.datasets import Pictures, class_names, is_cifar10, read_cifar10, read_folder
 from vitlite.errors import TrainError
@@ -88,6 +88,7 @@ class Run:
         self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.optimizers = optimizers(model, self.weights, settings)
+        self.network = ranks.connected(model)
 
     def states(self) -> dict[str, dict[str, Tensor]]:
         """What the optimizers remember of each weight."""
@@ -202,11 +203,17 @@ def train(
             f"The data have {len(data.classes)} classes and the model's head {model.config.num_classes}; both must "
             "have the same number, at least 2. Create the model with num_classes= to match."
         )
+    if 1 < ranks.world() > min(settings.batch, len(data)) // 2:
+        raise TrainError(
+            f"{len(data)} pictures in batches of {settings.batch} are too few for {ranks.world()} processes: each "
+            "needs two of every batch. Raise --batch, or start fewer processes."
+        )
     out.mkdir(parents=True, exist_ok=True)
     model.labels = data.classes
     run = Run(model, data, settings)
     if (out / STATE).exists():
         run.resume(out / STATE)
+    ranks.agree("pictures, epoch and step", len(data), run.progress.epoch, run.progress.step)
     while run.progress.epoch < settings.epochs:
         _finish_epoch(run, out, save_every)
         progress = run.progress
@@ -228,7 +235,8 @@ def train(
         run.progress = Progress(epoch=progress.epoch + 1)
         run.write_log(out / LOG)
         run.save(out / STATE)
-        after_epoch(run.history)
+        if not ranks.rank():
+            after_epoch(run.history)
     run._swap()
     model.eval()
     return run.history
@@ -241,7 +249,8 @@ def _finish_epoch(run: Run, out: Path, save_every: float) -> None:
     s, progress = run.settings, run.progress
     order = shuffled(s.seed, progress.epoch, len(run.data))
     title = f"epoch {progress.epoch + 1}/{s.epochs}"
-    bar = tqdm(total=run.steps, initial=progress.step, desc=title, disable=None, leave=False, file=sys.stderr)
+    hidden = True if ranks.rank() else None  # None: where stderr is no terminal
+    bar = tqdm(total=run.steps, initial=progress.step, desc=title, disable=hidden, leave=False, file=sys.stderr)
     saved = time.monotonic()
     run.model.train(not s.frozen)  # a frozen backbone shall give the features that it will give later
     with bar:
@@ -271,21 +280,25 @@ def _step(run: Run, rows: Tensor) -> tuple[float, float]:
     """One step on some of the pictures: its loss, and the share of right answers. Without finite gradients, no step."""
     s, model, epoch = run.settings, run.model, run.progress.epoch
     done = epoch * run.steps + run.progress.step
-    torch.manual_seed(s.seed * 1_000_003 + done)  # for dropout and stochastic depth
+    torch.manual_seed(s.seed * 1_000_003 + done + (ranks.rank() << 40))  # for dropout and stochastic depth
+    total, rows = len(rows), rows[ranks.share(len(rows))]
     draws = Draws(s.seed, epoch, rows)
     k = len(run.data.classes)
     labels = F.one_hot(run.data.labels[rows], k) * (1 - s.smoothing) + s.smoothing / k
     images = augment(run.data.fetch(rows), draws, s.augmentation)
     images, labels = mix(images, labels, images.flip(0), labels.flip(0), draws, s.augmentation)
     images, labels = normalise(images, run.recipe).to(model.device), labels.to(model.device)
-    loss, right = 0.0, 0.0
-    for x, y in zip(images.chunk(s.accumulate), labels.chunk(s.accumulate), strict=True):
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=s.bfloat16):
-            logits = model(x).float()
-        part = F.cross_entropy(logits, y) * (len(x) / len(images))
-        part.backward()  # type: ignore[no-untyped-call]
-        loss += part.item()
-        right += (logits.argmax(1) == y.argmax(1)).sum().item() / len(images)
+    sums = torch.zeros(2, dtype=torch.float64)  # the loss, and the share of right answers
+    parts = list(zip(images.chunk(s.accumulate), labels.chunk(s.accumulate), strict=True))
+    for i, (x, y) in enumerate(parts, 1):
+        with nullcontext() if i == len(parts) else ranks.unconnected(run.network):
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=s.bfloat16):
+                logits = run.network(x).float()
+            part = F.cross_entropy(logits, y, reduction="sum") / total
+            (part * ranks.world()).backward()  # type: ignore[no-untyped-call]  # the ranks' gradients are averaged
+        sums += torch.stack([part.detach(), (logits.argmax(1) == y.argmax(1)).sum() / total]).cpu()
+    ranks.add(sums)
+    loss, right = sums.tolist()
     norm = nn.utils.clip_grad_norm_(run.weights.values(), s.clip)
     if not math.isfinite(norm):
         return math.nan, right
@@ -336,7 +349,9 @@ def _weights_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
 
 
 def write(path: Path, content: Callable[[Path], object]) -> None:
-    """Replaces a file whole, or leaves it as it was."""
+    """Replaces a file whole, or leaves it as it was. Of several processes, the first writes."""
+    if ranks.rank():
+        return
     temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         content(temporary)
@@ -352,7 +367,9 @@ def write(path: Path, content: Callable[[Path], object]) -> None:
 
 
 def save_checkpoint(model: ViT, folder: Path) -> None:
-    """Writes a folder that `vitlite.load` opens."""
+    """Writes a folder that `vitlite.load` opens. Of several processes, the first writes."""
+    if ranks.rank():
+        return
     try:
         model.save(folder)
     except (OSError, SafetensorError) as error:
@@ -395,6 +412,11 @@ def add_train_arguments(parser: ArgumentParser) -> None:
 
 def run_train(args: Namespace) -> int:
     """Trains, and draws the curves after each epoch."""
+    with ranks.together(args.device):
+        return _run_train(args)
+
+
+def _run_train(args: Namespace) -> int:
     from vitlite.plots import draw_curves
 
     cifar = is_cifar10(args.data)
