@@ -17,7 +17,7 @@ def table(name: str) -> Iterator[str]:
     find(COMMANDS[name].add_arguments)(parser)
     yield "| option | |"
     yield "|---|---|"
-    for action in parser._actions:
+    for action in sorted(parser._actions, key=lambda action: bool(action.option_strings)):  # what must be given first
         value = "" if action.nargs == 0 else action.metavar or (action.dest.upper() if action.option_strings else "")
         if action.choices:
             value = "\\|".join(map(str, action.choices))

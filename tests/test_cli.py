@@ -1,16 +1,22 @@
 """The command line as a person meets it: what it prints, where, and with which exit code."""
 
 import csv
+import fcntl
 import io
 import json
 import os
 import pty
+import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +38,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Runs a command line in this process: (exit code, stdout, stderr)."""
     monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
 
     def runner(*words: object) -> tuple[int, str, str]:
         code = cli.main([str(word) for word in words])
@@ -151,10 +157,10 @@ def test_a_mistake_of_ours_is_told_as_one(run: Run, monkeypatch: pytest.MonkeyPa
 def test_ctrl_c_is_130(model: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "never.png")  # a picture that never comes
     process = command("classify", tmp_path / "never.png", "--model", model)
-    time.sleep(4)
+    writer = os.open(tmp_path / "never.png", os.O_WRONLY)  # waits until it is being read
     process.send_signal(signal.SIGINT)
-    opened = os.open(tmp_path / "never.png", os.O_WRONLY | os.O_NONBLOCK)  # lets the reader go
-    os.close(opened)
+    time.sleep(0.2)
+    os.close(writer)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "vitlite: interrupted\n")
 
@@ -165,55 +171,68 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (141, "[\n", "")
 
 
-def on_a_terminal(*words: object, columns: int = 60, **environment: str) -> str:
-    """What a terminal of so many columns shows."""
-    import fcntl
-    import struct
-    import termios
-
+@contextmanager
+def terminal(columns: int, monkeypatch: pytest.MonkeyPatch, **environment: str) -> Iterator[list[str]]:
+    """Puts stdout and stderr on a terminal; afterwards the list holds what it showed."""
+    for name in ("NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"TERM": "xterm"} | environment).items():
+        monkeypatch.setenv(name, value)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    settings = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "TERM")}
-    line = [sys.executable, "-m", "vitlite", *map(str, words)]
-    process = subprocess.Popen(line, stdout=theirs, stderr=theirs, env=settings | {"TERM": "xterm"} | environment)
-    os.close(theirs)
-    shown = b""
+    shown: list[str] = []
+
+    def read() -> None:
+        pieces = []
+        with suppress(OSError):  # Linux says that the other end is closed
+            while piece := os.read(ours, 65536):
+                pieces.append(piece)
+        shown.append(b"".join(pieces).decode().replace("\r\n", "\n"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
     try:
-        while piece := os.read(ours, 65536):
-            shown += piece
-    except OSError:  # Linux: the other end is closed
-        pass
-    os.close(ours)
-    assert process.wait() == 0
-    return shown.decode().replace("\r\n", "\n")
+        with os.fdopen(theirs, "w") as stream, redirect_stdout(stream), redirect_stderr(stream):
+            yield shown
+    finally:
+        reader.join()
+        os.close(ours)
 
 
-def test_tables_fit_the_terminal() -> None:
-    shown = on_a_terminal("list", "vit_tiny", columns=60)
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, *words: object, columns: int = 60, code: int = 0, **env: str) -> str:
+    """What a command shows on a terminal of so many columns."""
+    with terminal(columns, monkeypatch, **env) as shown:
+        assert cli.main([str(word) for word in words]) == code
+    return shown[0]
+
+
+def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = on_a_terminal(monkeypatch, "list", "vit_tiny", columns=60)
     rows = [line for line in shown.splitlines() if "vit_tiny_16." in line and not line.startswith("*")]
     assert len(rows) == 4
     assert max(map(len, rows)) <= 60
     assert "licence" not in shown
     assert "\033[1m" in shown
-    assert "\033" not in on_a_terminal("list", "vit_tiny", NO_COLOR="1")
-    assert "licence" in on_a_terminal("list", "vit_tiny", columns=100)
+    assert "\033" not in on_a_terminal(monkeypatch, "list", "vit_tiny", NO_COLOR="1")
+    assert "licence" in on_a_terminal(monkeypatch, "list", "vit_tiny", columns=100)
 
 
-def test_bars_only_on_a_terminal(model: Path, pictures: Path) -> None:
-    assert "█" in on_a_terminal("classify", pictures / "a.png", "--model", model)
+def test_bars_only_on_a_terminal(model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "█" in on_a_terminal(monkeypatch, "classify", pictures / "a.png", "--model", model)
 
 
-def test_a_long_run_has_a_progress_bar_on_a_terminal(model: Path, tmp_path: Path) -> None:
+def test_a_long_run_has_a_progress_bar(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
     for i in range(60):
-        Image.new("RGB", (8, 8), (i, i, i)).save(tmp_path / f"{i}.png")
-    (tmp_path / "bad.png").write_bytes(b"")
-    out = tmp_path / "out.npz"
-    shown = ""
-    with pytest.raises(AssertionError):  # the exit code is 1: one picture is broken
-        shown = on_a_terminal("embed", tmp_path, "--model", model, "--out", out)
-    (tmp_path / "bad.png").unlink()
-    shown = on_a_terminal("embed", tmp_path, "--model", model, "--out", out)
+        Image.new("RGB", (8, 8), (i, i, i)).save(folder / f"{i}.png")
+    (folder / "5.png").write_bytes(b"")
+    words = ("embed", folder, "--model", model, "--out", tmp_path / "out.npz")
+    shown = on_a_terminal(monkeypatch, *words, columns=100, code=1)
     assert "60/60" in shown
+    assert "5.png as a picture" in shown
+    few = on_a_terminal(monkeypatch, "embed", folder / "1.png", *words[2:])
+    assert few.startswith("wrote ")
 
 
 # --- list and info
@@ -306,7 +325,7 @@ def test_a_broken_picture_does_not_stop_the_rest(run: Run, model: Path, broken: 
     assert [Path(path).name for path in paths_of(out)] == ["a.png", "b.JPG", "c.webp", "d.png"]
     first, second = err.splitlines()
     assert first.startswith(f"vitlite: Cannot read {broken / 'aa.png'} as a picture: ")
-    assert second == f"vitlite: No such file: {broken / 'missing.png'}"
+    assert second == f"vitlite: Cannot read {broken / 'missing.png'} as a picture: no such file"
 
 
 def test_a_reason_without_the_name_gets_it(run: Run, model: Path, tmp_path: Path) -> None:
@@ -384,7 +403,7 @@ def test_embed_killed_and_continued_gives_the_same_bytes(run: Run, model: Path, 
     folder = tmp_path / "many"
     folder.mkdir()
     noise = torch.Generator().manual_seed(0)
-    for i in range(400):
+    for i in range(200):
         pixels = torch.randint(0, 256, (64, 64, 3), dtype=torch.uint8, generator=noise)
         Image.fromarray(pixels.numpy()).save(folder / f"{i:03}.bmp")
     (folder / "005.bmp").write_bytes(b"BM")  # in the first batch
@@ -393,16 +412,13 @@ def test_embed_killed_and_continued_gives_the_same_bytes(run: Run, model: Path, 
     assert run(*words, whole)[0] == 1
 
     partial = tmp_path / "out.npz.partial"
-    for stop in (signal.SIGKILL, signal.SIGINT):
-        before = partial.stat().st_size if partial.exists() else 0
-        process = command(*words, out)
-        while not partial.exists() or partial.stat().st_size < before + 12_000:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.002)
-        process.send_signal(stop)
-        process.communicate(timeout=30)
-        assert process.returncode in (-stop, 130)
-        assert not out.exists()
+    process = command(*words, out)
+    while not partial.exists() or partial.stat().st_size < 8_000:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    process.kill()
+    process.communicate(timeout=60)
+    assert not out.exists()
     code, _, err = run(*words, out)
     assert code == 1
     assert "continuing" in err
@@ -417,21 +433,26 @@ def test_embed_refuses_to_mix_two_runs(run: Run, model: Path, pictures: Path, tm
         pass
     code, _, err = run("embed", pictures, "--model", model, "--out", out)
     assert code == 1
-    assert "was left by a run with another config, dtype, fast, preprocessing, weights" in err
+    assert re.search("was left by a run with another config, .*preprocessing, .*weights", err)
     assert "must end in one of .safetensors" in run("embed", pictures, "--model", model, "--out", "x.csv")[2]
 
 
 # --- pictures
 
 
+def size_of(path: Path) -> tuple[int, int]:
+    with Image.open(path) as picture:
+        return picture.size
+
+
 def test_attention_and_positions(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "map.png"
     code, shown, _ = run("attention", pictures / "a.png", "--model", model, "--out", out)
     assert code == 0
-    assert shown == f"wrote {out}, {Image.open(out).width} x {Image.open(out).height} pixels\n"
-    several = Image.open(out).width
+    width, height = size_of(out)
+    assert shown == f"wrote {out}, {width} x {height} pixels\n"
     assert run("attention", pictures / "a.png", "--model", model, "--rollout", "--size", 32, "--out", out)[0] == 0
-    assert Image.open(out).width < several
+    assert size_of(out)[0] < width
     assert "layers has 7" in run("attention", pictures / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
     assert run("positions", model, "--out", out)[0] == 0
     code, _, err = run("positions", model, "--out", tmp_path / "none" / "map.png")
@@ -447,3 +468,39 @@ def test_download_and_verify(run: Run, tmp_path: Path, model: Path) -> None:
     assert "no model 'nothing'" in run("download", "vit_nano_4.cifar10", "nothing")[2]
     assert "Nothing to verify" in run("verify")[2]
     assert run("verify", tmp_path / "none.safetensors")[0] == 1
+    weights = model / "model.safetensors"
+    assert run("verify", weights)[1].startswith(f"{weights}: good, sha256 ")
+
+
+def test_download_from_a_hub(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from server import Hub
+
+    record = zoo.find("vit_small_8.dino")
+    with Hub() as hub:
+        first = hub.publish(record.repo, model_safetensors=b"some bytes")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        code, out, _ = run("download", record.name, record.alias)
+        assert code == 0
+        assert out.count("sha256") == 1  # two names for one checkpoint
+        assert out.startswith(f"{record.name}: {tmp_path / 'cache'}")
+        assert "verified by hub" in out
+        assert "nothing newer" in run("download", record.name, "--update")[1]
+        second = hub.publish(record.repo, model_safetensors=b"other bytes")
+        assert "\n  " + "the pin moved" not in run("download", record.name)[1]
+        assert f"the pin moved from commit {first} to {second}" in run("download", record.name, "--update")[1]
+    code, out, _ = run("verify")
+    assert (code, out.count(f"{record.name}: good")) == (0, 1)
+    code, shown, _ = run("verify", record.name)
+    path = Path(shown.rsplit(", ", 1)[1].strip())
+    path.resolve().write_bytes(b"rotten byte")
+    code, out, _ = run("verify", record.name)
+    assert code == 1
+    assert f"{record.name}: FAILED: " in out
+
+
+def test_convert(run: Run, model: Path, tmp_path: Path) -> None:
+    code, out, err = run("convert", model, tmp_path / "there", "--to", "transformers")
+    assert (code, out, err) == (0, f"wrote {tmp_path / 'there'}\n", "")
+    assert json.loads((tmp_path / "there" / "config.json").read_text())["model_type"] == "vit"
+    assert run("convert", model, tmp_path / "back", "--to", "vitlite", "--like", "nothing")[0] == 1
+    assert run("convert", model, tmp_path / "back")[0] == 2

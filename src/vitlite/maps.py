@@ -213,7 +213,7 @@ def _pillow() -> tuple[Any, Any, Any]:
 
 def add_attention_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite attention`."""
-    parser.add_argument("image", metavar="IMAGE")
+    parser.add_argument("image", metavar="IMAGE", help="the photo to draw on")
     parser.add_argument("--out", required=True, metavar="PNG", help="the picture to write")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--layer", type=int, default=-1, metavar="N", help="the block, from 0; default: -1, the last")

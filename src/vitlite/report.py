@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
@@ -37,7 +36,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | Non
 def terminal_width(stream: TextIO | None = None) -> int | None:
     """Columns of the terminal that `stream` (stdout, if not given) writes to; None where it is none."""
     stream = stream or sys.stdout
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    if not stream.isatty():
+        return None
+    wanted = os.environ.get("COLUMNS", "")
+    return int(wanted) if wanted.isdecimal() else os.get_terminal_size(stream.fileno()).columns or 80
 
 
 def bold(text: str, stream: TextIO | None = None) -> str:

@@ -147,7 +147,9 @@ def add_convert_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite convert`."""
     parser.add_argument("source", metavar="IN", help="a file, also .pth or .bin, a folder, or an .npz")
     parser.add_argument("target", metavar="OUT", help="the folder or .safetensors file to write")
-    parser.add_argument("--to", required=True, choices=("timm", "transformers", "torchvision", "vitlite"))
+    parser.add_argument(
+        "--to", required=True, choices=("timm", "transformers", "torchvision", "vitlite"), help="whose layout"
+    )
     parser.add_argument("--like", metavar="NAME", help="a model of the zoo, for what the file alone does not tell")
 
 
