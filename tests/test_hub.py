@@ -216,7 +216,8 @@ def test_wrong_bytes_twice_are_an_error_and_leave_nothing(server: Hub, tmp_path:
     assert f"expected hash {SHA256}, got {got}" in str(error.value)
     assert str(tmp_path / "cache") in str(error.value)
     assert "try another network or HF_ENDPOINT" in str(error.value)
-    assert not trusted(tmp_path / "cache")
+    assert server.count("HEAD") == 2  # the client was never shown the wrong bytes
+    assert not list((tmp_path / "cache/hub/models--timm--vit/blobs").iterdir())
     assert not hub.pins()
 
 

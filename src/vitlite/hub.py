@@ -80,7 +80,8 @@ def fetch(
         _remove(damage)
         try:
             return _fetch_once(wish)
-        except _WrongBytes:
+        except _WrongBytes as again:
+            _remove(again)
             raise
         except DownloadError as error:
             raise DownloadError(f"{damage} {error}") from error
@@ -284,9 +285,6 @@ def _place(wish: _Wish, file: RemoteFile, remote: Any, token: bool | None) -> Pa
             verified = _compare(partial, stamp, wish, remote.etag)
             partial.replace(blob)
             _remember(blob, _Stamp(_stat(blob), stamp.sha256, verified))
-        except _WrongBytes:
-            partial.unlink(missing_ok=True)
-            raise
         except OSError:
             if not blob.exists():  # unless another process was quicker
                 raise
