@@ -32,7 +32,7 @@ def read_pngs(folder: Path) -> dict[str, Batch]:
     """The npm package: PNGs of 1024 x 10000 pixels, a row an image; the file names are spelt as published."""
     from PIL import Image
 
-    train = np.array(json.loads((folder / "train_lables.json").read_text()), np.uint8).reshape(5, 10000)
+    train = np.array(json.loads((folder / "train_lables.json").read_text()), np.uint8).reshape(5, -1)
     test = np.array(json.loads((folder / "test_lables.json").read_text()), np.uint8)
     batches = {}
     for name, labels in zip(BATCHES, [*train, test], strict=True):

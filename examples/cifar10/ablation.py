@@ -1,0 +1,189 @@
+"""The classic experiments with small ViTs, one row of a table at a time; all have the same budget of pictures.
+
+    python examples/cifar10/ablation.py DATA ROW [ROW ...]     # rows: see ROWS below; "all" for all
+    python examples/cifar10/ablation.py --table
+
+DATA is CIFAR-10's binary version (see prepare.py). Results are kept in results/ablation.json, and what is there already
+is not run again. Learning rates are compared on held-out training pictures; `test` is only reported.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from cnn import accuracy, stem, train_cnn
+from torch import Tensor, nn
+
+from vitlite import ViT, ViTConfig, zoo
+from vitlite.augment import STRENGTHS, Augmentation
+from vitlite.datasets import read_cifar10
+from vitlite.evaluate import measure
+from vitlite.images import Preprocess, Recipe
+from vitlite.model import Attention
+from vitlite.train import Settings, train
+
+RESULTS = Path(__file__).parent / "results" / "ablation.json"
+SEEDS = (0, 1)
+EPOCHS, BATCH = 2, 128
+LIGHT = Augmentation(**{**vars(STRENGTHS["none"]), "flip": 0.5, "shift": 0.125})
+SMALL = ViTConfig(image_size=32, patch_size=8, dim=192, depth=3, heads=3, mlp_dim=768, num_classes=10)
+
+
+class TwoTables(ViT):
+    """Positions as the sum of a learned vector for the row and one for the column."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config.replace(positions="none"))
+        rows, columns = config.grid
+        self.rows = nn.Parameter(0.02 * torch.randn(1, rows, 1, config.dim))
+        self.columns = nn.Parameter(0.02 * torch.randn(1, 1, columns, config.dim))
+
+    def _positions(self, grid: tuple[int, int]) -> Tensor:
+        table = (self.rows + self.columns).flatten(1, 2)
+        return torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)  # the class token has no place
+
+
+class RelativeAttention(Attention):
+    """Attention with a learned bias for each offset between two patches, as in Swin; none for the class token."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        h, w = config.grid
+        self.offsets = nn.Parameter(torch.zeros(config.heads, (2 * h - 1) * (2 * w - 1)))
+        rows, columns = (axis.flatten() for axis in torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij"))
+        down, right = (axis[:, None] - axis + side - 1 for axis, side in ((rows, h), (columns, w)))
+        self.register_buffer("which", down * (2 * w - 1) + right, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        bias = nn.functional.pad(self.offsets[:, self.which], (1, 0, 1, 0))
+        weights = (q * q.shape[-1] ** -0.5 @ k.mT + bias).softmax(-1).to(v.dtype)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Relative(ViT):
+    """No position table: attention knows the offsets."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config.replace(positions="none"))
+        for block in self.blocks:
+            block.attn = RelativeAttention(config)
+
+
+class Hybrid(ViT):
+    """A CNN's feature map into a plain ViT, whose patches are single places of the map."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config.replace(image_size=7, patch_size=1, channels=64))
+        self.stem = stem()
+
+    def embed(self, images: Tensor) -> Tensor:
+        return super().embed(self.stem(images))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table, for one or more learning rates."""
+
+    title: str
+    config: ViTConfig | None  # None: the CNN
+    kind: Callable[[ViTConfig], ViT] = ViT
+    rates: tuple[float, ...] = (3e-3,)
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"optimizer": "muon"})
+
+
+RATES = (1e-3, 3e-3, 1e-2)
+ONE_BLOCK = ViTConfig(image_size=32, patch_size=16, dim=768, depth=1, heads=12, mlp_dim=3072, num_classes=10)
+ROWS = {
+    "one-block": Row("one block, 768 wide, patch 16", ONE_BLOCK),
+    "none": Row("position embedding: none", SMALL.replace(positions="none")),
+    "learned": Row("position embedding: 1-D learned", SMALL),
+    "sincos": Row("position embedding: sin-cos", SMALL.replace(positions="sincos2d")),
+    "two-tables": Row("position embedding: 2-D learned", SMALL, TwoTables),
+    "relative": Row("position embedding: relative", SMALL, Relative),
+    "cls": Row("class token, best of three learning rates", SMALL, rates=RATES),
+    "mean": Row("mean pooling, best of three learning rates", SMALL.replace(pool="mean"), rates=RATES),
+    "cnn": Row("small CNN", None),
+    "hybrid": Row("the CNN's feature map into the same ViT", SMALL, Hybrid),
+}
+
+
+def run(row: Row, rate: float, seed: int, folder: Path) -> dict[str, Any]:
+    """Trains and measures one row with one learning rate and seed."""
+    recipe = Recipe.from_record(zoo.find("vit_nano_4.cifar10"), (32, 32))
+    parts = {split: read_cifar10(folder, split) for split in ("train", "val", "test")}
+    start = time.process_time()
+    if row.config is None:
+        cnn = train_cnn(parts["train"], recipe, LIGHT, epochs=EPOCHS, seed=seed, batch=BATCH)
+        scores = {split: accuracy(cnn, parts[split], recipe) for split in ("val", "test")}
+        weights = sum(weight.numel() for weight in cnn.parameters())
+    else:
+        torch.manual_seed(seed)
+        model = row.kind(row.config)
+        model.preprocess = Preprocess(recipe, model)
+        settings = Settings(
+            epochs=EPOCHS,
+            batch=BATCH,
+            lr=rate,
+            seed=seed,
+            warmup=0.3,
+            decay=0.6,
+            ema=0.99,
+            augmentation=LIGHT,
+            **row.optimizer,
+        )
+        with TemporaryDirectory() as out:
+            train(model, parts["train"], Path(out), settings)
+        scores = {split: measure(model, parts[split]).top1 for split in ("val", "test")}
+        weights = sum(weight.numel() for weight in model.parameters())
+    seconds = round(time.process_time() - start)
+    return {"weights": weights, "cpu_seconds": seconds} | {name: round(score, 4) for name, score in scores.items()}
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown: mean and range over the seeds, at the learning rate that is best on `val`."""
+    lines = ["| | learning rate | weights | test accuracy, mean (each seed) |", "|---|---|---|---|"]
+    for name, row in ROWS.items():
+        runs = {rate: [r for s in SEEDS if (r := results.get(f"{name} {rate} {s}"))] for rate in row.rates}
+        runs = {rate: found for rate, found in runs.items() if found}
+        if runs:
+            best = max(runs, key=lambda rate: mean(r["val"] for r in runs[rate]))
+            scores = [100 * r["test"] for r in runs[best]]
+            each = ", ".join(f"{score:.1f}" for score in scores)
+            shown = "SGD, 0.1" if row.config is None else f"{best:g}"
+            millions = runs[best][0]["weights"] / 1e6
+            lines.append(f"| {row.title} | {shown} | {millions:.2f} M | **{mean(scores):.1f}** ({each}) |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("rows", nargs="*", choices=[*ROWS, "all"], metavar="ROW")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for seed in SEEDS:
+        for name in ROWS if "all" in args.rows else args.rows:
+            for rate in ROWS[name].rates:
+                key = f"{name} {rate} {seed}"
+                if key not in results:
+                    results[key] = run(ROWS[name], rate, seed, args.data)
+                    print(key, results[key], file=sys.stderr, flush=True)
+                    RESULTS.parent.mkdir(exist_ok=True)
+                    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    if args.table:
+        print(table(results))
+
+
+if __name__ == "__main__":
+    main()
