@@ -11,12 +11,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 LARGE = (".safetensors", ".npz", ".bin", ".pth")  # kept as LFS: their hash is a sha256, their bytes on the CDN
+
+
+@cache
+def sha256_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 @dataclass
@@ -65,7 +71,7 @@ class Hub:
         """A new commit with these files (`config_json=b"..."`: the last underscore is a dot); its hash."""
         named = {".".join(name.rsplit("_", 1)): content for name, content in files.items()}
         entry = self.repos.setdefault(repo, {"commits": {}, "branches": {}})
-        text = repo + repr(sorted((name, hashlib.sha256(content).hexdigest()) for name, content in named.items()))
+        text = repo + repr(sorted((name, sha256_of(content)) for name, content in named.items()))
         commit = hashlib.sha1(text.encode()).hexdigest()
         entry["commits"][commit] = named
         entry["branches"][branch] = commit
@@ -143,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not name.endswith(LARGE):
             git_hash = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
             return self._send(content, {"ETag": f'"{git_hash}"', "X-Repo-Commit": commit})
-        sha256 = hashlib.sha256(content).hexdigest()
+        sha256 = sha256_of(content)
         headers = {
             "X-Repo-Commit": commit,
             "X-Linked-Etag": f'"{sha256}"',
@@ -156,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         for entry in self.hub.repos.values():
             for files in entry["commits"].values():
                 for content in files.values():
-                    if hashlib.sha256(content).hexdigest() == sha256:
+                    if sha256_of(content) == sha256:
                         return self._send(content, {"ETag": '"of the cdn"'})
         return self._refuse(404, "", "")
 
@@ -201,7 +207,7 @@ def _model_info(repo: str, commit: str, files: dict[str, bytes]) -> bytes:
     for name, content in files.items():
         sibling: dict[str, Any] = {"rfilename": name, "size": len(content)}
         if name.endswith(LARGE):
-            sibling["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+            sibling["lfs"] = {"sha256": sha256_of(content), "size": len(content), "pointerSize": 134}
         siblings.append(sibling)
     info = {"_id": "0", "id": repo, "modelId": repo, "sha": commit, "private": False, "tags": [], "siblings": siblings}
     return json.dumps({**info, "downloads": 0, "likes": 0}).encode()

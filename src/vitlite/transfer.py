@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from logging import getLogger
@@ -203,8 +202,10 @@ def _has_no_route(error: BaseException | None) -> bool:
 def _renew_client() -> None:
     """The client reads the proxy variables once; where they are others now, it has to start again."""
     global _seen_proxies
+    from urllib.request import getproxies
+
     import huggingface_hub
 
-    if (proxies := urllib.request.getproxies()) != _seen_proxies:
+    if (proxies := getproxies()) != _seen_proxies:
         getattr(huggingface_hub, "close_session", bool)()  # before 1.0 there is none, and none is needed
         _seen_proxies = proxies
