@@ -40,6 +40,10 @@ class OptimizedError(VitliteError, RuntimeError):
     """An operation that an optimized model no longer offers."""
 
 
+class ExportError(VitliteError, RuntimeError):
+    """A model that cannot be written for another runtime, or does not answer the same there."""
+
+
 class TrainError(VitliteError, RuntimeError):
     """A training run that cannot start or go on."""
 

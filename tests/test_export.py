@@ -1,0 +1,166 @@
+"""Exported files answer as the model does, at any batch and size, and carry what a picture needs."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+
+from vitlite import cli
+from vitlite import export as module
+from vitlite.config import ViTConfig
+from vitlite.errors import ExportError, MissingExtraError, OptimizedError
+from vitlite.export import export
+from vitlite.fast import optimize
+from vitlite.images import Preprocess, Recipe
+from vitlite.model import ViT
+
+TINY = dict(image_size=(32, 48), patch_size=8, dim=32, depth=2, heads=2, mlp_dim=48, num_classes=3)
+
+
+def tiny(**options: Any) -> ViT:
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(**TINY | options)).eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(0.2 * torch.randn_like(tensor))
+    model.labels = ("cat", "dog", "bird")
+    half = (0.5, 0.5, 0.5)
+    recipe = Recipe(size=(32, 48), resize=(32, 48), mode="squash", interpolation="bicubic", mean=half, std=half)
+    model.preprocess = Preprocess(recipe, model)
+    return model
+
+
+def run(path: Path, to: str, images: Tensor) -> Tensor:
+    if to == "torch":
+        return torch.export.load(path).module()(images)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (logits,) = session.run(["logits"], {"images": images.numpy()})
+    return torch.from_numpy(logits)
+
+
+def about(path: Path, to: str) -> Any:
+    if to == "torch":
+        files = {"vitlite": ""}
+        torch.export.load(path, extra_files=files)
+        return json.loads(files["vitlite"])
+    return json.loads({prop.key: prop.value for prop in onnx.load(path).metadata_props}["vitlite"])
+
+
+OPTIONS = [
+    ("onnx", {}),
+    ("onnx", {"positions": "sincos2d", "pool": "mean", "gelu": "tanh"}),
+    ("onnx", {"pre_norm": True, "gelu": "quick", "resample": "torchvision"}),
+    ("torch", {"registers": 2, "cls_position": False, "layer_scale": 1.0}),
+    ("torch", {"patch_norm": True, "head_dim": 12, "resample": "jax"}),
+]
+
+
+@pytest.mark.parametrize(("to", "options"), OPTIONS, ids=str)
+def test_an_exported_file_answers_as_the_model_does(tmp_path: Path, to: Any, options: dict[str, Any]) -> None:
+    model, path = tiny(**options), tmp_path / "model"
+    far = export(model, path, to=to)
+    assert 0 <= far < 1e-5
+    with torch.no_grad():
+        for shape in ((2, 3, 32, 48), (1, 3, 64, 24), (5, 3, 16, 80)):
+            images = torch.randn(shape)
+            torch.testing.assert_close(run(path, to, images), model(images), rtol=1e-4, atol=1e-5)
+    told = about(path, to)
+    assert told["labels"] == ["cat", "dog", "bird"]
+    assert ViTConfig(**told["config"]) == model.config
+    assert told["preprocess"]["size"] == [32, 48]
+    assert [file.name for file in tmp_path.iterdir()] == ["model"], "nothing else is left behind"
+
+
+def test_large_weights_get_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ONE_FILE", 1000)
+    model, path = tiny(), tmp_path / "model.onnx"
+    export(model, path, to="onnx")
+    assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
+    images = torch.randn(1, 3, 32, 48)
+    torch.testing.assert_close(run(path, "onnx", images), model(images), rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    model, path = tiny().bfloat16(), tmp_path / "model.pt2"
+    assert export(model, path, to="torch") < 0.05
+    assert run(path, "torch", torch.randn(1, 3, 32, 48, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_a_model_without_recipe_or_labels(tmp_path: Path) -> None:
+    model = ViT(ViTConfig(**TINY)).eval()  # its head is zero, and so are all logits
+    assert export(model, tmp_path / "model.pt2", to="torch") == 0
+    told = about(tmp_path / "model.pt2", "torch")
+    assert told["labels"] is told["preprocess"] is None
+
+
+def test_a_file_that_answers_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_text("what was here before")
+
+    class Faulty:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def run(self, _: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            return [np.ones((len(inputs["images"]), 3), np.float32)]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Faulty)
+    with pytest.raises(
+        ExportError, match=r"differ by .* on images \(2, 3, 32, 48\)\. Nothing was written\. This torch"
+    ):
+        export(tiny(), path, to="onnx")
+    assert path.read_text() == "what was here before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_not_a_number_is_no_equal_answer(tmp_path: Path) -> None:
+    model = tiny()
+    model.head.bias.data[0] = float("nan")
+    with pytest.raises(ExportError, match="differ by nan"):
+        export(model, tmp_path / "model.pt2", to="torch")
+
+
+def test_models_that_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"exported with its dropout\. Call model\.eval\(\) before\."):
+        export(tiny().train(), tmp_path / "model.onnx", to="onnx")
+    with pytest.raises(OptimizedError, match=r"optimized model cannot be exported\. Create it again"):
+        export(optimize(tiny(dim=64, mlp_dim=64)), tmp_path / "model.onnx", to="onnx")
+    with pytest.raises(ExportError, match=r"Cannot write .*there is no folder .*no\. Make it first\."):
+        export(tiny(), tmp_path / "no" / "model.onnx", to="onnx")
+
+
+def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setattr(module, "open_model", lambda _: tiny())
+    assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 0
+    assert "Not compared with the model: that needs onnxruntime" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'vitlite\[onnx\]'"):
+        export(tiny(), tmp_path / "model.onnx", to="onnx")
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened: list[SimpleNamespace] = []
+
+    def open_model(args: Any) -> ViT:
+        opened.append(args)
+        return tiny()
+
+    monkeypatch.setattr(module, "open_model", open_model)
+    assert cli.main(["export", "owner/name", "--to", "torch", "--size", "64x32"]) == 0
+    assert capsys.readouterr().out == (
+        "name.pt2: any batch, any height and width that 8 divides\n"
+        "Compared with the model at three sizes: logits within 0 of the largest\n"
+    )
+    assert Path("name.pt2").stat().st_size > 1000
+    assert (opened[0].model, opened[0].size) == ("owner/name", (64, 32))
+    assert cli.main(["export", "vit_nano_4", "--to", "tensorrt"]) == 2
+    assert "invalid choice: 'tensorrt'" in capsys.readouterr().err
