@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from einops import EinopsError, rearrange
@@ -81,7 +81,7 @@ class Layout:
     needs: str | None = None
     without: str | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    pools: Sequence[Pool] = ("cls", "mean", "cls_and_mean")
+    pools: Sequence[Pool] = get_args(Pool)
     folds: Sequence[str] = ()
     resample: Sequence[Resample] = ("timm", "timm")
     bare_head: bool = False

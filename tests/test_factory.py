@@ -1,0 +1,304 @@
+"""`create` and `load` do the same to every source, and refuse what would make trained weights meaningless."""
+
+import inspect
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peers import timm
+from safetensors.torch import load_file, save_file
+from server import Hub
+from torch import Tensor
+
+import vitlite
+from vitlite import ViT, ViTConfig, create, load, zoo
+from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
+from vitlite.images import Recipe
+
+DEIT = "vit_tiny_16.deit_fb_in1k"
+TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
+ASK = ViTConfig(dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="cls")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+
+
+def state_of(config: ViTConfig) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in ViT(config).state_dict().items()}
+    return {name: 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save_file(state_of(TINY), tmp_path / "vit.safetensors")
+    return tmp_path / "vit.safetensors"
+
+
+# ---- names and options
+
+
+def test_the_signatures_are_the_documented_ones() -> None:
+    options = "num_classes=None, image_size=None, pool=None, channels=None, device=None, dtype=None"
+    plain = {name: str(inspect.signature(function)) for name, function in (("create", create), ("load", load))}
+    for name, first in (("create", "name, *, weights='default'"), ("load", "source, *, config=None")):
+        parameters = inspect.signature(getattr(vitlite, name)).parameters.values()
+        bare = inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters])
+        assert str(bare) == f"({first}, {options})", plain[name]
+
+
+@pytest.mark.parametrize(("option", "text"), [
+    ("pretrained", "create has no option pretrained=. Trained weights are what create gives; for random ones: weights"),
+    ("img_size", r"no option img_size=. Write image_size=\."), ("num_class", "Did you mean num_classes"),
+    ("zzz", r"no option zzz=. Options: weights, num_classes, image_size, pool, channels, device, dtype\."),
+])  # fmt: skip
+def test_a_wrong_option_is_answered(option: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        create("vit_tiny_16", **{option: True})  # type: ignore[arg-type]
+
+
+def test_wrong_names_and_places(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="vit_base_16"):
+        create("vit_bass_16")
+    with pytest.raises(UnknownNameError, match="weights=None"):
+        create("vit_huge_32")
+    with pytest.raises(UnknownNameError, match=r"is a name of the zoo, not a place: vitlite.create"):
+        load("vit_base_16")
+    with pytest.raises(CheckpointError, match=r"There is no file or folder .*nowhere"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"There is no file or folder missing/vit.safetensors"):
+        load("missing/vit.safetensors")
+    with pytest.raises(ConfigError, match="weights=True: give a path"):
+        create("vit_tiny_16", weights=True)  # type: ignore[arg-type]
+
+
+def test_random_weights_are_asked_for() -> None:
+    model = create("vit_huge_32", weights=None, num_classes=2, image_size=64, channels=1, device="meta")
+    assert model.training
+    assert model.source is None
+    assert model.config.grid == (2, 2)
+    assert model.patch_embed.proj.weight.shape[1] == 1
+    assert create("vit_nano_4", weights=None, dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert create(DEIT, weights=None, device="meta").config == zoo.info(DEIT).config
+    with pytest.raises(ImageError, match="without their preprocessing"):
+        model.preprocess("x.png")
+
+
+# ---- what the file gives
+
+
+def test_a_loaded_model(file: Path) -> None:
+    model = load(file, config=ASK)
+    assert not model.training
+    assert model.labels is None
+    assert (model.source.path, model.source.verified, len(model.source.sha256)) == (file, None, 64)
+    assert model.source.report.loaded.keys() == model.state_dict().keys()
+    assert model.config.to_dict() == TINY.to_dict()
+    with pytest.raises(ImageError, match="without their preprocessing"):
+        model.preprocess("x.png")
+    assert load(str(file), config=ASK, pool="cls").config.pool == "cls"
+
+
+def test_an_option_may_answer_what_the_file_does_not_tell(file: Path) -> None:
+    rest = ViTConfig(dim=16, heads=2, norm_eps=1e-6, gelu="exact")
+    assert load(file, config=rest, pool="mean").config.pool == "mean"
+
+
+def test_a_preset_s_name_fills_in_and_brings_neither_labels_nor_preprocessing(shared: Path) -> None:
+    model = create("vit_tiny_16", weights=shared / "weights" / "deit_tiny_16.timm.safetensors")
+    assert model.labels is None
+    assert model.config.to_dict() == zoo.info(DEIT).config.to_dict()
+    with pytest.raises(ImageError, match="without their preprocessing"):
+        model.preprocess("x.png")
+    with pytest.raises(CheckpointError, match="dim: the tensors say 192, the preset vit_small_16 says 384"):
+        create("vit_small_16", weights=shared / "weights" / "deit_tiny_16.timm.safetensors")
+
+
+def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:
+    weights = shared / "weights" / "deit_tiny_16.timm.safetensors"
+    for name in (DEIT, "timm/deit_tiny_patch16_224.fb_in1k"):
+        model = create(name, weights=weights)
+        assert model.labels == zoo.labels(zoo.info(DEIT))
+        assert model.preprocess.recipe == Recipe.from_record(zoo.info(DEIT), (224, 224))
+        assert model.source.name == DEIT
+    top = model.predict([shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"], top=2)
+    assert [guess.label for guess in top[0]] == ["Egyptian cat", "tabby"]
+    assert top[1][0].label == "espresso"
+    assert create(DEIT, weights=weights, image_size=384).preprocess.recipe.size == (384, 384)
+    assert create(DEIT, weights=weights, num_classes=2).labels is None
+    with pytest.raises(CheckpointError, match=r"dim: the tensors say 192, the record of vit_base_16.dino says 768"):
+        create("vit_base_16.dino", weights=weights)
+
+
+# ---- options, on any source
+
+
+@pytest.fixture(params=["file", "saved folder", "preset", "repository"])
+def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The same weights by four ways: a function that loads them with options."""
+    config = ViTConfig(**vitlite.config.PRESETS["vit_nano_4"].replace(depth=6).to_dict())
+    save_file(state_of(config), tmp_path / "vit.safetensors")
+    ask = config.replace()
+    if request.param == "file":
+        yield lambda **options: load(tmp_path / "vit.safetensors", config=ask, **options)
+    elif request.param == "preset":
+        yield lambda **options: create("vit_nano_4", weights=tmp_path / "vit.safetensors", **options)
+    else:
+        load(tmp_path / "vit.safetensors", config=ask).save(tmp_path / "saved")
+        if request.param == "saved folder":
+            yield lambda **options: load(tmp_path / "saved", **options)
+            return
+        with Hub() as hub:
+            files = {path.name.replace(".", "_", 1): path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+            hub.publish("me/vit", **files)
+            monkeypatch.setenv("HF_ENDPOINT", hub.url)
+            monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+            yield lambda **options: load("me/vit@main", **options)
+
+
+def test_options_act_alike(source: Any) -> None:
+    state = state_of(vitlite.config.PRESETS["vit_nano_4"])
+    plain = source()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in plain.state_dict().items())
+    assert source(num_classes=10).head.weight.equal(state["head.weight"])  # its own number: the head stays
+    renewed = source(num_classes=4)
+    assert renewed.head.weight.shape == (4, 192)
+    assert not renewed.head.weight.any()
+    assert renewed.source.report.reinitialised == {"head.weight": (4, 192), "head.bias": (4,)}
+    assert renewed.source.report.dropped == {"head.weight": (10, 192), "head.bias": (10,)}
+    headless = source(num_classes=0)
+    assert headless.source.report.dropped == {"head.weight": (10, 192), "head.bias": (10,)}
+    images = torch.randn(1, 3, 32, 32)
+    assert torch.equal(headless(images), plain.embed(images))
+    with pytest.raises(ConfigError, match="pool 'cls', and their head means nothing after 'mean'"):
+        source(pool="mean")
+    mean = source(pool="mean", num_classes=10)
+    assert not mean.head.weight.any()
+    assert torch.allclose(mean.embed(images), plain.features(images).patches.mean(1))
+    small = source(dtype=torch.bfloat16, image_size=(32, 64), channels=1)
+    assert small.dtype == torch.bfloat16
+    assert small.source.report.resampled == {
+        "patch_embed.proj.weight": ((192, 3, 4, 4), (192, 1, 4, 4)),
+        "pos_embed": ((1, 65, 192), (1, 129, 192)),
+    }
+    assert source(device="meta").device.type == "meta"
+
+
+def test_the_table_is_stretched_as_timm_does(file: Path, tmp_path: Path) -> None:
+    sizes = dict(patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=1.5, num_classes=3)
+    theirs = timm.models.VisionTransformer(img_size=(48, 24), **sizes).eval()
+    state = timm.models.vision_transformer.checkpoint_filter_fn(load_file(file), theirs)
+    theirs.load_state_dict(state)
+    ours = load(file, config=ASK, image_size=(48, 24))
+    images = torch.randn(2, 3, 48, 24)
+    assert torch.allclose(ours(images), theirs(images), atol=1e-5)
+    half = load(file, config=ASK, image_size=48, dtype=torch.bfloat16)
+    full = load(file, config=ASK, image_size=48)
+    assert torch.equal(half.pos_embed, full.pos_embed.bfloat16())  # stretched in float32
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 6, 7])
+def test_the_kernel_takes_other_channels_as_timm_does(channels: int, file: Path) -> None:
+    theirs = timm.models.adapt_input_conv(channels, load_file(file)["patch_embed.proj.weight"])
+    assert torch.allclose(load(file, config=ASK, channels=channels).patch_embed.proj.weight, theirs)
+
+
+def test_what_cannot_change_is_refused(tmp_path: Path) -> None:
+    normed = TINY.replace(patch_norm=True, fc_norm=True)
+    save_file(state_of(normed), tmp_path / "vit.safetensors")
+    with pytest.raises(ConfigError, match="norm patches of 3 channels"):
+        load(tmp_path / "vit.safetensors", config=ASK, channels=1)
+    with pytest.raises(ConfigError, match="changes the width of a trained layer"):
+        load(tmp_path / "vit.safetensors", config=ASK, pool="cls_and_mean", num_classes=3)
+    with pytest.raises(ConfigError, match=r"does not divide into patches of 8. The nearest"):
+        load(tmp_path / "vit.safetensors", config=ASK, image_size=30)
+    with pytest.raises(ConfigError, match="num_classes must be a whole number"):
+        load(tmp_path / "vit.safetensors", config=ASK, num_classes=-1)
+
+
+def test_types_and_devices_follow_torch_s_defaults(file: Path) -> None:
+    with torch.device("meta"):
+        assert load(file, config=ASK).device.type == "meta"
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert load(file, config=ASK).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_labels_that_do_not_fit_the_head_are_not_used(file: Path, tmp_path: Path) -> None:
+    load(file, config=ASK).save(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    config["vitlite"]["labels"] = ["one", "two"]
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
+    assert load(tmp_path / "saved").labels is None
+
+
+# ---- the Hub
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+        yield hub
+
+
+def test_a_zoo_name_cold_and_then_without_any_socket(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = zoo.info("vit_tiny_16")
+    save_file(state_of(record.config), tmp_path / "vit.safetensors")
+    commit = hub.publish(record.repo, model_safetensors=(tmp_path / "vit.safetensors").read_bytes())
+    model = create("vit_tiny_16")
+    source = model.source
+    assert (source.name, source.repo, source.commit, source.verified) == (record.name, record.repo, commit, "hub")
+    assert len(model.labels) == 1000
+    asked = len(hub.log)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    again = create("vit_tiny_16", num_classes=5, image_size=384)
+    assert len(hub.log) == asked
+    assert again.source.sha256 == source.sha256
+    assert torch.equal(again.cls_token, model.cls_token)
+
+
+def test_a_repository_of_transformers_with_shards(hub: Hub, tmp_path: Path) -> None:
+    from peers import transformers
+
+    kind = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=32, patch_size=8,
+        id2label={0: "ant", 1: "bee", 2: "cow"},
+    )  # fmt: skip
+    transformers.ViTForImageClassification(kind).save_pretrained(tmp_path / "hf", max_shard_size="8KB")
+    processor = {"size": {"height": 32, "width": 32}, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(processor))
+    files = {
+        path.name.rpartition(".")[0] + "_" + path.suffix[1:]: path.read_bytes() for path in (tmp_path / "hf").iterdir()
+    }
+    commit = hub.publish("me/fine-tune", **files)
+    model = load("me/fine-tune")
+    assert model.labels == ("ant", "bee", "cow")
+    assert model.config.norm_eps == 1e-12
+    assert model.preprocess.recipe.interpolation == "bilinear"
+    assert (model.source.repo, model.source.commit) == ("me/fine-tune", commit)
+    before = len(hub.log)
+    assert load(f"me/fine-tune@{commit}").source.commit == commit
+    assert len(hub.log) == before
+
+
+def test_a_repository_without_safetensors(hub: Hub) -> None:
+    hub.publish("me/old", pytorch_model_bin=b"x", config_json=b"{}")
+    with pytest.raises(DownloadError, match=r"me/old has no model.safetensors, whole or in shards. A pickle"):
+        load("me/old")
+    with pytest.raises(DownloadError):
+        load("me/nothing")
