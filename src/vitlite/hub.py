@@ -199,8 +199,6 @@ class _WrongBytes(DownloadError):
 
 
 def _fetch_once(wish: _Wish) -> Fetched:
-    from huggingface_hub.errors import HFValidationError
-
     try:
         found = _from_cache(_settled(wish))
         if found is None:
@@ -212,13 +210,13 @@ def _fetch_once(wish: _Wish) -> Fetched:
         raise DownloadError(f"{error} It is not in the cache, {cache_folder()}.") from error
     except DownloadError:
         raise
-    except HFValidationError as error:
-        raise DownloadError(f"Cannot fetch from {wish.file.repo!r}: a repository id is owner/name. {error}") from error
     except (OSError, transport_error()) as error:
         raise DownloadError(
             f"Cannot keep {wish.file} in {cache_folder()}: {error}. Nothing unfinished is ever used. Run it again, "
             "after freeing some space or setting VITLITE_CACHE (or HF_HUB_CACHE) to a folder that can be written."
         ) from error
+    except ValueError as error:  # the client's, for names that cannot be
+        raise DownloadError(f"Cannot fetch {wish.file}: {error} A repository id is owner/name.") from error
 
 
 def _settled(wish: _Wish) -> _Wish:

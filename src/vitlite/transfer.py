@@ -6,6 +6,7 @@ over plain HTTP, because the client cannot resume after a killed process and wai
 
 import errno
 import os
+import re
 import shutil
 import socket
 import time
@@ -109,7 +110,7 @@ def ask(file: RemoteFile, *, again: bool, token: bool | None = None) -> tuple[An
             f"Cannot fetch {file}: {why} ({file.url}). Check the names of repository and revision. A private or gated "
             "repository needs its licence accepted, and a login: hf auth login, or HF_TOKEN."
         ) from error
-    if None in (remote.commit_hash, remote.etag, remote.size):
+    if None in (remote.commit_hash, remote.size) or not re.fullmatch(r"[\w.-]+", remote.etag or ""):
         raise DownloadError(
             f"Cannot fetch {file}: {endpoint()} does not answer like a Hub (no commit, hash or size). Check "
             "HF_ENDPOINT, your proxy, and whether the network wants a login."
