@@ -1,0 +1,191 @@
+"""Configs: what they derive, what they refuse and how they say so, and that any they accept is a model that runs."""
+
+import copy
+import dataclasses
+import json
+import pickle
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitlite.config import PRESETS, Gelu, Pool, Positions, Resample, ViTConfig, fitting, preset
+from vitlite.errors import ConfigError, UnknownNameError
+from vitlite.model import ViT
+
+
+def test_at_most_thirty_fields() -> None:
+    assert len(dataclasses.fields(ViTConfig)) <= 30
+
+
+def test_presets_are_the_papers_table() -> None:
+    rows = {
+        name: (config.patch_size, config.depth, config.dim, config.mlp_dim, config.heads)
+        for name, config in PRESETS.items()
+    }
+    assert rows["vit_base_16"] == (16, 12, 768, 3072, 12)  # Dosovitskiy et al., table 1
+    assert rows["vit_large_32"] == (32, 24, 1024, 4096, 16)
+    assert rows["vit_huge_14"] == (14, 32, 1280, 5120, 16)
+    for name, config in PRESETS.items():
+        size = name.split("_")[1]
+        assert config.patch_size == int(name.split("_")[2])
+        assert config.dim % config.heads == 0
+        same = [other for other in PRESETS.values() if other.dim == config.dim and other.mlp_dim == config.mlp_dim]
+        assert size == "nano" or {(other.depth, other.heads) for other in same if other.depth > 6} == {
+            (config.depth, config.heads)
+        }
+
+
+def test_a_preset_by_name() -> None:
+    assert preset("vit_large_16") is PRESETS["vit_large_16"]
+    with pytest.raises(UnknownNameError, match=r"No preset 'vit_bas_16'\. Did you mean vit_base_16, .*Presets: vit_"):
+        preset("vit_bas_16")
+
+
+def test_what_a_config_derives() -> None:
+    config = ViTConfig(image_size=(32, 48), patch_size=8, dim=64, heads=4, registers=2, cls_position=False)
+    assert (config.size, config.grid) == ((32, 48), (4, 6))
+    assert (config.prefix_tokens, config.position_rows) == (3, 24)
+    assert (config.attention_dim, config.embed_dim) == (64, 64)
+    assert config.replace(head_dim=20).attention_dim == 80
+    assert config.replace(pre_logits=10).embed_dim == 10
+    assert ViTConfig(pool="cls_and_mean").embed_dim == 1536
+    assert ViTConfig().position_rows == 197
+    assert ViTConfig(class_token=False, pool="mean").position_rows == 196
+
+
+def test_what_the_caller_gave_is_remembered() -> None:
+    config = ViTConfig(depth=12, pool="cls")  # as the defaults are, and claims all the same
+    assert config.given == {"depth", "pool"}
+    assert config.replace(dim=64, heads=4).given == {"depth", "pool", "dim", "heads"}
+    assert config == ViTConfig()
+    assert hash(config) == hash(ViTConfig())
+    for twin in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert (twin, twin.given) == (config, config.given)
+
+
+def test_a_config_survives_json() -> None:
+    config = ViTConfig(image_size=(32, 48), patch_size=8, layer_scale=1e-5, norm_eps=1e-12)
+    assert ViTConfig(**json.loads(json.dumps(config.to_dict()))) == config
+    assert ViTConfig(image_size=[32, 48]).image_size == (32, 48)
+
+
+def test_a_config_does_not_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ViTConfig().depth = 3
+    with pytest.raises(TypeError):
+        ViTConfig(224)
+
+
+WRONG = [
+    ({"deph": 3}, r"no field 'deph'\. Did you mean depth.*\? Fields: image_size, patch_size, dim"),
+    ({"dim": 0}, r"dim must be a whole number of at least 1, got 0\."),
+    ({"depth": 2.0}, r"depth must be a whole number of at least 1, got 2\.0\."),
+    ({"heads": True}, r"heads must be a whole number of at least 1, got True\."),
+    ({"patch_size": (16, 16)}, r"patch_size must be a whole number of at least 1, got \(16, 16\)\."),
+    ({"num_classes": -1}, r"num_classes must be a whole number of at least 0, got -1\."),
+    (
+        {"pool": "mean_cls"},
+        r"pool must be one of cls, mean, mean_with_cls, cls_and_mean, got 'mean_cls'\. Did you mean",
+    ),
+    ({"pool": None}, r"pool must be one of .*, got None\."),
+    ({"positions": "rope"}, r"positions must be one of learned, sincos2d, none, got 'rope'\."),
+    ({"resample": "timms"}, r"resample must be one of timm, .* got 'timms'\. Did you mean timm\?"),
+    ({"gelu": "erf"}, r"gelu must be one of exact, tanh, quick, got 'erf'\."),
+    ({"class_token": 1}, r"class_token must be True or False, got 1\."),
+    ({"checkpointing": "yes"}, r"checkpointing must be True or False, got 'yes'\."),
+    ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0\."),
+    ({"drop_path": -0.1}, r"drop_path must be at least 0 and below 1, got -0\.1\."),
+    ({"dropout": float("nan")}, r"dropout must be at least 0 and below 1, got nan\."),
+    ({"dropout": "0.1"}, r"dropout must be at least 0 and below 1, got '0\.1'\."),
+    ({"norm_eps": 0}, r"norm_eps must be a small positive number such as 1e-6, got 0\."),
+    ({"norm_eps": 1e6}, r"norm_eps must be a small positive number such as 1e-6, got 1000000\.0\."),
+    ({"layer_scale": "1e-5"}, r"layer_scale must be None or a number such as 1e-5, got '1e-5'\."),
+    ({"layer_scale": float("inf")}, r"layer_scale must be None or a number such as 1e-5, got inf\."),
+    ({"head_dim": 0}, r"head_dim must be None or a whole number of at least 1, got 0\."),
+    (
+        {"image_size": 225},
+        r"image_size 225 does not divide into patches of 16\..*height 224 or 240, width 224 or 240\.",
+    ),
+    ({"image_size": (224, 230)}, r"\(224, 230\) does not divide into patches of 16\..*fit: width 224 or 240\."),
+    ({"image_size": 8}, r"image_size 8 does not divide .*fit: height 16, width 16\."),
+    ({"image_size": 0}, r"image_size 0 does not divide .*fit: height 16, width 16\."),
+    ({"image_size": True, "patch_size": 1}, r"image_size True does not divide"),
+    ({"image_size": 224.0}, r"image_size must be a whole number or \(height, width\), got 224\.0\."),
+    ({"image_size": (224,)}, r"image_size must be a whole number or \(height, width\), got \(224,\)\."),
+    ({"image_size": "224"}, r"image_size must be a whole number or \(height, width\), got '224'\."),
+    ({"heads": 7}, r"dim 768 does not divide into 7 heads; change heads, or set head_dim\."),
+    ({"class_token": False}, r"pool='cls' reads the class token, and class_token is False; use pool='mean'\."),
+    ({"registers": 4}, r"registers have no position of their own: set cls_position=False"),
+    ({"registers": 4, "cls_position": False, "pool": "mean_with_cls"}, r"vit-pytorch's, which has no registers"),
+    ({"positions": "sincos2d", "dim": 30, "heads": 3}, r"sincos2d positions need a dim that 4 divides, got 30\."),
+]
+
+
+@pytest.mark.parametrize(("fields", "text"), WRONG, ids=lambda value: str(value) if isinstance(value, dict) else "")
+def test_wrong_configs(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ViTConfig(**fields)
+    with pytest.raises(ConfigError, match=text):
+        ViTConfig().replace(**fields)
+
+
+def test_the_nearest_sizes_that_fit() -> None:
+    assert fitting((230, 224), 16) == "The nearest that fit: height 224 or 240."
+    assert fitting((30, 5), 8) == "The nearest that fit: height 24 or 32, width 8."
+
+
+CONFIGS = st.fixed_dictionaries(
+    {
+        "image_size": st.sampled_from([8, 16, (8, 24), 12]),
+        "patch_size": st.sampled_from([4, 8]),
+        "dim": st.sampled_from([8, 12, 18]),
+        "depth": st.integers(1, 2),
+        "heads": st.integers(1, 3),
+        "mlp_dim": st.just(10),
+        "num_classes": st.integers(0, 3),
+        "pool": st.sampled_from(get_args(Pool)),
+        "channels": st.integers(1, 3),
+        "class_token": st.booleans(),
+        "registers": st.integers(0, 2),
+        "positions": st.sampled_from(get_args(Positions)),
+        "cls_position": st.booleans(),
+        "resample": st.sampled_from(get_args(Resample)),
+        "head_dim": st.sampled_from([None, 5]),
+        "qkv_bias": st.booleans(),
+        "gelu": st.sampled_from(get_args(Gelu)),
+        "pre_norm": st.booleans(),
+        "patch_norm": st.booleans(),
+        "inner_norm": st.booleans(),
+        "fc_norm": st.booleans(),
+        "layer_scale": st.sampled_from([None, 0.1]),
+        "pre_logits": st.sampled_from([0, 7]),
+        "dropout": st.sampled_from([0.0, 0.1]),
+        "drop_path": st.sampled_from([0.0, 0.1]),
+        "checkpointing": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CONFIGS)
+def test_every_config_that_is_accepted_runs_and_learns(fields: dict[str, Any]) -> None:
+    try:
+        config = ViTConfig(**fields)
+    except ConfigError:
+        return
+    model = ViT(config)
+    for size in (config.size, (16, 24)):
+        images = torch.randn(2, config.channels, *size)
+        logits = model(images)
+        assert logits.shape == (2, config.num_classes or config.embed_dim)
+        logits.sum().backward()
+        with torch.no_grad():
+            maps = model.attention_maps(images, layers=(0,))
+            features = model.features(images, layers=(0,))
+        tokens = config.prefix_tokens + features.patches.shape[1]
+        assert maps.shape == (1, 2, config.heads, tokens, tokens)
+        assert features.layers[0].shape == (2, tokens, config.dim)
+        assert features.patches.shape[1] == features.grid[0] * features.grid[1]

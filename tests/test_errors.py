@@ -1,0 +1,43 @@
+"""Errors are vitlite's own and also what Python callers expect, and hints name what is near."""
+
+import pytest
+
+from vitlite import errors
+from vitlite.errors import VitliteError, closest, missing_extra
+
+ALSO = {
+    "ConfigError": ValueError,
+    "InputError": ValueError,
+    "ImageError": ValueError,
+    "UnknownNameError": ValueError,
+    "CheckpointError": RuntimeError,
+    "DownloadError": OSError,
+    "OptimizedError": RuntimeError,
+    "ExportError": RuntimeError,
+    "TrainError": RuntimeError,
+    "MissingExtraError": ImportError,
+}
+
+
+def test_every_error_is_a_vitlite_error_and_a_common_one() -> None:
+    kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and name.endswith("Error")}
+    assert set(kinds) == {"VitliteError", *ALSO}
+    for name, common in ALSO.items():
+        assert issubclass(kinds[name], VitliteError)
+        assert issubclass(kinds[name], common)
+        with pytest.raises(common, match="what was given"):
+            raise kinds[name]("what was given")
+
+
+def test_a_missing_extra_names_the_command_that_installs_it() -> None:
+    error = missing_extra("Reading pictures", "images")
+    assert isinstance(error, ImportError)
+    assert str(error) == "Reading pictures needs an optional package. Install it: pip install 'vitlite[images]'"
+
+
+def test_a_hint_names_what_is_near_or_nothing() -> None:
+    names = ["vit_base_16", "vit_base_32", "dino"]
+    assert closest("vit_bas_32", names) == " Did you mean vit_base_32, vit_base_16?"
+    assert closest("vit_base_16", names, count=1) == " Did you mean vit_base_16?"
+    assert closest("resnet", names) == ""
+    assert closest(None, names) == ""  # type: ignore[arg-type]
