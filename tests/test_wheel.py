@@ -1,0 +1,93 @@
+"""The wheel as a user gets it: installed apart from the checkout, it imports, creates, saves and loads."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: str | Path, folder: Path, path: str = "") -> str:
+    environment = {**os.environ, "PYTHONPATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run([str(word) for word in command], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, folder=folder)
+    (built,) = folder.glob("vitlite-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("installed")
+    options = ("--quiet", "--no-deps", "--no-index", "--target", target)
+    run(sys.executable, "-m", "pip", "install", *options, wheel, folder=target)
+    return target
+
+
+def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
+    assert wheel.stat().st_size <= 8e6
+    package = ROOT / "src"
+    files = {
+        path.relative_to(package).as_posix()
+        for path in (package / "vitlite").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    names = set(zipfile.ZipFile(wheel).namelist())
+    beside = {name for name in names if name.startswith("vitlite-")}
+    assert names - beside == files
+    assert {"vitlite/py.typed", "vitlite/data/zoo.txt", "vitlite/data/imagenet-1k.txt"} <= names
+    assert {Path(name).name for name in beside} == {"METADATA", "WHEEL", "entry_points.txt", "LICENSE", "RECORD"}
+
+
+def test_the_metadata_asks_for_four_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    base = [line for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line]
+    assert sorted(line.split()[1].split(">")[0] for line in base) == [
+        "einops",
+        "huggingface-hub",
+        "safetensors",
+        "torch",
+    ]
+    assert "License-Expression: Apache-2.0" in lines
+
+
+USE = """
+import torch, vitlite
+from pathlib import Path
+assert Path(vitlite.__file__).is_relative_to(Path.cwd()), vitlite.__file__
+model = vitlite.create("vit_tiny_16", weights=None, image_size=32, num_classes=5).eval()
+images = torch.randn(2, 3, 32, 48)
+model.save("model")
+again = vitlite.load("model")
+assert torch.equal(again.embed(images), model.embed(images))
+print(len(vitlite.list_models()))
+"""
+
+
+def test_installed_elsewhere_it_creates_saves_and_loads(installed: Path) -> None:
+    assert int(run(sys.executable, "-c", USE, folder=installed, path=str(installed))) > 200
+
+
+def test_the_command_runs(installed: Path) -> None:
+    assert "vit_base_16" in run(installed / "bin" / "vitlite", "list", folder=installed, path=str(installed))
+
+
+def test_the_model_in_the_wheel_answers_offline(installed: Path) -> None:
+    code = (
+        "import socket, torch, vitlite; socket.socket.connect = None\n"
+        "model = vitlite.create('vit_nano_4.cifar10')\n"
+        "print(len(model.labels), *model(torch.zeros(1, 3, 32, 32)).shape)"
+    )
+    assert run(sys.executable, "-c", code, folder=installed, path=str(installed)) == "10 1 10\n"
