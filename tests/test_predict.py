@@ -107,9 +107,10 @@ def test_leaves_everything_as_it_was(vit, training):
     assert as_before()  # also between two answers
     del stream
     assert as_before()
-    with pytest.raises(ImageError):
-        vit.predict([*pictures(40), None])
+    with pytest.raises(ImageError) as raised:  # kept, and with it every frame that the error passed
+        vit.predict([None, *pictures(40)])
     assert as_before()
+    assert not background_threads(), raised
     vit.head.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         vit.predict(pictures(1))
