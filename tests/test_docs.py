@@ -2,7 +2,8 @@
 
 A block is ```python or ```bash. An HTML comment above a block says what else holds for it:
 `not run: reason`; `output` (a text block that the block before printed, where ... stands for anything);
-`from FILE` (lines that stand in that file, not run).
+`from FILE` (lines that stand in that file, not run). With VITLITE_WRITE_OUTPUT=1 outputs that differ are written
+into the page; look at them before you commit.
 """
 
 import contextlib
@@ -62,12 +63,18 @@ def hub() -> Iterator[Hub]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all pages, so that the default model is downloaded once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder like a checkout, where pages may leave files."""
     shutil.copytree(ROOT / "examples" / "photos", tmp_path / "examples" / "photos")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("VITLITE_CACHE", str(cache))
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     return tmp_path
 
@@ -89,6 +96,9 @@ def test_every_block_runs(page: Path, workplace: Path, request: Any, monkeypatch
         elif block.note == "output":
             options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
             same = doctest.OutputChecker().check_output(block.text, printed, options)
+            if not same and "VITLITE_WRITE_OUTPUT" in os.environ:
+                page.write_text(page.read_text(encoding="utf-8").replace(block.text, printed, 1), encoding="utf-8")
+                continue
             assert same, f"{place}: shows\n{block.text}\nbut it printed\n{printed}"
         elif block.language == "python":
             printed = run_python(block.text, place, names)
