@@ -1,0 +1,136 @@
+"""Writes docs/parity.md: how far the network is from each library it must equal, measured now, as the tests measure it.
+
+With --check it compares all but the figures, which differ from processor to processor, and holds them to the bounds.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "parity")]
+
+import test_equal as proof  # noqa: E402
+from references import REFERENCES, Reference, distance  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+PAGE = Path(__file__).with_name("parity.md")
+FIGURE = re.compile(r"(?<=\| )(0|\de[+-]\d\d)(?= \|)")
+
+
+def page() -> Iterator[str]:
+    """The lines of the page."""
+    names = ("timm", "transformers", "torchvision", "vit-pytorch", "torch")
+    *libraries, torch_version = (f"{name} {version(name).split('+')[0]}" for name in names)
+    yield f"""\
+# Parity
+
+The network against the libraries whose weights it reads: {", ".join(libraries)}.
+All on {torch_version}, float32, one CPU.
+
+Models are tiny, and every tensor holds values such as training leaves, because zeros and ones would hide swapped
+tensors. A figure is the largest difference divided by the largest value of the reference; for layers, sizes and
+gradients the worst of all. The tests in `tests/parity/` hold logits and layers to {bound(proof.LOGITS)}, gradients to
+{bound(proof.GRADIENTS)}, resampled position tables to {bound(proof.TABLES)}. `python docs/generate_parity.py` makes this page.
+
+| library | with | logits | layers | other sizes | gradients |
+|---|---|--:|--:|--:|--:|"""
+    yield from map(row, REFERENCES)
+    yield """
+An empty cell: the library has no way to another size. timm gives the same bits because both call the same kernels in
+the same order.
+
+## Position tables at other sizes
+
+| `resample` | computed by | difference |
+|---|---|--:|"""
+    by = {
+        "timm": "`timm.layers.resample_abs_pos_embed`",
+        "transformers": "`ViTEmbeddings.interpolate_pos_encoding`",
+        "torchvision": "`torchvision.models.vision_transformer.interpolate_embeddings`",
+        "jax": "`scipy.ndimage.zoom(order=1)`, as google-research/vision_transformer and big_vision",
+    }
+    for method, function in by.items():
+        worst = max(table(method, new) for name, new in proof.TABLES_OF if name == method)
+        yield f'| `"{method}"` | {function} | {figure(worst, proof.TABLES)} |'
+    yield """
+## What the comparison would notice
+
+Mistakes that loose comparisons let through, each made on purpose. They must come out far above the bound; the tests
+fail where one does not.
+
+| mistake | logits, against timm |
+|---|--:|"""
+    for mistake, (change, config) in proof.MISTAKES.items():
+        ours, theirs = proof.pair(REFERENCES[0], **config)
+        if change:
+            change(ours)
+        images = proof.pictures(REFERENCES[0])
+        with torch.no_grad():
+            yield f"| {mistake} | {far(distance(ours(images), theirs(images)))} |"
+
+
+def row(reference: Reference) -> str:
+    """One option of one library."""
+    ours, theirs = proof.pair(reference)
+    images = proof.pictures(reference)
+    with torch.no_grad():
+        logits, layers = reference.layers(theirs, images)
+        outputs = ours.features(images, range(reference.config.depth)).layers
+        native = distance(ours(images), logits)
+        deep = max(distance(mine, other) for mine, other in zip(outputs, layers, strict=True))
+        sizes = [at(reference, ours, theirs, size) for size in reference.image_sizes]
+    gradients = max(distance(mine, other) for mine, other in proof.gradients(reference, ours, theirs, images).values())
+    cells = (
+        figure(native, proof.LOGITS),
+        figure(deep, proof.LAYERS),
+        figure(max(sizes), proof.LOGITS) if sizes else "",
+        figure(gradients, proof.GRADIENTS),
+    )
+    return f"| {reference.library} | {reference.option} | {' | '.join(cells)} |"
+
+
+def at(reference: Reference, ours: torch.nn.Module, theirs: torch.nn.Module, size: tuple[int, int]) -> float:
+    """How far the logits are at another size."""
+    images = proof.pictures(reference, size)
+    return distance(ours(images), reference.logits(theirs, images))
+
+
+def table(method: str, new: tuple[int, int]) -> float:
+    """How far a resampled table is from the library's own."""
+    positions: Tensor = torch.randn(1, 49, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = proof.TABLE_OF[method](positions, (7, 7), new)
+    return distance(proof.resample_positions(positions, (7, 7), new, method), wanted)
+
+
+def figure(value: float, limit: float) -> str:
+    """A difference to one digit, which must be below its bound."""
+    if not value < limit:
+        sys.exit(f"A difference of {value:.1g} where {limit:.0e} is allowed: run pytest tests/parity.")
+    return far(value)
+
+
+def far(value: float) -> str:
+    """A difference to one digit."""
+    return f"{value:.0e}" if value else "0"
+
+
+def bound(value: float) -> str:
+    """A bound, as the page writes it."""
+    return f"{value:.0e}".replace("e-0", "e-")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    text = "\n".join(page()) + "\n"
+    if sys.argv[1:] == ["--check"]:
+        before = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+        if FIGURE.sub("x", before) != FIGURE.sub("x", text):
+            sys.exit(f"{PAGE.name} is not what the tests compare. Run: python docs/{Path(__file__).name}")
+    else:
+        PAGE.write_text(text, encoding="utf-8")
