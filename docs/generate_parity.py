@@ -35,7 +35,8 @@ All on {torch_version}, float32, one CPU.
 Models are tiny, and every tensor holds values such as training leaves, because zeros and ones would hide swapped
 tensors. A figure is the largest difference divided by the largest value of the reference; for layers, sizes and
 gradients the worst of all. The tests in `tests/parity/` hold logits and layers to {bound(proof.LOGITS)}, gradients to
-{bound(proof.GRADIENTS)}, resampled position tables to {bound(proof.TABLES)}. `python docs/generate_parity.py` makes this page.
+{bound(proof.GRADIENTS)}, and resampled position tables to {bound(proof.TABLES)}.
+`python docs/generate_parity.py` makes this page.
 
 | library | with | logits | layers | other sizes | gradients |
 |---|---|--:|--:|--:|--:|"""
