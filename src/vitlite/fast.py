@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import lru_cache, partial
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 import torch.nn.functional as F
@@ -132,34 +132,42 @@ class OptimizedViT(ViT):
         return torch.cat(tokens, dim=1).to(self.compute_dtype)
 
     def _run(self, images: Tensor, run: Callable[[Tensor], Any], batch_axis: int = 0) -> Any:
-        """Checks the images, and hands them to `run` in slices that stay in cache: one stream a core, if many."""
+        """Checks the images, and hands them to `run` slice by slice."""
         self._check(images)
         if images.requires_grad and torch.is_grad_enabled():
             raise OptimizedError(
                 "An optimized model gives no gradients, and these images require them. "
                 "Pass images.detach(), or create the model again and do not optimize it."
             )
-        if images.device.type != "cpu":
-            with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-                return _join([run(images)], self._dtype, batch_axis)
-        tokens = self.config.prefix_tokens + math.prod(self._grid(images))
-        threads = torch.get_num_threads()
-        widest = tokens * max(3 * self.config.attention_dim, self.config.mlp_dim) * self.compute_dtype.itemsize
-        streams = threads if 1 < threads <= len(images) // STREAM_SLICE else 1
-        size = max(1, min(STREAM_SLICE if streams > 1 else SLICE, TEMPORARY // widest))
-        count = -(-len(images) // size)
-        parts = images.tensor_split(min(-(-count // streams) * streams, len(images)))
+        parts, streams = self._slices(images)
 
         def one(part: Tensor) -> Any:
-            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with torch.no_grad(), torch.autocast(part.device.type, enabled=False):  # each thread has these of its own
                 return run(part)
 
-        head_dim = self.config.attention_dim // self.config.heads
-        exact = self.compute_dtype is torch.float32 and onednn_products_pay(tokens, head_dim)
-        with onednn_products if exact else nullcontext():
+        with onednn_products if self._by_onednn(images) else nullcontext():
             done = list(_streams(streams, os.getpid()).map(one, parts) if streams > 1 else map(one, parts))
         with torch.no_grad():
             return _join(done, self._dtype, batch_axis)
+
+    def _slices(self, images: Tensor) -> tuple[Sequence[Tensor], int]:
+        """The batch in parts whose temporaries stay in cache, and in how many streams to compute them."""
+        if images.device.type != "cpu":
+            return [images], 1
+        threads, widest = torch.get_num_threads(), max(3 * self.config.attention_dim, self.config.mlp_dim)
+        streams = threads if 1 < threads <= len(images) // STREAM_SLICE else 1
+        fitting = TEMPORARY // (self._token_count(images) * widest * self.compute_dtype.itemsize)
+        size = max(1, min(SLICE if streams == 1 else STREAM_SLICE, fitting))
+        rounds = math.ceil(len(images) / (size * streams))  # each stream gets as many parts as the others
+        return images.tensor_split(min(rounds * streams, len(images))), streams
+
+    def _by_onednn(self, images: Tensor) -> bool:
+        if images.device.type != "cpu" or self.compute_dtype is not torch.float32:
+            return False
+        return onednn_products_pay(self._token_count(images), self.config.attention_dim // self.config.heads)
+
+    def _token_count(self, images: Tensor) -> int:
+        return self.config.prefix_tokens + math.prod(self._grid(images))
 
     def train(self, mode: bool = True) -> "OptimizedViT":
         """Refuses training; `eval()` changes nothing."""
@@ -219,15 +227,15 @@ def _join(parts: list[Any], dtype: torch.dtype, batch_axis: int) -> Any:
 def _take_over(model: ViT, dtype: torch.dtype) -> None:
     """Packs the weights layer by layer, dropping each original, and turns `model` into an `OptimizedViT`."""
     device, own = model.device, model.dtype
-    linear = PackedLinear if device.type == "cpu" and packing_pays(dtype) else PlainLinear
-    model.eval()
-    model.patch_embed = FastPatches(model, dtype, linear)  # type: ignore[assignment]
+    kernels = _kernels(device, dtype)
+    model.patch_embed = FastPatches(model, dtype, kernels.linear)  # type: ignore[assignment]
     for i in range(len(model.blocks)):
         single = i == len(model.blocks) - 1 and model.config.pool == "cls"
-        model.blocks[i] = FastBlock(model.blocks[i], dtype, linear, single)  # type: ignore[arg-type]
+        model.blocks[i] = FastBlock(model.blocks[i], dtype, kernels, single)  # type: ignore[arg-type]
     for module in (model.norm_pre, model.norm, model.fc_norm, model.pre_logits, model.head):
         module.to(dtype)
     model.__dict__.update(_device=device, _dtype=own, _tables={}, compute_dtype=dtype)
+    model.eval()
     model.__class__ = OptimizedViT
 
 
@@ -279,6 +287,20 @@ class PackedLinear:
 Linear = type[PlainLinear] | type[PackedLinear]
 
 
+class Kernels(NamedTuple):
+    """What computes the two parts of a block that take the time."""
+
+    linear: Linear
+    attend: Callable[[Tensor], Tensor]  # (3, b, heads, n, d) -> (b, n, heads, d)
+
+
+def _kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """What is fastest: measured on a CPU; elsewhere torch's own, which is not measured here."""
+    if device.type != "cpu":
+        return Kernels(PlainLinear, attend_fused)
+    return Kernels(PackedLinear if packing_pays(dtype) else PlainLinear, attend_in_cache)
+
+
 class FastPatches(nn.Module):
     """Cuts images into patches and projects each, with everything that is added to them: (b, c, h, w) -> (b, n, d)."""
 
@@ -312,11 +334,13 @@ class FastPatches(nn.Module):
 class FastBlock(nn.Module):
     """A `Block` for inference, its scales folded into the weights: (b, n, d) -> (b, n, d)."""
 
-    def __init__(self, block: Block, dtype: torch.dtype, linear: Linear, single: bool) -> None:
+    def __init__(self, block: Block, dtype: torch.dtype, kernels: Kernels, single: bool) -> None:
         super().__init__()
+        linear, self.attend = kernels
         attn, mlp = block.attn, block.mlp
         self.heads, width = attn.heads, attn.proj.in_features
-        scale = torch.ones(3, width, device=attn.qkv.weight.device)
+        weight = attn.qkv.weight
+        scale = weight.new_ones(3, width, dtype=torch.promote_types(weight.dtype, torch.float32))
         scale[0] = (width // attn.heads) ** -0.5
         quick = 1.702 if isinstance(mlp.act, QuickGELU) else 1.0  # x sigmoid(1.702 x) = swish(1.702 x) / 1.702
         self.act = mlp.act.approximate if isinstance(mlp.act, nn.GELU) else "swish"
@@ -336,11 +360,7 @@ class FastBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Every token."""
-        qkv = self.split(x)
-        if x.device.type == "cpu":
-            return self.rest(_attend(qkv).flatten(2), x)
-        q, k, v = qkv
-        return self.rest(F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).flatten(2), x)
+        return self.rest(self.attend(self.split(x)).flatten(2), x)
 
     def first(self, x: Tensor, attend: "SingleQuery") -> Tensor:
         """The first token only: (b, n, d) -> (b, 1, d)."""
@@ -395,8 +415,14 @@ def _scaled(linear: nn.Linear, *scales: Tensor | float) -> tuple[Tensor, Tensor 
     return (weight.to(wide) * column).mul_(inner), None if bias is None else bias.detach().to(wide) * scale
 
 
-def _attend(qkv: Tensor) -> Tensor:
-    """softmax(q k^T) v through buffers small enough to stay in cache: (3, b, heads, n, d) -> (b, n, heads, d)."""
+def attend_fused(qkv: Tensor) -> Tensor:
+    """softmax(q k^T) v by torch's own choice of kernel: (3, b, heads, n, d) -> (b, n, heads, d)."""
+    q, k, v = qkv
+    return F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2)
+
+
+def attend_in_cache(qkv: Tensor) -> Tensor:
+    """The same through buffers small enough to stay in cache, as two batched products."""
     _, b, heads, n, d = qkv.shape
     group = max(1, min(heads, SCORES // (n * n * qkv.itemsize)))
     out = qkv.new_empty(b, n, heads, d)
@@ -468,12 +494,12 @@ def onednn_products_pay(tokens: int, head_dim: int) -> bool:
     def products() -> Tensor:
         return torch.bmm(torch.bmm(q, k.mT), v)
 
-    def products_by_onednn() -> Tensor:
+    def by_onednn() -> Tensor:
         with onednn_products:
             return products()
 
     right = torch.bmm(torch.bmm(q.double(), k.double().mT), v.double())
-    return _distance(products_by_onednn(), right) < 1e-5 and _fastest(products, products_by_onednn) == 1
+    return _distance(by_onednn(), right) < 1e-5 and _fastest(products, by_onednn) == 1
 
 
 @lru_cache
