@@ -16,6 +16,7 @@ from vitlite.errors import InputError, OptimizedError
 from vitlite.images import Preprocess, Recipe
 
 SIZES: dict[str, Any] = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=96, num_classes=7)
+RECIPE = Recipe(size=(32, 32), resize=(32, 32), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,))
 ONEDNN_IS_EXACT = fast.onednn_products.matmul is not None and not torch.cpu._is_amx_tile_supported()
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -312,7 +313,7 @@ def test_what_an_optimized_model_cannot_do(name: str) -> None:
 
 def test_what_stays() -> None:
     model = made()
-    model.labels, model.source, images = list("abcdefg"), None, torch.randn(2, 3, 32, 32)
+    model.labels, model.source = list("abcdefg"), None
     config, preprocess = model.config, model.preprocess
     assert optimize(model) is model
     assert optimize(model) is model
@@ -323,7 +324,7 @@ def test_what_stays() -> None:
     assert (model.config, model.preprocess, model.labels, model.source) == (config, preprocess, list("abcdefg"), None)
     assert (model.device, model.dtype, model.training) == (torch.device("cpu"), torch.float32, False)
     assert model.eval() is model
-    model.preprocess = Preprocess(Recipe((32, 32), (32, 32), "squash", "bicubic", (0.5,), (0.5,)), model)
+    model.preprocess = Preprocess(RECIPE, model)
     pictures = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
     found = model.predict(pictures, top=1)
     assert [best.index for (best,) in found] == model(model.preprocess(pictures)).argmax(1).tolist()
