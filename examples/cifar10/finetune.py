@@ -1,0 +1,67 @@
+"""Fine-tunes trained weights on 1,000 pictures of CIFAR-10, against the same network from scratch.
+
+    python examples/cifar10/finetune.py DATA WEIGHTS
+
+DATA is CIFAR-10's binary version (see prepare.py), WEIGHTS the file of timm's deit_tiny_patch16_224.fb_in1k. Both see
+the pictures at 112 pixels, five times each; 2,000 test pictures tell how well. Kept in results/finetune.json.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+import vitlite
+from vitlite.augment import shuffled
+from vitlite.datasets import Pictures, read_cifar10
+from vitlite.evaluate import measure
+from vitlite.images import Preprocess, Recipe
+from vitlite.train import Settings, train
+
+RESULTS = Path(__file__).parent / "results" / "finetune.json"
+NAME, SIZE, COUNT, TESTED, EPOCHS = "vit_tiny_16.deit_fb_in1k", 112, 1000, 2000, 5
+RECIPES = {
+    "fine-tuned": Settings(epochs=EPOCHS, batch=50, ema=0.98, lr=5e-4, layer_decay=0.75),
+    "from scratch": Settings(epochs=EPOCHS, batch=50, ema=0.98, lr=3e-3, optimizer="muon"),
+}
+
+
+def run(weights: Path | None, folder: Path, settings: Settings) -> float:
+    """Trains on a few pictures: the accuracy on others."""
+    torch.manual_seed(settings.seed)
+    model = vitlite.create(NAME, weights=weights, num_classes=10, image_size=SIZE)
+    model.preprocess = Preprocess(Recipe.from_record(vitlite.info(NAME), model.config.size), model)
+    read = model.preprocess.pixels
+    with TemporaryDirectory() as out:
+        train(model, some(read_cifar10(folder, "train", read), COUNT), Path(out), settings)
+    return measure(model, some(read_cifar10(folder, "test", read), TESTED), bfloat16=True).top1
+
+
+def some(pictures: Pictures, count: int) -> Pictures:
+    """That many of them, the same ones every time."""
+    rows = shuffled(0, 0, len(pictures))[:count]
+    return Pictures(pictures.images[rows], pictures.labels[rows], pictures.classes)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("weights", type=Path)
+    args = parser.parse_args()
+    results = {}
+    for name, settings in RECIPES.items():
+        start = time.process_time()
+        top1 = run(args.weights if name == "fine-tuned" else None, args.data, settings)
+        results[name] = {"top1": round(top1, 4), "cpu_seconds": round(time.process_time() - start)}
+        print(name, results[name], flush=True)
+    about = {"model": NAME, "pixels": SIZE, "pictures": COUNT, "epochs": EPOCHS, "test_pictures": TESTED}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(about | results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
