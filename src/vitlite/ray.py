@@ -43,7 +43,7 @@ class Embedder:
 
         ds = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)
         ds.map_batches(vitlite.ray.Embedder, fn_constructor_args=(ray.put(model),), batch_format="pyarrow",
-                       batch_size=256, num_cpus=1, concurrency=64)
+                       batch_size=256, num_cpus=1, compute=ray.data.ActorPoolStrategy(size=64))
     """
 
     def __init__(
@@ -143,7 +143,7 @@ def _outcomes(
 
 
 class _Unread(BytesIO):
-    """A file that could not be read, and says so to whom reads it: its row gets an error as a broken picture's does."""
+    """A file that could not be read, which whoever opens it is told, as of a broken picture."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -276,30 +276,29 @@ def _run(
     return int(broken > 0)
 
 
-def _paths(source: str) -> "pa.ChunkedArray | None":
+def _paths(source: str) -> "pa.Array | None":
     """The pictures that a folder, a list or Parquet means, each once; None for Parquet that holds their bytes."""
     import pyarrow as pa
     from pyarrow import dataset
     from pyarrow.fs import FileSelector, FileType
 
-    files, place = _locate(source)
+    files, place = _locate(source.rstrip("/"))
     kind = files.get_file_info(place).type
     if kind == FileType.NotFound:
         raise ImageError(f"No such folder, list or Parquet file: {source}")
     inside = [place]
     if kind == FileType.Directory:
         inside = sorted(file.path for file in files.get_file_info(FileSelector(place, recursive=True)) if file.is_file)
-    if any(path.endswith(".parquet") for path in inside):
+    root = source.rstrip("/") if "://" in source else place
+    found = [root + path[len(place) :] for path in inside if path.lower().endswith(tuple(SUFFIXES))]
+    if not found and any(path.endswith(".parquet") for path in inside):
         rows = dataset.dataset(place, filesystem=files, format="parquet")
         if "path" not in rows.schema.names:
             raise InputError(f"{source} needs a column path, and bytes if it holds the pictures: {rows.schema.names}.")
         if "bytes" in rows.schema.names:
             return None
         found = rows.to_table(columns=["path"])["path"].to_pylist()
-    elif kind == FileType.Directory:
-        root = source.rstrip("/") if "://" in source else place
-        found = [root + path[len(place.rstrip("/")) :] for path in inside if path.lower().endswith(tuple(SUFFIXES))]
-    else:
+    elif not found and kind == FileType.File:
         with files.open_input_stream(place, compression=None) as file:
             found = [line for line in file.read().decode().splitlines() if line.strip()]
     if not found:

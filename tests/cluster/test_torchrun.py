@@ -1,0 +1,120 @@
+"""Training and measuring in several processes: more than two, two nodes, and what becomes of those that fail."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torchrun import ENVIRONMENT, history, launcher, pictures, same_weights, torchrun, train_words
+
+from vitlite.cli import main
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pictures(tmp_path_factory.mktemp("data"), train=40, val=10)
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process."""
+    out = tmp_path_factory.mktemp("alone")
+    assert main(train_words(data, out)) == 0
+    return out
+
+
+def start(command: list[str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def two_nodes(port: int) -> tuple[str, ...]:
+    """Each of two agents meets the other over the network of this machine."""
+    return ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "two", "--rdzv-endpoint", f"127.0.0.1:{port}")
+
+
+def wait_for(happened: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def workers(process: "subprocess.Popen[str]") -> list[int]:
+    """The process ids of the ranks that a torchrun started."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def test_three_processes_with_unequal_shares(
+    data: Path, alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(history(torchrun(3, *train_words(data, tmp_path)).stdout)) == 4
+    assert same_weights(alone, tmp_path, 1e-4)
+    words = ["eval", str(data), "--model", str(alone / "last"), "--batch", "3"]
+    assert main(words) == 0
+    answer = capsys.readouterr().out
+    assert "10 pictures" in answer
+    assert torchrun(3, *words).stdout == answer
+
+
+def test_two_nodes(data: Path, alone: Path, tmp_path: Path) -> None:
+    command = launcher(1, *train_words(data, tmp_path), options=two_nodes(29517))
+    with start(command) as first, start(command) as second:
+        outputs = [node.communicate(timeout=300) for node in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), outputs
+    assert sorted(len(printed.splitlines()) for printed, _ in outputs) == [0, 4]  # one of them speaks
+    assert same_weights(alone, tmp_path, 1e-4)
+
+
+def test_a_killed_worker_comes_back_and_ends_as_if_nothing_had_been(data: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    torchrun(2, *train_words(data, whole))
+    words = train_words(data, killed, "--save-every", "0")
+    with start(launcher(2, *words, options=("--standalone", "--max-restarts", "1"))) as run:
+        wait_for((killed / "last" / "model.safetensors").exists, run)  # in the second of four epochs
+        before = workers(run)
+        os.kill(before[1], signal.SIGKILL)
+        wait_for(lambda: len(set(workers(run)) - set(before)) == 2, run)
+        printed, errors = run.communicate(timeout=300)
+    assert run.returncode == 0, errors
+    assert history(printed)[-1]["epoch"] == 4
+    assert len(history(printed)) <= 4  # nothing was done twice
+    assert errors.count("vitlite: error: ") <= 1
+    assert same_weights(whole, killed)
+
+
+def test_one_that_fails_says_why_once_and_none_hangs(data: Path, tmp_path: Path) -> None:
+    bad = pictures(tmp_path / "data", train=40, val=10)
+    broken = bad / "train" / "lying" / "0.png"
+    broken.write_bytes(b"no picture")
+    with start(launcher(2, *train_words(bad, tmp_path / "out"))) as run:
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert errors.count("vitlite: error: ") == 1
+    assert f"vitlite: error: Cannot read {broken}" in errors
+
+
+def test_without_restarts_a_killed_worker_ends_the_run_at_once(data: Path, tmp_path: Path) -> None:
+    with start(launcher(3, *train_words(data, tmp_path, "--save-every", "0", "--epochs", "500"))) as run:
+        wait_for((tmp_path / "last" / "model.safetensors").exists, run)
+        os.kill(workers(run)[0], signal.SIGKILL)
+        begun = time.monotonic()
+        _, errors = run.communicate(timeout=120)
+    assert time.monotonic() - begun < 60
+    assert run.returncode == 1
+    assert errors.count("vitlite: error: ") <= 1
+
+
+def test_machines_that_do_not_share_the_output(data: Path, alone: Path, tmp_path: Path) -> None:
+    commands = [launcher(1, *train_words(data, out), options=two_nodes(29518)) for out in (alone, tmp_path)]
+    with start(commands[0]) as first, start(commands[1]) as second:
+        errors = "".join(node.communicate(timeout=120)[1] for node in (first, second))
+    assert first.returncode
+    assert second.returncode
+    assert errors.count("vitlite: error: ") == 1
+    assert "All machines must see the same data, and share the folder --out" in errors
