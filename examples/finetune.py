@@ -14,7 +14,7 @@ torch.manual_seed(0)
 photos = {"cat": "examples/photos/chelsea.png", "coffee": "examples/photos/coffee.png"}
 pixels = [read_image(path) for path in photos.values()]  # uint8 (h, w, c)
 model = vitlite.create("vit_nano_4.cifar10", num_classes=len(photos)).train()
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.05)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
 
 
 def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,8 +27,8 @@ def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return model.preprocess(pieces), classes
 
 
-for _ in range(30):
-    images, classes = batch(32)
+for _ in range(12):
+    images, classes = batch(16)
     loss = torch.nn.functional.cross_entropy(model(images), classes)
     optimizer.zero_grad()
     loss.backward()
