@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -509,6 +510,43 @@ def test_the_commands(folders, tmp_path, capsys):
     assert sum(map(sum, figures["confusion"])) == 8
     with Image.open(tmp_path / "eval" / "confusion.png") as picture:
         assert picture.width > 200
+
+
+def test_the_commands_on_cifar10(tmp_path, capsys):
+    data, out = cifar10(tmp_path / "data"), tmp_path / "run"
+    assert main(f"train {data} --model vit_nano_4 --weights none --size 8 --epochs 1 --out {out}".split()) == 0
+    assert main(f"eval {data} --model {out / 'last'}".split()) == 0
+    assert "300 pictures" in capsys.readouterr().out
+    new_model(CONFIG.replace(num_classes=5)).save(tmp_path / "five")
+    assert main(f"eval {data} --model {tmp_path / 'five'}".split()) == 1
+    assert "The data have 2 classes" in capsys.readouterr().err
+    ViT(CONFIG).save(tmp_path / "bare")
+    assert main(f"eval {data} --model {tmp_path / 'bare'}".split()) == 1
+    assert "has no preprocessing" in capsys.readouterr().err
+
+
+def test_what_training_begins_with(tmp_path):
+    def model(**options):
+        defaults = {"model": "vit_nano_4", "weights": "none", "size": None, "device": None, "seed": 0, "drop_path": 0.0}
+        return train._model(Namespace(**defaults | options), 2)
+
+    fresh = model(size=16, drop_path=0.1)
+    assert fresh.preprocess.recipe.std == (0.2470, 0.2435, 0.2616)  # the zoo's for this name
+    assert fresh.preprocess.model is fresh
+    assert (fresh.config.drop_path, fresh.config.size) == (0.1, (16, 16))
+    assert model(model="vit_small_14", size=14).preprocess.recipe.mean == (0.5, 0.5, 0.5)  # no default in the zoo
+    trained = new_model()
+    trained.head.bias.data.fill_(3)
+    trained.labels = ("a", "b")
+    trained.save(tmp_path / "model")
+    again = model(model=str(tmp_path / "model"), weights=None)
+    assert again.preprocess.recipe == RECIPE
+    assert again.head.bias.tolist() == [3, 3]
+    embedded = model(weights=None)
+    assert embedded.source.verified == "record"
+    other = model(weights=str(ROOT / "src" / "vitlite" / "data" / "vit_nano_4.cifar10.safetensors"))
+    assert torch.equal(other.blocks[0].mlp.fc1.weight, embedded.blocks[0].mlp.fc1.weight)
+    assert other.preprocess.recipe == embedded.preprocess.recipe
 
 
 def test_the_commands_say_what_is_wrong(folders, tmp_path, capsys):

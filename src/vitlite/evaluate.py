@@ -104,7 +104,8 @@ def _run_eval(args: Namespace) -> int:
         pictures = read_cifar10(args.data, "test", None if model.config.size == (32, 32) else read)
         if len(pictures.classes) != model.config.num_classes:
             raise TrainError(
-                f"CIFAR-10 has 10 classes, and {args.model} {model.config.num_classes}. Fine-tune it first."
+                f"The data have {len(pictures.classes)} classes, and {args.model} {model.config.num_classes}. "
+                "Fine-tune it first: vitlite train."
             )
     else:
         folder = args.data / "val" if (args.data / "val").is_dir() else args.data
