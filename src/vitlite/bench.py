@@ -45,6 +45,8 @@ CELLS = [
 ]
 FULL = ("vit_base_16", 224)  # where all peers are measured, and elsewhere these
 EVERYWHERE = ("timm", "ONNX Runtime", "OpenVINO")
+GROWING = PRESETS["vit_tiny_16"]
+CREATIONS = 4
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the largest logit: beyond it, not the same network
 
 
@@ -56,7 +58,6 @@ class Contestant:
     dtype: torch.dtype
     run: Callable[[], Any]
     best: float = math.inf  # seconds
-    turns: int = 0
 
 
 @dataclass
@@ -76,23 +77,27 @@ def measure(contestants: Sequence[Contestant], rounds: int) -> None:
     """Lets the contestants take turns, and keeps the best time of each.
 
     A turn is a pause, a call that is left out, and two that count; where a call takes long, it is one that counts.
-    Who is far behind the quickest of its dtype after two turns has had enough of them.
+    Who is far behind the quickest of its dtype after two turns has had enough of them, and so has everybody after
+    three turns and a minute.
     """
-    for contestant in contestants:
-        contestant.run()
-    for _ in range(rounds):
-        for contestant in contestants:
-            rivals = [rival.best for rival in contestants if rival.dtype is contestant.dtype]
-            if contestant.turns >= 2 and contestant.best > 1.5 * min(rivals):
+    start = time.perf_counter()
+    slow = [_seconds(contestant.run) > 0.3 for contestant in contestants]  # which also warms up
+    for turn in range(rounds):
+        if turn >= 3 and time.perf_counter() - start > 60:
+            return
+        for contestant, long in zip(contestants, slow, strict=True):
+            quickest = min(rival.best for rival in contestants if rival.dtype is contestant.dtype)
+            if turn >= (1 if long else 2) and contestant.best > 1.5 * quickest:
                 continue
             time.sleep(0.03)
-            for i in range(1 if 0.3 < contestant.best < math.inf else 3):
-                start = time.perf_counter()
-                contestant.run()
-                seconds = time.perf_counter() - start
-                if i or contestant.turns:
-                    contestant.best = min(contestant.best, seconds)
-            contestant.turns += 1
+            times = [_seconds(contestant.run) for _ in range(1 if long else 3)]
+            contestant.best = min(contestant.best, *times[-2:])
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def cell(model: ViT, name: str, batch: int, peers: Sequence[str], rounds: int) -> list[Result]:
@@ -180,11 +185,12 @@ def random_model(config: ViTConfig) -> ViT:
 
 def growth(rounds: int) -> dict[str, list[tuple[int, float, float]]]:
     """How cost grows: for batch, tokens and depth, (how many, billions of multiply-adds, seconds), optimized."""
-    base = PRESETS["vit_tiny_16"]
+    base = GROWING
+    larger = [base.replace(image_size=base.size[0] // 2 * k) for k in (1, 2, 3, 4, 6)]
     variants = {
         "batch": [(batch, base, batch) for batch in (1, 2, 4, 8, 16, 32)],
         "depth": [(depth, base.replace(depth=depth), 4) for depth in (3, 6, 12, 24)],
-        "tokens": [(1 + (side // 16) ** 2, base.replace(image_size=side), 4) for side in (96, 160, 224, 320, 448, 640)],
+        "tokens": [(config.prefix_tokens + math.prod(config.grid), config, 4) for config in larger],
     }
     found = {}
     for axis, rows in variants.items():
@@ -226,7 +232,7 @@ print(json.dumps([time.perf_counter() - imported, (peak() - before) / 1024, impo
 """
 
 
-def creation(runs: int) -> dict[str, list[float]]:
+def creation() -> dict[str, list[float]]:
     """For a ViT-B/16 from a local file: seconds to create it, megabytes at the peak, and seconds to import."""
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -234,7 +240,7 @@ def creation(runs: int) -> dict[str, list[float]]:
         state = random_model(PRESETS["vit_base_16"]).state_dict()
         save_file(state, file)
         save_file({k: v.contiguous() for k, v in to_theirs(LAYOUTS["torchvision"], "", state)}, file + ".torchvision")
-        for _ in range(runs + 1):  # the first warms the file cache, and stamps the file
+        for _ in range(CREATIONS):  # the first warms the file cache, and stamps the file
             for name, (imports, create) in CREATION.items():
                 shim = "from vitlite.peers import load" if "load(" in imports else ""
                 script = SCRIPT.format(shim=shim, imports=imports, create=create)
@@ -357,7 +363,7 @@ def run(args: Namespace) -> int:
                 report["cells"].append(asdict(result))
                 report["left_out"] |= result.left_out
     if not args.quick:
-        report["creation"], report["growth"] = creation(3), growth(args.rounds)
+        report["creation"], report["growth"] = creation(), growth(args.rounds)
     out.mkdir(parents=True, exist_ok=True)
     (out / "speed_table.md").write_text(table(report))
     (out / "speed.json").write_text(json.dumps(report, indent=1) + "\n")
