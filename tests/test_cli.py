@@ -344,6 +344,7 @@ def test_options_reach_the_model(run: Run, model: Path, pictures: Path) -> None:
     assert run(*words, "--dtype", "bfloat16")[1] != plain
     assert run(*words, "--size", "32x48")[1] != plain
     assert run(*words, "--size", "17")[0] == 1
+    assert "--device tpu cannot be used here. This machine has: cpu" in run(*words, "--device", "tpu")[2]
     [row], [fast] = ([json.loads(line) for line in text.splitlines()] for text in (plain, run(*words, "--fast")[1]))
     assert [p["score"] for p in fast["predictions"]] == pytest.approx(
         [p["score"] for p in row["predictions"]], abs=1e-5
@@ -354,6 +355,7 @@ def test_without_a_network_the_error_names_what_needs_none(run: Run, pictures: P
     code, out, err = run("classify", pictures / "a.png")
     assert (code, out) == (1, "")
     assert "--model vit_nano_4.cifar10" in err
+    assert "There is no file or folder nothing" in run("classify", pictures / "a.png", "--model", "./nothing")[2]
 
 
 def test_names_paths_and_repositories() -> None:
@@ -363,6 +365,7 @@ def test_names_paths_and_repositories() -> None:
     assert not is_place("timm/deit_tiny_patch16_224.fb_in1k")  # an alias of the zoo
     assert not is_place("vit_bas_16")  # neither: create says what is near
     assert is_place("google/vit-base-patch16-224")
+    assert is_place("./vit_base_16")
     assert is_place(".")
 
 

@@ -196,7 +196,7 @@ def _place(source: Place) -> Weights:
     path = Path(source).expanduser()
     if path.exists():
         return Weights(path, True)
-    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@(.+))?", str(source))
+    match = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?", str(source))
     if not match or isinstance(source, PathLike) or path.suffix in (".safetensors", ".npz", ".json", *PICKLES):
         raise CheckpointError(
             f"There is no file or folder {path}, and it is no repository of the Hub (owner/name, owner/name@revision)."

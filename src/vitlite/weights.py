@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlite import hub, zoo
-from vitlite.errors import DownloadError, UnknownNameError, VitliteError
+from vitlite.errors import ConfigError, DownloadError, UnknownNameError, VitliteError
 
 if TYPE_CHECKING:
     from vitlite.model import ViT
@@ -44,6 +44,7 @@ def open_model(args: Namespace) -> "ViT":
 
     from vitlite.factory import create, load
 
+    _check_device(args.device)
     dtype = getattr(torch, args.dtype) if getattr(args, "dtype", None) else None
     fast = getattr(args, "fast", False)
     options = {"image_size": args.size, "device": args.device, "dtype": None if fast else dtype}
@@ -63,6 +64,17 @@ def open_model(args: Namespace) -> "ViT":
 
         return optimize(model, dtype=dtype)
     return model
+
+
+def _check_device(device: str | None) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch's answer, depending on how it was built
+        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        names = ", ".join(["cpu", *(name for name, is_there in there.items() if is_there)])
+        raise ConfigError(f"--device {device} cannot be used here. This machine has: {names}.") from error
 
 
 def is_place(model: str) -> bool:
