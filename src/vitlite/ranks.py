@@ -90,15 +90,16 @@ def agree(what: str, *values: int) -> None:
     """Makes sure that all ranks begin with the same numbers.
 
     Raises:
-        TrainError: on a rank whose numbers are not rank 0's.
+        TrainError: on every rank, where they differ.
     """
     if world() > 1:
-        theirs = torch.tensor(values)
-        dist.broadcast(theirs, 0)
-        if theirs.tolist() != list(values):
+        ends = torch.tensor([values, [-value for value in values]])
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        high, low = ends.tolist()[0], (-ends[1]).tolist()
+        if high != low:
             raise TrainError(
-                f"Rank {rank()} found {what} {list(values)}, rank 0 {theirs.tolist()}. "
-                "All machines must see the same data, and share the folder --out."
+                f"The processes begin with different {what}: {low} and {high}. All machines must see the same data, "
+                "and share the folder --out."
             )
 
 
