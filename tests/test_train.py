@@ -198,14 +198,16 @@ def test_plain_attention_has_the_gradients_of_the_fused():
 
 
 def test_learns_and_leaves_checkpoints_that_load(tmp_path):
-    model, validation = new_model(), stripes(32, seed=1)
-    history = train.train(
-        model, stripes(256), tmp_path, settings(epochs=8, batch=16, optimizer="muon", lr=5e-3), validation=validation
-    )
+    model, data, validation = new_model(), stripes(256), stripes(32, seed=1)
+    recipe = settings(epochs=8, batch=16, optimizer="muon", lr=5e-3)
+    history = train.train(model, data, tmp_path, recipe, validation=validation)
     assert history[-1]["val_top1"] >= 0.9
     assert history[-1]["val_loss"] < history[0]["val_loss"] < 0.7
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == history
     assert not model.training
+    again: list[list] = []
+    train.train(new_model(), data, tmp_path, recipe, after_epoch=again.append)
+    assert again == [history]  # it was done already
     best = vitlite.load(tmp_path / "best")
     assert best.labels == ("lying", "standing")
     picture = validation.images[1].permute(1, 2, 0)

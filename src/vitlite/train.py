@@ -186,7 +186,7 @@ def train(
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
         settings: The recipe.
         validation: What to measure after each epoch; the best one is kept in `best`.
-        after_epoch: Called with what was measured so far.
+        after_epoch: Called with what was measured so far; also when a run goes on, or is done already.
         save_every: Seconds between two writings of the state.
 
     Returns:
@@ -213,6 +213,8 @@ def train(
     run = Run(model, data, settings)
     if (out / STATE).exists():
         run.resume(out / STATE)
+        if run.history and not ranks.rank():
+            after_epoch(run.history)
     ranks.agree("pictures, epoch and step", len(data), run.progress.epoch, run.progress.step)
     while run.progress.epoch < settings.epochs:
         _finish_epoch(run, out, save_every)
