@@ -26,7 +26,8 @@ def table(name: str) -> Iterator[str]:
         else:
             word = f"{', '.join(action.option_strings)} {value}".strip()
         help_text = (action.help or "") % {"default": action.default}
-        yield f"| `{word}` | {help_text.replace('|', chr(92) + '|')} |"
+        escaped = re.sub(r"([|*])", r"\\\1", help_text)
+        yield f"| `{word}` | {escaped} |"
 
 
 def page(text: str) -> str:
