@@ -344,8 +344,8 @@ def test_what_is_unknown_is_asked_for_by_name() -> None:
         resolve(LAYOUTS["timm"], facts_of(trained()), [])
     assert str(error.value) == (
         "The tensors do not tell heads, norm_eps, gelu, pool (timm files pool cls or mean or mean_with_cls or "
-        "cls_and_mean). Say so: vitlite.load(..., config=ViTConfig(dim=16, heads=..., norm_eps=..., gelu=..., pool=...))"
-        ", or vitlite.create(name, weights=...) with the name of a model like it."
+        "cls_and_mean). Say so: vitlite.load(..., config=ViTConfig(dim=16, heads=..., norm_eps=..., gelu=..., "
+        "pool=...)), or vitlite.create(name, weights=...) with the name of a model like it."
     )
     with pytest.raises(ConfigError, match="do not tell image_size, heads"):
         resolve(LAYOUTS["timm"], facts_of(trained(TINY.replace(image_size=(16, 24)))), [])

@@ -1,19 +1,23 @@
 """A file -> what is in it -> a config and, strictly, a model.
 
-Safetensors files are opened by the format's own library with backend="pread" (from 0.8 on): its checks of the header,
-no mapping that an overwritten file could change under a model, one read per tensor straight into its memory. A reader
-of our own took 0.020 s for ViT-B where this one takes 0.024 s, and would have needed those checks. Google's .npz is
-read with the standard library. Nothing here passes through numpy or unpickles.
+The header of a safetensors file is checked by the format's own library, opened with backend="pread" (0.8 on), so that
+nothing is mapped. The bytes are read here, each tensor once and straight into its own memory: for ViT-B in 0.14 CPU
+seconds, as one read of the whole file, where the library takes 0.17. Google's .npz is read with the standard library.
+Nothing here passes through numpy or unpickles.
 """
 
 import ast
+import ctypes
 import json
 import math
+import re
+import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
@@ -35,7 +39,13 @@ PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt")
 GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_tanh": "tanh"}
 GELUS |= {"quick_gelu": "quick"}
 POOLS = {"token": "cls", "avg": "mean"}
-EPS = {"dinov2": 1e-6, "dinov2_with_registers": 1e-6, "clip": 1e-5, "clip_vision_model": 1e-5}  # others: 1e-12
+EPS = {
+    "dinov2": 1e-6,
+    "dinov2_with_registers": 1e-6,
+    "vit_msn": 1e-6,
+    "clip": 1e-5,
+    "clip_vision_model": 1e-5,
+}  # others: 1e-12
 TRANSFORMERS = {  # their config.json -> ViTConfig
     "image_size": "image_size", "patch_size": "patch_size", "hidden_size": "dim", "num_hidden_layers": "depth",
     "num_attention_heads": "heads", "num_channels": "channels", "layer_norm_eps": "norm_eps",
@@ -148,6 +158,8 @@ def open_checkpoint(path: Path, described: bool = True) -> Iterator[Checkpoint]:
     Raises:
         CheckpointError: there are no weights, or they are damaged, or pickled.
     """
+    if sys.byteorder != "little":
+        raise CheckpointError(f"{path} cannot be read here: weights files are little-endian, and this machine is not.")
     beside = described and (path.is_dir() or path.name in (WEIGHTS, INDEX))
     path, files = files_of(path)
     entries: dict[str, Entry] = {}
@@ -206,12 +218,27 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
 
 
 def _safetensors(file: Path, stack: ExitStack) -> dict[str, Entry]:
-    opened = stack.enter_context(safetensors.safe_open(file, framework="pt", backend="pread"))
-    slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
+    with safetensors.safe_open(file, framework="pt", backend="pread"):
+        pass  # types, shapes, and offsets without gaps or overlaps are checked by opening
+    opened = stack.enter_context(FileIO(file))
+    start = 8 + int.from_bytes(opened.read(8), "little")
+    header = json.loads(opened.read(start - 8))
+    header.pop("__metadata__", None)
     return {
-        name: Entry(tuple(about.get_shape()), about.get_dtype(), partial(opened.get_tensor, name))
-        for name, about in slices.items()
+        name: Entry(tuple(x["shape"]), x["dtype"], partial(_bytes, opened, start + x["data_offsets"][0], x))
+        for name, x in sorted(header.items(), key=lambda item: item[1]["data_offsets"])
     }
+
+
+def _bytes(opened: FileIO, start: int, about: Mapping[str, Any]) -> Tensor:
+    tensor = torch.empty(about["shape"], dtype=FLOATS[about["dtype"]])
+    wanted = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+    opened.seek(start)
+    while wanted:
+        if not (got := opened.readinto(wanted)):
+            raise EOFError("it ends early")
+        wanted = wanted[got:]
+    return tensor
 
 
 def _npz(file: Path, stack: ExitStack) -> dict[str, Entry]:
@@ -261,16 +288,24 @@ def describe(folder: Path) -> Description:
 
 def _timm(config: Mapping[str, Any]) -> Description:
     args, pretrained = config.get("model_args", {}), config.get("pretrained_cfg", {})
-    pool = config.get("global_pool", "token")
-    if pool not in ("", *POOLS):
-        raise CheckpointError(f"config.json has global_pool {pool!r}; vitlite runs {', '.join(POOLS)}.")
+    pool = next((said["global_pool"] for said in (args, config, pretrained) if said.get("global_pool")), "")
+    for name, value, known in (("global_pool", pool, POOLS), ("act_layer", args.get("act_layer") or "gelu", GELUS)):
+        if value and value not in known:
+            raise CheckpointError(f"config.json has {name} {value!r}; vitlite runs {', '.join(known)}.")
+    if args.get("pool_include_prefix"):
+        raise CheckpointError("config.json has pool_include_prefix; vitlite's mean is that of the patches.")
+    if found := re.search("rope|rpn", config["architecture"]):
+        raise CheckpointError(
+            f"config.json says {config['architecture']}, which is no plain ViT though its tensors have the same names: "
+            + {"rope": "its attention turns by position.", "rpn": "its norms stand after the layers."}[found[0]]
+        )
     claims = {"pool": POOLS.get(pool), "num_classes": config.get("num_classes"), "heads": args.get("num_heads")}
     claims |= {"image_size": args.get("img_size"), "gelu": GELUS.get(args.get("act_layer"))}
-    names = config.get("label_names") or pretrained.get("label_names")
+    names = _in_order(config.get("label_names") or pretrained.get("label_names"))
     about = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}
     return Description(
         {name: value for name, value in claims.items() if value is not None},
-        tuple(about.get(name, name) for name in names) if names else None,
+        names and tuple(about.get(name, name) for name in names),
         ("timm", pretrained) if "mean" in pretrained else None,
         ".".join(filter(None, (config["architecture"], pretrained.get("tag")))),
     )
@@ -290,9 +325,19 @@ def _transformers(config: Mapping[str, Any], recipe: Any) -> Description:
     labels = None
     if str((config.get("architectures") or [""])[0]).endswith("ForImageClassification"):
         names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
-        labels = tuple(names[key] for key in sorted(names, key=int))
-        claims["num_classes"] = len(labels)
+        claims["num_classes"] = len(names)
+        if config.get("problem_type") in (None, "single_label_classification"):  # no softmax over others
+            labels = _in_order(names)
     return Description(claims, labels, recipe)
+
+
+def _in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[str, ...] | None:
+    """Labels as a list, or by number; None where numbers are missing, since nobody then knows whose an output is."""
+    if isinstance(names, Mapping):
+        numbered = {int(number): name for number, name in names.items()}
+        names = [numbered[i] for i in range(len(names)) if i in numbered]
+        return tuple(names) if len(names) == len(numbered) else None
+    return tuple(names) if names else None
 
 
 def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim]) -> ViTConfig:
@@ -383,7 +428,7 @@ def read(
     layout, prefix, found, dropped, extra = translation
     with torch.device("meta"), _NoInitialValues():
         model = ViT(target)
-        own = {name: tuple(x.shape) for name, x in (model if target == config else ViT(config)).state_dict().items()}
+        own = {name: tuple(x.shape) for name, x in (model if target == config else ViT(config)).named_parameters()}
     ours = {name: tensor.shape for name, tensor in found.items()}
     missing = {" + ".join(layout.spell(prefix, name)): own[name] for name in own if own[name] != ours.get(name)}
     surplus = {" + ".join(t.parts) or name: t.shape for name, t in found.items() if t.shape != own.get(name)}
@@ -399,7 +444,7 @@ def read(
         )
     loaded, resampled, renewed, last = {}, {}, {}, {}  # type: ignore[var-annotated]
     state: dict[str, Tensor] = {}
-    wanted = {name: tuple(x.shape) for name, x in model.state_dict().items()}
+    wanted = {name: tuple(x.shape) for name, x in model.named_parameters()}  # a ViT has no buffers
     order = {name: i for i, name in enumerate(checkpoint.entries)}
     unused = {part: checkpoint.shapes[part] for part in dropped}
     for name, tensor in sorted(
