@@ -146,7 +146,9 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.lower())).strip("-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("*.md"))[:0]], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md"))], ids=lambda page: page.stem
+)
 def test_links_lead_somewhere(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)", text):
