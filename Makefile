@@ -1,5 +1,5 @@
 # What CI runs is what is here. The first call makes .venv; later calls install again only where a requirement changed.
-# Linux without a GPU: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves several GB of CUDA packages.
+# On Linux without a GPU, PyTorch's own index of CPU builds (PIP_EXTRA_INDEX_URL) saves several GB of CUDA packages.
 
 PYTHON ?= python3
 JOBS ?= 2
