@@ -258,6 +258,14 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, monkeypatch, kind):
         assert torch.equal(weight, wanted), name
 
 
+def test_every_epoch_sees_every_picture_once(tmp_path, monkeypatch):
+    step, seen = train._step, []
+    monkeypatch.setattr(train, "_step", lambda run, rows: (seen.extend(rows.tolist()), step(run, rows))[1])
+    train.train(new_model(), stripes(24), tmp_path, settings())
+    assert sorted(seen[:24]) == sorted(seen[24:]) == list(range(24))
+    assert seen[:24] != seen[24:]
+
+
 def test_killed_with_sigkill_and_started_again(folders, tmp_path):
     def command(out: str) -> list[str]:
         words = "--model vit_nano_4 --weights none --size 16 --epochs 3 --batch 8 --save-every 0"
@@ -294,7 +302,10 @@ def test_the_end_may_move_before_the_learning_rate_knows_of_it(tmp_path):
 def test_a_frozen_backbone_stays(tmp_path):
     model = new_model(CONFIG.replace(drop_path=0.5))
     before = {name: weight.clone() for name, weight in model.named_parameters()}
+    modes: list[bool] = []
+    model.register_forward_hook(lambda *_: modes.append(model.blocks[1].drop_path.training))
     train.train(model, stripes(24), tmp_path, settings(frozen=True))
+    assert not any(modes)  # its features are those it will give later
     changed = [name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])]
     assert changed == ["head.weight", "head.bias"]
 
