@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peers import timm
@@ -16,6 +17,7 @@ from torch import Tensor
 
 import vitlite
 from vitlite import ViT, ViTConfig, create, load, zoo
+from vitlite.config import PRESETS
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
 from vitlite.images import Recipe
 
@@ -239,6 +241,80 @@ def test_labels_that_do_not_fit_the_head_are_not_used(file: Path, tmp_path: Path
     config["vitlite"]["labels"] = ["one", "two"]
     (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
     assert load(tmp_path / "saved").labels is None
+
+
+def test_timm_s_architecture_counts_before_a_preset_s_defaults(tmp_path: Path) -> None:
+    record = zoo.find("vit_base_patch32_clip_quickgelu_224.metaclip_400m")
+    small = record.config.replace(dim=64, depth=1, mlp_dim=64, num_classes=3, heads=2, image_size=32, head_dim=None)
+    about = {"architecture": record.alias.split(".")[0], "num_classes": 3, "model_args": {"num_heads": 2}}
+    save_file(state_of(small), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    model = load(tmp_path)
+    assert (model.config.gelu, model.config.norm_eps, model.config.pool) == ("quick", 1e-5, "cls")
+    with pytest.raises(CheckpointError, match=r"gelu: its architecture, that of vit_base_32\..*, says quick"):
+        load(tmp_path, config=ViTConfig(gelu="exact"))
+    with pytest.MonkeyPatch.context() as patch:
+        shape = {name: getattr(small, name) for name in ("patch_size", "dim", "depth", "heads", "mlp_dim")}
+        patch.setitem(PRESETS, "vit_base_32", ViTConfig(image_size=32, **shape))
+        assert create("vit_base_32", weights=tmp_path).config.gelu == "quick"
+
+
+@pytest.mark.parametrize("tag", [{}, {"tag": "augreg2_in21k_ft_in1k"}])
+def test_a_fine_tune_does_not_borrow_the_labels_of_what_it_began_with(tag: dict[str, str], tmp_path: Path) -> None:
+    about = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "model_args": {"num_heads": 2}}
+    save_file(state_of(TINY.replace(num_classes=1000)), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": tag}))
+    assert load(tmp_path).labels is None
+
+
+@pytest.mark.parametrize(("changes", "text"), [
+    ({"architecture": "vit_base_patch16_rope_ape_224"}, "no plain ViT .* attention turns by position"),
+    ({"architecture": "vit_base_patch16_rpn_224"}, "no plain ViT .* norms stand after"),
+    ({"model_args": {"act_layer": "relu"}}, "act_layer 'relu'"),
+    ({"model_args": {"pool_include_prefix": True}}, "pool_include_prefix"),
+])  # fmt: skip
+def test_timm_s_relatives_with_the_same_names_are_refused(changes: dict[str, Any], text: str, tmp_path: Path) -> None:
+    save_file(state_of(TINY), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224"} | changes))
+    with pytest.raises(CheckpointError, match=text):
+        load(tmp_path, config=ASK)
+
+
+@pytest.mark.parametrize(("changes", "labels"), [
+    ({"id2label": {"2": "c", "0": "a", "1": "b"}}, ("a", "b", "c")),
+    ({"id2label": {"0": "a", "1": "b", "5": "c"}}, None),
+    ({"problem_type": "multi_label_classification"}, None),
+])  # fmt: skip
+def test_labels_are_those_of_the_outputs_or_none(changes: dict[str, Any], labels: Any, tmp_path: Path) -> None:
+    about = {"architectures": ["ViTForImageClassification"], "model_type": "vit", "num_attention_heads": 2}
+    names = {"id2label": {"0": "a", "1": "b", "2": "c"}}
+    save_file(state_of(TINY), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(about | names | changes))
+    assert load(tmp_path, config=ASK.replace(norm_eps=1e-12)).labels == labels
+
+
+def test_timm_s_labels_by_number(tmp_path: Path) -> None:
+    about = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 2}}
+    save_file(state_of(TINY), tmp_path / "model.safetensors")
+    for names, labels in (({"1": "b", "0": "a", "2": "c"}, ("a", "b", "c")), ({"0": "a", "3": "b", "4": "c"}, None)):
+        (tmp_path / "config.json").write_text(json.dumps(about | {"label_names": names}))
+        assert load(tmp_path).labels == labels
+
+
+def test_positions_that_flax_computes_are_refused(tmp_path: Path) -> None:
+    name = "Transformer/encoderblock_0/"
+    shapes = {
+        "embedding/kernel": (8, 8, 3, 16),
+        f"{name}LayerNorm_0/scale": (16,),
+        f"{name}LayerNorm_1/scale": (16,),
+        f"{name}MlpBlock_0/Dense_0/kernel": (16, 24),
+        f"{name}MultiHeadDotProductAttention_0/query/kernel": (16, 2, 8),
+        f"{name}MultiHeadDotProductAttention_0/key/kernel": (16, 2, 8),
+        f"{name}MultiHeadDotProductAttention_0/value/kernel": (16, 2, 8),
+    }
+    np.savez(tmp_path / "vit.npz", **{name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    with pytest.raises(CheckpointError, match="It has no pos_embedding"):
+        load(tmp_path / "vit.npz", config=ViTConfig(image_size=16, positions="sincos2d"))
 
 
 # ---- the Hub

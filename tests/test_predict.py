@@ -156,6 +156,13 @@ def test_answers_that_are_not_finite(vit):
         vit.predict(pictures(1)[0])
 
 
+@pytest.mark.parametrize("classes", [2, 5])
+def test_a_head_put_in_by_hand_is_not_read_with_the_old_labels(vit, classes):
+    vit.head = torch.nn.Linear(16, classes)
+    with pytest.raises(InputError, match=rf"has 3 labels and gave {classes} numbers: its head was replaced"):
+        vit.predict(pictures(1)[0], top=1)
+
+
 def test_what_is_missing_is_named(vit):
     image = pictures(1)[0]
     for top in (0, -1, 2.0, True, "5"):

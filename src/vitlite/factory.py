@@ -222,9 +222,11 @@ def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: z
     with open_checkpoint(weights.path, weights.described) as file:
         hashes = [hub.check_file(path, weights.sha256 if len(file.files) == 1 else None) for path in file.files]
         about, like = file.about, _like(file.about)
-        said = [Claim("its config.json says", about.claims), *claims]
+        said = [Claim("its config.json says", about.claims)]
         if like:
-            said.append(Claim("", {name: getattr(like.config, name) for name in ("heads", "norm_eps", "gelu")}, False))
+            fields = {name: getattr(like.config, name) for name in ("heads", "norm_eps", "gelu", "pool")}
+            said.append(Claim(f"its architecture, that of {like.name}, says", fields, firm=False))
+        said += claims
         if options.pool:
             said.append(Claim("", {"pool": options.pool}, firm=False))
         translation, config = file.understand(said)
@@ -248,7 +250,8 @@ def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: z
         file.path, sha256, weights.verified, report, record.name if record else None, weights.repo, weights.commit
     )
     if not new_head:
-        labels = zoo.labels(record) if record else about.labels or (zoo.labels(like) if like else None)
+        own = like and like.repo == weights.repo  # a fine-tune keeps the name of what it began with, not its classes
+        labels = zoo.labels(record) if record else about.labels or (zoo.labels(like) if like and own else None)
         model.labels = labels if labels and len(labels) == target.num_classes else None
     if recipe := _recipe(record, about, target.size):
         model.preprocess = Preprocess(recipe, model)

@@ -193,7 +193,8 @@ def facts(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str, An
             if re.fullmatch(pattern, name):
                 raise CheckpointError(f"This is no plain ViT: {why} ({name}). vitlite runs plain ViTs only.")
     found = translation.found
-    for name in ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"):
+    flax = ("pos_embed",) if translation.layout.name in ("google", "big_vision") else ()  # else by a formula of its own
+    for name in ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight", *flax):
         if name not in found:
             theirs = ", ".join(translation.layout.spell(translation.prefix, name))
             raise CheckpointError(f"It has no {theirs}, which every file of the {translation.layout.name} layout has.")

@@ -66,6 +66,11 @@ def classify(model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32)
 
     def best(pixels: Tensor) -> list[list[Prediction]]:
         logits = model(pixels).float()
+        if logits.shape[1] != len(labels):
+            raise InputError(
+                f"The model has {len(labels)} labels and gave {logits.shape[1]} numbers: its head was replaced. "
+                f"model.reset_head({logits.shape[1]}) first; then its weights, and model.labels = [...]."
+            )
         if not logits.isfinite().all():
             raise InputError(f"The model's answers are not finite numbers in {model.dtype}. Use float32 or bfloat16.")
         scores, places = logits.softmax(-1).topk(min(top, len(labels)))
