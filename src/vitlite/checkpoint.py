@@ -231,7 +231,7 @@ def _safetensors(file: Path, stack: ExitStack) -> dict[str, Entry]:
 
 
 def _bytes(opened: FileIO, start: int, about: Mapping[str, Any]) -> Tensor:
-    tensor = torch.empty(about["shape"], dtype=FLOATS[about["dtype"]])
+    tensor = torch.empty(about["shape"], dtype=FLOATS[about["dtype"]], device="cpu")
     wanted = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
     opened.seek(start)
     while wanted:
