@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitlite import ViT, ViTConfig, fast, optimize
+from vitlite import ViT, ViTConfig, fast, onednn, optimize
 from vitlite.errors import InputError, OptimizedError
 from vitlite.images import Preprocess, Recipe
 
 SIZES: dict[str, Any] = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=96, num_classes=7)
 RECIPE = Recipe(size=(32, 32), resize=(32, 32), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,))
-ONEDNN_IS_EXACT = fast.onednn_products.matmul is not None and not torch.cpu._is_amx_tile_supported()
+ONEDNN_IS_EXACT = onednn.float32_products.matmul is not None and not torch.cpu._is_amx_tile_supported()
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"qkv_bias": False},
@@ -78,10 +78,10 @@ def answers(model: ViT, images: Tensor) -> list[Tensor]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The packed path, where this machine has it; the plain one; and what other devices than a CPU run."""
     packed = request.param == "packed"
-    monkeypatch.setattr(fast, "packing_pays", lambda dtype: packed and fast._packing_is_right(dtype))
-    monkeypatch.setattr(fast, "onednn_products_pay", lambda tokens, head_dim: packed and ONEDNN_IS_EXACT)
+    monkeypatch.setattr(fast, "packing_pays", lambda dtype: packed and onednn._packing_is_right(dtype))
+    monkeypatch.setattr(fast, "float32_products_pay", lambda tokens, head_dim: packed and ONEDNN_IS_EXACT)
     if request.param == "elsewhere":
-        monkeypatch.setattr(fast, "_kernels", lambda device, dtype: fast.Kernels(fast.PlainLinear, fast.attend_fused))
+        monkeypatch.setattr(fast, "_kernels", lambda device, dtype: fast.Kernels(onednn.PlainLinear, fast.attend_fused))
     return request.param
 
 
@@ -167,62 +167,62 @@ def test_a_narrow_dtype_that_is_slower_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_time_of_a_layer_is_measured() -> None:
-    assert 0 < fast.linear_time(torch.float32) < 10
+    assert 0 < onednn.linear_time(torch.float32) < 10
 
 
 @pytest.mark.parametrize("fault", [AttributeError, RuntimeError, "wrong"])
 def test_operators_that_are_missing_or_wrong_are_not_used(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = fast.PackedLinear.added
+    right = onednn.PackedLinear.added
 
     def added(self: Any, x: Tensor, other: Tensor) -> Tensor:
         if fault == "wrong":
             return right(self, x, other) * 1.001
         raise fault("no such operator")
 
-    assert fast._packing_is_right(torch.float32) == torch.backends.mkldnn.is_available()
-    monkeypatch.setattr(fast.PackedLinear, "added", added)
-    assert not fast._packing_is_right(torch.float32)
-    assert not fast.packing_pays.__wrapped__(torch.float32)
-    assert not fast.packing_pays.__wrapped__(torch.float16)
+    assert onednn._packing_is_right(torch.float32) == torch.backends.mkldnn.is_available()
+    monkeypatch.setattr(onednn.PackedLinear, "added", added)
+    assert not onednn._packing_is_right(torch.float32)
+    assert not onednn.packing_pays.__wrapped__(torch.float32)
+    assert not onednn.packing_pays.__wrapped__(torch.float16)
 
 
 def test_packing_is_chosen_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "_packing_is_right", lambda dtype: True)
+    monkeypatch.setattr(onednn, "_packing_is_right", lambda dtype: True)
     for times, chosen in (([2.0, 1.0], True), ([1.0, 2.0], False)):
-        monkeypatch.setattr(fast, "_times", lambda *contestants, times=times: times)
-        assert fast.packing_pays.__wrapped__(torch.float32) == chosen
+        monkeypatch.setattr(onednn, "_times", lambda *contestants, times=times: times)
+        assert onednn.packing_pays.__wrapped__(torch.float32) == chosen
 
 
 def test_onednn_is_chosen_where_it_is_exact_and_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    pays = fast.onednn_products_pay.__wrapped__
+    pays = onednn.float32_products_pay.__wrapped__
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(fast, "_distance", lambda found, right: 1e-6)
+    monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-6)
     for times, chosen in (([2.0, 1.0], True), ([1.0, 2.0], False)):
-        monkeypatch.setattr(fast, "_times", lambda *contestants, times=times: times)
+        monkeypatch.setattr(onednn, "_times", lambda *contestants, times=times: times)
         assert pays(17, 12) == chosen
-    monkeypatch.setattr(fast, "_times", lambda *contestants: [2.0, 1.0])
-    monkeypatch.setattr(fast, "_distance", lambda found, right: 1e-3)  # as bfloat16 would be
+    monkeypatch.setattr(onednn, "_times", lambda *contestants: [2.0, 1.0])
+    monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-3)  # as bfloat16 would be
     assert not pays(17, 12)
-    monkeypatch.setattr(fast, "_distance", lambda found, right: 1e-6)
+    monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-6)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert not pays(17, 12)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(fast.onednn_products, "matmul", None)  # an older torch
+    monkeypatch.setattr(onednn.float32_products, "matmul", None)  # an older torch
     assert not pays(17, 12)
 
 
-@pytest.mark.skipif(fast.onednn_products.matmul is None, reason="this torch has no such setting")
+@pytest.mark.skipif(onednn.float32_products.matmul is None, reason="this torch has no such setting")
 def test_the_precision_setting_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "onednn_products_pay", lambda tokens, head_dim: True)
-    faster, setting = optimized(made()), fast.onednn_products.matmul
+    monkeypatch.setattr(fast, "float32_products_pay", lambda tokens, head_dim: True)
+    faster, setting = optimized(made()), onednn.float32_products.matmul
     before, seen = setting.fp32_precision, []
     softmax = torch.softmax
     monkeypatch.setattr(torch, "softmax", lambda *a, **k: (seen.append(setting.fp32_precision), softmax(*a, **k))[1])
     faster(torch.randn(1, 3, 32, 32))
     assert set(seen) == {"bf16"}
     assert setting.fp32_precision == before
-    with fast.onednn_products:
-        with fast.onednn_products:
+    with onednn.float32_products:
+        with onednn.float32_products:
             pass
         assert setting.fp32_precision == "bf16"  # until the last is out
     assert setting.fp32_precision == before
@@ -245,8 +245,8 @@ def test_many_threads_at_once(way: str) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    if fast.onednn_products.matmul is not None:
-        assert fast.onednn_products.inside == 0
+    if onednn.float32_products.matmul is not None:
+        assert onednn.float32_products.inside == 0
 
 
 def test_answers_can_train_what_comes_after() -> None:

@@ -18,7 +18,8 @@ SOURCE = Path(vitlite.__file__).parent
 CORE = {
     "errors": set(),
     "config": {"errors"},
-    "model": {"config", "errors"},
+    "onednn": set(),
+    "model": {"config", "errors", "onednn"},
     "sizes": {"config"},
     "zoo": {"config", "errors", "sizes"},
     "transfer": {"errors"},

@@ -28,9 +28,10 @@ from torch import Tensor
 from vitlite import sizes
 from vitlite.config import PRESETS, ViTConfig, preset
 from vitlite.errors import OptimizedError, UnknownNameError, closest, missing_extra
-from vitlite.fast import PackedLinear, PlainLinear, onednn_products, onednn_products_pay, optimize, packing_pays
+from vitlite.fast import optimize
 from vitlite.layouts import LAYOUTS, to_theirs
 from vitlite.model import ViT
+from vitlite.onednn import PackedLinear, PlainLinear, float32_products, float32_products_pay, packing_pays
 from vitlite.peers import NARROW, PEERS
 
 # Model, pixels, and batches: what one run of ten minutes holds on two cores.
@@ -155,10 +156,10 @@ def products(config: ViTConfig, images: Tensor) -> Callable[[], None]:
             steps.append((linear(torch.randn(n, k), torch.randn(n), dtype), torch.randn(rows * tokens, k, dtype=dtype)))
     q, k, v = torch.randn(3, heads, tokens, config.attention_dim // heads, dtype=dtype)
     scores, out = torch.empty(heads, tokens, tokens, dtype=dtype), torch.empty_like(q)
-    exact = dtype is torch.float32 and onednn_products_pay(tokens, q.shape[-1])
+    exact = dtype is torch.float32 and float32_products_pay(tokens, q.shape[-1])
 
     def run() -> None:
-        with onednn_products if exact else nullcontext():
+        with float32_products if exact else nullcontext():
             for _ in range(config.depth * math.ceil(len(images) / rows)):
                 for step, x in steps:
                     step(x)

@@ -1,14 +1,13 @@
 """`optimize`: the same calls and the same answers, for inference only, as fast as plain PyTorch can give them.
 
 On a CPU, weights are packed once in oneDNN's own order, with GELU and the residuals fused into the products, and
-attention runs as two batched products in buffers that stay in cache. These operators are private to torch: each is
-checked numerically and timed before its first use, and where one is missing, wrong or slower, the public one serves.
+attention runs as two batched products in buffers that stay in cache. Where `onednn` finds an operator missing, wrong or
+slower, torch's public one serves.
 """
 
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -22,12 +21,20 @@ from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError
 from vitlite.model import Block, Features, QuickGELU, ViT
+from vitlite.onednn import (
+    Linear,
+    PackedLinear,
+    PlainLinear,
+    float32_products,
+    float32_products_pay,
+    linear_time,
+    packing_pays,
+)
 
 STREAM_SLICE = 4  # images at a time in each of several single-threaded streams
 SLICE = 8  # images at a time where all threads share one stream
 TEMPORARY = 32 << 20  # bytes: above this, glibc maps and faults fresh pages for each temporary
 SCORES = 4 << 20  # bytes of attention scores at a time, so that softmax finds them in cache
-ACTIVATIONS = ("none", "tanh", "swish")  # GELU by its two formulas, and x sigmoid(x), which serves quick GELU
 
 
 def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
@@ -145,7 +152,7 @@ class OptimizedViT(ViT):
             with torch.no_grad(), torch.autocast(part.device.type, enabled=False):  # each thread has these of its own
                 return run(part)
 
-        with onednn_products if self._by_onednn(images) else nullcontext():
+        with float32_products if self._by_onednn(images) else nullcontext():
             done = list(_streams(streams, os.getpid()).map(one, parts) if streams > 1 else map(one, parts))
         with torch.no_grad():
             return _join(done, self._dtype, batch_axis)
@@ -164,7 +171,7 @@ class OptimizedViT(ViT):
     def _by_onednn(self, images: Tensor) -> bool:
         if images.device.type != "cpu" or self.compute_dtype is not torch.float32:
             return False
-        return onednn_products_pay(self._token_count(images), self.config.attention_dim // self.config.heads)
+        return float32_products_pay(self._token_count(images), self.config.attention_dim // self.config.heads)
 
     def _token_count(self, images: Tensor) -> int:
         return self.config.prefix_tokens + math.prod(self._grid(images))
@@ -237,54 +244,6 @@ def _take_over(model: ViT, dtype: torch.dtype) -> None:
     model.__dict__.update(_device=device, _dtype=own, _tables={}, compute_dtype=dtype)
     model.eval()
     model.__class__ = OptimizedViT
-
-
-class PlainLinear:
-    """A linear layer by torch's public operators: (b, n, d) -> (b, n, k)."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.weight = weight.to(dtype).contiguous()
-        self.bias = None if bias is None else bias.to(dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The product and the bias."""
-        return F.linear(x, self.weight, self.bias)
-
-    def activated(self, x: Tensor, kind: str) -> Tensor:
-        """The same, through "swish", or GELU: "none" or "tanh"."""
-        y = self(x)
-        return F.silu(y) if kind == "swish" else F.gelu(y, approximate=kind)
-
-    def added(self, x: Tensor, other: Tensor) -> Tensor:
-        """The same, added to `other`."""
-        return self(x).add_(other)
-
-
-class PackedLinear:
-    """A linear layer by oneDNN, from weights in its own order, with what follows fused: (b, n, d) -> (b, n, k)."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), None)
-        self.bias = None if bias is None else bias.to(dtype)
-        self.linear = torch.ops.mkldnn._linear_pointwise.default
-        self.binary = torch.ops.mkldnn._linear_pointwise.binary
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The product and the bias."""
-        return self.linear(x, self.weight, self.bias, "none", [], "none")
-
-    def activated(self, x: Tensor, kind: str) -> Tensor:
-        """The same, through "swish", or GELU: "none" or "tanh"."""
-        if kind == "swish":
-            return self.linear(x, self.weight, self.bias, "swish", [], "none")
-        return self.linear(x, self.weight, self.bias, "gelu", [], kind)
-
-    def added(self, x: Tensor, other: Tensor) -> Tensor:
-        """The same, added to `other`."""
-        return self.binary(x, other, self.weight, self.bias, "add")
-
-
-Linear = type[PlainLinear] | type[PackedLinear]
 
 
 class Kernels(NamedTuple):
@@ -456,101 +415,6 @@ def _streams(count: int, process: int) -> ThreadPoolExecutor:
     return pool
 
 
-class _Onednn:
-    """float32 products by oneDNN while any thread is inside; the process's own setting comes back with the last."""
-
-    def __init__(self) -> None:
-        self.matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)  # not in older torch
-        self.lock, self.inside, self.before = threading.Lock(), 0, ""
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if self.inside == 0:
-                self.before = self.matmul.fp32_precision
-                self.matmul.fp32_precision = "bf16"
-            self.inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self.lock:
-            self.inside -= 1
-            if self.inside == 0:
-                self.matmul.fp32_precision = self.before
-
-
-onednn_products = _Onednn()
-
-
-@lru_cache(maxsize=64)
-def onednn_products_pay(tokens: int, head_dim: int) -> bool:
-    """Whether oneDNN computes attention of this length in true float32, and faster than the default.
-
-    The setting permits bfloat16 by name, for the whole process; where the CPU has no instructions that would gain by
-    it, oneDNN stays in float32. That makes it harmless to other threads, and is what is tested here.
-    """
-    if onednn_products.matmul is None or torch.cpu._is_amx_tile_supported():
-        return False
-    q, k, v = _random(3, 2, tokens, head_dim)
-
-    def products() -> Tensor:
-        return torch.bmm(torch.bmm(q, k.mT), v)
-
-    def by_onednn() -> Tensor:
-        with onednn_products:
-            return products()
-
-    right = torch.bmm(torch.bmm(q.double(), k.double().mT), v.double())
-    return _distance(by_onednn(), right) < 1e-5 and _fastest(products, by_onednn) == 1
-
-
-@lru_cache
-def packing_pays(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's packed linear layers exist here, are right, and are faster than torch's own."""
-    if dtype not in (torch.float32, torch.bfloat16) or not _packing_is_right(dtype):
-        return False
-    return _fastest(*(_layer(linear, dtype) for linear in (PlainLinear, PackedLinear))) == 1
-
-
-def _packing_is_right(dtype: torch.dtype) -> bool:
-    """Compares each operator with torch's own in float64."""
-    x, weight, bias, other = (_random(*shape).to(dtype) for shape in ((3, 17, 48), (64, 48), (64,), (3, 17, 64)))
-    right = PlainLinear(weight, bias, torch.float64)
-    try:
-        packed = PackedLinear(weight, bias, dtype)
-        errors = [_distance(packed(x), right(x.double()))]
-        errors += [_distance(packed.activated(x, act), right.activated(x.double(), act)) for act in ACTIVATIONS]
-        errors += [_distance(packed.added(x, other), right.added(x.double(), other.double()))]
-    except (AttributeError, RuntimeError):  # not in this build of torch, or not on this CPU
-        return False
-    return max(errors) < (1e-5 if dtype is torch.float32 else 1e-2)
-
-
-def _random(*shape: int) -> Tensor:
-    """Normal numbers on the CPU, leaving torch's own generator alone."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
-
-
-def _distance(found: Tensor, right: Tensor) -> float:
-    return float((found.double() - right).abs().max() / right.abs().max())
-
-
-def _fastest(*contestants: Callable[[], Any]) -> int:
-    """Which is quickest."""
-    return min(range(len(contestants)), key=_times(*contestants).__getitem__)
-
-
-def _times(*contestants: Callable[[], Any]) -> list[float]:
-    """The best time of each, in turns, for a twentieth of a second and eight rounds at least."""
-    best, end = [math.inf] * len(contestants), time.perf_counter() + 0.05
-    rounds = 0
-    while rounds < 8 or time.perf_counter() < end:
-        rounds += 1
-        for i, run in enumerate(contestants):
-            start = time.perf_counter()
-            run()
-            best[i] = min(best[i], time.perf_counter() - start)
-    return best
-
-
 def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
     """Refuses what is no dtype to compute in, and on a CPU a narrow one that is no faster than float32."""
     if dtype in (None, model.dtype, torch.float32):
@@ -567,18 +431,6 @@ def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
                 f"{dtype} is slower than float32 on this CPU: {narrow * 1e3:.2f} ms against {wide * 1e3:.2f} ms for a "
                 "layer of ViT-Base. Leave dtype out, which computes in the model's own."
             )
-
-
-@lru_cache
-def linear_time(dtype: torch.dtype) -> float:
-    """Seconds that a layer of ViT-Base takes on one image, the way `optimize` would compute it."""
-    return _times(_layer(PackedLinear if packing_pays(dtype) else PlainLinear, dtype))[0]
-
-
-def _layer(linear: Linear, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """The first half of ViT-Base's MLP, for one image."""
-    layer, x = linear(_random(3072, 768), _random(3072), dtype), _random(197, 768).to(dtype)
-    return lambda: layer.activated(x, "none")
 
 
 def _check_plain(model: ViT) -> None:

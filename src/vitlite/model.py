@@ -15,6 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitlite import onednn
 from vitlite.config import Resample, ViTConfig, fitting
 from vitlite.errors import ImageError, InputError
 
@@ -51,15 +52,24 @@ class PatchEmbed(nn.Module):
         return self.norm(x)
 
 
+class Linear(nn.Linear):
+    """torch's own, computed by oneDNN in inference where this CPU is faster so: (b, n, d) -> (b, n, k)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if onednn.serves(x, self.weight):
+            return onednn.linear(x, self.weight, self.bias)
+        return super().forward(x)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention: every token reads from every token, (b, n, d) -> (b, n, d)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.qkv = nn.Linear(config.dim, 3 * config.attention_dim, bias=config.qkv_bias)
+        self.qkv = Linear(config.dim, 3 * config.attention_dim, bias=config.qkv_bias)
         self.norm = nn.LayerNorm(config.attention_dim, config.norm_eps) if config.inner_norm else nn.Identity()
-        self.proj = nn.Linear(config.attention_dim, config.dim)
+        self.proj = Linear(config.attention_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +80,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)
         if q.requires_grad and q.device.type == "cpu" and q.shape[2] <= 1024 and not torch.compiler.is_compiling():
-            x = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v  # on a CPU the fused kernel's backward is twice as slow
+            # on a CPU the fused kernel's backward is twice as slow
+            x = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v
         else:
             x = F.scaled_dot_product_attention(q, k, v)
         return self.drop(self.proj(self.norm(rearrange(x, "b heads n d -> b n (heads d)"))))
@@ -93,10 +104,10 @@ class MLP(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.dim, config.mlp_dim)
+        self.fc1 = Linear(config.dim, config.mlp_dim)
         self.act = QuickGELU() if config.gelu == "quick" else nn.GELU("tanh" if config.gelu == "tanh" else "none")
         self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm else nn.Identity()
-        self.fc2 = nn.Linear(config.mlp_dim, config.dim)
+        self.fc2 = Linear(config.mlp_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def vit_pytorch(model: ViT, images: Tensor) -> Call:
 
 def torch_compile(model: ViT, images: Tensor) -> Call:
     """torch.compile of vitlite's own model, with frozen weights and measured kernels."""
-    options: dict[str, str | int | bool] = {"freezing": True, "max_autotune": True}
+    options: dict[str, Any] = {"freezing": True, "max_autotune": True}
     run = torch.compile(model, options=options)
     return lambda: run(images)
 

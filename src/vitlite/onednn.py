@@ -1,0 +1,205 @@
+"""Products by oneDNN, which torch carries but often does not use for float32: what there is, and whether it pays.
+
+The operators are private to torch, so each is compared with public ones in float64, and timed, before its first use.
+Nothing is decided by the name of a CPU.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+ACTIVATIONS = ("none", "tanh", "swish")  # GELU by its two formulas, and x sigmoid(x), which serves quick GELU
+
+
+def serves(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` should compute this product: in plain float32 inference, where it is faster."""
+    return (
+        not torch.is_grad_enabled()
+        and x.dtype is weight.dtype is torch.float32
+        and x.is_cpu
+        and {type(x), type(weight)} <= {Tensor, Parameter}  # not traced, faked, sharded or quantised
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and not (torch.is_autocast_enabled("cpu") or torch._C._functorch.is_functorch_wrapped_tensor(x))
+        and unpacked_pays()
+    )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer by oneDNN, from a weight as it is: (b, n, d) -> (b, n, k)."""
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "none")
+
+
+class PlainLinear:
+    """A linear layer by torch's public operators: (b, n, d) -> (b, n, k)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.weight = weight.to(dtype).contiguous()
+        self.bias = None if bias is None else bias.to(dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product and the bias."""
+        return F.linear(x, self.weight, self.bias)
+
+    def activated(self, x: Tensor, kind: str) -> Tensor:
+        """The same, through "swish", or GELU: "none" or "tanh"."""
+        y = self(x)
+        return F.silu(y) if kind == "swish" else F.gelu(y, approximate=kind)
+
+    def added(self, x: Tensor, other: Tensor) -> Tensor:
+        """The same, added to `other`."""
+        return self(x).add_(other)
+
+
+class PackedLinear:
+    """A linear layer by oneDNN, from weights in its own order, with what follows fused: (b, n, d) -> (b, n, k)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), None)
+        self.bias = None if bias is None else bias.to(dtype)
+        self.linear = torch.ops.mkldnn._linear_pointwise.default
+        self.binary = torch.ops.mkldnn._linear_pointwise.binary
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product and the bias."""
+        return self.linear(x, self.weight, self.bias, "none", [], "none")
+
+    def activated(self, x: Tensor, kind: str) -> Tensor:
+        """The same, through "swish", or GELU: "none" or "tanh"."""
+        if kind == "swish":
+            return self.linear(x, self.weight, self.bias, "swish", [], "none")
+        return self.linear(x, self.weight, self.bias, "gelu", [], kind)
+
+    def added(self, x: Tensor, other: Tensor) -> Tensor:
+        """The same, added to `other`."""
+        return self.binary(x, other, self.weight, self.bias, "add")
+
+
+Linear = type[PlainLinear] | type[PackedLinear]
+
+
+class _Float32Products:
+    """float32 products by oneDNN while any thread is inside; the process's own setting comes back with the last."""
+
+    def __init__(self) -> None:
+        self.matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)  # not in older torch
+        self.lock, self.inside, self.before = threading.Lock(), 0, ""
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.before = self.matmul.fp32_precision
+                self.matmul.fp32_precision = "bf16"
+            self.inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                self.matmul.fp32_precision = self.before
+
+
+float32_products = _Float32Products()
+
+
+@lru_cache(maxsize=64)
+def float32_products_pay(tokens: int, head_dim: int) -> bool:
+    """Whether oneDNN computes attention of this length in true float32, and faster than the default.
+
+    The setting permits bfloat16 by name, for the whole process; where the CPU has no instructions that would gain by
+    it, oneDNN stays in float32. That makes it harmless to other threads, and is what is tested here.
+    """
+    if float32_products.matmul is None or torch.cpu._is_amx_tile_supported():
+        return False
+    q, k, v = _random(3, 2, tokens, head_dim)
+
+    def products() -> Tensor:
+        return torch.bmm(torch.bmm(q, k.mT), v)
+
+    def by_onednn() -> Tensor:
+        with float32_products:
+            return products()
+
+    right = torch.bmm(torch.bmm(q.double(), k.double().mT), v.double())
+    return _distance(by_onednn(), right) < 1e-5 and _fastest(products, by_onednn) == 1
+
+
+@lru_cache
+def unpacked_pays() -> bool:
+    """Whether `linear` exists here, is right, and is faster than torch's own."""
+    x, weight, bias = _random(197, 768), _random(768, 768), _random(768)
+    right = F.linear(x.double(), weight.double(), bias.double())
+    try:
+        error = _distance(linear(x, weight, bias), right)
+    except (AttributeError, RuntimeError):  # not in this build of torch, or not on this CPU
+        return False
+    return error < 1e-5 and _fastest(lambda: F.linear(x, weight, bias), lambda: linear(x, weight, bias)) == 1
+
+
+@lru_cache
+def packing_pays(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's packed linear layers exist here, are right, and are faster than torch's own."""
+    if dtype not in (torch.float32, torch.bfloat16) or not _packing_is_right(dtype):
+        return False
+    return _fastest(*(_layer(linear, dtype) for linear in (PlainLinear, PackedLinear))) == 1
+
+
+def _packing_is_right(dtype: torch.dtype) -> bool:
+    """Compares each operator with torch's own in float64."""
+    x, weight, bias, other = (_random(*shape).to(dtype) for shape in ((3, 17, 48), (64, 48), (64,), (3, 17, 64)))
+    right = PlainLinear(weight, bias, torch.float64)
+    try:
+        packed = PackedLinear(weight, bias, dtype)
+        errors = [_distance(packed(x), right(x.double()))]
+        errors += [_distance(packed.activated(x, act), right.activated(x.double(), act)) for act in ACTIVATIONS]
+        errors += [_distance(packed.added(x, other), right.added(x.double(), other.double()))]
+    except (AttributeError, RuntimeError):  # not in this build of torch, or not on this CPU
+        return False
+    return max(errors) < (1e-5 if dtype is torch.float32 else 1e-2)
+
+
+def _random(*shape: int) -> Tensor:
+    """Normal numbers on the CPU, leaving torch's own generator alone."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
+
+
+def _distance(found: Tensor, right: Tensor) -> float:
+    return float((found.double() - right).abs().max() / right.abs().max())
+
+
+def _fastest(*contestants: Callable[[], Any]) -> int:
+    """Which is quickest."""
+    return min(range(len(contestants)), key=_times(*contestants).__getitem__)
+
+
+def _times(*contestants: Callable[[], Any]) -> list[float]:
+    """The best time of each, in turns, for a twentieth of a second and eight rounds at least."""
+    best, end = [math.inf] * len(contestants), time.perf_counter() + 0.05
+    rounds = 0
+    while rounds < 8 or time.perf_counter() < end:
+        rounds += 1
+        for i, run in enumerate(contestants):
+            start = time.perf_counter()
+            run()
+            best[i] = min(best[i], time.perf_counter() - start)
+    return best
+
+
+@lru_cache
+def linear_time(dtype: torch.dtype) -> float:
+    """Seconds that a layer of ViT-Base takes on one image, the way `optimize` would compute it."""
+    return _times(_layer(PackedLinear if packing_pays(dtype) else PlainLinear, dtype))[0]
+
+
+def _layer(linear: Linear, dtype: torch.dtype) -> Callable[[], Tensor]:
+    """The first half of ViT-Base's MLP, for one image."""
+    layer, x = linear(_random(3072, 768), _random(3072), dtype), _random(197, 768).to(dtype)
+    return lambda: layer.activated(x, "none")
