@@ -214,7 +214,7 @@ def test_npz_of_objects_and_of_no_arrays(tmp_path: Path) -> None:
         load(tmp_path / "a.npz")
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
         archive.writestr("readme.txt", "no array")
-    with pytest.raises(CheckpointError, match=r"b.npz cannot be read as .npz: a member is no .npy file"):
+    with pytest.raises(CheckpointError, match=r"b.npz cannot be read as .npz: ValueError: a member is no .npy file"):
         load(tmp_path / "b.npz")
 
 
@@ -454,3 +454,22 @@ def test_open_checkpoint_reads_nothing_but_headers(tmp_path: Path) -> None:
         assert file.shapes["head.weight"] == (3, 16)
         assert torch.equal(file.entries["head.weight"].read(), trained().head.weight)
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+
+
+@pytest.mark.parametrize("text", [
+    "[]", '{"model_type": "vit", "layer_norm_eps": "small"}', '{"model_type": "vit", "image_size": [1, 2, 3]}',
+    '{"model_type": 3}', '{"vitlite": {}}', '{"architecture": null}', '{"model_type": "vit", "hidden_act": []}',
+])  # fmt: skip
+def test_configs_of_no_sense(text: str, tmp_path: Path) -> None:
+    written(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises((CheckpointError, ConfigError)) as error:
+        load(tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_the_same_number_of_patches_in_another_order_is_resampled_and_reported(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=TINY.replace(image_size=32))
+    model = load(path, config=ASK, image_size=(16, 64))
+    assert model.source.report.resampled == {"pos_embed": ((1, 17, 16), (1, 17, 16))}
+    assert "pos_embed" not in model.source.report.loaded

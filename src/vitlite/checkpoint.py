@@ -169,16 +169,19 @@ def open_checkpoint(path: Path, described: bool = True) -> Iterator[Checkpoint]:
             if double := entries.keys() & found:
                 raise CheckpointError(f"{path}: more than one shard has {', '.join(sorted(double))}.")
             entries |= found
-        yield Checkpoint(path, files, entries, describe(path.parent) if beside else Description())
+        about = _whole(path.parent / "config.json", describe, path.parent) if beside else Description()
+        yield Checkpoint(path, files, entries, about)
 
 
 def _whole(file: Path, read: Callable[..., Any], *args: Any) -> Any:
     try:
         return read(*args)
-    except (safetensors.SafetensorError, zipfile.BadZipFile, EOFError, OSError, ValueError, SyntaxError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged file makes readers raise nearly anything
         raise CheckpointError(
-            f"{file} cannot be read as {file.suffix or 'weights'}: {error}. It is damaged, cut short, or something "
-            "else; fetch it again."
+            f"{file} cannot be read as {file.suffix or 'weights'}: {type(error).__name__}: {error}. It is damaged, cut "
+            "short, or something else; fetch it again."
         ) from error
 
 
@@ -188,15 +191,12 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
         inside = [path / name for name in (WEIGHTS, INDEX) if (path / name).exists()]
         inside = inside or [file for file in sorted(path.iterdir()) if file.suffix in (".safetensors", ".npz")]
         if len(inside) != 1 and inside[:1] != [path / WEIGHTS]:
-            found = ", ".join(file.name for file in sorted(path.iterdir())) or "nothing"
-            pickled = any(file.suffix in PICKLES for file in path.iterdir())
+            names = sorted(file.name for file in path.iterdir())
+            pickled = any(name.endswith(PICKLES) for name in names)
+            hint = f" vitlite unpickles nothing here; first: vitlite convert {path} OUT --to vitlite" if pickled else ""
             raise CheckpointError(
-                f"The folder {path} has no {WEIGHTS}, nor one other weights file; it has {found}."
-                + (
-                    f" vitlite unpickles nothing here; first: vitlite convert {path} OUT --to vitlite"
-                    if pickled
-                    else ""
-                )
+                f"The folder {path} has no {WEIGHTS}, nor one other weights file; it has "
+                f"{', '.join(names) or 'nothing'}.{hint}"
             )
         path = inside[0]
     if path.suffix in PICKLES:
@@ -205,8 +205,7 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
             f"vitlite convert {path} OUT.safetensors --to timm"
         )
     if path.suffix == ".json":
-        index = _whole(path, lambda: json.loads(path.read_text(encoding="utf-8")))
-        shards = sorted(set(index.get("weight_map", {}).values()))
+        shards = _whole(path, lambda: sorted(set(_json(path)["weight_map"].values())))
         if not shards or any(Path(name).name != name for name in shards):
             raise CheckpointError(f"{path} is no index of safetensors shards beside it: its weight_map names {shards}.")
         return path, [path.parent / name for name in shards]
@@ -269,11 +268,14 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Tensor:
     return values.view(shape[::-1]).permute(*range(len(shape))[::-1]) if columns else values.view(shape)
 
 
+def _json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
 def describe(folder: Path) -> Description:
     """What config.json says, as vitlite, timm or transformers wrote it; nothing where there is none."""
     config, pictures = (
-        _whole(file, lambda file=file: json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
-        for file in (folder / "config.json", folder / "preprocessor_config.json")
+        _json(file) if file.exists() else {} for file in (folder / "config.json", folder / "preprocessor_config.json")
     )
     if "vitlite" in config:
         ours = config["vitlite"]
@@ -314,7 +316,7 @@ def _timm(config: Mapping[str, Any]) -> Description:
 def _transformers(config: Mapping[str, Any], recipe: Any) -> Description:
     vision = config.get("vision_config", config)
     kind = vision.get("model_type", config["model_type"])
-    claims = {ours: vision[name] for name, ours in TRANSFORMERS.items() if name in vision}
+    claims = {ours: vision[name] for name, ours in TRANSFORMERS.items() if vision.get(name) is not None}
     claims = {"heads": 12, "norm_eps": EPS.get(kind, 1e-12)} | claims  # what their classes assume unless told
     act = vision.get("hidden_act", "quick_gelu" if "clip" in kind else "gelu")
     if act not in GELUS:
@@ -442,36 +444,37 @@ def read(
             + "\n".join(lines[:40])
             + more
         )
-    loaded, resampled, renewed, last = {}, {}, {}, {}  # type: ignore[var-annotated]
+    loaded: dict[str, Shape] = {}
+    resampled: dict[str, tuple[Shape, Shape]] = {}
+    supplied: dict[str, Shape] = {}
+    renewed: dict[str, Shape] = {}
     state: dict[str, Tensor] = {}
+    last: dict[str, Tensor] = {}
     wanted = {name: tuple(x.shape) for name, x in model.named_parameters()}  # a ViT has no buffers
-    order = {name: i for i, name in enumerate(checkpoint.entries)}
+    place = {name: i for i, name in enumerate(checkpoint.entries)}
     unused = {part: checkpoint.shapes[part] for part in dropped}
-    for name, tensor in sorted(
-        found.items(), key=lambda item: order.get(item[1].parts[0], -1) if item[1].parts else -1
-    ):
+    for name, tensor in sorted(found.items(), key=lambda item: [place[part] for part in item[1].parts]):
         if name.startswith("head.") and (new_head or name not in wanted):
             unused |= {part: checkpoint.shapes[part] for part in tensor.parts}
             continue
         value = checkpoint.produce(tensor, last)
         if name == "pos_embed" and target.grid != config.grid:
-            value = _stretch(value.float(), config, target)
+            value, resampled[name] = _stretch(value.float(), config, target), (tensor.shape, wanted[name])
         elif name == "patch_embed.proj.weight" and target.channels != config.channels:
-            value = _recolor(value.float(), target.channels)
+            value, resampled[name] = _recolor(value.float(), target.channels), (tensor.shape, wanted[name])
+        elif tensor.parts:
+            loaded[name] = tensor.shape
+        else:
+            supplied[name] = tensor.shape
         value = value.to(dtype)
         if (scan or dtype == torch.float16) and not _finite(value):
             raise CheckpointError(
                 f"{checkpoint.path}: {', '.join(tensor.parts)} has values that are not finite in {dtype}. The file is "
                 "damaged, or its numbers are too large for this dtype."
             )
-        if value.shape == tensor.shape:
-            loaded[name] = tensor.shape
-        else:
-            resampled[name] = tensor.shape, wanted[name]
         state[name] = value.to(device)
     for name in wanted.keys() - state.keys():
         state[name], renewed[name] = torch.zeros(wanted[name], dtype=dtype, device=device), wanted[name]
-    supplied = {name: loaded.pop(name) for name in list(loaded) if not found[name].parts}
     model.load_state_dict(state, assign=True)
     return model, LoadReport(layout.name, loaded, resampled, renewed, unused, supplied)
 
