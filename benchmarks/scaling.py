@@ -142,7 +142,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    ray.init(num_cpus=2, object_store_memory=512 << 20, include_dashboard=False, logging_level="error")
+    ray.init("local", num_cpus=2, object_store_memory=512 << 20, include_dashboard=False, logging_level="error")
     ray.data.DataContext.get_current().enable_progress_bars = False
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     best: dict[tuple[str, int], float] = {}
