@@ -62,9 +62,11 @@ def test_a_run_cut_anywhere_continues_to_the_same_bytes(tmp_path: Path, suffix: 
     written = journal.path.read_bytes()
     for cut in (0, 3, first - 1, first, first + 1, len(written) - 1, len(written)):
         journal.path.write_bytes(written[:cut])
+        with Journal(target, RUN) as once:  # stopped a second time
+            if "a.jpg" not in once.done:
+                add(once, "a.jpg", "über/b.png")
         with Journal(target, RUN) as again:
-            if "a.jpg" not in again.done:
-                add(again, "a.jpg", "über/b.png")
+            assert "a.jpg" in again.done
             if "c" not in again.done:
                 add(again, "c")
             again.finish(list(ROWS), {"model": "m"})
