@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitlite import ViT, ViTConfig, load
-from vitlite.checkpoint import Claim, describe, open_checkpoint, resolve
+from vitlite.checkpoint import Claim, open_checkpoint, resolve
+from vitlite.describe import describe
 from vitlite.errors import CheckpointError, ConfigError, VitliteError
 from vitlite.layouts import LAYOUTS, facts, translate
 

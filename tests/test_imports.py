@@ -25,9 +25,10 @@ CORE = {
     "transfer": {"errors"},
     "hub": {"errors", "transfer"},
     "layouts": {"config", "errors"},
-    "checkpoint": {"model", "layouts", "config", "errors"},
+    "describe": {"errors"},
+    "checkpoint": {"model", "layouts", "describe", "config", "errors"},
     "images": {"errors"},
-    "factory": {"zoo", "hub", "images", "checkpoint", "model", "config", "errors"},
+    "factory": {"zoo", "hub", "images", "checkpoint", "describe", "model", "config", "errors"},
 }
 # What stands on it, lowest first: each may import the core and those before it.
 ON_TOP = [

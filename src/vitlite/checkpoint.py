@@ -10,7 +10,6 @@ import ast
 import ctypes
 import json
 import math
-import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitlite.config import ViTConfig
+from vitlite.describe import Description, describe, read_json
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.layouts import OPS, Found, Layout, Shape, Translation, facts, translate
 from vitlite.model import ViT, resample_positions
@@ -35,21 +35,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NPY_TYPES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
 PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt")
-
-GELUS = {"gelu": "exact", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_tanh": "tanh"}
-GELUS |= {"quick_gelu": "quick"}
-POOLS = {"token": "cls", "avg": "mean"}
-EPS = {
-    "dinov2": 1e-6,
-    "dinov2_with_registers": 1e-6,
-    "vit_msn": 1e-6,
-    "clip": 1e-5,
-    "clip_vision_model": 1e-5,
-}  # others: 1e-12
-TRANSFORMERS = {  # their config.json -> ViTConfig
-    "image_size": "image_size", "patch_size": "patch_size", "hidden_size": "dim", "num_hidden_layers": "depth",
-    "num_attention_heads": "heads", "num_channels": "channels", "layer_norm_eps": "norm_eps",
-}  # fmt: skip
 
 CHOICES = ("resample", "dropout", "drop_path", "checkpointing")  # no facts of a file: the last to speak decides
 UNTOLD = ("image_size", "positions", "heads", "norm_eps", "gelu", "pool")  # what tensors may leave open
@@ -88,16 +73,6 @@ class Claim(NamedTuple):
     who: str
     fields: Mapping[str, Any]
     firm: bool = True
-
-
-@dataclass(frozen=True)
-class Description:
-    """What stands beside the tensors, in config.json and preprocessor_config.json."""
-
-    claims: Mapping[str, Any] = field(default_factory=dict)
-    labels: tuple[str, ...] | None = None
-    recipe: tuple[Literal["vitlite", "timm", "transformers"], Mapping[str, Any]] | None = None
-    architecture: str | None = None  # timm's name, which stands for a config
 
 
 class Entry(NamedTuple):
@@ -205,7 +180,7 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
             f"vitlite convert {path} OUT.safetensors --to timm"
         )
     if path.suffix == ".json":
-        shards = _whole(path, lambda: sorted(set(_json(path)["weight_map"].values())))
+        shards = _whole(path, lambda: sorted(set(read_json(path)["weight_map"].values())))
         if not shards or any(Path(name).name != name for name in shards):
             raise CheckpointError(f"{path} is no index of safetensors shards beside it: its weight_map names {shards}.")
         return path, [path.parent / name for name in shards]
@@ -266,80 +241,6 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Tensor:
         shape, kind, columns = _npy_header(npy)
         values = torch.frombuffer(bytearray(npy.read()), dtype=FLOATS[NPY_TYPES[kind]])
     return values.view(shape[::-1]).permute(*range(len(shape))[::-1]) if columns else values.view(shape)
-
-
-def _json(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-def describe(folder: Path) -> Description:
-    """What config.json says, as vitlite, timm or transformers wrote it; nothing where there is none."""
-    config, pictures = (
-        _json(file) if file.exists() else {} for file in (folder / "config.json", folder / "preprocessor_config.json")
-    )
-    if "vitlite" in config:
-        ours = config["vitlite"]
-        labels, recipe = ours.get("labels"), ours.get("preprocess")
-        return Description(ours["config"], labels and tuple(labels), recipe and ("vitlite", recipe))
-    if "architecture" in config:
-        return _timm(config)
-    if "model_type" in config:
-        return _transformers(config, ("transformers", pictures) if pictures else None)
-    return Description()
-
-
-def _timm(config: Mapping[str, Any]) -> Description:
-    args, pretrained = config.get("model_args", {}), config.get("pretrained_cfg", {})
-    pool = next((said["global_pool"] for said in (args, config, pretrained) if said.get("global_pool")), "")
-    for name, value, known in (("global_pool", pool, POOLS), ("act_layer", args.get("act_layer") or "gelu", GELUS)):
-        if value and value not in known:
-            raise CheckpointError(f"config.json has {name} {value!r}; vitlite runs {', '.join(known)}.")
-    if args.get("pool_include_prefix"):
-        raise CheckpointError("config.json has pool_include_prefix; vitlite's mean is that of the patches.")
-    if found := re.search("rope|rpn", config["architecture"]):
-        raise CheckpointError(
-            f"config.json says {config['architecture']}, which is no plain ViT though its tensors have the same names: "
-            + {"rope": "its attention turns by position.", "rpn": "its norms stand after the layers."}[found[0]]
-        )
-    claims = {"pool": POOLS.get(pool), "num_classes": config.get("num_classes"), "heads": args.get("num_heads")}
-    claims |= {"image_size": args.get("img_size"), "gelu": GELUS.get(args.get("act_layer"))}
-    names = _in_order(config.get("label_names") or pretrained.get("label_names"))
-    about = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}
-    return Description(
-        {name: value for name, value in claims.items() if value is not None},
-        names and tuple(about.get(name, name) for name in names),
-        ("timm", pretrained) if "mean" in pretrained else None,
-        ".".join(filter(None, (config["architecture"], pretrained.get("tag")))),
-    )
-
-
-def _transformers(config: Mapping[str, Any], recipe: Any) -> Description:
-    vision = config.get("vision_config", config)
-    kind = vision.get("model_type", config["model_type"])
-    claims = {ours: vision[name] for name, ours in TRANSFORMERS.items() if vision.get(name) is not None}
-    claims = {"heads": 12, "norm_eps": EPS.get(kind, 1e-12)} | claims  # what their classes assume unless told
-    act = vision.get("hidden_act", "quick_gelu" if "clip" in kind else "gelu")
-    if act not in GELUS:
-        raise CheckpointError(f"config.json has hidden_act {act!r}; vitlite runs {', '.join(GELUS)}.")
-    claims |= {"gelu": GELUS[act], "norm_eps": float(claims["norm_eps"])}
-    if "intermediate_size" in vision and "mlp_ratio" not in vision:  # DINOv2 has both and uses the ratio
-        claims["mlp_dim"] = vision["intermediate_size"]
-    labels = None
-    if str((config.get("architectures") or [""])[0]).endswith("ForImageClassification"):
-        names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
-        claims["num_classes"] = len(names)
-        if config.get("problem_type") in (None, "single_label_classification"):  # no softmax over others
-            labels = _in_order(names)
-    return Description(claims, labels, recipe)
-
-
-def _in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[str, ...] | None:
-    """Labels as a list, or by number; None where numbers are missing, since nobody then knows whose an output is."""
-    if isinstance(names, Mapping):
-        numbered = {int(number): name for number, name in names.items()}
-        names = [numbered[i] for i in range(len(names)) if i in numbered]
-        return tuple(names) if len(names) == len(numbered) else None
-    return tuple(names) if names else None
 
 
 def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim]) -> ViTConfig:

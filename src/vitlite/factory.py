@@ -19,13 +19,13 @@ from vitlite.checkpoint import (
     USER,
     WEIGHTS,
     Claim,
-    Description,
     Source,
     files_of,
     open_checkpoint,
     read,
 )
 from vitlite.config import PRESETS, Pool, ViTConfig
+from vitlite.describe import Description
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, UnknownNameError, closest
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite import __version__
-from vitlite.checkpoint import FLOATS, GELUS, PICKLES, POOLS, USER, WEIGHTS, Claim, open_checkpoint, read
+from vitlite.checkpoint import FLOATS, PICKLES, USER, WEIGHTS, Claim, open_checkpoint, read
 from vitlite.config import ViTConfig
+from vitlite.describe import GELUS, POOLS
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.factory import load
 from vitlite.images import Recipe
