@@ -9,7 +9,7 @@ import vitlite
 
 MODEL = "vit_nano_4.cifar10"
 
-photos = sys.argv[1:] or ["examples/photos/chelsea.png", "examples/photos/coffee.png"]
+photos = sys.argv[1:] or ["examples/photos/chelsea.png"]
 model = vitlite.create(MODEL)
 for photo, answers in zip(photos, model.predict(photos, top=3), strict=True):
     print(photo)

@@ -1,11 +1,13 @@
 """What `make demo` runs: two commands of vitlite, with the model that comes with it and no network."""
 
+import os
 import sys
 from pathlib import Path
 
-from vitlite import cli
+from vitlite import cli, info
+from vitlite.zoo import labels
 
-PHOTOS = Path(__file__).with_name("photos")
+PHOTO = os.path.relpath(Path(__file__).with_name("photos") / "chelsea.png")
 MODEL = "vit_nano_4.cifar10"
 TARGET = Path("demo")
 
@@ -18,5 +20,7 @@ def run(*words: str) -> None:
 
 
 TARGET.mkdir(exist_ok=True)
-run("classify", str(PHOTOS), "--model", MODEL, "--top", "3")
-run("attention", str(PHOTOS / "chelsea.png"), "--model", MODEL, "--size", "96", "--out", str(TARGET / "attention.png"))
+print(f"{MODEL} comes with vitlite and knows ten things only: {', '.join(labels(info(MODEL)) or ())}.")
+print("With a network, leave --model out: vit_base_16 knows a thousand.")
+run("classify", PHOTO, "--model", MODEL)
+run("attention", PHOTO, "--model", MODEL, "--size", "96", "--out", str(TARGET / "attention.png"))
