@@ -108,6 +108,9 @@ def test_transformers_switches():
     assert Recipe.from_transformers(config | {"do_rescale": False}).scale == 1
     assert Recipe.from_transformers(config | {"rescale_factor": 1 / 127.5}).scale == 1 / 127.5
     assert Recipe.from_transformers(config | {"do_normalize": False}).mean == (0.0,)
+    for name in ("rescale_offset", "do_flip_channel_order"):
+        with pytest.raises(ConfigError, match=f"has {name}, which no Recipe can do"):
+            Recipe.from_transformers(config | {name: True})
     with pytest.raises(ConfigError, match=r"fixes no image size"):
         Recipe.from_transformers(config | {"do_resize": False})
     with pytest.raises(ConfigError, match=r"fixes no image size"):

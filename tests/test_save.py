@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,20 @@ def test_timm_loads_the_folder(changes: dict[str, Any], tmp_path: Path) -> None:
     assert near(theirs(images), model(images))
     data = timm.data.resolve_model_data_config(theirs)
     assert (data["mean"], data["interpolation"], int(32 / data["crop_pct"])) == ([0.5] * 3, "bicubic", 36)
+
+
+def test_timm_gets_a_mean_of_its_own_scale(tmp_path: Path) -> None:
+    model = trained()
+    model.preprocess = Preprocess(replace(RECIPE, scale=1 / 127.5, mean=(1.0,) * 3, std=(1.0,) * 3), model)
+    model.save(tmp_path)
+    data = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
+    assert data["mean"] == data["std"] == [0.5] * 3
+
+
+def test_transformers_takes_no_mean_over_a_class_token(tmp_path: Path) -> None:
+    trained(pool="mean", num_classes=0).save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="no model that computes what this one does: pool='mean'"):
+        convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
 
 
 def test_timm_loads_the_file_strictly(tmp_path: Path) -> None:

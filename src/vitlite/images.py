@@ -89,6 +89,9 @@ class Recipe:
     def from_transformers(cls, config: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
         """The recipe in transformers' preprocessor_config.json; `size` scales the file's own numbers."""
         edge, resample = _wanted(config, "size", "resample")
+        for name in ("rescale_offset", "do_flip_channel_order"):
+            if config.get(name):
+                raise ConfigError(f"The config has {name}, which no Recipe can do. Prepare these pictures by hand.")
         crop = config["crop_size"] if config.get("do_center_crop", "crop_size" in config) else edge
         if isinstance(edge, int):  # before 2023: the shorter edge for CLIP and DINOv2 (Bit), a square for the others
             kind = config.get("image_processor_type") or config.get("feature_extractor_type") or ""

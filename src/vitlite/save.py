@@ -197,8 +197,8 @@ def _renamed(model: ViT, to: Target) -> dict[str, Tensor]:
         prefix = f"{kind}." if c.num_classes else ""
     wanted = dict(layout.fixed) | {"class_token": (to, kind) != ("transformers", "ijepa"), "positions": "learned"}
     wanted |= {"registers": 0, "head_dim": None, "pool": "cls" if c.class_token else "mean"}
-    if not c.num_classes or kind == "dinov2":
-        wanted["pool"] = "cls_and_mean" if c.num_classes else c.pool
+    if kind == "dinov2" and c.num_classes:
+        wanted["pool"] = "cls_and_mean"
     if differs := [f"{name}={getattr(c, name)!r}" for name, value in wanted.items() if getattr(c, name) != value]:
         raise CheckpointError(f"{to} has no model that computes what this one does: {', '.join(differs)}.")
     if c.class_token and not c.cls_position:
@@ -254,9 +254,10 @@ def _timm_pictures(recipe: Recipe) -> dict[str, Any]:
     crop = recipe.size[0] / recipe.resize[0]
     if int(recipe.size[0] / crop) != recipe.resize[0]:  # timm takes the floor
         crop = recipe.size[0] / (recipe.resize[0] + 0.5)
+    white = 255 * recipe.scale  # timm's pixels are 0..1 before mean and std
     return {
-        "mean": recipe.mean,
-        "std": recipe.std,
+        "mean": [value / white for value in recipe.mean],
+        "std": [value / white for value in recipe.std],
         "interpolation": recipe.interpolation,
         "crop_mode": recipe.mode,
         "crop_pct": crop,
