@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -27,7 +27,7 @@ from vitlite.onednn import (
     PlainLinear,
     float32_products,
     float32_products_pay,
-    linear_time,
+    layer_times,
     packing_pays,
 )
 
@@ -284,7 +284,7 @@ class FastPatches(nn.Module):
         patches = rearrange(images, "b c (h p) (w q) -> b h w c p q", p=p, q=p)
         x[:, self.prefix :].view(patches.shape).copy_(patches)
         if self.norm_in is None:
-            return self.proj.added(x, table.repeat(b, 1, 1))
+            return self.proj.added(x, table.expand(b, -1, -1).contiguous())
         x = self.norm(self.proj(self.norm_in(x)))
         x[:, : self.prefix] = 0
         return x + table
@@ -309,8 +309,8 @@ class FastBlock(nn.Module):
             unquick = 1 / quick
 
         qkv = _scaled(attn.qkv, scale.flatten())
-        self.norm1, self.norm2 = block.norm1.to(dtype), block.norm2.to(dtype)
-        self.attn_norm, self.mlp_norm = attn.norm.to(dtype), mlp.norm.to(dtype)
+        self.norm1, self.norm2 = _norm(block.norm1, dtype), _norm(block.norm2, dtype)
+        self.attn_norm, self.mlp_norm = _norm(attn.norm, dtype), _norm(mlp.norm, dtype)
         self.qkv = linear(*qkv, dtype)
         self.proj = linear(*_scaled(attn.proj, getattr(block.ls1, "gamma", 1.0)), dtype)
         self.fc1 = linear(*_scaled(mlp.fc1, quick), dtype)
@@ -363,6 +363,16 @@ class SingleQuery:
         return y if self.v_bias is None else y + self.v_bias
 
 
+def _norm(norm: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """A LayerNorm as a plain call, which skips what a module's call looks up."""
+    if not isinstance(norm, nn.LayerNorm):
+        return lambda x: x
+    norm.to(dtype)
+    return partial(
+        F.layer_norm, normalized_shape=norm.normalized_shape, weight=norm.weight, bias=norm.bias, eps=norm.eps
+    )
+
+
 def _scaled(linear: nn.Linear, *scales: Tensor | float) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a layer whose outputs are multiplied by the first scale, and the weight alone by a second."""
     scale, inner = (*scales, 1.0)[:2]
@@ -384,17 +394,33 @@ def attend_in_cache(qkv: Tensor) -> Tensor:
     """The same through buffers small enough to stay in cache, as two batched products."""
     _, b, heads, n, d = qkv.shape
     group = max(1, min(heads, SCORES // (n * n * qkv.itemsize)))
+    buffer, groups = _buffers(heads, n, d, group, qkv.dtype)
     out = qkv.new_empty(b, n, heads, d)
-    buffer, scores, weights = qkv.new_empty(3, heads, n, d), qkv.new_empty(group, n, n), qkv.new_empty(group, n, n)
-    q, k, v = (torch.split(part, group) for part in buffer)
     for image in range(b):
         buffer.copy_(qkv[:, image])
-        for i, heads_out in enumerate(torch.split(out[image].transpose(0, 1), group)):
-            some, weighed = scores[: len(heads_out)], weights[: len(heads_out)]
-            torch.bmm(q[i], k[i].mT, out=some)
-            torch.softmax(some, -1, out=weighed)
-            torch.bmm(weighed, v[i], out=heads_out)
+        for (q, k, v, scores, weights), y in zip(groups, torch.split(out[image].transpose(0, 1), group), strict=True):
+            torch.bmm(q, k, out=scores)
+            torch.softmax(scores, -1, out=weights)
+            torch.bmm(weights, v, out=y)
     return out
+
+
+_kept = threading.local()
+
+
+def _buffers(heads: int, n: int, d: int, group: int, dtype: torch.dtype) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+    """Memory for the attention of one image, (3, heads, n, d), and its views for each group of heads.
+
+    Each thread keeps its last for the next layer and the next call: fresh pages would cost as much as a product.
+    """
+    key = heads, n, d, group, dtype
+    if getattr(_kept, "key", None) != key:
+        with torch.inference_mode(False):  # tensors that any later call may write
+            buffer, scores = torch.empty(3, heads, n, d, dtype=dtype), torch.empty(2, group, n, n, dtype=dtype)
+            parts = [torch.split(part, group) for part in buffer]
+            groups = [(q, k.mT, v, *scores[:, : len(q)]) for q, k, v in zip(*parts, strict=True)]
+        _kept.key, _kept.buffers = key, (buffer, groups)
+    return _kept.buffers
 
 
 @lru_cache(maxsize=1)
@@ -425,7 +451,7 @@ def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
             f"or none for the model's own, {model.dtype}."
         )
     if model.device.type == "cpu":
-        narrow, wide = linear_time(dtype), linear_time(torch.float32)
+        narrow, wide = layer_times(dtype, torch.float32)
         if narrow > wide:
             raise OptimizedError(
                 f"{dtype} is slower than float32 on this CPU: {narrow * 1e3:.2f} ms against {wide * 1e3:.2f} ms for a "
