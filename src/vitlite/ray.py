@@ -250,7 +250,8 @@ def _run(
     ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
     unit = "GPU" if args.device and args.device.startswith("cuda") else "CPU"
     workers = args.workers or int(ray.cluster_resources().get(unit, 1))
-    rows = _rows(args.paths[0], paths, done)
+    rows, most = _rows(args.paths[0], paths, done)
+    workers = min(workers, most or workers)
     if rows is not None:
         options |= {"batch": args.batch, "dtype": args.dtype, "device": args.device}
         rows.map_batches(
@@ -259,7 +260,7 @@ def _run(
             fn_constructor_kwargs=options,
             batch_format="pyarrow",
             batch_size=BLOCK,
-            num_cpus=1,
+            num_cpus=1 if most else 0.5,  # Ray lists and reads Parquet in tasks that need whole cores
             num_gpus=1 if unit == "GPU" else None,
             compute=ray.data.ActorPoolStrategy(size=workers),
         ).write_parquet(
@@ -307,8 +308,8 @@ def _paths(source: str) -> "pa.Array | None":
     return pa.chunked_array([absolute], pa.string()).unique()
 
 
-def _rows(source: str, paths: "pa.Array | None", done: "pa.Array") -> "Dataset | None":
-    """What is left to do as a dataset, or None."""
+def _rows(source: str, paths: "pa.Array | None", done: "pa.Array") -> "tuple[Dataset | None, int | None]":
+    """What is left to do as a dataset, if anything; and how many units of work that is, if it is known."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import ray.data
@@ -323,11 +324,11 @@ def _rows(source: str, paths: "pa.Array | None", done: "pa.Array") -> "Dataset |
         rows = ray.data.read_parquet(
             place, filesystem=files, columns=["path", "bytes"], ray_remote_args={"num_cpus": 0}
         )
-        return rows.map_batches(left, batch_format="pyarrow", num_cpus=0) if len(done) else rows
+        return rows.map_batches(left, batch_format="pyarrow", num_cpus=0) if len(done) else rows, None
     paths = paths.filter(pc.invert(pc.is_in(paths, value_set=done)))
     table = pa.table({"path": paths})
     parts = [table.slice(start, BLOCK) for start in range(0, len(table), BLOCK)]
-    return ray.data.from_arrow(parts) if parts else None
+    return ray.data.from_arrow(parts) if parts else None, len(parts)
 
 
 def _done(files: "FileSystem", place: str, schema: "pa.Schema") -> "pa.Array":

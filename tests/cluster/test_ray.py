@@ -29,6 +29,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own, of its own settings
+    pytest.mark.filterwarnings("ignore:The minimum number of concurrent actors:UserWarning"),  # for one small Parquet
 ]
 
 from ray.cluster_utils import Cluster  # noqa: E402
