@@ -36,12 +36,12 @@ from vitlite.peers import NARROW, PEERS
 
 # Model, pixels, and batches: what one run of ten minutes holds on two cores.
 CELLS = [
-    ("vit_tiny_16", 224, (1, 8, 32)),
-    ("vit_small_16", 224, (1, 8)),
     ("vit_base_16", 224, (1, 8, 32)),
+    ("vit_tiny_16", 224, (1, 8, 32)),
+    ("vit_base_16", 384, (1, 8)),
+    ("vit_small_16", 224, (1, 8)),
     ("vit_large_16", 224, (1, 8)),
     ("vit_tiny_16", 384, (1,)),
-    ("vit_base_16", 384, (1, 8)),
     ("vit_base_14", 518, (1,)),
 ]
 FULL = ("vit_base_16", 224)  # where all peers are measured, and elsewhere these
@@ -363,14 +363,19 @@ def run(args: Namespace) -> int:
                 wrong += _say(result)
                 report["cells"].append(asdict(result))
                 report["left_out"] |= result.left_out
+            _write(report, out)  # what is measured stays, should the run be stopped
     if not args.quick:
         report["creation"], report["growth"] = creation(), growth(args.rounds)
+        _write(report, out)
+    print(table(report))
+    return int(wrong > 0)
+
+
+def _write(report: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "speed_table.md").write_text(table(report))
     (out / "speed.json").write_text(json.dumps(report, indent=1) + "\n")
     plot(report, out / "speed.svg")
-    print(table(report))
-    return int(wrong > 0)
 
 
 def _cells(args: Namespace) -> list[tuple[str, int, tuple[int, ...]]]:
