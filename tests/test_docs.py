@@ -126,7 +126,7 @@ def run_line(line: str, place: str) -> str:
         return out.getvalue()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
-        ["bash", "-ec", line], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120
+        ["bash", "-ec", line], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, f"{place}: {line!r} ended with {done.returncode}: {done.stderr}"
     return done.stdout
@@ -163,7 +163,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("script", sorted(ROOT.glob("docs/generate_*.py")), ids=lambda script: script.stem)
 def test_generated_pages_are_fresh(script: Path) -> None:
-    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 

@@ -32,7 +32,7 @@ def pictures(count):
 
 def background_threads():
     gc.collect()
-    return [thread for thread in threading.enumerate() if thread.name.startswith("vitlite")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("vitlite-images")]
 
 
 def test_one_picture(vit):
