@@ -59,9 +59,9 @@ DeiT-Tiny on {fine["pictures"]:,} training pictures at {fine["pixels"]} pixels, 
     yield f"""
 ### The classic experiments
 
-Each line is one pass over the 49,000 pictures (`ablation.py`), with two seeds, measured on the test pictures. The small
-ViT is {small.dim} wide and {small.depth} deep, with patches of {small.patch_size} pixels. Where several learning rates
-were tried, the best on the watched thousand is shown.
+Each line is one pass over the 49,000 pictures, if it does not say otherwise (`ablation.py`), with two seeds, measured
+on the test pictures. The small ViT is {small.dim} wide and {small.depth} deep, with patches of {small.patch_size}
+pixels. Where several learning rates were tried, the best on the watched thousand is shown.
 
 {ablation.table(read("ablation.json"))}"""
 
