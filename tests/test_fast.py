@@ -188,7 +188,7 @@ def test_operators_that_are_missing_or_wrong_are_not_used(fault: Any, monkeypatc
 
 def test_packing_is_chosen_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_packing_is_right", lambda dtype: True)
-    for times, chosen in (([2.0, 1.0], True), ([1.0, 2.0], False)):
+    for times, chosen in (([1.0, 2.0], True), ([2.0, 1.0], False)):
         monkeypatch.setattr(onednn, "_times", lambda *contestants, times=times: times)
         assert onednn.packing_pays.__wrapped__(torch.float32) == chosen
 
@@ -197,10 +197,10 @@ def test_onednn_is_chosen_where_it_is_exact_and_faster(monkeypatch: pytest.Monke
     pays = onednn.float32_products_pay.__wrapped__
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-6)
-    for times, chosen in (([2.0, 1.0], True), ([1.0, 2.0], False)):
+    for times, chosen in (([1.0, 2.0], True), ([2.0, 1.0], False)):
         monkeypatch.setattr(onednn, "_times", lambda *contestants, times=times: times)
         assert pays(17, 12) == chosen
-    monkeypatch.setattr(onednn, "_times", lambda *contestants: [2.0, 1.0])
+    monkeypatch.setattr(onednn, "_times", lambda *contestants: [1.0, 2.0])
     monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-3)  # as bfloat16 would be
     assert not pays(17, 12)
     monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-6)
