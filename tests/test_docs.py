@@ -174,7 +174,8 @@ def test_readme_is_short() -> None:
 def test_navigation_has_every_page() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = set(re.findall(r"([\w/]+\.md)", nav))
-    assert listed == {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert listed == pages - {"speed_table.md"}  # which speed.md links to
 
 
 def test_reference_names_exist() -> None:
