@@ -134,7 +134,7 @@ def _outcomes(
             'In map_batches, say batch_format="pyarrow"; in read_binary_files, include_paths=True.'
         )
     paths = table["path"].to_pylist()
-    files = map(_in_memory, paths, table["bytes"].to_pylist()) if "bytes" in columns else _read_ahead(paths)
+    files = map(_Picture, paths, table["bytes"].to_pylist()) if "bytes" in columns else _read_ahead(paths)
     outcomes = [outcome for _, outcome in work(files)]
     results = [None if isinstance(outcome, ImageError) else outcome for outcome in outcomes]
     errors = [str(outcome) if isinstance(outcome, ImageError) else None for outcome in outcomes]
@@ -142,25 +142,21 @@ def _outcomes(
     return kept, results, pa.array(errors, pa.string())
 
 
-class _Unread(BytesIO):
-    """A file that could not be read, which whoever opens it is told, as of a broken picture."""
+class _Picture(BytesIO):
+    """A picture file in memory, by its name. One that could not be read says why when it is opened, as a broken one."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
+    def __init__(self, name: str, content: bytes | Exception | None) -> None:
+        super().__init__(content if isinstance(content, bytes) else b"")
+        self.name = name
+        self.error = None if isinstance(content, bytes) else content or InputError("the column bytes is null")
 
     def read(self, size: int | None = -1) -> bytes:
-        raise self.error
+        if self.error:
+            raise self.error
+        return super().read(size)
 
-
-def _in_memory(path: str, content: bytes | Exception | None) -> BytesIO:
-    """A picture file that was read, or could not be, by its name."""
-    if isinstance(content, bytes):
-        file = BytesIO(content)
-    else:
-        file = _Unread(content or InputError("the column bytes is null"))
-    file.name = path  # which messages about the picture say
-    return file
+    def __repr__(self) -> str:  # Pillow quotes it where it knows no such format
+        return repr(self.name)
 
 
 def _read_ahead(paths: Sequence[str]) -> Iterator[BytesIO]:
@@ -171,9 +167,9 @@ def _read_ahead(paths: Sequence[str]) -> Iterator[BytesIO]:
             reading.append((path, readers.submit(_contents, path)))
             if len(reading) > READERS:
                 first, content = reading.popleft()
-                yield _in_memory(first, content.result())
+                yield _Picture(first, content.result())
         for path, content in reading:
-            yield _in_memory(path, content.result())
+            yield _Picture(path, content.result())
 
 
 def _contents(path: str) -> bytes | Exception:
