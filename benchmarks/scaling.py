@@ -25,24 +25,13 @@ import pyarrow as pa
 import ray
 import ray.data
 import torch
-from folder import fill
+from folder import fill, random_model
 
-import vitlite
 from vitlite.fast import optimize
-from vitlite.images import Preprocess, Recipe
 from vitlite.predict import embed
 from vitlite.ray import Embedder
 
 BATCH = 32
-
-
-def random_model(name: str) -> vitlite.ViT:
-    """A preset with random weights and the preprocessing of ImageNet's models."""
-    model = vitlite.create(name, weights=None).eval()
-    size, resize, half = model.config.size, tuple(side * 8 // 7 for side in model.config.size), (0.5, 0.5, 0.5)
-    recipe = Recipe(size=size, resize=resize, mode="center", interpolation="bicubic", mean=half, std=half)
-    model.preprocess = Preprocess(recipe, model)
-    return model
 
 
 def bare(name: str, paths: list[str], wait: Barrier) -> float:

@@ -302,6 +302,9 @@ def _client_download(file: RemoteFile, token: bool | None) -> Path:
 
 def _look_up(file: RemoteFile) -> Any:
     """What the client knows without a network: the path, a mark that there is no such file, or None."""
+    folder = cache_folder() / f"models--{file.repo.replace('/', '--')}" / "snapshots"  # as the client documents it
+    if _COMMIT.fullmatch(file.revision) and (path := folder / file.revision / file.filename).is_file():
+        return str(path)  # a warm start spares importing the client, which takes longer than checking the stamp
     from huggingface_hub import try_to_load_from_cache
 
     return try_to_load_from_cache(file.repo, file.filename, cache_dir=cache_folder(), revision=file.revision)
