@@ -373,6 +373,13 @@ def test_the_first_to_know_decides_and_contradictions_are_errors() -> None:
         resolve(LAYOUTS["timm"], known, [Claim("b says", {"heads": 2}), Claim("c says", {"heads": 4}), rest])
 
 
+@pytest.mark.parametrize("scale", [1.0, 1, 0.0, 1e-6])
+def test_the_initial_layer_scale_is_what_is_said_of_it(scale: float, tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=TINY.replace(layer_scale=scale))
+    assert load(path, config=ASK.replace(layer_scale=scale)).config.layer_scale == scale
+    assert load(path, config=ASK).config.layer_scale == 1e-5
+
+
 def test_the_caller_may_not_contradict_the_layout_s_code(tmp_path: Path) -> None:
     np.savez(tmp_path / "vit.npz", **flax())
     with pytest.raises(CheckpointError, match=r"norm_eps: the google layout says 1e-06, config= says 0.1"):

@@ -263,7 +263,7 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
                 known[name], by[name] = value, who
             elif firm and known[name] != value and (name not in LOOSE or who == USER):
                 wrong.append(f"{name}: {by[name]} {known[name]}, {who} {value}")
-    if known["layer_scale"] in (True, False):
+    if type(known["layer_scale"]) is bool:  # nobody said the number, which may well be 1.0
         known["layer_scale"] = 1e-5 if known["layer_scale"] else None
     known |= _places(tensors, known)
     if "image_size" in known and known["image_size"][0] == known["image_size"][1]:
