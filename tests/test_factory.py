@@ -20,6 +20,7 @@ from vitlite import ViT, ViTConfig, create, load, zoo
 from vitlite.config import PRESETS
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
 from vitlite.images import Recipe
+from vitlite.layouts import LAYOUTS, to_theirs
 
 DEIT = "vit_tiny_16.deit_fb_in1k"
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
@@ -121,6 +122,19 @@ def test_a_preset_s_name_fills_in_and_brings_neither_labels_nor_preprocessing(sh
         model.preprocess("x.png")
     with pytest.raises(CheckpointError, match="dim: the tensors say 192, the preset vit_small_16 says 384"):
         create("vit_small_16", weights=shared / "weights" / "deit_tiny_16.timm.safetensors")
+
+
+def test_a_preset_does_not_say_how_a_layout_stretches_positions(tmp_path: Path) -> None:
+    state = state_of(PRESETS["vit_nano_4"])
+    save_file(dict(to_theirs(LAYOUTS["torchvision"], "", state)), tmp_path / "vit.safetensors")
+    for image_size in (32, 48):
+        ours, named = (
+            load(tmp_path / "vit.safetensors", config=ViTConfig(heads=3), image_size=image_size),
+            create("vit_nano_4", weights=tmp_path / "vit.safetensors", image_size=image_size),
+        )
+        assert named.config.to_dict() == ours.config.to_dict()
+        assert named.config.resample == "torchvision"
+        assert torch.equal(named.pos_embed, ours.pos_embed)
 
 
 def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:

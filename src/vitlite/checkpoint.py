@@ -36,7 +36,7 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 NPY_TYPES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
 PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt")
 
-CHOICES = ("resample", "dropout", "drop_path", "checkpointing")  # no facts of a file: the last to speak decides
+CHOICES = ("resample", "dropout", "drop_path", "checkpointing")  # no facts of a file: config= decides, else the file
 UNTOLD = ("image_size", "positions", "heads", "norm_eps", "gelu", "pool")  # what tensors may leave open
 USER = "config= says"
 LOOSE = ("pool", "norm_eps", "gelu", "cls_position", "head_dim")  # files and records may differ; we follow the file
@@ -287,7 +287,7 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
         raise CheckpointError(f"{layout.name} files pool {' or '.join(layout.pools)}, not {known['pool']!r}.")
     choices = [
         {"resample": layout.resample[known["registers"] > 0]},
-        *(claim.fields for claim in reversed(claims) if claim.who != USER),
+        *(claim.fields for claim in reversed(claims) if claim.firm and claim.who != USER),
     ]
     choices += [claim.fields for claim in claims if claim.who == USER]
     return ViTConfig(**known | {name: said[name] for said in choices for name in CHOICES if name in said})
