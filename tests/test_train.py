@@ -509,6 +509,15 @@ def test_measure_counts_right_and_wrong():
     assert measured.precision[:3].tolist() == [0.5, 0.5, 1.0]
 
 
+def test_pictures_are_normalised_as_the_model_prepares_them():
+    model = new_model()
+    pixels = torch.arange(3 * 256).view(1, 3, 16, 16).to(torch.uint8)
+    for changes in ({"mean": (0.4, 0.5, 0.6)}, {"scale": 1 / 127.5, "mean": (1.0,), "std": (1.0,)}):
+        prepare = Preprocess(replace(RECIPE, **changes), model)
+        wanted = prepare.batch(list(pixels))
+        assert torch.allclose(evaluate.normalise(pixels.float() / 255, prepare.recipe), wanted, atol=1e-5)
+
+
 def test_the_commands(folders, tmp_path, capsys):
     words = f"--model vit_nano_4 --weights none --size 16 --epochs 1 --batch 8 --out {tmp_path / 'run'}".split()
     assert main(["train", str(folders), *words]) == 0

@@ -72,7 +72,8 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
 
 def normalise(images: Tensor, recipe: Recipe) -> Tensor:
     """Values from 0 to 1 as the model wants them: (b, c, h, w) as given."""
-    mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (recipe.mean, recipe.std))
+    white = 255 * recipe.scale  # what 1 stands for there
+    mean, std = (torch.tensor(x, device=images.device)[:, None, None] / white for x in (recipe.mean, recipe.std))
     return (images - mean) / std
 
 
