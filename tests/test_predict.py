@@ -1,4 +1,5 @@
 import gc
+import io
 import threading
 from pathlib import Path
 
@@ -45,6 +46,12 @@ def test_one_picture(vit):
     assert [p.score for p in answer] == pytest.approx(sorted(scores, reverse=True))
     assert vit.predict(image, top=1) == answer[:1]
     assert vit.predict(image, top=2) == predict(vit, image, 2) == answer[:2]
+
+
+def test_an_open_file_is_one_picture(vit):
+    path = PHOTOS / "chelsea.png"
+    with path.open("rb") as file:
+        assert vit.predict(file) == vit.predict(io.BytesIO(path.read_bytes())) == vit.predict(path)
 
 
 def test_lists_and_iterators(vit):

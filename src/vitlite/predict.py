@@ -51,7 +51,7 @@ def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
         ImageError: A picture cannot be read or prepared.
         InputError: The model has no labels or no head, or `top` is not a positive whole number.
     """
-    if hasattr(images, "__next__"):
+    if hasattr(images, "__next__") and not hasattr(images, "read"):  # an open file iterates too, over its lines
         return _answers(classify(model, images, top))
     several = pictures(images)
     answers = list(_answers(classify(model, [images] if several is None else several, top)))
