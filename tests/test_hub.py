@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub import hf_hub_download
 from server import Hub
 
-from vitlite import hub
+from vitlite import hub, transfer
 from vitlite.errors import DownloadError
 
 SIZE = 4 << 20  # 16 blocks of 1/4 MiB
@@ -356,6 +356,19 @@ def test_silence_times_out_and_is_tried_again(server: Hub, monkeypatch: pytest.M
     assert server.count("HEAD") == 3
     assert server.count("GET", "/resolve/") == 17
     assert server.sent <= 1.1 * SIZE
+
+
+def test_errors_without_a_text_are_tried_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer.time, "sleep", lambda seconds: None)
+    failures = [TimeoutError(), TimeoutError("\n")]
+    file = transfer.RemoteFile(REPO, FILE, "main")
+    assert transfer._patiently(file, lambda: failures and _raise(failures.pop()), tries=3) == []
+    with pytest.raises(DownloadError, match=r"cannot be reached \(TimeoutError: \)"):
+        transfer._patiently(file, lambda: _raise(TimeoutError()), tries=1)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def test_connections_closed_without_an_answer(server: Hub) -> None:

@@ -105,7 +105,7 @@ def ask(file: RemoteFile, *, again: bool, token: bool | None = None) -> tuple[An
                 return answer
         if status == 404 and not isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError)):
             raise AbsentError(file) from error
-        why = str(error).strip().splitlines()[0]
+        why = str(error).strip().partition("\n")[0]
         raise DownloadError(
             f"Cannot fetch {file}: {why} ({file.url}). Check the names of repository and revision. A private or gated "
             "repository needs its licence accepted, and a login: hf auth login, or HF_TOKEN."
@@ -183,7 +183,7 @@ def _patiently(file: RemoteFile, send: Callable[[], T], tries: int, stubborn: bo
                 raise
             asked = "" if answer is None else answer.headers.get("retry-after", "")
             pause = min(float(asked) if asked.isdigit() else 2 * pause, _LONGEST_PAUSE)
-            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            why = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
             tries -= 1
             hopeless = isinstance(error, OfflineModeIsEnabled) or (_has_no_route(error) and not stubborn)
             if hopeless or tries == 0:
