@@ -475,6 +475,17 @@ def test_download_and_verify(run: Run, tmp_path: Path, model: Path) -> None:
     assert run("verify", weights)[1].startswith(f"{weights}: good, sha256 ")
 
 
+def test_verify_knows_what_comes_with_vitlite(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = zoo.find("vit_nano_4")
+    code, out, _ = run("verify", "vit_nano_4")
+    assert (code, out) == (0, f"vit_nano_4: good, sha256 {record.sha256} (record), {zoo.DATA / record.file}\n")
+    (tmp_path / record.file).write_bytes(b"rotten")
+    monkeypatch.setattr(zoo, "DATA", tmp_path)
+    code, out, _ = run("verify", "vit_nano_4")
+    assert code == 1
+    assert f"expected hash {record.sha256}" in out
+
+
 def test_download_from_a_hub(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from server import Hub
 

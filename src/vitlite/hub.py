@@ -127,11 +127,11 @@ def mark_scanned(path: Path | str) -> None:
         _remember(Path(path), stamp._replace(finite=True))
 
 
-def verify(target: Path | str) -> Fetched:
-    """Hash a file again whatever its stamp says: a pinned zoo name, or the path of a file.
+def verify(target: Path | str, sha256: str | None = None) -> Fetched:
+    """Hash a file again whatever its stamp says: a pinned zoo name, or the path of a file, and what it must hash to.
 
     Raises:
-        DownloadError: Not here, or its bytes are not those pinned or remembered. Text: path, expected, got, what to do.
+        DownloadError: Not here, or its bytes are not those wanted, pinned or remembered, and what to do.
     """
     pin = pins().get(str(target))
     path = _cached(RemoteFile(pin.repo, pin.filename, pin.commit)) if pin else Path(target)
@@ -142,12 +142,13 @@ def verify(target: Path | str) -> Fetched:
         )
     stamp, known = _hash(path, anew=True), _read_stamp(path)
     unchanged = known is not None and known.stat == stamp.stat
-    expected = pin.sha256 if pin else known.sha256 if known and unchanged else stamp.sha256
+    expected = sha256 or (pin.sha256 if pin else known.sha256 if known and unchanged else stamp.sha256)
     if stamp.sha256 != expected:
         _stamp_path(path).unlink(missing_ok=True)  # so that the next start does not trust it either
         raise _WrongBytes(path, expected, stamp.sha256)
     _remember(path, known if known and unchanged else stamp)
-    return Fetched(path, pin.commit if pin else None, stamp.sha256, pin.verified if pin else stamp.verified)
+    verified: Verified = "record" if sha256 else pin.verified if pin else stamp.verified
+    return Fetched(path, pin.commit if pin else None, stamp.sha256, verified)
 
 
 def pins() -> dict[str, Pin]:

@@ -146,7 +146,11 @@ def run_verify(args: Namespace) -> int:
     failed = 0
     for target in targets:
         try:
-            fetched = hub.verify(zoo.find(target).name if target in zoo.NAMES else target)
+            record = zoo.find(target) if target in zoo.NAMES else None
+            if record and record.file:
+                fetched = hub.verify(zoo.DATA / record.file, record.sha256)
+            else:
+                fetched = hub.verify(record.name if record else target)
         except VitliteError as error:
             failed = 1
             print(f"{target}: FAILED: {error}")
