@@ -360,7 +360,8 @@ def read(
             continue
         value = checkpoint.produce(tensor, last)
         if name == "pos_embed" and target.grid != config.grid:
-            value, resampled[name] = _stretch(value.float(), config, target), (tensor.shape, wanted[name])
+            value = resample_positions(value.float(), config.grid, target.grid, target.resample)
+            resampled[name] = tensor.shape, wanted[name]
         elif name == "patch_embed.proj.weight" and target.channels != config.channels:
             value, resampled[name] = _recolor(value.float(), target.channels), (tensor.shape, wanted[name])
         elif tensor.parts:
@@ -393,12 +394,6 @@ def _finite(values: Tensor) -> bool:
     """A sum is finite only where all values are, and takes a fifth of the time of asking each."""
     total = values.sum(dtype=torch.float32) if values.dtype in (torch.float16, torch.bfloat16) else values.sum()
     return bool(total.isfinite()) or bool(values.isfinite().all())
-
-
-def _stretch(table: Tensor, config: ViTConfig, target: ViTConfig) -> Tensor:
-    first = table.shape[1] - config.grid[0] * config.grid[1]
-    patches = resample_positions(table[:, first:], config.grid, target.grid, target.resample)
-    return torch.cat([table[:, :first], patches], dim=1)
 
 
 def _recolor(kernel: Tensor, channels: int) -> Tensor:

@@ -389,9 +389,7 @@ class ViT(nn.Module):
             if self.config.class_token and self.config.cls_position:
                 table = F.pad(table, (0, 0, 1, 0))  # the class token stands at zero
             return table.to(self.device, self.dtype)
-        first = self.pos_embed.shape[1] - self.config.grid[0] * self.config.grid[1]
-        patches = resample_positions(self.pos_embed[:, first:], self.config.grid, grid, self.config.resample)
-        return torch.cat([self.pos_embed[:, :first], patches], dim=1)
+        return resample_positions(self.pos_embed, self.config.grid, grid, self.config.resample)
 
     def train(self, mode: bool = True) -> "ViT":
         """As in torch; tables kept for inference are dropped, since training may change weights unseen."""
@@ -451,12 +449,14 @@ class ViT(nn.Module):
 
 
 def resample_positions(table: Tensor, grid: tuple[int, int], new: tuple[int, int], method: Resample) -> Tensor:
-    """Stretches a table of patch positions to another grid, in float32: (1, h w, d) -> (1, new h w, d)."""
-    image = rearrange(table.float(), "1 (h w) d -> 1 d h w", h=grid[0], w=grid[1])
+    """Stretches a position table to another grid, in float32; rows before the patches' stay: (1, rows, d)."""
+    first = table.shape[1] - grid[0] * grid[1]
+    image = rearrange(table[:, first:].float(), "1 (h w) d -> 1 d h w", h=grid[0], w=grid[1])
     if image.device.type == "mps":  # has no antialiased bicubic
         image = image.cpu()
     stretched = F.interpolate(image, size=new, **RESAMPLE[method])
-    return rearrange(stretched, "1 d h w -> 1 (h w) d").to(table.device, table.dtype)
+    patches = rearrange(stretched, "1 d h w -> 1 (h w) d").to(table.device, table.dtype)
+    return torch.cat([table[:, :first], patches], dim=1)
 
 
 def sincos_positions(grid: tuple[int, int], dim: int) -> Tensor:
