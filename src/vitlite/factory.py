@@ -127,18 +127,12 @@ def create(
     options = Options(num_classes, image_size, pool, channels, device, dtype)
     if weights is None:
         return _random(PRESETS[name] if name in PRESETS else zoo.find(name).config, options)
-    if weights == "default":
-        record = zoo.find(name)
-        return _open(
-            _fetched(record), [Claim(f"the record of {record.name} says", record.config.to_dict())], options, record
-        )
     if not isinstance(weights, (str, PathLike)):
         raise ConfigError(f"weights={weights!r}: give a path, 'owner/name', None (random), or leave it out (trained).")
-    if name not in PRESETS:
+    if weights == "default" or name not in PRESETS:
         record = zoo.find(name)
-        return _open(
-            _place(weights), [Claim(f"the record of {record.name} says", record.config.to_dict())], options, record
-        )
+        file = _fetched(record) if weights == "default" else _place(weights)
+        return _open(file, [Claim(f"the record of {record.name} says", record.config.to_dict())], options, record)
     config = PRESETS[name]
     shape = {field: getattr(config, field) for field in config.given - {"image_size", "num_classes"}}
     rest = {field: value for field, value in config.to_dict().items() if field not in config.given}
@@ -250,8 +244,9 @@ def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: z
         file.path, sha256, weights.verified, report, record.name if record else None, weights.repo, weights.commit
     )
     if not new_head:
-        own = like and like.repo == weights.repo  # a fine-tune keeps the name of what it began with, not its classes
-        labels = zoo.labels(record) if record else about.labels or (zoo.labels(like) if like and own else None)
+        # a fine-tune keeps the name of what it began with, not its classes
+        own = zoo.labels(like) if like and like.repo == weights.repo else None
+        labels = zoo.labels(record) if record else about.labels or own
         model.labels = labels if labels and len(labels) == target.num_classes else None
     if recipe := _recipe(record, about, target.size):
         model.preprocess = Preprocess(recipe, model)
