@@ -234,7 +234,8 @@ class ViT(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and name != "head":
                 fan_out = module.out_features // (3 if name.endswith("qkv") else 1)
-                nn.init.uniform_(module.weight, *_symmetric(math.sqrt(6 / (module.in_features + fan_out))))
+                bound = math.sqrt(6 / (module.in_features + fan_out))
+                nn.init.uniform_(module.weight, -bound, bound)
                 if module.bias is not None:
                     nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
         if isinstance(self.pre_logits, PreLogits):
@@ -313,7 +314,7 @@ class ViT(nn.Module):
 
     def predict(self, images: Any, top: int = 5) -> "Predictions":
         """The `top` best labels with their scores: of one picture, of each in a list, or of each from an iterator."""
-        from vitlite.predict import predict  # the one way up from the network, for the reader's convenience
+        from vitlite.predict import predict  # this and `save`: the only ways up from the network, for convenience
 
         return predict(self, images, top)
 
@@ -461,8 +462,9 @@ def resample_positions(table: Tensor, grid: tuple[int, int], new: tuple[int, int
 
 def sincos_positions(grid: tuple[int, int], dim: int) -> Tensor:
     """Fixed positions, MAE's way: sines and cosines of the column, then of the row: (1, h w, d)."""
-    frequencies = 10000 ** -(torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
-    rows, columns = (torch.arange(side, dtype=torch.float64)[:, None] * frequencies for side in grid)  # (h or w, d/4)
+    steps = torch.arange(dim // 4, dtype=torch.float64, device="cpu")  # mps has no float64
+    frequencies = 10000 ** -(steps / (dim // 4))
+    rows, columns = (torch.arange(side, device="cpu")[:, None] * frequencies for side in grid)  # (h or w, d/4)
     columns = columns[None].expand(grid[0], -1, -1)
     rows = rows[:, None].expand(-1, grid[1], -1)
     table = torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=-1)
@@ -482,10 +484,6 @@ def _lecun_normal(weight: Tensor) -> None:
     """Flax's default: variance 1 / inputs, after a cut at two standard deviations that takes 0.8796 of the spread."""
     std = weight[0].numel() ** -0.5 / 0.87962566
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
-
-
-def _symmetric(bound: float) -> tuple[float, float]:
-    return -bound, bound
 
 
 def _no_preprocess(images: Any) -> Tensor:
