@@ -52,6 +52,16 @@ def test_other_libraries_read_the_file(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".jsonl"])
+def test_names_that_are_no_unicode(tmp_path: Path, suffix: str) -> None:
+    name = os.fsdecode(b"caf\xe9.jpg")  # as Linux may have it
+    with Journal(tmp_path / f"out{suffix}", RUN) as journal:
+        journal.add([name], struct.pack("<3f", 1, 2, 3))
+        journal.finish([name], {"model": "m"})
+    paths, _ = read(tmp_path / f"out{suffix}")
+    assert paths == [name]
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".jsonl"])
 def test_a_run_cut_anywhere_continues_to_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     expected = whole(tmp_path / f"whole{suffix}").read_bytes()
     target = tmp_path / f"out{suffix}"

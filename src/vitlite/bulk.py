@@ -113,8 +113,8 @@ def run_embed(args: Namespace) -> int:
     paths = gather(args.paths)
     model = open_model(args)
     with Journal(target, identity(model, args)) as journal:
-        tried = journal.done.union(journal.broken)
-        again, new = [p for p in paths if p in set(journal.broken)], [p for p in paths if p not in tried]
+        broken, tried = set(journal.broken), journal.done.union(journal.broken)
+        again, new = [p for p in paths if p in broken], [p for p in paths if p not in tried]
         if tried:
             print(f"vitlite: continuing {journal.path}: {len(journal.done)} pictures are done", file=sys.stderr)
         watch = Watch(len(again) + len(new), bar=True)
@@ -122,8 +122,8 @@ def run_embed(args: Namespace) -> int:
             outcomes = watch.all(embed(model, part, args.batch))
             while batch := list(islice(outcomes, args.batch)):
                 good = [(path, vector) for path, vector in batch if not isinstance(vector, ImageError)]
-                broken = [path for path, vector in batch if isinstance(vector, ImageError)]
-                journal.add([path for path, _ in good], b"".join(_bytes(vector) for _, vector in good), broken)
+                bad = [path for path, vector in batch if isinstance(vector, ImageError)]
+                journal.add([path for path, _ in good], b"".join(_bytes(vector) for _, vector in good), bad)
         about = {"model": args.model, "sha256": model.source.sha256 if model.source else ""}
         print(f"wrote {target}: {journal.finish(paths, about)} vectors of {model.config.embed_dim}")
     return watch.exit_code()

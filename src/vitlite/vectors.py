@@ -141,7 +141,7 @@ def _write_npz(file: BinaryIO, paths: list[str], rows: Iterator[bytes], about: d
     """Two arrays, `paths` (n) and `vectors` (n, d)."""
     first = next(rows)
     longest = max(map(len, paths))
-    names = (path.encode("utf-32-le").ljust(4 * longest, b"\0") for path in paths)
+    names = (path.encode("utf-32-le", "surrogatepass").ljust(4 * longest, b"\0") for path in paths)
     members = {
         "paths": (f"<U{longest}", f"({len(paths)},)", names),
         "vectors": ("<f4", f"({len(paths)}, {len(first) // 4})", chain([first], rows)),
