@@ -119,6 +119,8 @@ def test_what_is_not_a_number_is_no_equal_answer(tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"Cannot export to 'pt2'\. Valid: onnx, torch\."):
+        export(tiny(), tmp_path / "model.pt2", to="pt2")  # type: ignore[arg-type]
     with pytest.raises(ExportError, match=r"exported with its dropout\. Call model\.eval\(\) before\."):
         export(tiny().train(), tmp_path / "model.onnx", to="onnx")
     with pytest.raises(OptimizedError, match=r"optimized model cannot be exported\. Create it again"):

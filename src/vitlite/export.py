@@ -44,7 +44,7 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> float | None
         not installed, and nothing was compared.
 
     Raises:
-        ExportError: The model is in training mode, or the file answers something else.
+        ExportError: No such format, a model in training mode, or a file that answers something else.
         OptimizedError: The model was optimized before.
         MissingExtraError: onnx or onnxscript is not installed.
 
@@ -53,6 +53,8 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> float | None
     >>> export(model, "model.pt2", to="torch") < 1e-6
     True
     """
+    if to not in SUFFIX:
+        raise ExportError(f"Cannot export to {to!r}. Valid: {', '.join(SUFFIX)}.")
     if isinstance(model, OptimizedViT):
         raise OptimizedError("An optimized model cannot be exported. Create it again and export that.")
     if model.training:
