@@ -117,6 +117,8 @@ def test_transformers_switches():
         Recipe.from_transformers({"size": {"shortest_edge": 224}, "resample": 3} | HUGGING)
     with pytest.raises(ConfigError, match=r"fixes no image size"):
         Recipe.from_transformers(config | {"size": {"shortest_edge": 224, "longest_edge": 300}})
+    with pytest.raises(ConfigError, match="has no crop_size"):
+        Recipe.from_transformers({"size": 224, "do_center_crop": True, "resample": 3} | HUGGING)
     with pytest.raises(ConfigError, match="has no size, resample"):
         Recipe.from_transformers(HUGGING)
     with pytest.raises(ConfigError, match=r"interpolation must be one of .*, got 1"):

@@ -92,7 +92,7 @@ class Recipe:
         for name in ("rescale_offset", "do_flip_channel_order"):
             if config.get(name):
                 raise ConfigError(f"The config has {name}, which no Recipe can do. Prepare these pictures by hand.")
-        crop = config["crop_size"] if config.get("do_center_crop", "crop_size" in config) else edge
+        crop = _wanted(config, "crop_size")[0] if config.get("do_center_crop", "crop_size" in config) else edge
         if isinstance(edge, int):  # before 2023: the shorter edge for CLIP and DINOv2 (Bit), a square for the others
             kind = config.get("image_processor_type") or config.get("feature_extractor_type") or ""
             edge = {"shortest_edge": edge} if kind.startswith(("CLIP", "Bit")) else {"height": edge, "width": edge}
