@@ -310,7 +310,7 @@ def _tables() -> tuple[dict[str, Layout], dict[str, str]]:
         name, _, body = section.partition("]")
         lines = [line for line in body.splitlines() if line and not line.startswith("#")]
         if name == "refused":
-            return found, {pattern: why for pattern, _, why in (re.split(r"( {2,})", line) for line in lines)}
+            return found, dict(re.split(" {2,}", line) for line in lines)
         settings = dict(line.split(" = ") for line in lines if " = " in line)
         options = {key: json.loads(value) for key, value in settings.items()}
         rules = found[options.pop("rows")].rules if "rows" in options else []

@@ -25,7 +25,7 @@ from vitlite.config import ViTConfig
 from vitlite.describe import GELUS, POOLS
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.factory import load
-from vitlite.images import Recipe
+from vitlite.images import PILLOW_CODES, Recipe
 from vitlite.layouts import LAYOUTS, to_theirs
 from vitlite.model import ViT
 
@@ -33,7 +33,7 @@ Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
 TIMM_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
 TIMM_GELUS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
-PILLOW_CODES = {"bilinear": 2, "bicubic": 3}
+RESAMPLES = {name: code for code, name in PILLOW_CODES.items()}
 
 
 def save(model: ViT, folder: str | PathLike[str]) -> None:
@@ -292,7 +292,7 @@ def _transformers_pictures(recipe: Recipe) -> dict[str, Any]:
         "image_processor_type": "CLIPImageProcessor" if recipe.mode == "center" else "DeiTImageProcessor",
         "do_resize": True,
         "size": {"shortest_edge": min(recipe.resize)} if recipe.mode == "center" else square,
-        "resample": PILLOW_CODES[recipe.interpolation],
+        "resample": RESAMPLES[recipe.interpolation],
         "do_center_crop": True,
         "crop_size": {"height": recipe.size[0], "width": recipe.size[1]},
         "do_rescale": True,
