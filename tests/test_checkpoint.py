@@ -330,6 +330,8 @@ def test_transformers_configs_say_what_their_classes_assume(tmp_path: Path) -> N
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
         claims = describe(tmp_path).claims
         assert (claims["heads"], claims["norm_eps"], claims["gelu"]) == (12, eps, gelu)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "altclip", "vision_config": {"hidden_size": 8}}))
+    assert describe(tmp_path).claims == {"dim": 8}, "nothing is guessed of classes that are not known here"
 
 
 # ---- who says what

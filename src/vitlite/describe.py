@@ -14,8 +14,11 @@ GELUS = {  # their names -> ours; the first for one of ours is what is written
     "quick_gelu": "quick",
 }  # fmt: skip
 POOLS = {"token": "cls", "avg": "mean"}
-EPS = {  # where the class of a model_type assumes another than 1e-12
-    "dinov2": 1e-6, "dinov2_with_registers": 1e-6, "vit_msn": 1e-6, "clip": 1e-5, "clip_vision_model": 1e-5,
+ASSUMED = {  # the epsilon and the activation of a model_type's class where its config is silent; all have 12 heads
+    "vit": (1e-12, "gelu"), "deit": (1e-12, "gelu"), "vit_mae": (1e-12, "gelu"), "ijepa": (1e-12, "gelu"),
+    "vit_msn": (1e-6, "gelu"), "dinov2": (1e-6, "gelu"), "dinov2_with_registers": (1e-6, "gelu"),
+    "clip": (1e-5, "quick_gelu"), "clip_vision_model": (1e-5, "quick_gelu"),
+    "metaclip_2": (1e-5, "quick_gelu"), "metaclip_2_vision_model": (1e-5, "quick_gelu"),
 }  # fmt: skip
 TRANSFORMERS = {  # their config.json -> ViTConfig
     "image_size": "image_size", "patch_size": "patch_size", "hidden_size": "dim", "num_hidden_layers": "depth",
@@ -79,14 +82,16 @@ def _timm(config: Mapping[str, Any]) -> Description:
 
 
 def _transformers(config: Mapping[str, Any], recipe: Any) -> Description:
-    vision = config.get("vision_config", config)
+    vision: Mapping[str, Any] = config.get("vision_config", config)
     kind = vision.get("model_type", config["model_type"])
+    if kind in ASSUMED:  # of other classes, what their config does not say is asked for
+        eps, gelu = ASSUMED[kind]
+        vision = {"num_attention_heads": 12, "layer_norm_eps": eps, "hidden_act": gelu, **vision}
     claims = {ours: vision[name] for name, ours in TRANSFORMERS.items() if vision.get(name) is not None}
-    claims = {"heads": 12, "norm_eps": EPS.get(kind, 1e-12)} | claims  # what their classes assume unless told
-    act = vision.get("hidden_act", "quick_gelu" if "clip" in kind else "gelu")
-    if act not in GELUS:
-        raise CheckpointError(f"config.json has hidden_act {act!r}; vitlite runs {', '.join(GELUS)}.")
-    claims |= {"gelu": GELUS[act], "norm_eps": float(claims["norm_eps"])}
+    if (act := vision.get("hidden_act")) is not None:
+        if act not in GELUS:
+            raise CheckpointError(f"config.json has hidden_act {act!r}; vitlite runs {', '.join(GELUS)}.")
+        claims["gelu"] = GELUS[act]
     if "intermediate_size" in vision and "mlp_ratio" not in vision:  # DINOv2 has both and uses the ratio
         claims["mlp_dim"] = vision["intermediate_size"]
     labels = None
