@@ -537,8 +537,15 @@ def test_the_commands(folders, tmp_path, capsys):
 def test_the_commands_on_cifar10(tmp_path, capsys):
     data, out = cifar10(tmp_path / "data"), tmp_path / "run"
     assert main(f"train {data} --model vit_nano_4 --weights none --size 8 --epochs 1 --out {out}".split()) == 0
-    assert main(f"eval {data} --model {out / 'last'}".split()) == 0
+    assert main(f"eval {data} --model {out / 'last'} --out {tmp_path / 'one'}".split()) == 0
     assert "300 pictures" in capsys.readouterr().out
+    config = json.loads((out / "last" / "config.json").read_text())
+    config["vitlite"]["labels"].reverse()
+    (out / "last" / "config.json").write_text(json.dumps(config))
+    assert main(f"eval {data} --model {out / 'last'} --out {tmp_path / 'other'}".split()) == 0
+    one, other = (json.loads((tmp_path / name / "eval.json").read_text()) for name in ("one", "other"))
+    assert (one["classes"], other["classes"]) == (["plane", "car"], ["car", "plane"])
+    assert other["confusion"] == one["confusion"][::-1]
     new_model(CONFIG.replace(num_classes=5)).save(tmp_path / "five")
     assert main(f"eval {data} --model {tmp_path / 'five'}".split()) == 1
     assert "The data have 2 classes" in capsys.readouterr().err

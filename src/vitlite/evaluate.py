@@ -3,7 +3,7 @@
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -108,6 +108,9 @@ def _run_eval(args: Namespace) -> int:
                 f"The data have {len(pictures.classes)} classes, and {args.model} {model.config.num_classes}. "
                 "Fine-tune it first: vitlite train."
             )
+        classes = _classes(model, pictures.classes)  # in the order that the model knows them in
+        places = torch.tensor([classes.index(name) for name in pictures.classes])
+        pictures = replace(pictures, labels=places[pictures.labels], classes=classes)
     else:
         folder = args.data / "val" if (args.data / "val").is_dir() else args.data
         pictures = read_folder(folder, read, _classes(model, class_names(folder)))
