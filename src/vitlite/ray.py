@@ -247,8 +247,8 @@ def _run(
     unit = "GPU" if args.device and args.device.startswith("cuda") else "CPU"
     workers = args.workers or int(ray.cluster_resources().get(unit, 1))
     rows, most = _rows(args.paths[0], paths, done)
-    workers = min(workers, most or workers)
     if rows is not None:
+        workers = min(workers, most)
         options |= {"batch": args.batch, "dtype": args.dtype, "device": args.device}
         rows.map_batches(
             worker,
@@ -256,7 +256,7 @@ def _run(
             fn_constructor_kwargs=options,
             batch_format="pyarrow",
             batch_size=BLOCK,
-            num_cpus=1 if most else 0.5,  # Ray lists and reads Parquet in tasks that need whole cores
+            num_cpus=1,
             num_gpus=1 if unit == "GPU" else None,
             compute=ray.data.ActorPoolStrategy(size=workers),
         ).write_parquet(
@@ -265,7 +265,7 @@ def _run(
             min_rows_per_file=FILE,
             arrow_parquet_args_fn=lambda: {"schema": schema},
             ray_remote_args={"num_cpus": 0},  # the actors have all cores
-            concurrency=max(2, workers // 16),
+            concurrency=min(max(2, workers // 16), most),
         )
     total, broken = _count(files, place)
     seconds, new = time.monotonic() - begun, total - len(done)
@@ -292,9 +292,10 @@ def _paths(source: str) -> "pa.Array | None":
         rows = dataset.dataset(place, filesystem=files, format="parquet")
         if "path" not in rows.schema.names:
             raise InputError(f"{source} needs a column path, and bytes if it holds the pictures: {rows.schema.names}.")
-        if "bytes" in rows.schema.names:
+        if "bytes" not in rows.schema.names:
+            found = rows.to_table(columns=["path"])["path"].to_pylist()
+        elif rows.count_rows():
             return None
-        found = rows.to_table(columns=["path"])["path"].to_pylist()
     elif not found and kind == FileType.File:
         with files.open_input_stream(place, compression=None) as file:
             found = [line for line in file.read().decode().splitlines() if line.strip()]
@@ -304,27 +305,51 @@ def _paths(source: str) -> "pa.Array | None":
     return pa.chunked_array([absolute], pa.string()).unique()
 
 
-def _rows(source: str, paths: "pa.Array | None", done: "pa.Array") -> "tuple[Dataset | None, int | None]":
-    """What is left to do as a dataset, if anything; and how many units of work that is, if it is known."""
+def _rows(source: str, paths: "pa.Array | None", done: "pa.Array") -> "tuple[Dataset | None, int]":
+    """What is left to do as a dataset, if anything; and at most how many units of work that is."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import ray.data
 
     if paths is None:
-        held = ray.put(done)
-
-        def left(table: pa.Table) -> pa.Table:
-            return table.filter(pc.invert(pc.is_in(table["path"], value_set=ray.get(held))))
-
-        files, place = _locate(source)
-        rows = ray.data.read_parquet(
-            place, filesystem=files, columns=["path", "bytes"], ray_remote_args={"num_cpus": 0}
-        )
-        return rows.map_batches(left, batch_format="pyarrow", num_cpus=0) if len(done) else rows, None
+        return _stored_rows(source, done)
     paths = paths.filter(pc.invert(pc.is_in(paths, value_set=done)))
     table = pa.table({"path": paths})
     parts = [table.slice(start, BLOCK) for start in range(0, len(table), BLOCK)]
     return ray.data.from_arrow(parts) if parts else None, len(parts)
+
+
+def _stored_rows(source: str, done: "pa.Array") -> "tuple[Dataset, int]":
+    """The same of Parquet that holds the pictures, read a row group a task.
+
+    The tasks need no core, since the actors have all of them; `ray.data.read_parquet` lists its files in one that does.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import ray.data
+    from pyarrow import dataset, parquet
+
+    files, place = _locate(source)
+    fragments = list(dataset.dataset(place, filesystem=files, format="parquet").get_fragments())
+    with ThreadPoolExecutor(READERS) as readers:
+        groups = list(readers.map(lambda fragment: [group.num_rows for group in fragment.row_groups], fragments))
+    held = ray.put(done)
+
+    def left(units: pa.Table) -> Iterator[pa.Table]:
+        for unit in units.to_pylist():
+            with files.open_input_file(unit["file"]) as file:
+                stored = parquet.ParquetFile(file)
+                for rows in stored.iter_batches(BLOCK, row_groups=[unit["group"]], columns=["path", "bytes"]):
+                    table = pa.Table.from_batches([rows])
+                    yield table.filter(pc.invert(pc.is_in(table["path"], value_set=ray.get(held))))
+
+    units = [
+        pa.table({"file": [fragment.path], "group": [index]})
+        for fragment, rows in zip(fragments, groups, strict=True)
+        for index in range(len(rows))
+    ]
+    rows = ray.data.from_arrow(units).map_batches(left, batch_format="pyarrow", batch_size=None, num_cpus=0)
+    return rows, -(-sum(map(sum, groups)) // BLOCK)
 
 
 def _done(files: "FileSystem", place: str, schema: "pa.Schema") -> "pa.Array":

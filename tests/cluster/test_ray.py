@@ -29,7 +29,6 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own, of its own settings
-    pytest.mark.filterwarnings("ignore:The minimum number of concurrent actors:UserWarning"),  # for one small Parquet
 ]
 
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -40,7 +39,22 @@ from vitlite.ray import Classifier, Embedder  # noqa: E402
 COUNT = 300
 BROKEN = "0005.png"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+LIMIT = 240  # seconds a test, where it takes some 20
 STORE = 100 << 20  # bytes of shared memory a node
+
+
+@pytest.fixture(autouse=True)
+def limit() -> Iterator[None]:
+    """Ends a test whose job hangs, and with it the cluster."""
+
+    def hangs(*_: object) -> None:
+        raise TimeoutError(f"not finished within {LIMIT} s")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(LIMIT)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +237,9 @@ def test_killed_and_started_again_continues(
         vitlite.ray.run_embed(arguments(model, pictures, out, "--dtype", "bfloat16"))
 
 
-def test_parquet_of_pictures_is_classified(cluster: Cluster, model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_parquet_of_pictures_is_classified(
+    cluster: Cluster, model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = sorted(pictures.iterdir())[:20]
     source, out = tmp_path / "source.parquet", tmp_path / "out"
     contents = [path.read_bytes() for path in paths]
@@ -231,8 +247,11 @@ def test_parquet_of_pictures_is_classified(cluster: Cluster, model: Path, pictur
     words = ["classify", str(source), "--engine", "ray", "--out", str(out), "--model", str(model), "--top", "2"]
     assert main(words) == 1
     names = [path.name for path in paths] + ["nothing"]
-    pq.write_table(pa.table({"path": names, "bytes": [*contents, None]}), source)
+    pq.write_table(pa.table({"path": names, "bytes": [*contents, None]}), source, row_group_size=6)
     assert main(words) == 1
+    assert "21 pictures, 2 of them broken (column error); 13 new" in capsys.readouterr().out
+    assert main(words) == 1
+    assert "21 pictures, 2 of them broken (column error); 0 new" in capsys.readouterr().out
 
     rows = pq.read_table(out)
     assert rows.column_names == ["path", "labels", "scores", "error"]
@@ -290,6 +309,9 @@ def test_sources_that_mean_nothing(model: Path, tmp_path: Path) -> None:
         vitlite.ray.run_embed(arguments(model, tmp_path / "nowhere", out))
     with pytest.raises(ImageError, match="No pictures in"):
         vitlite.ray.run_embed(arguments(model, tmp_path, out))
+    pq.write_table(pa.table({"path": pa.array([], pa.string()), "bytes": pa.array([], pa.binary())}), table)
+    with pytest.raises(ImageError, match="No pictures in"):
+        vitlite.ray.run_embed(arguments(model, table, out))
     pq.write_table(pa.table({"file": ["a.png"]}), table)
     with pytest.raises(InputError, match="needs a column path, and bytes if it holds the pictures"):
         vitlite.ray.run_embed(arguments(model, table, out))
