@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -118,6 +119,24 @@ def test_batches_in_slices_and_streams(threads: int, way: str, monkeypatch: pyte
     other.start()
     other.join()
     assert seen == [before]  # what a new thread takes over
+
+
+@pytest.mark.parametrize("size", [48, 72])  # 145 tokens, and so many that keys are turned
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e3])  # of the scores: sums in range, some beyond it, nearly all
+def test_scores_of_any_size(size: int, scale: float, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shifted = Mock(side_effect=torch.softmax)
+    monkeypatch.setattr(torch, "softmax", shifted)
+    monkeypatch.setattr(fast, "power", lambda dtype: torch.exp2)
+    model = made(image_size=size, patch_size=4)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight[: model.config.attention_dim] *= scale
+    images = torch.randn(2, 3, size, size)
+    found = optimized(model)(images).double()
+    right = model.double()(images.double()).detach()
+    assert distance(found, right) < 1e-5 * max(1, scale / 10)  # what the scores' own rounding does to weights
+    if way != "elsewhere":
+        assert shifted.called == (scale > 1)
 
 
 def test_any_memory_layout() -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -29,12 +29,16 @@ from vitlite.onednn import (
     float32_products_pay,
     layer_times,
     packing_pays,
+    power,
 )
 
 STREAM_SLICE = 4  # images at a time in each of several single-threaded streams
 SLICE = 8  # images at a time where all threads share one stream
 TEMPORARY = 32 << 20  # bytes: above this, glibc maps and faults fresh pages for each temporary
 SCORES = 4 << 20  # bytes of attention scores at a time, so that softmax finds them in cache
+POWERS = 128  # tokens from which powers and their sum are quicker than softmax
+TURNED = 256  # tokens from which a float32 product with the keys is quicker, by more than it takes to turn them over
+LOG2_E = torch.tensor([math.log2(math.e), 1.0, 1.0]).view(3, 1, 1, 1)  # for queries, and not for keys and values
 
 
 def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
@@ -368,9 +372,8 @@ def _norm(norm: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     if not isinstance(norm, nn.LayerNorm):
         return lambda x: x
     norm.to(dtype)
-    return partial(
-        F.layer_norm, normalized_shape=norm.normalized_shape, weight=norm.weight, bias=norm.bias, eps=norm.eps
-    )
+    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
 
 
 def _scaled(linear: nn.Linear, *scales: Tensor | float) -> tuple[Tensor, Tensor | None]:
@@ -391,36 +394,68 @@ def attend_fused(qkv: Tensor) -> Tensor:
 
 
 def attend_in_cache(qkv: Tensor) -> Tensor:
-    """The same through buffers small enough to stay in cache, as two batched products."""
-    _, b, heads, n, d = qkv.shape
-    group = max(1, min(heads, SCORES // (n * n * qkv.itemsize)))
-    buffer, groups = _buffers(heads, n, d, group, qkv.dtype)
-    out = qkv.new_empty(b, n, heads, d)
-    for image in range(b):
-        buffer.copy_(qkv[:, image])
-        for (q, k, v, scores, weights), y in zip(groups, torch.split(out[image].transpose(0, 1), group), strict=True):
+    """The same through buffers small enough to stay in cache, as two batched products; good until the next call.
+
+    Scores are not shifted by their largest, which costs a pass, and in float32 are powers of two, which cost less than
+    those of e. Where the sums show that some left the range of float32, softmax does it.
+    """
+    space = _workspace(qkv.shape[1:], qkv.dtype)
+    for image, groups in zip(qkv.unbind(1), space.groups, strict=True):
+        if space.power is torch.exp2:
+            torch.mul(image, LOG2_E, out=space.heads)
+        else:
+            space.heads.copy_(image)
+        if space.turned is not None:
+            space.turned.copy_(space.heads[1].mT)
+        for q, k, v, scores, weights, sums, y in groups:
             torch.bmm(q, k, out=scores)
+            if space.power:
+                torch.sum(space.power(scores, out=weights), -1, keepdim=True, out=sums)
+                low, high = torch.aminmax(sums)
+                if low.item() > 1e-24 and high.item() < 1e24:  # else, or if it is no number: as below
+                    torch.bmm(weights, v, out=y).div_(sums)
+                    continue
+                if space.power is torch.exp2:
+                    scores /= LOG2_E[0]
             torch.softmax(scores, -1, out=weights)
             torch.bmm(weights, v, out=y)
-    return out
+    return space.out
+
+
+class Workspace(NamedTuple):
+    """Memory for attention, and its views, which would take long to make for small models."""
+
+    heads: Tensor  # of one image, (3, heads, n, d)
+    turned: Tensor | None  # its keys, (heads, d, n), where a product is quicker with them
+    groups: list[list[tuple[Tensor, ...]]]  # by image and some heads: q, k, v, scores, weights, sums, y
+    out: Tensor  # (b, n, heads, d)
+    power: Callable[..., Tensor] | None  # of the scores; None: softmax is quicker
 
 
 _kept = threading.local()
 
 
-def _buffers(heads: int, n: int, d: int, group: int, dtype: torch.dtype) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """Memory for the attention of one image, (3, heads, n, d), and its views for each group of heads.
-
-    Each thread keeps its last for the next layer and the next call: fresh pages would cost as much as a product.
-    """
-    key = heads, n, d, group, dtype
+def _workspace(shape: torch.Size, dtype: torch.dtype) -> Workspace:
+    """Each thread keeps its last for the next layer and the next call: fresh pages would cost as much as a product."""
+    b, count, n, d = shape
+    size = max(1, min(count, SCORES // (n * n * dtype.itemsize)))
+    key = shape, size, dtype
     if getattr(_kept, "key", None) != key:
         with torch.inference_mode(False):  # tensors that any later call may write
-            buffer, scores = torch.empty(3, heads, n, d, dtype=dtype), torch.empty(2, group, n, n, dtype=dtype)
-            parts = [torch.split(part, group) for part in buffer]
-            groups = [(q, k.mT, v, *scores[:, : len(q)]) for q, k, v in zip(*parts, strict=True)]
-        _kept.key, _kept.buffers = key, (buffer, groups)
-    return _kept.buffers
+            heads, out = torch.empty(3, count, n, d, dtype=dtype), torch.empty(b, n, count, d, dtype=dtype)
+            turned = torch.empty(count, d, n, dtype=dtype) if n >= TURNED and dtype is torch.float32 else None
+            scores, sums = torch.empty(2, size, n, n, dtype=dtype), torch.empty(size, n, 1, dtype=dtype)
+            q, k, v = heads
+            parts = [part.split(size) for part in (q, k.mT if turned is None else turned, v)]
+            groups = [
+                [
+                    (*each, *scores[:, : len(y)], sums[: len(y)], y)
+                    for *each, y in zip(*parts, image.transpose(0, 1).split(size), strict=True)
+                ]
+                for image in out
+            ]
+        _kept.key, _kept.space = key, Workspace(heads, turned, groups, out, power(dtype) if n >= POWERS else None)
+    return _kept.space
 
 
 @lru_cache(maxsize=1)
