@@ -80,6 +80,8 @@ def test_wrong_names_and_places(tmp_path: Path) -> None:
         load("missing/vit.safetensors")
     with pytest.raises(ConfigError, match="weights=True: give a path"):
         create("vit_tiny_16", weights=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"config= takes a vitlite.ViTConfig, got \{'heads': 3\}"):
+        load(tmp_path, config={"heads": 3})  # type: ignore[arg-type]
 
 
 def test_random_weights_are_asked_for() -> None:

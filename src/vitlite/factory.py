@@ -164,6 +164,8 @@ def load(
     """
     if str(source) in zoo.NAMES and not Path(source).exists() and "/" not in str(source):
         raise UnknownNameError(f"{source!r} is a name of the zoo, not a place: vitlite.create({str(source)!r}).")
+    if config is not None and not isinstance(config, ViTConfig):
+        raise ConfigError(f"config= takes a vitlite.ViTConfig, got {config!r}.")
     claims = [Claim(USER, {name: getattr(config, name) for name in config.given})] if config else []
     return _open(_place(source), claims, Options(num_classes, image_size, pool, channels, device, dtype))
 
