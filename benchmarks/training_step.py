@@ -10,6 +10,7 @@ order of them shows how much loss curves differ by chance.
 import argparse
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from vitlite.config import PRESETS, ViTConfig
 from vitlite.datasets import read_cifar10
 from vitlite.evaluate import normalise
 from vitlite.images import Recipe
+from vitlite.onednn import float32_products, float32_products_are_exact
 from vitlite.peers import load
 
 
@@ -30,16 +32,19 @@ class Trainee:
 
     def __init__(self, network: nn.Module, bfloat16: bool) -> None:
         self.network, self.bfloat16 = network.train(), bfloat16
+        exact = isinstance(network, ViT) and float32_products_are_exact(65, 64)
+        self.products = float32_products if exact and not bfloat16 else nullcontext()  # as `vitlite train` does
         self.optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05, fused=True)
         self.best = float("inf")  # seconds
 
     def step(self, images: Tensor, labels: Tensor) -> float:
         """Forward, backward, clip, update: the loss."""
         start = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
-            logits = self.network(images)
-        loss = F.cross_entropy(logits.float(), labels)
-        loss.backward()
+        with self.products:
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
+                logits = self.network(images)
+            loss = F.cross_entropy(logits.float(), labels)
+            loss.backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitlite import ranks
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: drives singular values from (0, 1] to about 1 in 5 rounds
 
 
@@ -34,7 +36,7 @@ class Muon(torch.optim.Optimizer):
                 for part, direction in zip(_matrices(weight), _matrices(update), strict=True):
                     waiting.setdefault(tuple(part.shape), []).append((part, direction, group))  # type: ignore[arg-type]
         for (tall, wide), items in waiting.items():  # one batch a shape
-            directions = orthogonal(torch.stack([direction for _, direction, _ in items]))
+            directions = _shared(torch.stack([direction for _, direction, _ in items]))
             for (part, _, group), direction in zip(items, directions, strict=True):
                 part.add_(direction, alpha=-group["lr"] * 0.2 * max(tall, wide) ** 0.5)
 
@@ -49,6 +51,17 @@ def orthogonal(x: Tensor) -> Tensor:
         square = y @ y.mT
         y = torch.baddbmm(y, torch.baddbmm(square, square, square, beta=b, alpha=c), y, beta=a)
     return (y.mT if turned else y).to(x.dtype)
+
+
+def _shared(x: Tensor) -> Tensor:
+    """`orthogonal`, each matrix by one of the processes that train together: all of them have the same gradients."""
+    if ranks.world() == 1:
+        return orthogonal(x)
+    found, mine = torch.zeros_like(x), ranks.part(len(x))
+    if len(mine):
+        found[mine] = orthogonal(x[mine])
+    ranks.add(found)
+    return found
 
 
 def _matrices(weight: nn.Parameter | Tensor) -> tuple[Tensor, ...]:

@@ -111,14 +111,23 @@ float32_products = _Float32Products()
 
 
 @lru_cache(maxsize=64)
-def float32_products_pay(tokens: int, head_dim: int) -> bool:
-    """Whether oneDNN computes attention of this length in true float32, and faster than the default.
+def float32_products_are_exact(tokens: int, head_dim: int) -> bool:
+    """Whether oneDNN computes attention of this length in true float32.
 
     The setting permits bfloat16 by name, for the whole process; where the CPU has no instructions that would gain by
     it, oneDNN stays in float32. That makes it harmless to other threads, and is what is tested here.
     """
     if float32_products.matmul is None or torch.cpu._is_amx_tile_supported():
         return False
+    q, k, v = _random(3, 2, tokens, head_dim)
+    right = torch.bmm(torch.bmm(q.double(), k.double().mT), v.double())
+    with float32_products:
+        return _distance(torch.bmm(torch.bmm(q, k.mT), v), right) < 1e-5
+
+
+@lru_cache(maxsize=64)
+def float32_products_pay(tokens: int, head_dim: int) -> bool:
+    """Whether they also take it less time than the default."""
     q, k, v = _random(3, 2, tokens, head_dim)
 
     def products() -> Tensor:
@@ -128,8 +137,7 @@ def float32_products_pay(tokens: int, head_dim: int) -> bool:
         with float32_products:
             return products()
 
-    right = torch.bmm(torch.bmm(q.double(), k.double().mT), v.double())
-    return _distance(by_onednn(), right) < 1e-5 and _is_faster(by_onednn, products)
+    return float32_products_are_exact(tokens, head_dim) and _is_faster(by_onednn, products)
 
 
 @lru_cache

@@ -32,6 +32,7 @@ from vitlite.factory import create, load
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
 from vitlite.muon import Muon
+from vitlite.onednn import float32_products, float32_products_are_exact
 from vitlite.weights import image_size, is_place, positive
 
 History = list[dict[str, Any]]
@@ -89,6 +90,9 @@ class Run:
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.optimizers = optimizers(model, self.weights, settings)
         self.network = ranks.connected(model)
+        tokens, head_dim = model.config.prefix_tokens + math.prod(model.config.grid), model.config.attention_dim
+        exact = model.device.type == "cpu" and float32_products_are_exact(tokens, head_dim // model.config.heads)
+        self.products = float32_products if exact and not settings.bfloat16 else nullcontext()
 
     def states(self) -> dict[str, dict[str, Tensor]]:
         """What the optimizers remember of each weight."""
@@ -258,7 +262,8 @@ def _finish_epoch(run: Run, out: Path, save_every: float) -> None:
     with bar:
         while progress.step < run.steps:
             start = time.perf_counter()
-            loss, right = _step(run, order[progress.step * s.batch :][: s.batch])
+            with run.products:  # not timed: a run that goes on must compute as it did before
+                loss, right = _step(run, order[progress.step * s.batch :][: s.batch])
             if not math.isfinite(loss):
                 raise TrainError(
                     f"The loss became {loss} in epoch {progress.epoch + 1}, step {progress.step + 1}, at a learning "
@@ -392,7 +397,7 @@ def add_train_arguments(parser: ArgumentParser) -> None:
     add("--model", required=True, help="a name of `vitlite list`, a folder or a file; with --weights none a preset too")
     add("--weights", metavar="none|PATH", help="what to begin with, none being random; default: the model's own")
     add("--out", type=Path, required=True, metavar="DIR", help="for checkpoints, log and state; a killed run goes on")
-    add("--epochs", type=positive, required=True, metavar="N")
+    add("--epochs", type=positive, required=True, metavar="N", help="how often to see every picture")
     add("--batch", type=positive, default=default.batch, metavar="N", help="default: %(default)s")
     add("--optimizer", choices=("adamw", "muon"), help="default: muon with random weights, otherwise adamw")
     add("--lr", type=float, metavar="X", help="default: 3e-3 for muon, 3e-4 for adamw, 1e-3 with --frozen")
