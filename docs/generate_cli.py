@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitlite.cli import COMMANDS, find
 
+BAR = r"\|"  # which does not end a cell
 PAGE = Path(__file__).with_name("cli.md")
 
 
@@ -20,14 +21,14 @@ def table(name: str) -> Iterator[str]:
     for action in sorted(parser._actions, key=lambda action: bool(action.option_strings)):  # what must be given first
         value = "" if action.nargs == 0 else action.metavar or (action.dest.upper() if action.option_strings else "")
         if action.choices:
-            value = "\\|".join(map(str, action.choices))
+            value = "|".join(map(str, action.choices))
         if not action.option_strings:
             word = f"{action.metavar or action.dest}"
         else:
             word = f"{', '.join(action.option_strings)} {value}".strip()
         help_text = (action.help or "") % {"default": action.default}
-        escaped = re.sub(r"([|*])", r"\\\1", help_text)
-        yield f"| `{word}` | {escaped} |"
+        shown = re.sub(r"([|*])", r"\\\1", help_text)
+        yield f"| `{word.replace('|', BAR)}` | {shown} |"
 
 
 def page(text: str) -> str:
