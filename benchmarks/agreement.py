@@ -76,9 +76,7 @@ def main() -> None:
     best = right.softmax(1).topk(2, 1).values
     sure = best[:, 0] - best[:, 1] >= 0.1
     print(f"{args.model}, {args.images} pictures; where float32's best is ahead by 0.1 or more: {int(sure.sum())}\n")
-    print(
-        "| | same top-1 | same, where ahead | RMS difference | largest difference |\n|---|---|---|---|---|"
-    )
+    print("| | same top-1 | same, where ahead | RMS difference | largest difference |\n|---|---|---|---|---|")
     for kind, answer in logits.items():
         same, off = answer.argmax(1) == right.argmax(1), answer - right
         rms, most = off.square().mean().sqrt() / right.square().mean().sqrt(), off.abs().max() / right.abs().max()
