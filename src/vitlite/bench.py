@@ -220,9 +220,10 @@ CREATION = {
     ),
 }
 SCRIPT = """
-import json, resource, sys, time, torch
+import json, pathlib, sys, time, torch
 from importlib import import_module
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+status = pathlib.Path("/proc/self/status")  # of this process alone, which getrusage is not
+peak = lambda: int(status.read_text().split("VmHWM:")[1].split()[0]) if status.exists() else float("nan")
 file, load = sys.argv[1], import_module
 {shim}
 before, start = peak(), time.perf_counter()

@@ -81,7 +81,7 @@ class Attention(nn.Module):
         q, k, v = self.split(x)
         if q.requires_grad and q.device.type == "cpu" and q.shape[2] <= 1024 and not torch.compiler.is_compiling():
             # on a CPU the fused kernel's backward is twice as slow
-            x = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+            x = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v
         else:
             x = F.scaled_dot_product_attention(q, k, v)
         return self.drop(self.proj(self.norm(rearrange(x, "b heads n d -> b n (heads d)"))))

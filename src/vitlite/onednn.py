@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+# Private to torch: should they go, no tensor counts as plain, and no CPU as exact.
+_is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda x: True)
+_has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
 ACTIVATIONS = ("none", "tanh", "swish")  # GELU by its two formulas, and x sigmoid(x), which serves quick GELU
 
 
@@ -27,8 +30,8 @@ def serves(x: Tensor, weight: Tensor) -> bool:
         and x.is_cpu
         and {type(x), type(weight)} <= {Tensor, Parameter}  # not traced, faked, sharded or quantised
         and not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and not (torch.is_autocast_enabled("cpu") or torch._C._functorch.is_functorch_wrapped_tensor(x))
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not (torch.is_autocast_enabled("cpu") or _is_wrapped(x))
         and unpacked_pays()
     )
 
@@ -117,7 +120,7 @@ def float32_products_are_exact(tokens: int, head_dim: int) -> bool:
     The setting permits bfloat16 by name, for the whole process; where the CPU has no instructions that would gain by
     it, oneDNN stays in float32. That makes it harmless to other threads, and is what is tested here.
     """
-    if float32_products.matmul is None or torch.cpu._is_amx_tile_supported():
+    if float32_products.matmul is None or _has_amx():
         return False
     q, k, v = _random(3, 2, tokens, head_dim)
     right = torch.bmm(torch.bmm(q.double(), k.double().mT), v.double())
