@@ -126,7 +126,7 @@ def test_version(run: Run) -> None:
         ([], "the following arguments are required: COMMAND (see: vitlite --help)"),
         (["clasify"], "No command 'clasify'. Did you mean classify? Commands: list, info,"),
         (["classify"], "the following arguments are required: PATH (see: vitlite classify --help)"),
-        (["classify", "x", "--to", "3"], "unrecognized arguments: --to 3"),
+        (["classify", "x", "--to", "3"], "unrecognized arguments: --to 3 (see: vitlite classify --help)"),
         (["classify", "x", "--top", "0"], "argument --top: a whole number of at least 1, not '0'"),
         (["classify", "x", "--size", "9y9"], "a size is a number of pixels or HEIGHTxWIDTH, such as 384 or 384x512"),
         (["attention", "x", "--out", "y", "--layer", "1", "--rollout"], "not allowed with argument --layer"),
@@ -461,6 +461,11 @@ def test_attention_and_positions(run: Run, model: Path, pictures: Path, tmp_path
     code, _, err = run("positions", model, "--out", tmp_path / "none" / "map.png")
     assert code == 1
     assert "Name a .png file in a folder that exists" in err
+    (tmp_path / "folder.png").mkdir()
+    assert "Cannot write the picture" in run("positions", model, "--out", tmp_path / "folder.png")[2]
+    for name in ("map", "map.txt"):  # said before a model is fetched
+        assert "Name a .png file" in run("attention", pictures / "a.png", "--out", tmp_path / name)[2]
+    assert run("attention", "none.png", "--out", out)[2] == "vitlite: error: No such file: none.png\n"
 
 
 # --- weights
@@ -518,3 +523,6 @@ def test_convert(run: Run, model: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "there" / "config.json").read_text())["model_type"] == "vit"
     assert run("convert", model, tmp_path / "back", "--to", "vitlite", "--like", "nothing")[0] == 1
     assert run("convert", model, tmp_path / "back")[0] == 2
+    assert "no pickles are made" in run("convert", model, tmp_path / "back.pth", "--to", "timm")[2]
+    assert "There is no file none.pth" in run("convert", "none.pth", tmp_path / "back", "--to", "timm")[2]
+    assert "vit_nano_4 is a name" in run("convert", "vit_nano_4", tmp_path / "back", "--to", "timm")[2]

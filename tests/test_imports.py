@@ -160,6 +160,13 @@ assert "numpy" not in sys.modules
 """
 
 
+def test_commands_do_not_pass_on_what_torch_says_of_a_missing_numpy() -> None:
+    code = "import sys; sys.modules['numpy'] = None; from vitlite import cli; cli.main(sys.argv[1:])"
+    words = ("eval", "none", "--model", "vit_nano_4")
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.stderr.startswith("vitlite: error: ")
+
+
 def test_works_without_numpy_pillow_and_torchvision(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT, str(tmp_path / "model")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

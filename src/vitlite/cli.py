@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
@@ -65,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, where it is not installed: not needed
     try:
         args = _parse(words)
         code = args.run(args)
@@ -97,13 +99,18 @@ def _parse(words: list[str]) -> argparse.Namespace:
     wanted = next((word for word in words if not word.startswith("-")), None)
     if wanted is not None and wanted not in COMMANDS:
         parser.error(f"No command {wanted!r}.{closest(wanted, COMMANDS)} Commands: {', '.join(COMMANDS)}")
+    asked = parser
     for name, command in COMMANDS.items():
         about = f"{command.help[0].upper()}{command.help[1:]}."
         sub = commands.add_parser(name, help=command.help, description=about, parents=[debug])
         if name == wanted:
+            asked = sub
             find(command.add_arguments)(sub)
             sub.set_defaults(run=find(command.run))
-    return parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        asked.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
 
 def find(place: str) -> Any:
