@@ -127,6 +127,8 @@ def test_models_that_cannot_be_exported(tmp_path: Path) -> None:
         export(optimize(tiny(dim=64, mlp_dim=64)), tmp_path / "model.onnx", to="onnx")
     with pytest.raises(ExportError, match=r"Cannot write .*there is no folder .*no\. Make it first\."):
         export(tiny(), tmp_path / "no" / "model.onnx", to="onnx")
+    with pytest.raises(ExportError, match=r"Cannot write .*: Is a directory\."):
+        export(tiny(), tmp_path, to="torch")
 
 
 def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -159,3 +161,5 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     assert (opened[0].model, opened[0].size) == ("owner/name", (64, 32))
     assert cli.main(["export", "vit_nano_4", "--to", "tensorrt"]) == 2
     assert "invalid choice: 'tensorrt'" in capsys.readouterr().err
+    assert cli.main(["export", "vit_nano_4", "--to", "torch", "--out", "name.onnx"]) == 1
+    assert capsys.readouterr().err == "vitlite: error: --out name.onnx: with --to torch the name must end in .pt2.\n"

@@ -44,7 +44,8 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> float | None
         not installed, and nothing was compared.
 
     Raises:
-        ExportError: No such format, a model in training mode, or a file that answers something else.
+        ExportError: No such format, a model in training mode, a file that cannot be written, or one that answers
+            something else.
         OptimizedError: The model was optimized before.
         MissingExtraError: onnx or onnxscript is not installed.
 
@@ -70,6 +71,8 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> float | None
                 part.replace(path.parent / part.name)
     except FileNotFoundError as error:
         raise ExportError(f"Cannot write {path}: there is no folder {path.parent}. Make it first.") from error
+    except OSError as error:
+        raise ExportError(f"Cannot write {path}: {error.strerror or error}.") from error
     return far
 
 
@@ -157,8 +160,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Writes a model for ONNX runtimes or torch.export."""
-    model = open_model(args)
     out = Path(args.out or Path(args.model).name + SUFFIX[args.to])
+    if out.suffix != SUFFIX[args.to]:
+        raise ExportError(f"--out {out}: with --to {args.to} the name must end in {SUFFIX[args.to]}.")
+    model = open_model(args)
     far = export(model, out, to=args.to)
     p = model.config.patch_size
     print(f"{out}: any batch, any height and width that {p} divides")

@@ -5,6 +5,7 @@ Shapes: b images, h and w patches down and across (or pixels, for pictures), n t
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -223,6 +224,9 @@ def add_attention_arguments(parser: ArgumentParser) -> None:
 
 def run_attention(args: Namespace) -> int:
     """Draws where a model looked in one picture."""
+    _check_target(args.out)
+    if not Path(args.image).exists():
+        raise ImageError(f"No such file: {args.image}")
     model = open_model(args)
     _save(picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout), args.out)
     return 0
@@ -236,8 +240,17 @@ def add_positions_arguments(parser: ArgumentParser) -> None:
 
 def run_positions(args: Namespace) -> int:
     """Draws what a model knows of positions."""
+    _check_target(args.out)
     _save(picture_of_positions(open_model(args)), args.out)
     return 0
+
+
+def _check_target(path: str) -> None:
+    """Refuses, before a model is fetched for nothing, a picture that could not be written."""
+    image_type, _, _ = _pillow()
+    target = Path(path)
+    if target.suffix.lower() not in image_type.registered_extensions() or not target.parent.is_dir():
+        raise InputError(f"Cannot write the picture {path}. Name a .png file in a folder that exists.")
 
 
 def _save(picture: "Image", path: str) -> None:

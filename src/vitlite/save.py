@@ -63,11 +63,13 @@ def convert(
 
     Raises:
         CheckpointError: `source` is no whole plain ViT, or the library has no model that computes the same.
-        ConfigError: A folder is wanted, and `source` does not tell all of the config.
+        ConfigError: A folder is wanted, and `source` does not tell all of the config; or a pickle is wanted.
     """
     if to not in get_args(Target):
         raise ConfigError(f"Cannot convert to {to!r}. Valid: {', '.join(get_args(Target))}.")
     target = Path(target)
+    if target.suffix in PICKLES:
+        raise ConfigError(f"Cannot write {target}: no pickles are made. Name a folder, or a .safetensors file.")
     alone = target.suffix == ".safetensors"
     with _unpickled(Path(source)) as path:
         model = _tensors_of(path, config, to) if alone else load(path, config=config, dtype=_dtype_of(path))
@@ -140,6 +142,8 @@ model = vitlite.load("{repo}")
 def _unpickled(source: Path) -> Iterator[Path]:
     """The source itself; or for a pickle, the safetensors file made of it, in a folder that is gone afterwards."""
     source = source.expanduser()
+    if source.suffix in PICKLES and not source.exists():
+        raise CheckpointError(f"There is no file {source}.")
     pickles = [source] if source.is_file() else sorted(source.glob("*")) if source.is_dir() else []
     pickles = [file for file in pickles if file.suffix in PICKLES]
     if len(pickles) != 1 or (source.is_dir() and (source / WEIGHTS).exists()):

@@ -173,6 +173,11 @@ def run_convert(args: Namespace) -> int:
     """Rewrites weights in another library's layout."""
     from vitlite.save import convert
 
+    if args.source in zoo.NAMES and not Path(args.source).exists():
+        raise ConfigError(
+            f"convert rewrites a file or a folder, and {args.source} is a name. For a folder of it, in Python: "
+            f"vitlite.create({args.source!r}).save('FOLDER')."
+        )
     convert(args.source, args.target, args.to, config=zoo.find(args.like).config if args.like else None)
     print(f"wrote {args.target}")
     return 0
