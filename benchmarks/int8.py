@@ -2,9 +2,9 @@
 
     python benchmarks/int8.py [--model vit_base_16] [--batch 1]
 
-oneDNN multiplies unsigned by signed bytes twice as fast as bfloat16, but rounding and scaling each token are passes over
-memory of their own, since its operator in torch takes one scale for all tokens. `products` leaves these out. Whether
-int8 gives the same answers is what benchmarks/agreement.py prints.
+oneDNN multiplies unsigned by signed bytes twice as fast as bfloat16, but rounding and scaling each token are passes
+over memory of their own, since its operator in torch takes one scale for all tokens. `products` leaves these out.
+Whether int8 gives the same answers is what benchmarks/agreement.py prints.
 """
 
 import argparse
