@@ -214,7 +214,8 @@ def test_packing_is_chosen_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_onednn_is_chosen_where_it_is_exact_and_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     pays = onednn.float32_products_pay.__wrapped__
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(onednn, "float32_products_are_exact", onednn.float32_products_are_exact.__wrapped__)
+    monkeypatch.setattr(onednn, "_has_amx", lambda: False)
     monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-6)
     for times, chosen in (([1.0, 2.0], True), ([2.0, 1.0], False)):
         monkeypatch.setattr(onednn, "_times", lambda *contestants, times=times: times)
@@ -223,9 +224,9 @@ def test_onednn_is_chosen_where_it_is_exact_and_faster(monkeypatch: pytest.Monke
     monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-3)  # as bfloat16 would be
     assert not pays(17, 12)
     monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-6)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(onednn, "_has_amx", lambda: True)
     assert not pays(17, 12)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(onednn, "_has_amx", lambda: False)
     monkeypatch.setattr(onednn.float32_products, "matmul", None)  # an older torch
     assert not pays(17, 12)
 

@@ -36,7 +36,7 @@ ON_TOP = [
     "bench", "ranks", "augment", "muon", "datasets", "evaluate", "train", "cli", "__main__",
 ]  # fmt: skip
 # The only arrows up, each inside a function: two for the reader's convenience, one where a command picks its engine.
-UPWARD = {("model", "predict"), ("model", "save"), ("bulk", "ray")}
+UPWARD = {("model", "images"), ("model", "predict"), ("model", "save"), ("bulk", "ray")}
 
 
 def imports(name: str) -> Iterator[tuple[str, bool]]:

@@ -5,6 +5,7 @@ import gc
 import math
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import vitlite
 from vitlite import model as module
 from vitlite.config import PRESETS, ViTConfig
 from vitlite.errors import ConfigError, ImageError, InputError
@@ -714,3 +716,15 @@ def test_a_wrong_number_of_classes() -> None:
 def test_pictures_without_a_recipe() -> None:
     with pytest.raises(ImageError, match=r"came without their preprocessing.*model.preprocess = "):
         tiny().preprocess("cat.jpg")
+
+
+def test_a_deleted_model_is_gone_at_once() -> None:
+    model = vitlite.create("vit_nano_4.cifar10")
+    assert model.preprocess.model is model
+    gone = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -184,7 +184,6 @@ def test_what_is_missing_is_named(vit):
     vit.reset_head(0)
     with pytest.raises(InputError, match=r"no head. For vectors: model.embed\(model.preprocess\(images\)\)"):
         vit.predict(image)
-    del vit.preprocess
     vit.preprocess = lambda images: images
     with pytest.raises(ImageError, match=r"Set it: model.preprocess = vitlite.images.Preprocess\("):
         work_through(vit, [image], list)

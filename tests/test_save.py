@@ -164,7 +164,7 @@ def test_transformers_loads_what_was_converted_and_it_comes_back(changes: dict[s
 
 def test_squashed_pictures_stay_squashed(tmp_path: Path) -> None:
     model = trained()
-    model.preprocess.recipe = Recipe(**RECIPE.to_dict() | {"mode": "squash", "margin": "down"})
+    model.preprocess = Preprocess(Recipe(**RECIPE.to_dict() | {"mode": "squash", "margin": "down"}), model)
     model.save(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
     assert load(tmp_path / "theirs").preprocess.recipe == model.preprocess.recipe

@@ -140,6 +140,7 @@ class Recipe:
         return round(height / ratio), round(width / ratio)
 
 
+@dataclass(frozen=True, eq=False)
 class Preprocess:
     """Prepares pictures for one model: a picture, or a list of them -> (b, c, h, w) on its device, in its dtype.
 
@@ -147,9 +148,8 @@ class Preprocess:
     uint8 or of floats from 0 to 1. A 4-D array or tensor is a list of pictures.
     """
 
-    def __init__(self, recipe: Recipe, model: Any) -> None:  # a ViT; its config, device and dtype are read when called
-        self.recipe = recipe
-        self.model = model
+    recipe: Recipe
+    model: Any  # a ViT; its config, device and dtype are read when called
 
     def __call__(self, images: Any) -> Tensor:
         """The batch that the model takes.

@@ -209,7 +209,7 @@ class ViT(nn.Module):
         self.config = config
         self.labels: Sequence[str] | None = None
         self.source: Source | None = None  # where the weights came from; None: random
-        self.preprocess: Callable[[Any], Tensor] = _no_preprocess
+        self.preprocess = _no_preprocess
 
         self.patch_embed = PatchEmbed(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, d)) if config.class_token else None
@@ -247,6 +247,19 @@ class ViT(nn.Module):
         for table, std in ((self.pos_embed, 0.02), (self.reg_token, 1e-6)):
             if table is not None:
                 nn.init.normal_(table, std=std)
+
+    @property
+    def preprocess(self) -> Callable[[Any], Tensor]:
+        """Turns a picture, or a list of them, into the images that the model takes: `vitlite.images.Preprocess`."""
+        from vitlite.images import Preprocess, Recipe
+
+        kept = self._preprocess
+        return Preprocess(kept, self) if isinstance(kept, Recipe) else kept
+
+    @preprocess.setter
+    def preprocess(self, way: Callable[[Any], Tensor]) -> None:
+        own = getattr(way, "model", None) is self  # then its recipe will do: a circle would outlive the model
+        self._preprocess: Any = getattr(way, "recipe", way) if own else way
 
     @property
     def device(self) -> torch.device:
