@@ -1,6 +1,7 @@
 """Exported files answer as the model does, at any batch and size, and carry what a picture needs."""
 
 import json
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +77,18 @@ def test_an_exported_file_answers_as_the_model_does(tmp_path: Path, to: Any, opt
     assert ViTConfig(**told["config"]) == model.config
     assert told["preprocess"]["size"] == [32, 48]
     assert [file.name for file in tmp_path.iterdir()] == ["model"], "nothing else is left behind"
+
+
+def test_nothing_is_said_of_a_missing_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, said = logging.getLogger("torch.onnx._internal.exporter._registration"), []
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", said.append)
+    log.addHandler(handler)
+    export(tiny(), tmp_path / "model.onnx", to="onnx")
+    assert not said
+    assert not log.disabled
+    log.removeHandler(handler)
 
 
 def test_large_weights_get_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ What a picture needs before it goes in, and the labels of what comes out, are in
 """
 
 import json
+import logging
 import warnings
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,8 +88,7 @@ def _write_onnx(model: ViT, file: Path) -> None:
         import onnxscript  # noqa: F401  # torch's own error does not name the extra
     except ImportError as error:
         raise missing_extra("Export to ONNX", "onnx") from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's, about torch's own parts
+    with _quietly():
         program: ONNXProgram | None = torch.onnx.export(
             model,
             (_images(model, (2, 1, 1)),),
@@ -101,6 +102,19 @@ def _write_onnx(model: ViT, file: Path) -> None:
     program.model.metadata_props["vitlite"] = _about(model)
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     program.save(file, external_data=weights > ONE_FILE)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the exporter says of torch's own parts, and of torchvision, where that is not installed."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = before
 
 
 def _shapes(model: ViT) -> dict[int, Any]:
