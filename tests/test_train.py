@@ -573,6 +573,7 @@ def test_what_training_begins_with(tmp_path):
     assert again.head.bias.tolist() == [3, 3]
     embedded = model(weights=None)
     assert embedded.source.verified == "record"
+    assert model(weights=None, drop_path=0.1).source == embedded.source
     other = model(weights=str(ROOT / "src" / "vitlite" / "data" / "vit_nano_4.cifar10.safetensors"))
     assert torch.equal(other.blocks[0].mlp.fc1.weight, embedded.blocks[0].mlp.fc1.weight)
     assert other.preprocess.recipe == embedded.preprocess.recipe

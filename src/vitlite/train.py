@@ -489,8 +489,9 @@ def _model(args: Namespace, classes: int) -> ViT:
 
 
 def _with_drop_path(model: ViT, rate: float) -> ViT:
-    """The same weights, labels and preprocessing in a model with stochastic depth."""
+    """The same weights, and what is known of them, in a model with stochastic depth."""
     changed = ViT(model.config.replace(drop_path=rate)).to(model.device)
     changed.load_state_dict(model.state_dict())
+    changed.labels, changed.source = model.labels, model.source
     changed.preprocess = Preprocess(cast(Preprocess, model.preprocess).recipe, changed)
     return changed
