@@ -44,7 +44,7 @@ def main() -> int:
     """The command: 1 where the page is stale and was not written."""
     if not SPEED.exists():
         print(f"{SPEED.relative_to(ROOT)} is not there: run vitlite bench", file=sys.stderr)
-        return 0
+        return 1
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
