@@ -306,12 +306,12 @@ def table(report: dict[str, Any]) -> str:
 def plot(report: dict[str, Any], file: Path) -> None:
     """Draws the ratios, and how cost grows beside what the multiply-adds predict."""
     try:
-        import matplotlib
+        import matplotlib.ticker
     except ModuleNotFoundError as error:
         raise missing_extra("Drawing the measurements", "plot") from error
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 5), layout="constrained")
+    figure = Figure(figsize=(15, 6), layout="constrained")
     ratios, *curves = figure.subplots(1, 1 + len(report["growth"]), width_ratios=[2] + [1] * len(report["growth"]),
                                       squeeze=False)[0]  # fmt: skip
     rows = [row for row in report["cells"] if "optimized" in row["seconds"]]
@@ -323,14 +323,19 @@ def plot(report: dict[str, Any], file: Path) -> None:
     ratios.axvline(1, color="black", linewidth=1)
     ratios.set(yticks=range(len(rows)), yticklabels=labels, xlabel="time / time of vitlite.optimize")
     ratios.invert_yaxis()
-    ratios.legend()
+    ratios.grid(axis="y", alpha=0.3)
+    ratios.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(EVERYWHERE), frameon=False)
     for axes, (axis, points) in zip(curves, report["growth"].items(), strict=True):
         value, macs, seconds = zip(*points, strict=True)
         expected = [seconds[-1] * work / macs[-1] for work in macs]
         axes.loglog(value, [s * 1e3 for s in seconds], "o-", label="measured")
         axes.loglog(value, [s * 1e3 for s in expected], "--", color="gray", label="as the multiply-adds")
         axes.set(xlabel=axis, ylabel="ms")
-        axes.legend()
+        axes.set_xticks(value, labels=[str(v) for v in value])
+        axes.minorticks_off()
+        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.legend(loc="lower right", frameon=False)
     about = report["machine"]
     figure.suptitle(f"{about['cores']} cores of {about['cpu']}, torch {about['torch']}, {about['date']}")
     with matplotlib.rc_context({"svg.hashsalt": "vitlite"}):
