@@ -305,10 +305,7 @@ def table(report: dict[str, Any]) -> str:
 
 def plot(report: dict[str, Any], file: Path) -> None:
     """Draws the ratios, and how cost grows beside what the multiply-adds predict."""
-    try:
-        import matplotlib.ticker
-    except ModuleNotFoundError as error:
-        raise missing_extra("Drawing the measurements", "plot") from error
+    matplotlib = _matplotlib()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 6), layout="constrained")
@@ -342,6 +339,14 @@ def plot(report: dict[str, Any], file: Path) -> None:
         figure.savefig(file)
 
 
+def _matplotlib() -> Any:
+    try:
+        import matplotlib.ticker
+    except ModuleNotFoundError as error:
+        raise missing_extra("Drawing the measurements", "plot") from error
+    return matplotlib
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """The options of `vitlite bench`."""
     names = [*PEERS, "none"]
@@ -361,6 +366,7 @@ def run(args: Namespace) -> int:
     for name in peers:
         if name not in PEERS:
             raise UnknownNameError(f"No peer {name!r}.{closest(name, PEERS)} Peers: {', '.join(PEERS)}, none.")
+    _matplotlib()  # before ten minutes are spent
     report: dict[str, Any] = {"machine": machine(), "cells": [], "creation": {}, "growth": {}, "left_out": {}}
     wrong = 0
     for name, size, batches in _cells(args):

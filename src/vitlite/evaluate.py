@@ -97,6 +97,9 @@ def run_eval(args: Namespace) -> int:
 
 
 def _run_eval(args: Namespace) -> int:
+    if args.out:
+        from vitlite.plots import draw_confusion  # says at once if matplotlib is missing
+
     model = open_model(args)
     if not isinstance(model.preprocess, Preprocess):
         raise TrainError(f"{args.model} has no preprocessing, so pictures cannot be prepared for it.")
@@ -123,8 +126,6 @@ def _run_eval(args: Namespace) -> int:
     print(with_bold_header(table(["class", "pictures", "recognised", "precision"], rows)))
     print(f"\ntop-1 {measured.top1:.2%}   top-5 {measured.top5:.2%}   {len(pictures)} pictures")
     if args.out:
-        from vitlite.plots import draw_confusion
-
         args.out.mkdir(parents=True, exist_ok=True)
         about = {"model": args.model, "sha256": model.source and model.source.sha256, "pictures": len(pictures)}
         about |= {"top1": measured.top1, "top5": measured.top5, "loss": measured.loss, "classes": pictures.classes}

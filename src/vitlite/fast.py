@@ -33,6 +33,7 @@ from vitlite.onednn import (
 )
 
 STREAM_SLICE = 4  # images at a time in each of several single-threaded streams
+STREAM_LEAST = 2  # images for each stream, from which streams pay
 SLICE = 8  # images at a time where all threads share one stream
 TEMPORARY = 32 << 20  # bytes: above this, glibc maps and faults fresh pages for each temporary
 SCORES = 4 << 20  # bytes of attention scores at a time, so that softmax finds them in cache
@@ -166,7 +167,7 @@ class OptimizedViT(ViT):
         if images.device.type != "cpu":
             return [images], 1
         threads, widest = torch.get_num_threads(), max(3 * self.config.attention_dim, self.config.mlp_dim)
-        streams = threads if 1 < threads <= len(images) // STREAM_SLICE else 1
+        streams = threads if 1 < threads <= len(images) // STREAM_LEAST else 1
         fitting = TEMPORARY // (self._token_count(images) * widest * self.compute_dtype.itemsize)
         size = max(1, min(SLICE if streams == 1 else STREAM_SLICE, fitting))
         rounds = math.ceil(len(images) / (size * streams))  # each stream gets as many parts as the others

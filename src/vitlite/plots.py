@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from vitlite.errors import missing_extra
 
-if TYPE_CHECKING:
+try:
     from matplotlib.figure import Figure
+except ImportError as error:
+    raise missing_extra("Drawing curves or a confusion matrix", "train") from error
 
 
 def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
     """Loss and accuracy by epoch; `history` is what `train` returns."""
-    figure = _figure("Drawing the curves", 9, 3.5)
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
     epochs = [record["epoch"] for record in history]
     for axes, title, names in zip(
         figure.subplots(1, 2), ("loss", "accuracy"), (("loss", "val_loss"), ("accuracy", "val_top1")), strict=True
@@ -32,7 +34,7 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> Non
     """Rows are what the pictures show, columns what they were taken for, in shares of the row."""
     k = len(classes)
     side = min(max(3.0, 0.55 * k + 1.5), 14)
-    figure = _figure("Drawing a confusion matrix", side + 1, side)
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
     axes = figure.subplots()
     shares = (confusion / confusion.sum(1, keepdim=True).clamp(min=1)).tolist()
     figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the row")
@@ -47,11 +49,3 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> Non
                     color = "white" if share > 0.5 else "black"
                     axes.text(j, i, str(int(confusion[i, j])), ha="center", va="center", color=color, fontsize=8)
     figure.savefig(path, dpi=120)
-
-
-def _figure(task: str, width: float, height: float) -> "Figure":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra(task, "train") from error
-    return Figure(figsize=(width, height), layout="constrained")

@@ -308,6 +308,12 @@ def _transformers_pictures(recipe: Recipe) -> dict[str, Any]:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    with _replacing(path) as temporary:
+        write_tensors(temporary, tensors, {})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """A safetensors file, as safetensors' own function writes it, which needs numpy."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}  # alive until written
     specs = {
         name: safetensors.TensorSpec(
@@ -318,8 +324,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         )
         for name, tensor in whole.items()
     }
-    with _replacing(path) as temporary:
-        safetensors.serialize_file(specs, temporary, {"format": "pt"})
+    safetensors.serialize_file(specs, path, {"format": "pt", **about})
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

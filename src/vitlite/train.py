@@ -20,7 +20,6 @@ from typing import Any, Literal, cast
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitlite import ranks, zoo
@@ -33,6 +32,7 @@ from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
 from vitlite.muon import Muon
 from vitlite.onednn import float32_products, float32_products_are_exact
+from vitlite.save import write_tensors
 from vitlite.weights import image_size, is_place, positive
 
 History = list[dict[str, Any]]
@@ -106,7 +106,7 @@ class Run:
             tensors |= {f"weight.{name}": self.weights[name].detach(), f"average.{name}": self.averages[name]}
             tensors |= {f"{key}.{name}": value for key, value in state.items()}
         about = {"identity": self.identity(), "progress": asdict(self.progress), "history": self.history}
-        write(path, lambda temporary: save_file(tensors, temporary, {"vitlite.run": json.dumps(about)}))
+        write(path, lambda temporary: write_tensors(temporary, tensors, {"vitlite.run": json.dumps(about)}))
 
     def write_log(self, path: Path) -> None:
         """Writes the history, a line an epoch."""
@@ -143,8 +143,10 @@ class Run:
             old = old | {"epochs": epochs[1]}
         changed = [f"{name} was {old.get(name)!r} and is {new[name]!r}" for name in new if old.get(name) != new[name]]
         if changed:
+            hint = " More epochs fit in only before the learning rate begins to fall." if "epochs" in changed[0] else ""
             raise TrainError(
-                f"{path.parent} holds another run: {'; '.join(changed)}. Use its settings to go on, or another --out."
+                f"{path.parent} holds another run: {'; '.join(changed)}.{hint} Use its settings to go on; or begin "
+                f"another run, perhaps with --model {path.parent / 'last'} and another --out."
             )
 
     def identity(self) -> dict[str, Any]:
@@ -424,7 +426,7 @@ def run_train(args: Namespace) -> int:
 
 
 def _run_train(args: Namespace) -> int:
-    from vitlite.plots import draw_curves
+    from vitlite.plots import draw_curves  # says at once if matplotlib is missing
 
     cifar = is_cifar10(args.data)
     classes = read_cifar10(args.data, "val").classes if cifar else class_names(args.data / "train")

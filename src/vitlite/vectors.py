@@ -23,6 +23,8 @@ def check_target(target: Path) -> Path:
         raise InputError(f"--out {target}: the name must end in one of {', '.join(WRITERS)}.")
     if not target.parent.is_dir():
         raise InputError(f"--out {target}: there is no folder {target.parent}. Make it first.")
+    if target.is_dir():
+        raise InputError(f"--out {target} is a folder. Name a file that is new, or may be replaced.")
     return target
 
 
