@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse: --help is 0, a mistake 2
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        print("vitlite: interrupted", file=sys.stderr)
+        resumes = words[:1] in (["train"], ["embed"])
+        print(f"vitlite: interrupted{'; the same command goes on' if resumes else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it exits

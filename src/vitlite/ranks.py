@@ -41,6 +41,12 @@ def together(device: str | None) -> Iterator[None]:
     cuda = device is not None and device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then processes find addresses of dead ones
+    if shared and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and os.environ["RANK"] == "0":
+        print(
+            "vitlite: torch may hang after a restart. To prevent it: export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+            file=sys.stderr,
+        )
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     try:
         yield
