@@ -22,7 +22,8 @@ def section() -> Iterator[str]:
     report = json.loads(SPEED.read_text(encoding="utf-8"))
     about = report["machine"]
     yield f"Measured on {about['cpu']}, {about['date']}:\n"
-    yield f"| model | precision | images/s a core | core-hours | hours, {MACHINES} machines of {CORES} cores | MB/s to each machine | vectors, GB |"
+    cluster = f"{MACHINES} machines of {CORES} cores"
+    yield f"| model | precision | images/s a core | core-hours | hours, {cluster} | MB/s to each machine | vectors, GB |"
     yield "|---|---|--:|--:|--:|--:|--:|"
     for name in MODELS:
         for dtype in ("float32", "bfloat16"):
