@@ -23,7 +23,7 @@ def section() -> Iterator[str]:
     about = report["machine"]
     yield f"Measured on {about['cpu']}, {about['date']}:\n"
     cluster = f"{MACHINES} machines of {CORES} cores"
-    yield f"| model | precision | images/s a core | core-hours | hours, {cluster} | MB/s to each machine | vectors, GB |"
+    yield f"| model | dtype | images/s a core | core-hours | hours, {cluster} | MB/s to each machine | vectors, GB |"
     yield "|---|---|--:|--:|--:|--:|--:|"
     for name in MODELS:
         for dtype in ("float32", "bfloat16"):
