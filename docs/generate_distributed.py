@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from sections import write_section
+
 from vitlite.config import preset
 
 ROOT = Path(__file__).parents[1]
@@ -46,15 +48,7 @@ def main() -> int:
     if not SPEED.exists():
         print(f"{SPEED.relative_to(ROOT)} is not there: run vitlite bench", file=sys.stderr)
         return 1
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    new = before + BEGIN + "\n".join(section()) + "\n" + END + after
-    if new != text and "--check" in sys.argv:
-        print(f"{PAGE.name} is stale. Write it: python {Path(__file__).relative_to(ROOT)}", file=sys.stderr)
-        return 1
-    PAGE.write_text(new, encoding="utf-8")
-    return 0
+    return write_section(PAGE, BEGIN, END, section())
 
 
 if __name__ == "__main__":

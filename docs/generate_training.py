@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sections import write_section
+
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "training.md", ROOT / "examples" / "cifar10" / "results"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
@@ -68,14 +70,7 @@ pixels. Where several learning rates were tried, the best on the watched thousan
 
 def main() -> int:
     """The command: 1 where the page is stale and was not written."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    new = before + BEGIN + "\n".join(section()) + "\n" + END + rest.split(END)[1]
-    if new != text and "--check" in sys.argv:
-        print(f"{PAGE.name} is stale. Write it: python {Path(__file__).relative_to(ROOT)}", file=sys.stderr)
-        return 1
-    PAGE.write_text(new, encoding="utf-8")
-    return 0
+    return write_section(PAGE, BEGIN, END, section())
 
 
 if __name__ == "__main__":
