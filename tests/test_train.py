@@ -353,11 +353,11 @@ def test_a_full_disk_leaves_the_last_state(tmp_path, monkeypatch):
         train.train(new_model(), data, tmp_path, settings(), after_epoch=stop)
     before = (tmp_path / STATE).read_bytes()
 
-    def full(tensors, path, metadata):
+    def full(path, tensors, about):
         Path(path).write_bytes(b"half of it")
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(train, "save_file", full)
+    monkeypatch.setattr(train, "write_tensors", full)
     with pytest.raises(TrainError, match=r"Cannot write .*state.safetensors: .*No space left.*intact"):
         train.train(new_model(), data, tmp_path, settings(), save_every=0)
     assert (tmp_path / STATE).read_bytes() == before
