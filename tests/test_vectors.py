@@ -95,6 +95,9 @@ def test_mistakes(tmp_path: Path) -> None:
         check_target(tmp_path / "out.txt")
     with pytest.raises(InputError, match="there is no folder"):
         check_target(tmp_path / "none" / "out.npz")
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        check_target(tmp_path / "folder.npz")
     target = tmp_path / "out.npz"
     with Journal(target, RUN):
         pass
