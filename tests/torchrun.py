@@ -35,10 +35,15 @@ def train_words(data: Path, out: Path, *more: str) -> list[str]:
     return [*words.split(), "--augment", "strong", "--optimizer", "adamw", "--out", str(out), *more]
 
 
-def launcher(processes: int, *words: str, options: tuple[str, ...] = ("--standalone",)) -> list[str]:
+def launcher(
+    processes: int,
+    *words: str,
+    options: tuple[str, ...] = ("--standalone",),
+    program: tuple[str, ...] = ("-m", "vitlite"),
+) -> list[str]:
     """The command line of torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node", str(processes)]
-    return [*command, "-m", "vitlite", *words]
+    return [*command, *program, *words]
 
 
 def torchrun(processes: int, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -38,6 +38,10 @@ def together(device: str | None) -> Iterator[None]:
     if not dist.is_torchelastic_launched():
         yield
         return
+    # Functions there have the group as a default argument. DistributedDataParallel imports them; if the group exists by
+    # then, they keep it, and its threads abort the process when it ends (pytorch/pytorch#190489).
+    import torch.distributed.nn
+
     cuda = device is not None and device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -84,6 +84,21 @@ def test_three_processes_with_unequal_shares(
     assert torchrun(3, *words).stdout == answer
 
 
+def test_no_thread_of_the_group_outlives_a_run(data: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"  # such a thread may abort the process while Python ends
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from vitlite.cli import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "names = [path.read_text() for path in Path('/proc/self/task').glob('*/comm')]\n"
+        "assert not [name for name in names if 'gloo' in name], names\n"
+    )
+    command = launcher(2, *train_words(data, tmp_path), program=(str(script),))
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def test_two_nodes(data: Path, alone: Path, tmp_path: Path) -> None:
     command = launcher(1, *train_words(data, tmp_path), options=two_nodes(29517))
     with start(command) as first, start(command) as second:
