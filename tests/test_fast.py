@@ -81,8 +81,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     packed = request.param == "packed"
     monkeypatch.setattr(fast, "packing_pays", lambda dtype: packed and onednn._packing_is_right(dtype))
     monkeypatch.setattr(fast, "float32_products_pay", lambda tokens, head_dim: packed and ONEDNN_IS_EXACT)
+    if request.param == "plain":  # and attention by powers, which small models have by softmax
+        monkeypatch.setattr(fast, "POWERS", 1)
+        monkeypatch.setattr(fast, "powers_pay", lambda dtype: dtype is not torch.float16)
     if request.param == "elsewhere":
-        monkeypatch.setattr(fast, "_kernels", lambda device, dtype: fast.Kernels(onednn.PlainLinear, fast.attend_fused))
+        monkeypatch.setattr(fast, "_kernels", lambda *args: fast.Kernels(onednn.PlainLinear, fast.attend_fused, 1.0))
     return request.param
 
 
@@ -126,7 +129,7 @@ def test_batches_in_slices_and_streams(threads: int, way: str, monkeypatch: pyte
 def test_scores_of_any_size(size: int, scale: float, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = Mock(side_effect=torch.softmax)
     monkeypatch.setattr(torch, "softmax", shifted)
-    monkeypatch.setattr(fast, "power", lambda dtype: torch.exp2)
+    monkeypatch.setattr(fast, "powers_pay", lambda dtype: True)
     model = made(image_size=size, patch_size=4)
     with torch.no_grad():
         for block in model.blocks:
@@ -146,10 +149,12 @@ def test_any_memory_layout() -> None:
     assert distance(faster(images), model(images).detach()) < 1e-5
 
 
+@pytest.mark.parametrize("patch", [8, 2])  # 17 tokens, and so many that attention is by powers
 @pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
-def test_bfloat16_is_as_near_as_eager(own: torch.dtype, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_as_near_as_eager(own: torch.dtype, patch: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "POWERS", 128)
     monkeypatch.setattr(fast, "layer_times", lambda narrow, wide: [1.0, 2.0])
-    right = made(depth=6, head_dim=16).to(own).float()
+    right = made(depth=6, head_dim=16, patch_size=patch).to(own).float()
     images = torch.randn(128, 3, 32, 32)
     eager, faster = copy.deepcopy(right).bfloat16(), optimized(copy.deepcopy(right).to(own), torch.bfloat16)
     with torch.no_grad():

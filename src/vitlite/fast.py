@@ -29,7 +29,7 @@ from vitlite.onednn import (
     float32_products_pay,
     layer_times,
     packing_pays,
-    power,
+    powers_pay,
 )
 
 STREAM_SLICE = 4  # images at a time in each of several single-threaded streams
@@ -37,9 +37,8 @@ STREAM_LEAST = 2  # images for each stream, from which streams pay
 SLICE = 8  # images at a time where all threads share one stream
 TEMPORARY = 32 << 20  # bytes: above this, glibc maps and faults fresh pages for each temporary
 SCORES = 4 << 20  # bytes of attention scores at a time, so that softmax finds them in cache
-POWERS = 128  # tokens from which powers and their sum are quicker than softmax
 TURNED = 256  # tokens from which a float32 product with the keys is quicker, by more than it takes to turn them over
-LOG2_E = torch.tensor([math.log2(math.e), 1.0, 1.0]).view(3, 1, 1, 1)  # for queries, and not for keys and values
+POWERS = 128  # tokens from which powers and their sum are quicker than softmax
 
 
 def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
@@ -239,7 +238,7 @@ def _join(parts: list[Any], dtype: torch.dtype, batch_axis: int) -> Any:
 def _take_over(model: ViT, dtype: torch.dtype) -> None:
     """Packs the weights layer by layer, dropping each original, and turns `model` into an `OptimizedViT`."""
     device, own = model.device, model.dtype
-    kernels = _kernels(device, dtype)
+    kernels = _kernels(device, dtype, model.config.prefix_tokens + math.prod(model.config.grid))
     model.patch_embed = FastPatches(model, dtype, kernels.linear)  # type: ignore[assignment]
     for i in range(len(model.blocks)):
         single = i == len(model.blocks) - 1 and model.config.pool == "cls"
@@ -255,14 +254,16 @@ class Kernels(NamedTuple):
     """What computes the two parts of a block that take the time."""
 
     linear: Linear
-    attend: Callable[[Tensor], Tensor]  # (3, b, heads, n, d) -> (b, n, heads, d)
+    attend: Callable[[Tensor, float], Tensor]  # (3, b, heads, n, d) and the unit -> (b, n, heads, d)
+    unit: float  # of scores: 1, or ln 2, where attention takes powers of two in place of those of e
 
 
-def _kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+def _kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Kernels:
     """What is fastest: measured on a CPU; elsewhere torch's own, which is not measured here."""
     if device.type != "cpu":
-        return Kernels(PlainLinear, attend_fused)
-    return Kernels(PackedLinear if packing_pays(dtype) else PlainLinear, attend_in_cache)
+        return Kernels(PlainLinear, attend_fused, 1.0)
+    unit = math.log(2) if tokens >= POWERS and powers_pay(dtype) else 1.0
+    return Kernels(PackedLinear if packing_pays(dtype) else PlainLinear, attend_in_cache, unit)
 
 
 class FastPatches(nn.Module):
@@ -300,12 +301,12 @@ class FastBlock(nn.Module):
 
     def __init__(self, block: Block, dtype: torch.dtype, kernels: Kernels, single: bool) -> None:
         super().__init__()
-        linear, self.attend = kernels
+        linear, self.attend, self.unit = kernels
         attn, mlp = block.attn, block.mlp
         self.heads, width = attn.heads, attn.proj.in_features
         weight = attn.qkv.weight
         scale = weight.new_ones(3, width, dtype=torch.promote_types(weight.dtype, torch.float32))
-        scale[0] = (width // attn.heads) ** -0.5
+        scale[0] = (width // attn.heads) ** -0.5 / kernels.unit
         quick = 1.702 if isinstance(mlp.act, QuickGELU) else 1.0  # x sigmoid(1.702 x) = swish(1.702 x) / 1.702
         self.act = mlp.act.approximate if isinstance(mlp.act, nn.GELU) else "swish"
         if isinstance(mlp.norm, nn.LayerNorm):
@@ -320,11 +321,11 @@ class FastBlock(nn.Module):
         self.proj = linear(*_scaled(attn.proj, getattr(block.ls1, "gamma", 1.0)), dtype)
         self.fc1 = linear(*_scaled(mlp.fc1, quick), dtype)
         self.fc2 = linear(*_scaled(mlp.fc2, getattr(block.ls2, "gamma", 1.0), unquick), dtype)
-        self.single = SingleQuery(*qkv, self.heads, dtype) if single else None
+        self.single = SingleQuery(*qkv, self.heads, dtype, self.unit) if single else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Every token."""
-        return self.rest(self.attend(self.split(x)).flatten(2), x)
+        return self.rest(self.attend(self.split(x), self.unit).flatten(2), x)
 
     def first(self, x: Tensor, attend: "SingleQuery") -> Tensor:
         """The first token only: (b, n, d) -> (b, 1, d)."""
@@ -333,7 +334,7 @@ class FastBlock(nn.Module):
     def map(self, x: Tensor) -> Tensor:
         """The attention map, (b, n, d) -> (b, heads, n, n)."""
         q, k, _ = self.split(x)
-        return (q @ k.mT).softmax(-1)
+        return (q @ k.mT).mul_(self.unit).softmax(-1)
 
     def split(self, x: Tensor) -> Tensor:
         """Queries, already scaled, keys and values: (3, b, heads, n, head_dim)."""
@@ -352,7 +353,8 @@ class SingleQuery:
     the keys, and one mean through those of the values. A bias of the keys shifts all scores alike, and is left out.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, heads: int, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, heads: int, dtype: torch.dtype, unit: float) -> None:
+        self.unit = unit
         self.q, k, v = (part.to(dtype, copy=True) for part in weight.chunk(3))
         self.k = rearrange(k, "(h d) c -> h d c", h=heads)
         self.v = rearrange(v, "(h d) c -> h c d", h=heads).contiguous()
@@ -362,7 +364,7 @@ class SingleQuery:
     def __call__(self, x: Tensor) -> Tensor:
         """(b, n, c) -> (b, 1, h d)."""
         q = rearrange(F.linear(x[:, 0], self.q, self.q_bias), "b (h d) -> h b d", h=len(self.k))
-        weights = torch.bmm(torch.bmm(q, self.k).transpose(0, 1), x.mT).softmax(-1)  # (b, h, n)
+        weights = torch.bmm(torch.bmm(q, self.k).transpose(0, 1), x.mT).mul_(self.unit).softmax(-1)  # (b, h, n)
         y = torch.bmm(torch.bmm(weights, x).transpose(0, 1), self.v)  # (h, b, d)
         y = rearrange(y, "h b d -> b 1 (h d)")
         return y if self.v_bias is None else y + self.v_bias
@@ -388,36 +390,32 @@ def _scaled(linear: nn.Linear, *scales: Tensor | float) -> tuple[Tensor, Tensor 
     return (weight.to(wide) * column).mul_(inner), None if bias is None else bias.detach().to(wide) * scale
 
 
-def attend_fused(qkv: Tensor) -> Tensor:
+def attend_fused(qkv: Tensor, unit: float) -> Tensor:
     """softmax(q k^T) v by torch's own choice of kernel: (3, b, heads, n, d) -> (b, n, heads, d)."""
     q, k, v = qkv
-    return F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, scale=unit).transpose(1, 2)
 
 
-def attend_in_cache(qkv: Tensor) -> Tensor:
+def attend_in_cache(qkv: Tensor, unit: float) -> Tensor:
     """The same through buffers small enough to stay in cache, as two batched products; good until the next call.
 
-    Scores are not shifted by their largest, which costs a pass, and in float32 are powers of two, which cost less than
-    those of e. Where the sums show that some left the range of float32, softmax does it.
+    Where scores come in units of ln 2, their powers of two are taken, without a pass to shift them by their largest.
+    Where the sums show that some left the range of float32, softmax does it.
     """
     space = _workspace(qkv.shape[1:], qkv.dtype)
     for image, groups in zip(qkv.unbind(1), space.groups, strict=True):
-        if space.power is torch.exp2:
-            torch.mul(image, LOG2_E, out=space.heads)
-        else:
-            space.heads.copy_(image)
+        space.heads.copy_(image)
         if space.turned is not None:
             space.turned.copy_(space.heads[1].mT)
         for q, k, v, scores, weights, sums, y in groups:
             torch.bmm(q, k, out=scores)
-            if space.power:
-                torch.sum(space.power(scores, out=weights), -1, keepdim=True, out=sums)
+            if unit != 1.0:
+                torch.sum(torch.exp2(scores, out=weights), -1, keepdim=True, out=sums)
                 low, high = torch.aminmax(sums)
                 if low.item() > 1e-24 and high.item() < 1e24:  # else, or if it is no number: as below
                     torch.bmm(weights, v, out=y).div_(sums)
                     continue
-                if space.power is torch.exp2:
-                    scores /= LOG2_E[0]
+                scores *= unit
             torch.softmax(scores, -1, out=weights)
             torch.bmm(weights, v, out=y)
     return space.out
@@ -430,7 +428,6 @@ class Workspace(NamedTuple):
     turned: Tensor | None  # its keys, (heads, d, n), where a product is quicker with them
     groups: list[list[tuple[Tensor, ...]]]  # by image and some heads: q, k, v, scores, weights, sums, y
     out: Tensor  # (b, n, heads, d)
-    power: Callable[..., Tensor] | None  # of the scores; None: softmax is quicker
 
 
 _kept = threading.local()
@@ -455,7 +452,7 @@ def _workspace(shape: torch.Size, dtype: torch.dtype) -> Workspace:
                 ]
                 for image in out
             ]
-        _kept.key, _kept.space = key, Workspace(heads, turned, groups, out, power(dtype) if n >= POWERS else None)
+        _kept.key, _kept.space = key, Workspace(heads, turned, groups, out)
     return _kept.space
 
 
