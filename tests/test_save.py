@@ -19,6 +19,7 @@ from vitlite.images import Preprocess, Recipe
 from vitlite.save import card, convert, push_to_hub
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
+EXACT = ViTConfig(norm_eps=1e-6, gelu="exact", pool="cls")  # what tensors do not tell
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 RECIPE = Recipe(size=(32, 32), resize=(36, 36), mode="center", interpolation="bicubic", mean=(0.5,) * 3, std=(0.4,) * 3)
 
@@ -90,6 +91,21 @@ def test_timm_gets_a_mean_of_its_own_scale(tmp_path: Path) -> None:
     assert data["mean"] == data["std"] == [0.5] * 3
 
 
+def test_a_picture_of_two_shares_is_not_told_to_timm(tmp_path: Path) -> None:
+    model = trained(image_size=(32, 24))
+    for resize, known in (((36, 27), True), ((36, 36), False)):  # timm resizes to cover 36 x 27
+        model.preprocess = Preprocess(replace(RECIPE, size=(32, 24), resize=resize), model)
+        model.save(tmp_path)
+        assert ("pretrained_cfg" in json.loads((tmp_path / "config.json").read_text())) == known
+        assert load(tmp_path).preprocess.recipe == model.preprocess.recipe
+    convert(tmp_path, tmp_path / "theirs", "transformers")  # which crops 36 x 36
+    assert load(tmp_path / "theirs").preprocess.recipe.resize == (36, 36)
+    model.preprocess = Preprocess(replace(RECIPE, size=(32, 24), resize=(36, 27)), model)
+    model.save(tmp_path)
+    with pytest.raises(CheckpointError, match="no preprocessing that resizes pictures to cover 36 x 27 pixels"):
+        convert(tmp_path, tmp_path / "others", "transformers")
+
+
 def test_transformers_takes_no_mean_over_a_class_token(tmp_path: Path) -> None:
     trained(pool="mean", num_classes=0).save(tmp_path / "ours")
     with pytest.raises(CheckpointError, match="no model that computes what this one does: pool='mean'"):
@@ -112,6 +128,15 @@ def test_types_are_kept_in_the_file_and_halves_are_float32_again(tmp_path: Path)
     assert load_file(tmp_path / "model.safetensors")["head.bias"].dtype == torch.bfloat16
     assert load(tmp_path).dtype == torch.float32
     assert load(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_file_of_several_types_loses_no_digit(tmp_path: Path) -> None:
+    model = trained()
+    state = model.state_dict()
+    state = {name: tensor.bfloat16() if name < "head" else tensor for name, tensor in state.items()}
+    save_file(state, tmp_path / "mixed.safetensors")
+    convert(tmp_path / "mixed.safetensors", tmp_path / "torchvision.safetensors", "torchvision", config=EXACT)
+    assert torch.equal(load_file(tmp_path / "torchvision.safetensors")["heads.head.weight"], state["head.weight"])
 
 
 def test_tied_and_strided_tensors_are_written_whole(tmp_path: Path) -> None:
@@ -195,6 +220,7 @@ def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[st
     ("torchvision", {"class_token": False, "pool": "mean"}, "class_token=False"),
     ("transformers", {"fc_norm": True}, "no place for: fc_norm.bias"),
     ("transformers", {"pre_norm": True}, "no place for: norm_pre.bias"),
+    ("transformers", {"layer_scale": 0.1, "num_classes": 0}, "mlp_dim=24"),
 ])  # fmt: skip
 def test_models_that_others_cannot_compute_are_refused(
     to: Any, changes: dict[str, Any], what: str, tmp_path: Path

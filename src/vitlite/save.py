@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import reduce
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -170,8 +171,10 @@ def _unpickled(source: Path) -> Iterator[Path]:
 
 
 def _dtype_of(path: Path) -> torch.dtype | None:
+    """The narrowest type that holds all numbers of a file."""
     with open_checkpoint(path) as file:
-        return next((FLOATS[entry.dtype] for entry in file.entries.values() if entry.dtype in FLOATS), None)
+        kinds = {FLOATS[entry.dtype] for entry in file.entries.values() if entry.dtype in FLOATS}
+    return reduce(torch.promote_types, kinds) if kinds else None
 
 
 def _tensors_of(path: Path, config: ViTConfig | None, to: Target) -> ViT:
@@ -201,8 +204,8 @@ def _renamed(model: ViT, to: Target) -> dict[str, Tensor]:
         prefix = f"{kind}." if c.num_classes else ""
     wanted = dict(layout.fixed) | {"class_token": (to, kind) != ("transformers", "ijepa"), "positions": "learned"}
     wanted |= {"registers": 0, "head_dim": None, "pool": "cls" if c.class_token else "mean"}
-    if kind == "dinov2" and c.num_classes:
-        wanted["pool"] = "cls_and_mean"
+    if kind == "dinov2":
+        wanted |= {"mlp_dim": c.mlp_dim // c.dim * c.dim} | ({"pool": "cls_and_mean"} if c.num_classes else {})
     if differs := [f"{name}={getattr(c, name)!r}" for name, value in wanted.items() if getattr(c, name) != value]:
         raise CheckpointError(f"{to} has no model that computes what this one does: {', '.join(differs)}.")
     if c.class_token and not c.cls_position:
@@ -221,7 +224,8 @@ def _timm(model: ViT, recipe: Recipe | None) -> dict[str, Any]:
     c = model.config
     ratio = c.mlp_dim / c.dim
     plain = c.norm_eps == 1e-6 and c.positions != "sincos2d" and not (c.patch_norm or c.pre_logits or c.head_dim)
-    if not plain or c.pool not in TIMM_POOLS or int(c.dim * ratio) != c.mlp_dim:
+    pictures = _timm_pictures(recipe) if recipe else {}
+    if not plain or c.pool not in TIMM_POOLS or int(c.dim * ratio) != c.mlp_dim or pictures is None:
         return {}
     return {
         "architecture": "vit_tiny_patch16_224",  # any name of a plain ViT: model_args says all of it
@@ -250,14 +254,17 @@ def _timm(model: ViT, recipe: Recipe | None) -> dict[str, Any]:
         },
         "pretrained_cfg": {"input_size": [c.channels, *c.size], "num_classes": c.num_classes}
         | ({"label_names": list(model.labels)} if model.labels else {})
-        | (_timm_pictures(recipe) if recipe else {}),
+        | pictures,
     }
 
 
-def _timm_pictures(recipe: Recipe) -> dict[str, Any]:
+def _timm_pictures(recipe: Recipe) -> dict[str, Any] | None:
+    """timm's words for the preprocessing; None where it has none."""
     crop = recipe.size[0] / recipe.resize[0]
     if int(recipe.size[0] / crop) != recipe.resize[0]:  # timm takes the floor
         crop = recipe.size[0] / (recipe.resize[0] + 0.5)
+    if int(recipe.size[1] / crop) != recipe.resize[1]:  # it has one share for both sides
+        return None
     white = 255 * recipe.scale  # timm's pixels are 0..1 before mean and std
     return {
         "mean": [value / white for value in recipe.mean],
@@ -291,11 +298,16 @@ def _transformers(model: ViT) -> dict[str, Any]:
 
 def _transformers_pictures(recipe: Recipe) -> dict[str, Any]:
     height, width = recipe.resize
+    if recipe.mode == "center" and height != width:
+        raise CheckpointError(
+            f"transformers has no preprocessing that resizes pictures to cover {height} x {width} pixels. "
+            "Convert to a .safetensors file, which has the tensors alone."
+        )
     square = {"height": height, "width": width}
     return {
         "image_processor_type": "CLIPImageProcessor" if recipe.mode == "center" else "DeiTImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": min(recipe.resize)} if recipe.mode == "center" else square,
+        "size": {"shortest_edge": height} if recipe.mode == "center" else square,
         "resample": RESAMPLES[recipe.interpolation],
         "do_center_crop": True,
         "crop_size": {"height": recipe.size[0], "width": recipe.size[1]},
