@@ -27,7 +27,7 @@ from vitlite.datasets import HOLDOUT, Pictures, class_names, read_cifar10, read_
 from vitlite.errors import ImageError, TrainError
 from vitlite.images import Preprocess, Recipe
 from vitlite.muon import Muon, orthogonal
-from vitlite.train import STATE, Run, Settings
+from vitlite.train import STATE, Run, Settings, optimizers
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, num_classes=2)
 RECIPE = Recipe(
@@ -162,9 +162,19 @@ def test_muon_takes_query_key_and_value_apart():
     joint.grad = torch.randn(24, 8)
     for part, gradient in zip(parts, joint.grad.chunk(3), strict=True):
         part.grad = gradient.clone()
-    Muon([{"params": [joint]}], lr=0.1).step()
+    tall = nn.Parameter(torch.zeros(24, 8))
+    tall.grad = joint.grad.clone()
+    Muon([{"params": [joint], "parts": 3}, {"params": [tall]}], lr=0.1).step()
     Muon([{"params": parts}], lr=0.1).step()
     torch.testing.assert_close(joint, torch.cat(list(parts)))
+    assert (tall - joint).abs().max() > 0.01
+
+
+def test_muon_takes_only_query_key_and_value_apart():
+    model = new_model(CONFIG.replace(mlp_dim=3 * CONFIG.dim))
+    _, muon = optimizers(model, dict(model.named_parameters()), settings(optimizer="muon"))
+    apart = {weight for group in muon.param_groups if group["parts"] == 3 for weight in group["params"]}
+    assert apart == {block.attn.qkv.weight for block in model.blocks}
 
 
 def test_layer_decay_and_what_does_not_decay():

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlite import ranks
 
@@ -16,10 +16,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: drives singular va
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices only. A joint query, key and value matrix, three times as tall as wide, counts as three."""
+    """For matrices only. In a group with "parts" of 3, each counts as three: queries, keys and values in one."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float = 0.95) -> None:
-        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "parts": 1})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -33,8 +33,9 @@ class Muon(torch.optim.Optimizer):
                 state["momentum"].lerp_(weight.grad, 1 - group["momentum"])
                 update = weight.grad.lerp(state["momentum"], group["momentum"])
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
-                for part, direction in zip(_matrices(weight), _matrices(update), strict=True):
-                    waiting.setdefault(tuple(part.shape), []).append((part, direction, group))  # type: ignore[arg-type]
+                parts = (matrix.chunk(group["parts"]) for matrix in (weight.data, update))
+                for part, direction in zip(*parts, strict=True):
+                    waiting.setdefault(tuple(part.shape), []).append((part, direction, group))
         for (tall, wide), items in waiting.items():  # one batch a shape
             directions = _shared(torch.stack([direction for _, direction, _ in items]))
             for (part, _, group), direction in zip(items, directions, strict=True):
@@ -62,7 +63,3 @@ def _shared(x: Tensor) -> Tensor:
         found[mine] = orthogonal(x[mine])
     ranks.add(found)
     return found
-
-
-def _matrices(weight: nn.Parameter | Tensor) -> tuple[Tensor, ...]:
-    return weight.data.chunk(3) if weight.shape[0] == 3 * weight.shape[1] else (weight.data,)

@@ -332,13 +332,15 @@ def learning_rate(s: Settings, epoch: float) -> float:
 
 def optimizers(model: ViT, weights: dict[str, nn.Parameter], s: Settings) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon where wanted. Matrices decay; norms, biases, tokens and positions do not."""
-    groups: dict[tuple[bool, int, bool], dict[str, Any]] = {}
+    groups: dict[tuple[bool, int, bool, bool], dict[str, Any]] = {}
     for name, weight in weights.items():
         depth, matrix = _depth(name, model.config.depth), weight.ndim in (2, 4)
         muon = s.optimizer == "muon" and matrix and name.startswith("blocks.")
         scale = s.layer_decay ** (model.config.depth + 1 - depth)
+        joint = name.endswith("attn.qkv.weight")
         group = {"params": [], "scale": scale, "weight_decay": s.weight_decay if matrix else 0.0}
-        groups.setdefault((muon, depth, matrix), group)["params"].append(weight)
+        group["parts"] = 3 if joint else 1
+        groups.setdefault((muon, depth, matrix, joint), group)["params"].append(weight)
     adamw = [group for (muon, *_), group in groups.items() if not muon]
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(adamw, lr=s.lr, fused=model.device.type in ("cpu", "cuda"))]
     if others := [group for (muon, *_), group in groups.items() if muon]:
