@@ -3,6 +3,7 @@
 Nothing here imports torch, so that names and sizes can be listed at once.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -57,8 +58,8 @@ class ViTConfig:
         return self
 
     def __post_init__(self) -> None:
-        if not isinstance(self.image_size, int):  # a list, as JSON has it
-            object.__setattr__(self, "image_size", _pair(self.image_size))
+        if isinstance(self.image_size, list):  # as JSON has it
+            object.__setattr__(self, "image_size", tuple(self.image_size))
         for problem in _problems(self):
             raise ConfigError(f"ViTConfig: {problem}")
 
@@ -106,58 +107,48 @@ class ViTConfig:
         return asdict(self)
 
 
-def _pair(size: Any) -> tuple[int, int]:
-    if isinstance(size, (tuple, list)) and len(size) == 2 and all(type(side) is int for side in size):
-        return size[0], size[1]
-    raise ConfigError(f"ViTConfig: image_size must be a whole number or (height, width), got {size!r}.")
-
-
-def _problems(c: ViTConfig) -> list[str]:
+def _problems(c: ViTConfig) -> Iterator[str]:
     """What is wrong with a config, in the order in which it should be mended."""
-    found = []
+    sides = [type(side) for side in c.image_size] if isinstance(c.image_size, tuple) else None
+    if sides != [int, int] and not isinstance(c.image_size, int):
+        yield f"image_size must be a whole number or (height, width), got {c.image_size!r}."
     for name, least in (
         *((name, 1) for name in ("patch_size", "dim", "depth", "heads", "mlp_dim", "channels")),
         *((name, 0) for name in ("num_classes", "registers", "pre_logits")),
     ):
         value = getattr(c, name)
         if type(value) is not int or value < least:
-            found.append(f"{name} must be a whole number of at least {least}, got {value!r}.")
+            yield f"{name} must be a whole number of at least {least}, got {value!r}."
     for name, kind in (("pool", Pool), ("positions", Positions), ("resample", Resample), ("gelu", Gelu)):
         if getattr(c, name) not in get_args(kind):
             hint = closest(getattr(c, name), get_args(kind))
-            found.append(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(c, name)!r}.{hint}")
+            yield f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(c, name)!r}.{hint}"
     for name, field in c.__dataclass_fields__.items():
         if type(field.default) is bool and type(getattr(c, name)) is not bool:
-            found.append(f"{name} must be True or False, got {getattr(c, name)!r}.")
+            yield f"{name} must be True or False, got {getattr(c, name)!r}."
     for name in ("dropout", "drop_path"):
         value = getattr(c, name)
         if type(value) not in (int, float) or not 0 <= value < 1:
-            found.append(f"{name} must be at least 0 and below 1, got {value!r}.")
+            yield f"{name} must be at least 0 and below 1, got {value!r}."
     if type(c.norm_eps) is not float or not 0 < c.norm_eps < 1:
-        found.append(f"norm_eps must be a small positive number such as 1e-6, got {c.norm_eps!r}.")
+        yield f"norm_eps must be a small positive number such as 1e-6, got {c.norm_eps!r}."
     if c.layer_scale is not None and (type(c.layer_scale) not in (int, float) or not abs(c.layer_scale) < float("inf")):
-        found.append(f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}.")
+        yield f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}."
     if c.head_dim is not None and (type(c.head_dim) is not int or c.head_dim < 1):
-        found.append(f"head_dim must be None or a whole number of at least 1, got {c.head_dim!r}.")
-    if found:
-        return found
+        yield f"head_dim must be None or a whole number of at least 1, got {c.head_dim!r}."
     if type(c.image_size) is bool or min(c.size) < c.patch_size or any(side % c.patch_size for side in c.size):
-        found.append(
-            f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {fitting(c.size, c.patch_size)}"
-        )
+        nearest = fitting(c.size, c.patch_size)
+        yield f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {nearest}"
     if c.head_dim is None and c.dim % c.heads:
-        found.append(f"dim {c.dim} does not divide into {c.heads} heads; change heads, or set head_dim.")
+        yield f"dim {c.dim} does not divide into {c.heads} heads; change heads, or set head_dim."
     if c.pool != "mean" and not c.class_token:
-        found.append(f"pool={c.pool!r} reads the class token, and class_token is False; use pool='mean'.")
+        yield f"pool={c.pool!r} reads the class token, and class_token is False; use pool='mean'."
     if c.registers and c.cls_position:
-        found.append(
-            "registers have no position of their own: set cls_position=False, so that the table covers patches only."
-        )
+        yield "registers have no position of their own: set cls_position=False, so that the table covers patches only."
     if c.registers and c.pool == "mean_with_cls":
-        found.append("pool='mean_with_cls' is vit-pytorch's, which has no registers; use pool='mean'.")
+        yield "pool='mean_with_cls' is vit-pytorch's, which has no registers; use pool='mean'."
     if c.positions == "sincos2d" and c.dim % 4:
-        found.append(f"sincos2d positions need a dim that 4 divides, got {c.dim}.")
-    return found
+        yield f"sincos2d positions need a dim that 4 divides, got {c.dim}."
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:
