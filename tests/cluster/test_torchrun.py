@@ -14,6 +14,7 @@ from torchrun import ENVIRONMENT, history, launcher, pictures, same_weights, tor
 from vitlite.cli import main
 
 pytestmark = pytest.mark.cluster
+HINT = "vitlite: torch may hang after a restart. To prevent it: export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +95,11 @@ def test_no_thread_of_the_group_outlives_a_run(data: Path, tmp_path: Path) -> No
         "names = [path.read_text() for path in Path('/proc/self/task').glob('*/comm')]\n"
         "assert not [name for name in names if 'gloo' in name], names\n"
     )
-    command = launcher(2, *train_words(data, tmp_path), program=(str(script),))
+    options = ("--standalone", "--max-restarts", "1")
+    command = launcher(2, *train_words(data, tmp_path), options=options, program=(str(script),))
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count(HINT) == 1
 
 
 def test_two_nodes(data: Path, alone: Path, tmp_path: Path) -> None:
@@ -125,6 +128,7 @@ def test_a_killed_worker_comes_back_and_ends_as_if_nothing_had_been(data: Path, 
     assert set(epochs) == {1, 2, 3, 4}
     assert len((killed / "log.jsonl").read_text().splitlines()) == 4
     assert errors.count("vitlite: error: ") <= 1
+    assert HINT not in errors
     assert same_weights(whole, killed)
 
 
