@@ -150,6 +150,50 @@ def test_failure_is_one_line_and_1_and_debug_has_the_traceback(run: Run) -> None
         assert "Traceback" in run(*words)[2]
 
 
+def pythonic(text: str) -> bool:
+    """Whether this names what only somebody who writes Python can use."""
+    return bool(re.search(r"vitlite\.[a-z]|\w\(|\w=|ViTConfig|layers has", text))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model nonsense", "checkpoints: `vitlite list`. A repository of the Hub, a folder or a file: --model PATH"),
+        ("--model vit_base_14", "For random weights: vitlite train --model vit_base_14 --weights none."),
+        ("--model vit_base_patch16_224.bamboo", "`vitlite list` names what is."),
+        ("--model vit_base_16", "pass that file as --weights PATH, or"),
+        ("--model vit_nano_4 --size 17", "error: --size 17 does not divide into patches of 4."),
+        ("--model bare.safetensors", "Say --model NAME --weights PATH, or convert's --like NAME, with the name of a"),
+        ("--model vit_nano_4.cifar10 --weights small.safetensors", "To run it at another size: --size."),
+        ("--model unprepared", "to prepare pictures. Name a checkpoint like it: --model NAME --weights PATH."),
+        ("--model small", "Name its 10 classes in order in its config.json, or name a checkpoint like it: --model "),
+        ("--model headless", "This model has no head. For vectors: vitlite embed."),
+    ],
+)
+def test_errors_speak_of_the_command_line(
+    run: Run, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(model / "model.safetensors", "bare.safetensors")
+    vitlite.create("vit_nano_4", weights=None, image_size=16).save("small")
+    shutil.copy("small/model.safetensors", "small.safetensors")
+    vitlite.create("vit_nano_4", weights=None, num_classes=0).save("headless")
+    unprepared = vitlite.ViT(vitlite.load(model).config)
+    unprepared.labels = ("one", "two", "three")
+    unprepared.save("unprepared")
+    code, out, err = run("classify", pictures / "a.png", *words.split())
+    assert (code, out) == (1, "")
+    assert said in err
+    assert not pythonic(err)
+
+
+def test_errors_of_training_do_so_too(run: Run, tmp_path: Path) -> None:
+    for name in ("train/a", "train/b"):
+        (tmp_path / name).mkdir(parents=True)
+    words = ("--model", "vit_nano_4", "--weights", "none", "--epochs", 1, "--out", tmp_path / "out", "--drop-path", 2)
+    assert "error: --drop-path must be at least 0 and below 1" in run("train", tmp_path, *words)[2]
+
+
 def test_a_mistake_of_ours_is_told_as_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "run_list", lambda args: {}["none"])
     assert run("list") == (1, "", "vitlite: error: KeyError: 'none' (--debug shows where)\n")
@@ -458,7 +502,7 @@ def test_attention_and_positions(run: Run, model: Path, pictures: Path, tmp_path
     assert shown == f"wrote {out}, {width} x {height} pixels\n"
     assert run("attention", pictures / "a.png", "--model", model, "--rollout", "--size", 32, "--out", out)[0] == 0
     assert size_of(out)[0] < width
-    assert "layers has 7" in run("attention", pictures / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
+    assert "--layer is 7;" in run("attention", pictures / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
     assert run("positions", model, "--out", out)[0] == 0
     code, _, err = run("positions", model, "--out", tmp_path / "none" / "map.png")
     assert code == 1

@@ -6,6 +6,7 @@ Each offers a function that adds its arguments to a parser, and one that runs wi
 
 import argparse
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -40,6 +41,22 @@ COMMANDS = {
     "train": Command("train or fine-tune on a folder of pictures", "train:add_train_arguments", "train:run_train"),
     "eval": Command("measure accuracy on labelled pictures", "evaluate:add_eval_arguments", "evaluate:run_eval"),
 }  # fmt: skip
+
+# How errors of the library, which say what to write in Python, say it on the command line.
+WORDS = {
+    r"vitlite\.list_models\(\)": "`vitlite list`",
+    r"vitlite\.load\(source\)": "--model PATH, --model OWNER/NAME",
+    r"create\('(\S+)', weights=None\)": r"vitlite train --model \1 --weights none",
+    r"weights=PATH": "--weights PATH",
+    r"image_size=": "--size",
+    r"^ViTConfig: image_size": "--size",
+    r"^ViTConfig: drop_path": "--drop-path",
+    r"^layers has": "--layer is",
+    r"model\.embed\(.*\)": "vitlite embed",
+    r"Set it: model\.preprocess = .*": "Name a checkpoint like it: --model NAME --weights PATH.",
+    r": model\.labels = .*": " in its config.json, or name a checkpoint like it: --model NAME --weights PATH.",
+    r"Say so: .*, or vitlite\.create\(.*\) with": "Say --model NAME --weights PATH, or convert's --like NAME, with",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -85,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         known = isinstance(error, (VitliteError, OSError))
-        text = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
+        text = _in_words(str(error)) if known else f"{type(error).__name__}: {error} (--debug shows where)"
         print(f"vitlite: error: {text}", file=sys.stderr)
         return 1
 
@@ -112,6 +129,13 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if unknown:
         asked.error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
+
+
+def _in_words(text: str) -> str:
+    """An error of the library for somebody who does not write Python."""
+    for python, word in WORDS.items():
+        text = re.sub(python, word, text)
+    return text
 
 
 def find(place: str) -> Any:
