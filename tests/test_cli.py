@@ -23,13 +23,12 @@ from typing import Any
 
 import pytest
 import torch
+from models import small_model
 from PIL import Image
 
 import vitlite
 from vitlite import cli, report, zoo
-from vitlite.config import ViTConfig
 from vitlite.errors import ImageError
-from vitlite.images import Preprocess, Recipe
 from vitlite.vectors import Journal
 
 Run = Callable[..., tuple[int, str, str]]
@@ -56,18 +55,8 @@ def command(*words: object, **options: Any) -> "subprocess.Popen[str]":
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small model that tells colours apart only by chance, but has labels and preprocessing."""
-    torch.manual_seed(0)
-    shape = {"image_size": 16, "patch_size": 8, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "num_classes": 3}
-    made = vitlite.ViT(ViTConfig(**shape)).eval()
-    torch.nn.init.normal_(made.head.weight)
-    made.labels = ("one", "two, or more", "three")
-    half = (0.5, 0.5, 0.5)
-    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bilinear", mean=half, std=half)
-    made.preprocess = Preprocess(recipe, made)
-    folder = tmp_path_factory.mktemp("model")
-    made.save(folder)
-    return folder
+    """A folder with a small model."""
+    return small_model(tmp_path_factory.mktemp("model"), ("one", "two, or more", "three"))
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from models import small_model
 from PIL import Image
 
 import vitlite
 from vitlite.bulk import add_embed_arguments
 from vitlite.cli import main
-from vitlite.config import ViTConfig
 from vitlite.errors import ImageError, InputError
-from vitlite.images import Preprocess, Recipe
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
@@ -60,17 +59,7 @@ def limit() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small random model."""
-    torch.manual_seed(0)
-    config = ViTConfig(image_size=16, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, num_classes=7)
-    made = vitlite.ViT(config).eval()
-    torch.nn.init.normal_(made.head.weight)
-    made.labels = tuple("abcdefg")
-    half = (0.5, 0.5, 0.5)
-    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bilinear", mean=half, std=half)
-    made.preprocess = Preprocess(recipe, made)
-    folder = tmp_path_factory.mktemp("model")
-    made.save(folder)
-    return folder
+    return small_model(tmp_path_factory.mktemp("model"), tuple("abcdefg"))
 
 
 @pytest.fixture(scope="module")
