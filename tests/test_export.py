@@ -154,6 +154,9 @@ def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'vitlite\[onnx\]'"):
         export(tiny(), tmp_path / "model.onnx", to="onnx")
+    monkeypatch.setattr(module, "open_model", lambda _: pytest.fail("the model was fetched"))
+    assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 1
+    assert "pip install 'vitlite[onnx]'" in capsys.readouterr().err
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

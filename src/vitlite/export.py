@@ -84,10 +84,7 @@ def _write_torch(model: ViT, file: Path) -> None:
 
 
 def _write_onnx(model: ViT, file: Path) -> None:
-    try:
-        import onnxscript  # noqa: F401  # torch's own error does not name the extra
-    except ImportError as error:
-        raise missing_extra("Export to ONNX", "onnx") from error
+    _need_onnx()
     with _quietly():
         program: ONNXProgram | None = torch.onnx.export(
             model,
@@ -102,6 +99,14 @@ def _write_onnx(model: ViT, file: Path) -> None:
     program.model.metadata_props["vitlite"] = _about(model)
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     program.save(file, external_data=weights > ONE_FILE)
+
+
+def _need_onnx() -> None:
+    """Names the extra where it is missing, which torch's own error does not."""
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise missing_extra("Export to ONNX", "onnx") from error
 
 
 @contextmanager
@@ -177,6 +182,8 @@ def run(args: Namespace) -> int:
     out = Path(args.out or Path(args.model).name + SUFFIX[args.to])
     if out.suffix != SUFFIX[args.to]:
         raise ExportError(f"--out {out}: with --to {args.to} the name must end in {SUFFIX[args.to]}.")
+    if args.to == "onnx":
+        _need_onnx()  # before the model is fetched
     model = open_model(args)
     far = export(model, out, to=args.to)
     p = model.config.patch_size
