@@ -393,6 +393,14 @@ def test_without_a_network_the_error_names_what_needs_none(run: Run, pictures: P
     assert "There is no file or folder nothing" in run("classify", pictures / "a.png", "--model", "./nothing")[2]
 
 
+def test_a_missing_pillow_is_said_before_the_model_is_fetched(
+    run: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for words in (("classify", pictures), ("embed", pictures, "--out", tmp_path / "out.npz")):
+        assert run(*words)[2].endswith("needs an optional package. Install it: pip install 'vitlite[images]'\n")
+
+
 def test_names_paths_and_repositories() -> None:
     from vitlite.weights import is_place
 

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitlite.errors import ImageError, InputError
+from vitlite.errors import ImageError, InputError, missing_extra
 from vitlite.report import bold, terminal_width
 from vitlite.vectors import WRITERS, Journal, check_target
 from vitlite.weights import add_model_arguments, add_speed_arguments, open_model, positive
@@ -38,6 +38,7 @@ def gather(places: Sequence[str]) -> list[str]:
 
     Raises:
         ImageError: A folder or a pattern without pictures, or none of the files is there.
+        MissingExtraError: Pillow, which opens them, is not installed.
     """
     found: list[str] = []
     for place in places:
@@ -58,6 +59,10 @@ def gather(places: Sequence[str]) -> list[str]:
     found = list(dict.fromkeys(found))
     if not any(map(os.path.exists, found)):  # said before a model is fetched for nothing
         raise ImageError(f"No such file: {found[0]}" if found else "There are no pictures: the list is empty.")
+    try:
+        import PIL  # noqa: F401  # the same
+    except ImportError as error:
+        raise missing_extra("Opening pictures", "images") from error
     return found
 
 
