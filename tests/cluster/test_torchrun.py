@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -49,8 +50,10 @@ def start(command: list[str], **environment: str) -> "Iterator[subprocess.Popen[
                 process.terminate()
 
 
-def two_nodes(port: int) -> tuple[str, ...]:
+def two_nodes() -> tuple[str, ...]:
     """Each of two agents meets the other over the network of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     return ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "two", "--rdzv-endpoint", f"127.0.0.1:{port}")
 
 
@@ -103,7 +106,7 @@ def test_no_thread_of_the_group_outlives_a_run(data: Path, tmp_path: Path) -> No
 
 
 def test_two_nodes(data: Path, alone: Path, tmp_path: Path) -> None:
-    command = launcher(1, *train_words(data, tmp_path), options=two_nodes(29517))
+    command = launcher(1, *train_words(data, tmp_path), options=two_nodes())
     with start(command) as first, start(command) as second:
         outputs = [node.communicate(timeout=300) for node in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0), outputs
@@ -155,7 +158,8 @@ def test_without_restarts_a_killed_worker_ends_the_run_at_once(data: Path, tmp_p
 
 
 def test_machines_that_do_not_share_the_output(data: Path, alone: Path, tmp_path: Path) -> None:
-    commands = [launcher(1, *train_words(data, out), options=two_nodes(29518)) for out in (alone, tmp_path)]
+    options = two_nodes()
+    commands = [launcher(1, *train_words(data, out), options=options) for out in (alone, tmp_path)]
     with start(commands[0]) as first, start(commands[1]) as second:
         errors = "".join(node.communicate(timeout=120)[1] for node in (first, second))
     assert first.returncode
