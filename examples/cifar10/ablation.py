@@ -101,11 +101,11 @@ class Row:
     epochs: int = EPOCHS
 
 
-RATES = (1e-3, 3e-3, 1e-2)
+RATES, WIDE_RATES = (1e-3, 3e-3, 1e-2), (1e-4, 3e-4, 1e-3)
 ONE_BLOCK = ViTConfig(image_size=32, patch_size=16, dim=768, depth=1, heads=12, mlp_dim=3072, num_classes=10)
 ROWS = {
-    "one-block": Row("one block, 768 wide, patch 16 (AdamW)", ONE_BLOCK, rates=(1e-3,), optimizer="adamw"),
-    "one-block-8": Row("… eight passes", ONE_BLOCK, rates=(1e-3,), optimizer="adamw", epochs=8),
+    "one-block": Row("one block, 768 wide, patch 16 (AdamW)", ONE_BLOCK, rates=WIDE_RATES, optimizer="adamw"),
+    "one-block-8": Row("… eight passes", ONE_BLOCK, rates=WIDE_RATES, optimizer="adamw", epochs=8),
     "none": Row("position embedding: none", SMALL.replace(positions="none")),
     "cls": Row("position embedding: 1-D learned", SMALL, rates=RATES),
     "sincos": Row("position embedding: sin-cos", SMALL.replace(positions="sincos2d")),
