@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitlite import ViT, ViTConfig, load
+from vitlite import ViT, ViTConfig, create, load
 from vitlite.checkpoint import Claim, open_checkpoint, resolve
+from vitlite.config import PRESETS
 from vitlite.describe import describe
 from vitlite.errors import CheckpointError, ConfigError, VitliteError
 from vitlite.layouts import LAYOUTS, facts, translate
@@ -380,6 +381,11 @@ def test_the_initial_layer_scale_is_what_is_said_of_it(scale: float, tmp_path: P
     path = written(tmp_path / "vit.safetensors", config=TINY.replace(layer_scale=scale))
     assert load(path, config=ASK.replace(layer_scale=scale)).config.layer_scale == scale
     assert load(path, config=ASK).config.layer_scale == 1e-5
+
+
+def test_a_preset_does_not_say_that_its_models_have_no_layer_scale(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=PRESETS["vit_nano_4"].replace(layer_scale=0.1))
+    assert create("vit_nano_4", weights=path).config.layer_scale == 1e-5
 
 
 def test_the_caller_may_not_contradict_the_layout_s_code(tmp_path: Path) -> None:

@@ -254,11 +254,11 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
                 continue
             if name == "image_size":
                 value = (value, value) if isinstance(value, int) else tuple(value)
-            if name == "layer_scale" and name in tensors:  # which number it began with, only others can say
-                if (value is not None) != tensors["layer_scale"] and firm:
-                    wrong.append(f"layer_scale: the tensors have {'one' if tensors[name] else 'none'}, {who} {value}")
-                elif known[name] is True:
+            if name == "layer_scale":  # which number it began with, only others can say
+                if known[name] is True and value is not None:
                     known[name] = value
+                elif firm and tensors[name] == (value is None):
+                    wrong.append(f"layer_scale: the tensors have {'one' if tensors[name] else 'none'}, {who} {value}")
             elif name not in known:
                 known[name], by[name] = value, who
             elif firm and known[name] != value and (name not in LOOSE or who == USER):
