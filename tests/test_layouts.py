@@ -5,16 +5,14 @@ import torch
 
 from vitlite import ViT, ViTConfig
 from vitlite.errors import CheckpointError
-from vitlite.layouts import BACK, LAYOUTS, OPS, Layout, detect, facts, to_theirs, translate
+from vitlite.layouts import AXES, BACK, LAYOUTS, OPS, Layout, detect, facts, to_theirs, translate
 
 TINY = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
 
 
 def first_block(layout: Layout, prefix: str = "") -> set[str]:
     """The names of a file of this layout, with one block."""
-    names = {
-        layout.full(prefix, theirs, 0) + leaf for rule in layout.rules for theirs in rule.theirs for leaf in rule.leaves
-    }
+    names = {layout.full(prefix, theirs, "0") for rule in layout.rules for theirs in rule.theirs}
     return names - {layout.without}
 
 
@@ -90,14 +88,19 @@ def test_shapes_of_no_layout_and_files_without_a_first_block() -> None:
     odd["encoder.layer.0.attention.attention.query.weight"] = (16, 17)
     with pytest.raises(CheckpointError, match=r"query.weight, .*key.weight, .* are not of this layout"):
         translate(odd)
+    for name in AXES:
+        key = name.replace("#", "0")
+        with pytest.raises(CheckpointError, match=rf"^{key}: the shapes .* are not of this layout: a ViT's {name} has"):
+            translate(shapes | {key: (4,)})
     del shapes["patch_embed.proj.weight"]
     with pytest.raises(
         CheckpointError, match=r"has no patch_embed.proj.weight, which every file of the timm layout has"
     ):
         facts(translate(shapes), shapes)
-    shapes["patch_embed.proj.weight"] = (16, 3, 8, 4)
-    with pytest.raises(CheckpointError, match="8 x 4 pixels; vitlite's are square"):
-        facts(translate(shapes), shapes)
+    for patch in ((8, 4), (0, 0)):
+        shapes["patch_embed.proj.weight"] = (16, 3, *patch)
+        with pytest.raises(CheckpointError, match=f"{patch[0]} x {patch[1]} pixels; vitlite's are square"):
+            facts(translate(shapes), shapes)
 
 
 def test_the_way_back_undoes_the_way_in() -> None:

@@ -20,20 +20,19 @@ Shape = tuple[int, ...]
 
 def _side(n: int, patch: int | None) -> int:
     """The side of the patch in a flattened one: what is known, else that of three colours, else of one."""
-    sides = [patch] if patch else [math.isqrt(n // colors) for colors in (3, 1) if n % colors == 0]
-    for side in sides:
-        if n % side**2 == 0 and (patch or n // side**2 in (1, 3)):
-            return side
+    side = patch or next((side for side in (math.isqrt(n // 3), math.isqrt(n)) if n in (3 * side**2, side**2)), 0)
+    if side and n % side**2 == 0:
+        return side
     raise ValueError(f"a flattened patch of {n} numbers has neither 3 channels nor 1; give its config patch_size")
 
 
 def _patches(parts: Sequence[Tensor], patch: int | None) -> Tensor:
     """The patch projection -> (d, c, p, p): Flax's (p, p, c, d), and vit-pytorch's (d, p p c)."""
     x = parts[0]
-    if x.ndim == 4:
-        return rearrange(x, "p q c d -> d c p q")
-    side = _side(x.shape[-1], patch) if x.ndim == 2 else 1
-    return rearrange(x, "d (p q c) -> d c p q", p=side, q=side) if x.ndim == 2 else x
+    if x.ndim == 2:
+        side = _side(x.shape[1], patch)
+        return rearrange(x, "d (p q c) -> d c p q", p=side, q=side)
+    return rearrange(x, "p q c d -> d c p q") if x.ndim == 4 else x  # a bias
 
 
 def _patch_norm(parts: Sequence[Tensor], patch: int | None) -> Tensor:
@@ -57,16 +56,20 @@ OPS: dict[str, Callable[[Sequence[Tensor], int | None], Tensor]] = {
     "rows_from_1": lambda parts, _: parts[0][:, 1:],
     "rows_from_2": lambda parts, _: parts[0][:, 2:],
 }
+AXES = {  # of the tensors that a config is read from
+    "cls_token": 3, "reg_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.#.attn.qkv.weight": 2,
+    "blocks.#.mlp.fc1.weight": 2, "pre_logits.weight": 2, "head.weight": 2,
+}  # fmt: skip
+MARKS = [f"blocks.#.{part}.weight" for part in ("norm1", "norm2", "mlp.fc1")]  # by which a ViT is recognised
 BACK: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {"same": lambda x: [x], "qkv": lambda x: x.chunk(3)}
 
 
 class Rule(NamedTuple):
-    """One row of a table."""
+    """One tensor of a row of a table; '#' is the number of a block."""
 
     ours: str
     theirs: tuple[str, ...]
     op: str
-    leaves: Mapping[str, str]  # the ending of their name -> of ours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +90,16 @@ class Layout:
     bare_head: bool = False
     bare_proj: bool = False
 
-    def full(self, prefix: str, theirs: str, block: int) -> str:
+    def full(self, prefix: str, theirs: str, block: str) -> str:
         """Their name as it stands in a file."""
-        return (theirs[1:] if theirs[0] == "^" else prefix + theirs).replace("#", str(block))
+        return (theirs[1:] if theirs[0] == "^" else prefix + theirs).replace("#", block)
 
     def spell(self, prefix: str, ours: str) -> tuple[str, ...]:
         """What one of our tensors is called in a file, in the first spelling; by our name where there is none."""
+        block = "".join(re.findall(r"\.(\d+)\.", ours))
         for rule in self.rules:
-            for leaf, our_leaf in rule.leaves.items():
-                pattern = re.escape(rule.ours + our_leaf).replace(r"\#", r"(\d+)")
-                if match := re.fullmatch(pattern, ours):
-                    block = int(match[1]) if match.groups() else 0
-                    return tuple(self.full(prefix, name, block) + leaf for name in rule.theirs)
+            if rule.ours.replace("#", block) == ours:
+                return tuple(self.full(prefix, name, block) for name in rule.theirs)
         return (ours,)
 
 
@@ -130,12 +131,8 @@ def detect(names: Collection[str]) -> tuple[Layout, str]:
     fits = {}
     for layout in LAYOUTS.values():
         for prefix in sorted(("", *layout.prefixes), key=len, reverse=True):
-            marks = set()
-            for rule in layout.rules:
-                if rule.ours in ("blocks.#.norm1", "blocks.#.norm2", "blocks.#.mlp.fc1"):
-                    for name in (layout.full(prefix, rule.theirs[0], 0) + leaf for leaf in rule.leaves):
-                        if name in names or _stacked(name) in names:
-                            marks.add(rule.ours)
+            first = {layout.full(prefix, rule.theirs[0], "0"): rule.ours for rule in layout.rules if rule.ours in MARKS}
+            marks = {ours for name, ours in first.items() if name in names or _stacked(name) in names}
             if len(marks) > 1 and layout.without not in names and (layout.needs is None or layout.needs in names):
                 fits[layout.name] = layout, prefix
                 break
@@ -155,13 +152,12 @@ def translate(shapes: Mapping[str, Shape], patch: int | None = None) -> Translat
     layout, prefix = detect(shapes)
     found: dict[str, Found] = {}
     for rule, block in _rows(layout, prefix, shapes):
-        for leaf, our_leaf in rule.leaves.items():
-            parts, row = tuple(layout.full(prefix, name, block) + leaf for name in rule.theirs), None
-            if parts[0] not in shapes and _stacked(parts[0]) != parts[0]:
-                parts, row = tuple(map(_stacked, parts)), block
-            ours = rule.ours.replace("#", str(block)) + our_leaf
-            if ours not in found and all(part in shapes for part in parts):
-                found[ours] = Found(parts, rule.op, _shape(parts, rule.op, shapes, row, patch), row)
+        parts, row = tuple(layout.full(prefix, name, str(block)) for name in rule.theirs), None
+        if parts[0] not in shapes:
+            parts, row = tuple(map(_stacked, parts)), block
+        ours = rule.ours.replace("#", str(block))
+        if ours not in found and all(part in shapes for part in parts):
+            found[ours] = Found(parts, rule.op, _shape(rule, parts, shapes, row, patch), row)
     used = {part for tensor in found.values() for part in tensor.parts}
     if "cls_token" in found and 0 in found["cls_token"].shape:  # vit-pytorch keeps an empty one where it pools the mean
         del found["cls_token"]
@@ -203,7 +199,7 @@ def facts(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str, An
         return any(name.startswith(start) for name in found)
 
     (dim, channels, patch, across), qkv = found["patch_embed.proj.weight"].shape, found["blocks.0.attn.qkv.weight"]
-    if patch != across:
+    if patch != across or patch == 0:
         raise CheckpointError(f"Its patches are {patch} x {across} pixels; vitlite's are square.")
     classes, width = found["head.weight"].shape if "head.weight" in found else (0, dim)
     known: dict[str, Any] = {
@@ -229,7 +225,7 @@ def facts(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str, An
         known["pool"] = "mean"
     elif width == 2 * dim and not known["pre_logits"]:
         known["pool"] = "cls_and_mean"
-    elif found["cls_token"].op == "table" and translation.layout.bare_proj and len(shapes["cls_token"]) == 2:
+    elif translation.layout.bare_proj and len(shapes["cls_token"]) == 2:
         known["pool"] = "cls"  # vit-pytorch from 1.16.1 on has a class token only where it pools it
     if qkv.op == "heads_qkv":
         known["heads"] = shapes[qkv.parts[0]][-2]
@@ -244,7 +240,7 @@ def to_theirs(layout: Layout, prefix: str, tensors: Mapping[str, Tensor]) -> Ite
     Raises:
         CheckpointError: the layout has no name for some of them.
     """
-    ops = {rule.ours + leaf: rule.op for rule in reversed(layout.rules) for leaf in rule.leaves.values()}
+    ops = {rule.ours: rule.op for rule in reversed(layout.rules)}
     named = {name: re.sub(r"\.\d+\.", ".#.", name) for name in tensors}
     if unknown := sorted(name for name, row in named.items() if row not in ops):
         raise CheckpointError(f"The {layout.name} layout has no place for: {', '.join(unknown)}.")
@@ -254,9 +250,9 @@ def to_theirs(layout: Layout, prefix: str, tensors: Mapping[str, Tensor]) -> Ite
 
 def _rows(layout: Layout, prefix: str, shapes: Mapping[str, Shape]) -> Iterator[tuple[Rule, int]]:
     """Every row of the table, with every block there is."""
-    stems = {layout.full(prefix, rule.theirs[0].split("#")[0], 0) for rule in layout.rules if "#" in rule.ours}
-    numbers = [re.match(r"\d+", name[len(stem) :]) for stem in stems for name in shapes if name.startswith(stem)]
-    depths = [1 + int(number[0]) for number in numbers if number]
+    stems = {re.escape(prefix + rule.theirs[0].partition("#")[0]) for rule in layout.rules if "#" in rule.ours}
+    numbers = [re.match(f"(?:{'|'.join(stems)})(\\d+)", name) for name in shapes]
+    depths = [1 + int(number[1]) for number in numbers if number]
     depths += [shapes[name][0] for name in shapes if "/encoderblock/" in name and shapes[name]]
     for rule in layout.rules:
         for block in range(max(depths, default=0) if "#" in rule.ours else 1):
@@ -270,7 +266,7 @@ def _stacked(name: str) -> str:
 
 def _fold(layout: Layout, found: dict[str, Found]) -> None:
     """Adds the rows that tokens have in the position table to the tokens: our table then covers the patches only."""
-    if not {"reg_token", "cls_token", "pos_embed", *layout.folds} <= found.keys() or not layout.folds:
+    if not layout.folds or not {"reg_token", "cls_token", "pos_embed"} <= found.keys():
         return
     table, rows = found["pos_embed"], len(layout.folds)
     for i, name in enumerate(layout.folds):
@@ -279,27 +275,30 @@ def _fold(layout: Layout, found: dict[str, Found]) -> None:
     found["pos_embed"] = table._replace(op=f"rows_from_{rows}", shape=shape)
 
 
-def _shape(parts: Sequence[str], op: str, shapes: Mapping[str, Shape], row: int | None, patch: int | None) -> Shape:
-    """The shape of what an op makes, by doing it without data."""
+def _shape(rule: Rule, parts: Sequence[str], shapes: Mapping[str, Shape], row: int | None, patch: int | None) -> Shape:
+    """The shape of what a rule makes, by doing it without data."""
     theirs = [shapes[part][0 if row is None else 1 :] for part in parts]
-    if op == "same":
-        return theirs[0]
     try:
-        return tuple(OPS[op]([torch.empty(shape, device="meta") for shape in theirs], patch).shape)
+        same = rule.op == "same"
+        made = theirs[0] if same else OPS[rule.op]([torch.empty(shape, device="meta") for shape in theirs], patch).shape
+        if len(made) != AXES.get(rule.ours, len(made)):
+            raise ValueError(f"a ViT's {rule.ours} has {AXES[rule.ours]} axes")
+        return tuple(made)
     except (RuntimeError, IndexError, ValueError, EinopsError) as error:
         raise CheckpointError(f"{', '.join(parts)}: the shapes {theirs} are not of this layout: {error}") from error
 
 
-def _rule(line: str, flax: bool) -> Rule:
+def _rules(line: str, flax: bool) -> list[Rule]:
+    """What a row of a table says: of one tensor, or of a weight and a bias."""
     ours, theirs, op = (*line.split(), "same")[:3]
-    before, _, several = theirs.partition("{")
-    names = tuple(before + name for name in several.rstrip("}").split(",")) if several else (theirs,)
-    leaves = {".weight": ".weight", ".bias": ".bias"}
-    if flax:
-        leaves = {"/kernel": ".weight", "/scale": ".weight", "/bias": ".bias"}
+    start, _, several = theirs.partition("{")
+    endings = [(".weight", ".weight"), (".bias", ".bias")]  # theirs and ours
     if re.fullmatch(r".+_token|pos_embed|.+\.(gamma|weight|bias)", ours):
-        leaves = {"": ""}
-    return Rule(ours, names, op, leaves)
+        endings = [("", "")]
+    elif flax:
+        endings = [("/kernel", ".weight"), ("/scale", ".weight"), ("/bias", ".bias")]
+    names = [start + name for name in several.rstrip("}").split(",")]
+    return [Rule(ours + our, tuple(name + their for name in names), op) for their, our in endings]
 
 
 def _tables() -> tuple[dict[str, Layout], dict[str, str]]:
@@ -314,7 +313,8 @@ def _tables() -> tuple[dict[str, Layout], dict[str, str]]:
         settings = dict(line.split(" = ") for line in lines if " = " in line)
         options = {key: json.loads(value) for key, value in settings.items()}
         rules = found[options.pop("rows")].rules if "rows" in options else []
-        rules = [_rule(line, flax="Transformer/encoderblock" in body) for line in lines if " = " not in line] + rules
+        flax = "Transformer/encoderblock" in body
+        rules = [rule for line in lines if " = " not in line for rule in _rules(line, flax)] + rules
         found[name] = Layout(name=name, rules=rules, **options)
     raise ValueError("data/layouts.txt ends without [refused]")
 
