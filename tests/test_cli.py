@@ -206,6 +206,33 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (141, "[\n", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("list >&-", 0, ""),
+        ("info nothing 2>&-", 1, ""),
+        ("classify - <&-", 1, "vitlite: error: There are no pictures: the list is empty.\n"),
+        ("list >/dev/full", 1, "vitlite: error: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_streams_that_are_closed_or_full(line: str, code: int, said: str) -> None:
+    done = subprocess.run(["bash", "-c", f"{sys.executable} -m vitlite {line}"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"??a?.png"), ("utf-8", b"\xc3\xbca\xe9.png")])
+def test_names_and_encodings_that_do_not_fit(
+    model: Path, pictures: Path, tmp_path: Path, encoding: str, shown: bytes
+) -> None:
+    name = "ü".encode() + b"a\xe9.png"  # which is no UTF-8
+    shutil.copy(pictures / "a.png", os.path.join(os.fsencode(tmp_path), name))
+    line = [sys.executable, "-m", "vitlite", "classify", "-", "--model", str(model), "--format", "csv", "--top", "1"]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run(line, input=name, capture_output=True, cwd=tmp_path, env=environment)
+    assert done.stderr == b""
+    assert done.stdout.splitlines()[1].split(b",")[0] == shown
+
+
 @contextmanager
 def terminal(columns: int, monkeypatch: pytest.MonkeyPatch, **environment: str) -> Iterator[list[str]]:
     """Puts stdout and stderr on a terminal; afterwards the list holds what it showed."""

@@ -5,6 +5,8 @@ Each offers a function that adds its arguments to a parser, and one that runs wi
 """
 
 import argparse
+import codecs
+import io
 import os
 import re
 import sys
@@ -84,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, where it is not installed: not needed
+    _prepare_streams()
     try:
         args = _parse(words)
         code = args.run(args)
@@ -129,6 +132,18 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if unknown:
         asked.error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
+
+
+def _prepare_streams() -> None:
+    """Lets any text be read and printed: names of files that are no Unicode, and letters that an encoding lacks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the shell
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # to the end of the process
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        unicode = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if unicode else "replace")
 
 
 def _in_words(text: str) -> str:
