@@ -500,10 +500,18 @@ def test_embed_killed_and_continued_gives_the_same_bytes(run: Run, model: Path, 
     assert not partial.exists()
 
 
+def test_embed_leaves_nothing_where_no_picture_can_be_read(run: Run, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    code, _, err = run("embed", tmp_path / "a.png", "--model", model, "--out", tmp_path / "out.npz")
+    assert code == 1
+    assert "nothing to write" in err
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_embed_refuses_to_mix_two_runs(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    with Journal(out, {"weights": "others"}):
-        pass
+    with Journal(out, {"weights": "others"}) as journal:
+        journal.add(["a.png"], b"1234")
     code, _, err = run("embed", pictures, "--model", model, "--out", out)
     assert code == 1
     assert re.search("was left by a run with another config, .*preprocessing, .*weights", err)

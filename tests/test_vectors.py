@@ -90,6 +90,14 @@ def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
     assert read(tmp_path / "out.npz")[0] == ["c"]
 
 
+def test_a_run_without_any_vector_leaves_nothing(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        journal.add([], b"", ["broken.png"])
+        with pytest.raises(InputError, match="no picture could be read"):
+            journal.finish(["broken.png"], {})
+    assert os.listdir(tmp_path) == []
+
+
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"out\.txt: the name must end in one of \.safetensors, \.npz, \.jsonl"):
         check_target(tmp_path / "out.txt")
@@ -99,8 +107,8 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder"):
         check_target(tmp_path / "folder.npz")
     target = tmp_path / "out.npz"
-    with Journal(target, RUN):
-        pass
+    with Journal(target, RUN) as journal:
+        add(journal, "c")
     with pytest.raises(InputError, match=r"left by a run with another dtype\. Repeat that command"):
         Journal(target, RUN | {"dtype": "bfloat16"})
     with Journal(target, RUN) as journal, pytest.raises(InputError, match="nothing to write"):

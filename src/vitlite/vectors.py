@@ -55,8 +55,10 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves an unfinished journal where it is, for another run."""
+        """Leaves an unfinished journal where it is, for another run, if there is any vector in it."""
         self._file.close()
+        if not self.done:
+            self.path.unlink()
 
     def _read(self, run: dict[str, Any]) -> int:
         """Notes the batches of an earlier run, and where the last whole line ends."""
