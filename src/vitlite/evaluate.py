@@ -26,7 +26,7 @@ class Measured:
 
     loss: float  # cross entropy, mean
     top1: float  # share of pictures whose best class is right
-    top5: float  # whose five best are
+    top5: float  # whose five best are, which says nothing of five classes or fewer
     confusion: Tensor  # (k, k) int64: pictures of each class, by the class they were taken for
 
     @property
@@ -100,11 +100,16 @@ def _run_eval(args: Namespace) -> int:
     if args.out:
         from vitlite.plots import draw_confusion  # says at once if matplotlib is missing
 
+    cifar, folder = is_cifar10(args.data), args.data / "val" if (args.data / "val").is_dir() else args.data
+    folders = () if cifar else class_names(folder)  # a wrong DATA is said before the model is fetched
     model = open_model(args)
     if not isinstance(model.preprocess, Preprocess):
-        raise TrainError(f"{args.model} has no preprocessing, so pictures cannot be prepared for it.")
+        raise TrainError(
+            f"{args.model} has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint like it: "
+            "--model NAME --weights PATH."
+        )
     read = model.preprocess.pixels
-    if is_cifar10(args.data):
+    if cifar:
         pictures = read_cifar10(args.data, "test", None if model.config.size == (32, 32) else read)
         if len(pictures.classes) != model.config.num_classes:
             raise TrainError(
@@ -115,24 +120,28 @@ def _run_eval(args: Namespace) -> int:
         places = torch.tensor([classes.index(name) for name in pictures.classes])
         pictures = replace(pictures, labels=places[pictures.labels], classes=classes)
     else:
-        folder = args.data / "val" if (args.data / "val").is_dir() else args.data
-        pictures = read_folder(folder, read, _classes(model, class_names(folder)))
+        pictures = read_folder(folder, read, _classes(model, folders))
     measured = measure(model, pictures, batch=args.batch)
     if ranks.rank():
         return 0
     counts, shares = measured.confusion.sum(1).tolist(), zip(measured.recall, measured.precision, strict=True)
     figures = zip(pictures.classes, counts, shares, strict=True)
-    rows = [[name, str(n), f"{recall:.1%}", f"{precision:.1%}"] for name, n, (recall, precision) in figures if n]
+    rows = [[name, str(n), *map(_percent, both)] for name, n, both in figures if n]
     print(with_bold_header(table(["class", "pictures", "recognised", "precision"], rows)))
-    print(f"\ntop-1 {measured.top1:.2%}   top-5 {measured.top5:.2%}   {len(pictures)} pictures")
+    right = {"top1": measured.top1} | ({"top5": measured.top5} if len(pictures.classes) > 5 else {})
+    print("\n" + "   ".join([*(f"top-{name[3:]} {x:.2%}" for name, x in right.items()), f"{len(pictures)} pictures"]))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         about = {"model": args.model, "sha256": model.source and model.source.sha256, "pictures": len(pictures)}
-        about |= {"top1": measured.top1, "top5": measured.top5, "loss": measured.loss, "classes": pictures.classes}
+        about |= right | {"loss": measured.loss, "classes": pictures.classes}
         text = json.dumps(about | {"confusion": measured.confusion.tolist()}, indent=1)
         (args.out / "eval.json").write_text(text + "\n", encoding="utf-8")
         draw_confusion(measured.confusion, pictures.classes, args.out / "confusion.png")
     return 0
+
+
+def _percent(share: Tensor) -> str:
+    return "-" if share.isnan() else f"{share:.1%}"
 
 
 def _classes(model: ViT, folders: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,46 @@
+"""What `vitlite eval` prints and refuses; `measure` itself is tested with training."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vitlite import ViT, ViTConfig, cli, evaluate
+
+PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
+NANO = ("--model", "vit_nano_4.cifar10")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two of CIFAR-10's ten classes, with a picture each."""
+    for name, photo in (("cat", "chelsea.png"), ("horse", "rocket.jpg")):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        shutil.copy(PHOTOS / photo, tmp_path / "data" / name)
+    return tmp_path / "data"
+
+
+def test_what_is_printed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["eval", str(photos), *NANO, "--out", str(tmp_path / "out")]) == 0
+    header, cat, horse, _, last = capsys.readouterr().out.splitlines()
+    assert header.split() == ["class", "pictures", "recognised", "precision"]
+    assert cat.split() == ["cat", "1", "100.0%", "100.0%"]
+    assert horse.split() == ["horse", "1", "0.0%", "-"]  # nothing was taken for one
+    assert re.fullmatch(r"top-1 50.00%   top-5 \d+.00%   2 pictures", last)
+    figures = json.loads((tmp_path / "out" / "eval.json").read_text())
+    assert (figures["top1"], len(figures["classes"])) == (0.5, 10)
+    assert "top5" in figures
+
+
+def test_what_is_refused(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2)
+    ViT(config).save(tmp_path / "bare")
+    assert cli.main(["eval", str(photos), "--model", str(tmp_path / "bare")]) == 1
+    assert "has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint" in capsys.readouterr().err
+    monkeypatch.setattr(evaluate, "open_model", lambda _: pytest.fail("the model was fetched"))
+    assert cli.main(["eval", str(tmp_path / "none"), *NANO]) == 1
+    assert "There is no folder" in capsys.readouterr().err
