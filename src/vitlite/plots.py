@@ -25,6 +25,7 @@ def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
             if name in history[0]:
                 axes.plot(epochs, [record[name] for record in history], marker=".", label=label)
         axes.set(title=title, xlabel="epoch")
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=120)
