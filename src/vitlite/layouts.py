@@ -304,19 +304,17 @@ def _rules(line: str, flax: bool) -> list[Rule]:
 def _tables() -> tuple[dict[str, Layout], dict[str, str]]:
     """The layouts of data/layouts.txt by name, and its patterns of what is refused, with the reasons."""
     text = (Path(__file__).parent / "data" / "layouts.txt").read_text(encoding="utf-8")
+    tables, _, refused = text.partition("[refused]\n")
     found: dict[str, Layout] = {}
-    for section in re.split(r"(?m)^\[", text)[1:]:
+    for section in re.split(r"(?m)^\[", tables)[1:]:
         name, _, body = section.partition("]")
         lines = [line for line in body.splitlines() if line and not line.startswith("#")]
-        if name == "refused":
-            return found, dict(re.split(" {2,}", line) for line in lines)
-        settings = dict(line.split(" = ") for line in lines if " = " in line)
-        options = {key: json.loads(value) for key, value in settings.items()}
+        options = {key: json.loads(value) for key, value in re.findall(r"(?m)^(\w+) = (.+)$", body)}
         rules = found[options.pop("rows")].rules if "rows" in options else []
         flax = "Transformer/encoderblock" in body
         rules = [rule for line in lines if " = " not in line for rule in _rules(line, flax)] + rules
         found[name] = Layout(name=name, rules=rules, **options)
-    raise ValueError("data/layouts.txt ends without [refused]")
+    return found, dict(re.split(" {2,}", line) for line in refused.splitlines())
 
 
 LAYOUTS, REFUSED = _tables()
