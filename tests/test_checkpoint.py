@@ -354,8 +354,9 @@ def test_what_is_unknown_is_asked_for_by_name() -> None:
     with pytest.raises(ConfigError, match="do not tell image_size, heads"):
         resolve(LAYOUTS["timm"], facts_of(trained(TINY.replace(image_size=(16, 24)))), [])
     bare = facts_of(trained(TINY.replace(positions="none")))
-    with pytest.raises(ConfigError, match="do not tell image_size, positions, heads"):
-        resolve(LAYOUTS["timm"], bare, [])
+    for facts_without in (bare, facts_of(trained(), pos_embed=(1, 0, 16))):
+        with pytest.raises(ConfigError, match="do not tell image_size, positions, heads"):
+            resolve(LAYOUTS["timm"], facts_without, [])
 
 
 def test_the_first_to_know_decides_and_contradictions_are_errors() -> None:

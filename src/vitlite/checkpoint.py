@@ -288,15 +288,15 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
     choices = [
         {"resample": layout.resample[known["registers"] > 0]},
         *(claim.fields for claim in reversed(claims) if claim.firm and claim.who != USER),
+        *(claim.fields for claim in claims if claim.who == USER),
     ]
-    choices += [claim.fields for claim in claims if claim.who == USER]
     return ViTConfig(**known | {name: said[name] for said in choices for name in CHOICES if name in said})
 
 
 def _places(tensors: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """The image size and whether the class token has a position, from the rows of the position table."""
     rows, cls, patch = tensors["position_rows"], tensors["class_token"], tensors["patch_size"]
-    if rows is None:
+    if not rows:
         return {}
     for own in (True, False) if cls and not tensors["registers"] else (False,):
         side = math.isqrt(rows - own)
@@ -345,10 +345,7 @@ def read(
             + "\n".join(lines[:40])
             + more
         )
-    loaded: dict[str, Shape] = {}
     resampled: dict[str, tuple[Shape, Shape]] = {}
-    supplied: dict[str, Shape] = {}
-    renewed: dict[str, Shape] = {}
     state: dict[str, Tensor] = {}
     last: dict[str, Tensor] = {}
     wanted = {name: tuple(x.shape) for name, x in model.named_parameters()}  # a ViT has no buffers
@@ -364,10 +361,6 @@ def read(
             resampled[name] = tensor.shape, wanted[name]
         elif name == "patch_embed.proj.weight" and target.channels != config.channels:
             value, resampled[name] = _recolor(value.float(), target.channels), (tensor.shape, wanted[name])
-        elif tensor.parts:
-            loaded[name] = tensor.shape
-        else:
-            supplied[name] = tensor.shape
         value = value.to(dtype)
         if (scan or dtype == torch.float16) and not _finite(value):
             raise CheckpointError(
@@ -375,8 +368,10 @@ def read(
                 "damaged, or its numbers are too large for this dtype."
             )
         state[name] = value.to(device)
-    for name in wanted.keys() - state.keys():
-        state[name], renewed[name] = torch.zeros(wanted[name], dtype=dtype, device=device), wanted[name]
+    loaded = {name: ours[name] for name in state if found[name].parts and name not in resampled}
+    supplied = {name: ours[name] for name in state if not found[name].parts}
+    renewed = {name: shape for name, shape in wanted.items() if name not in state}
+    state |= {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in renewed.items()}
     model.load_state_dict(state, assign=True)
     return model, LoadReport(layout.name, loaded, resampled, renewed, unused, supplied)
 
