@@ -106,6 +106,14 @@ def test_every_block_runs(page: Path, workplace: Path, request: Any, monkeypatch
             printed = "".join(run_line(line, place) for line in commands(block.text))
 
 
+def test_coming_from_another_library_needs_no_numpy(tmp_path: Path) -> None:
+    blocks = blocks_of(ROOT / "docs" / "coming_from.md")
+    code = "".join(block.text for block in blocks if (block.language, block.note) == ("python", ""))
+    line = [sys.executable, "-c", "import sys; sys.modules['numpy'] = None\n" + code]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def run_python(code: str, place: str, names: dict[str, Any]) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(compile(code, place, "exec"), names)
