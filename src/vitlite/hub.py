@@ -141,14 +141,14 @@ def verify(target: Path | str, sha256: str | None = None) -> Fetched:
             "model with `vitlite download NAME`."
         )
     stamp, known = _hash(path, anew=True), _read_stamp(path)
-    unchanged = known is not None and known.stat == stamp.stat
-    expected = sha256 or (pin.sha256 if pin else known.sha256 if known and unchanged else stamp.sha256)
+    if known is None or known.stat != stamp.stat:
+        known = stamp
+    expected = sha256 or (pin or known).sha256
     if stamp.sha256 != expected:
         _stamp_path(path).unlink(missing_ok=True)  # so that the next start does not trust it either
         raise _WrongBytes(path, expected, stamp.sha256)
-    _remember(path, known if known and unchanged else stamp)
-    verified: Verified = "record" if sha256 else pin.verified if pin else stamp.verified
-    return Fetched(path, pin.commit if pin else None, stamp.sha256, verified)
+    _remember(path, known)
+    return Fetched(path, pin and pin.commit, stamp.sha256, "record" if sha256 else (pin or stamp).verified)
 
 
 def pins() -> dict[str, Pin]:
@@ -223,9 +223,12 @@ def _fetch_once(wish: _Wish) -> Fetched:
 def _settled(wish: _Wish) -> _Wish:
     """With the pin's commit and hash, where there is one that does not contradict the caller."""
     pin = _read_pin(wish.pin) if wish.pin and not wish.update else None
-    if pin is None or (pin.repo, pin.filename) != wish.file[:2]:
-        return wish
-    if wish.file.revision not in ("main", pin.commit) or wish.sha256 not in (None, pin.sha256):
+    if (
+        pin is None
+        or (pin.repo, pin.filename) != wish.file[:2]
+        or wish.file.revision not in ("main", pin.commit)
+        or wish.sha256 not in (None, pin.sha256)
+    ):
         return wish
     return wish._replace(file=wish.file._replace(revision=pin.commit), sha256=pin.sha256, verified=pin.verified)
 
@@ -265,9 +268,7 @@ def _from_hub(wish: _Wish) -> Fetched:
         _log.warning("%s: %s. Using the cached commit %s.", wish.file, error.why, commit or "(unknown)")
         return _checked(path, wish, commit)
     at_commit = wish.file._replace(revision=remote.commit_hash)
-    path = _cached(at_commit)
-    if path is None:
-        path = _place(wish, at_commit, remote, token)
+    path = _cached(at_commit) or _place(wish, at_commit, remote, token)
     return _checked(path, wish, remote.commit_hash, remote.etag)
 
 
