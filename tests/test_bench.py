@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from vitlite import ViT, ViTConfig, bench, cli, peers
-from vitlite.errors import MissingExtraError, OptimizedError, UnknownNameError
+from vitlite import ViT, ViTConfig, bench, cli, config, peers
+from vitlite.errors import MissingExtraError, OptimizedError
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=48, depth=2, heads=4, mlp_dim=96, num_classes=7)
 
@@ -137,16 +139,50 @@ def test_other_logits_fail_the_run(
     assert quick(tmp_path, "--peers", "timm", "--quick") == 1
 
 
-def test_wrong_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"models": "tiny", "batch": "1", "sizes": "32", "rounds": 1, "quick": True, "out": str(tmp_path)}
-    with pytest.raises(UnknownNameError, match=r"No peer 'tim'. Did you mean timm"):
-        bench.run(bench.Namespace(peers="tim", **options))
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("--sizes x", 2, "argument --sizes: a whole number of at least 1, not 'x'"),
+        ("--batch 1,0", 2, "argument --batch: a whole number of at least 1, not '0'"),
+        ("--rounds 0", 2, "argument --rounds: a whole number of at least 1, not '0'"),
+        ("--models vit_tiny_16,vit_tinny_16", 1, "No preset 'vit_tinny_16'. Did you mean vit_tiny_16"),
+        ("--models vit_tiny_16 --sizes 224,225", 1, "--size 225 does not divide into patches of 16"),
+        ("--peers tim", 1, "No peer 'tim'. Did you mean timm"),
+        ("--out file", 1, "File exists: 'file'"),
+    ],
+)
+def test_wrong_options_are_one_line_before_anything_is_measured(
+    words: str,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bench, "preset", config.preset)
+    monkeypatch.setattr(bench, "CELLS", [("vit_tiny_16", 224, (1,))])
+    monkeypatch.setattr(bench, "cell", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    assert cli.main(["bench", *words.split()]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_matplotlib_is_said_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(bench, "cell", lambda *_: pytest.fail("it was measured"))
     with pytest.raises(MissingExtraError, match=r"vitlite\[plot\]"):
-        bench.run(bench.Namespace(peers="none", **options))
+        bench.run(bench.Namespace(models=None, peers="none", out=str(tmp_path)))
 
 
 def test_the_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.machine()["cpu"]
     monkeypatch.setattr(bench, "_lines", lambda path: [])  # where there is no /proc
     assert bench.machine()["instructions"] == []
+    assert len(bench.machine()["load"]) == 3
+    monkeypatch.delattr(os, "getloadavg")  # as on Windows
+    report = {"machine": bench.machine(), "cells": [], "left_out": {}, "creation": {}}
+    assert "load" not in bench.table(report)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ from vitlite.layouts import LAYOUTS, to_theirs
 from vitlite.model import ViT
 from vitlite.onednn import PackedLinear, PlainLinear, float32_products, float32_products_pay, packing_pays
 from vitlite.peers import NARROW, PEERS
+from vitlite.weights import positive
 
 # Model, pixels, and batches: what one run of ten minutes holds on two cores.
 CELLS = [
@@ -263,10 +265,10 @@ def machine() -> dict[str, Any]:
     )
     flags = next((line.split() for line in _lines("/proc/cpuinfo") if line.startswith("flags")), [])
     has = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile") if flag in flags]
+    load = {"load": [round(load, 2) for load in os.getloadavg()]} if hasattr(os, "getloadavg") else {}  # not on Windows
     return {
-        "cpu": cpu, "instructions": has, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-        "load": [round(load, 2) for load in os.getloadavg()], "python": platform.python_version(),
-        "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
+        "cpu": cpu, "instructions": has, "cores": os.cpu_count(), "threads": torch.get_num_threads(), **load,
+        "python": platform.python_version(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
 
 
@@ -277,11 +279,12 @@ def _lines(path: str) -> list[str]:
 def table(report: dict[str, Any]) -> str:
     """The report in Markdown: each contestant's time over that of the optimized model."""
     about = report["machine"]
+    load = f", load {about['load'][0]} at the start" if "load" in about else ""
     lines = [
         "# Speed, measured",
         "",
         f"One run of `vitlite bench` on {about['cores']} cores of {about['cpu']} ({', '.join(about['instructions'])}), "
-        f"{about['threads']} threads, torch {about['torch']}, {about['date']}, load {about['load'][0]} at the start.",
+        f"{about['threads']} threads, torch {about['torch']}, {about['date']}{load}.",
         "",
         "How many times as long as `vitlite.optimize` each takes. *All tokens* is vitlite without what it saves in the "
         "last block, which the other engines do not do; *products* is the matrix products alone.",
@@ -349,14 +352,19 @@ def _matplotlib() -> Any:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The options of `vitlite bench`."""
-    names = [*PEERS, "none"]
-    parser.add_argument("--models", metavar="NAME,...", help="presets; default: a choice from tiny to large")
-    parser.add_argument("--sizes", default="224", metavar="PIXELS,...", help="with --models: image sizes; default: 224")
-    parser.add_argument("--batch", default="1,8", metavar="N,...", help="with --models: batch sizes; default: 1,8")
-    parser.add_argument("--peers", metavar="NAME,...", help=f"of: {', '.join(names)}; default: all that are installed")
-    parser.add_argument("--rounds", type=int, default=10, metavar="N", help="turns of each contestant; default: 10")
-    parser.add_argument("--quick", action="store_true", help="speed alone: neither creation nor growth")
-    parser.add_argument("--out", default="docs", metavar="FOLDER", help="where table and plot go; default: docs")
+    names, add = [*PEERS, "none"], parser.add_argument
+    add("--models", metavar="NAME,...", help="presets; default: a choice from tiny to large")
+    add("--sizes", type=positives, default="224", metavar="PIXELS,...", help="with --models: image sizes; default: 224")
+    add("--batch", type=positives, default="1,8", metavar="N,...", help="with --models: batch sizes; default: 1,8")
+    add("--peers", metavar="NAME,...", help=f"of: {', '.join(names)}; default: all that are installed")
+    add("--rounds", type=positive, default=10, metavar="N", help="turns of each contestant; default: 10")
+    add("--quick", action="store_true", help="speed alone: neither creation nor growth")
+    add("--out", default="docs", metavar="FOLDER", help="where table and plot go; default: docs")
+
+
+def positives(text: str) -> list[int]:
+    """The value of an option that lists numbers."""
+    return [positive(part) for part in text.split(",")]
 
 
 def run(args: Namespace) -> int:
@@ -366,13 +374,16 @@ def run(args: Namespace) -> int:
     for name in peers:
         if name not in PEERS:
             raise UnknownNameError(f"No peer {name!r}.{closest(name, PEERS)} Peers: {', '.join(PEERS)}, none.")
-    _matplotlib()  # before ten minutes are spent
+    cells = _cells(args)
+    _matplotlib()  # this and the folder, too, before ten minutes are spent
+    out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"machine": machine(), "cells": [], "creation": {}, "growth": {}, "left_out": {}}
     wrong = 0
-    for name, size, batches in _cells(args):
-        model = random_model(preset(name).replace(image_size=size))
+    for name, config, batches in cells:
+        model = random_model(config)
+        whole = args.models or (name, config.image_size) == FULL
+        there = peers if whole else [peer for peer in peers if peer in EVERYWHERE]
         for batch in batches:
-            there = peers if args.models or (name, size) == FULL else [peer for peer in peers if peer in EVERYWHERE]
             for result in cell(model, name, batch, there, args.rounds):
                 wrong += _say(result)
                 report["cells"].append(asdict(result))
@@ -386,17 +397,15 @@ def run(args: Namespace) -> int:
 
 
 def _write(report: dict[str, Any], out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "speed_table.md").write_text(table(report))
-    (out / "speed.json").write_text(json.dumps(report, indent=1) + "\n")
+    (out / "speed_table.md").write_text(table(report), encoding="utf-8")
+    (out / "speed.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     plot(report, out / "speed.svg")
 
 
-def _cells(args: Namespace) -> list[tuple[str, int, tuple[int, ...]]]:
-    if not args.models:
-        return CELLS
-    batches = tuple(int(batch) for batch in args.batch.split(","))
-    return [(name, int(size), batches) for name in args.models.split(",") for size in args.sizes.split(",")]
+def _cells(args: Namespace) -> list[tuple[str, ViTConfig, Sequence[int]]]:
+    """The models to measure, each with its batches."""
+    chosen = product(args.models.split(","), args.sizes, [args.batch]) if args.models else CELLS
+    return [(name, preset(name).replace(image_size=size), batches) for name, size, batches in chosen]
 
 
 def _say(result: Result) -> int:
