@@ -4,7 +4,6 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import wraps
 from os import PathLike
 from pathlib import Path
@@ -288,10 +287,5 @@ def _recipe(record: zoo.Record | None, about: Description, size: tuple[int, int]
     if about.recipe is None:
         return None
     kind, fields = about.recipe
-    if kind == "timm":
-        return Recipe.from_timm(fields, size)
-    if kind == "transformers":
-        return Recipe.from_transformers(fields, size)
-    recipe = Recipe.from_dict(fields)
-    height, width = (before * new // old for before, new, old in zip(recipe.resize, size, recipe.size, strict=True))
-    return replace(recipe, size=size, resize=(height, width))
+    made = {"vitlite": Recipe.from_dict, "timm": Recipe.from_timm, "transformers": Recipe.from_transformers}
+    return made[kind](fields, size)

@@ -8,7 +8,7 @@ Shapes: b images, c channels, h and w pixels.
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from os import PathLike, fspath
 from typing import Any, BinaryIO, Literal, get_args
@@ -62,8 +62,7 @@ class Recipe:
     @classmethod
     def from_record(cls, record: Any, size: tuple[int, int]) -> "Recipe":
         """The recipe of a zoo record, for images of `size`."""
-        names = ("crop_pct", "crop_mode", "interpolation", "mean", "std")
-        return cls.from_timm({name: getattr(record, name) for name in names}, size)
+        return cls.from_timm(vars(record), size)  # whose fields have timm's names
 
     @classmethod
     def from_timm(cls, config: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
@@ -117,13 +116,16 @@ class Recipe:
         )
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "Recipe":
-        """The recipe that `to_dict` wrote, also by way of JSON."""
+    def from_dict(cls, fields: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
+        """The recipe that `to_dict` wrote, also by way of JSON; `size` scales its own numbers."""
         known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         try:
-            return cls(**known)
+            recipe = cls(**known)
         except TypeError as error:
             raise ConfigError(f"These are not the fields of a Recipe: {error}. Given: {', '.join(fields)}.") from error
+        height, width = size or recipe.size
+        rows, columns = recipe.resize[0] * height // recipe.size[0], recipe.resize[1] * width // recipe.size[1]
+        return replace(recipe, size=(height, width), resize=(rows, columns))
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
