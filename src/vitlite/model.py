@@ -353,14 +353,13 @@ class ViT(nn.Module):
 
     def _pool(self, x: Tensor) -> Tensor:
         """The final norm, and one vector an image: (b, n, d) -> (b, d)."""
-        pool, first = self.config.pool, self.config.prefix_tokens
+        pool = self.config.pool
         if pool == "cls":
             return self.norm(x[:, 0])
         x = self.norm(x)
-        if pool == "mean_with_cls":
-            return x.mean(1)
+        first = 0 if pool == "mean_with_cls" else self.config.prefix_tokens
         mean = x[:, first:].mean(1)
-        return mean if pool == "mean" else torch.cat([x[:, 0], mean], dim=1)
+        return torch.cat([x[:, 0], mean], dim=1) if pool == "cls_and_mean" else mean
 
     def _grid(self, images: Tensor) -> tuple[int, int]:
         p = self.config.patch_size
@@ -439,8 +438,11 @@ class ViT(nn.Module):
             hint = " Add the batch: images[None]." if images.ndim == 3 else ""
             raise InputError(f"The model takes {wanted}, got shape {shape}.{hint}")
         if shape[1] != c:
-            hint = " Channels come second: images.permute(0, 3, 1, 2)." if shape[3] == c else ""
-            hint = hint or f" For other channels: create(..., channels={shape[1]})."
+            hint = (
+                " Channels come second: images.permute(0, 3, 1, 2)."
+                if shape[3] == c
+                else f" For other channels: create(..., channels={shape[1]})."
+            )
             raise InputError(f"The model takes {wanted}, got shape {shape}.{hint}")
         if shape[0] == 0:
             raise InputError(f"The batch is empty: got shape {shape}. Pass at least one image.")
