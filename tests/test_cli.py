@@ -188,6 +188,23 @@ def test_a_mistake_of_ours_is_told_as_one(run: Run, monkeypatch: pytest.MonkeyPa
     assert run("list") == (1, "", "vitlite: error: KeyError: 'none' (--debug shows where)\n")
 
 
+@pytest.mark.parametrize(
+    ("caught", "code", "said"),
+    [(KeyboardInterrupt, 130, "interrupted"), (KeyError, 1, "error: RuntimeError: one line (--debug shows where)")],
+)
+def test_ctrl_c_caught_by_a_library_and_an_error_of_many_lines(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caught: type[BaseException], code: int, said: str
+) -> None:
+    def run_list(args: object) -> None:
+        try:
+            raise caught
+        except BaseException:
+            raise RuntimeError("one line\nand many more") from None
+
+    monkeypatch.setattr(report, "run_list", run_list)
+    assert run("list") == (code, "", f"vitlite: {said}\n")
+
+
 def test_ctrl_c_is_130(model: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "never.png")  # a picture that never comes
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what a shell starts with & ignores it

@@ -94,18 +94,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(code)
     except SystemExit as stop:  # argparse: --help is 0, a mistake 2
         return int(stop.code or 0)
-    except KeyboardInterrupt:
-        resumes = words[:1] in (["train"], ["embed"])
-        print(f"vitlite: interrupted{'; the same command goes on' if resumes else ''}", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it exits
         return 141
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
-        known = isinstance(error, (VitliteError, OSError))
-        text = _in_words(str(error)) if known else f"{type(error).__name__}: {error} (--debug shows where)"
+        if _by_ctrl_c(error):
+            resumes = words[:1] in (["train"], ["embed"])
+            print(f"vitlite: interrupted{'; the same command goes on' if resumes else ''}", file=sys.stderr)
+            return 130
+        known, first = isinstance(error, (VitliteError, OSError)), str(error).partition("\n")[0]
+        text = _in_words(str(error)) if known else f"{type(error).__name__}: {first} (--debug shows where)"
         print(f"vitlite: error: {text}", file=sys.stderr)
         return 1
 
@@ -144,6 +144,11 @@ def _prepare_streams() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         unicode = codecs.lookup(sys.stdout.encoding).name == "utf-8"
         sys.stdout.reconfigure(errors="surrogateescape" if unicode else "replace")
+
+
+def _by_ctrl_c(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error; torch catches it now and then, and raises something else."""
+    return error is not None and (isinstance(error, KeyboardInterrupt) or _by_ctrl_c(error.__context__))
 
 
 def _in_words(text: str) -> str:
