@@ -233,15 +233,12 @@ def _settled(wish: _Wish) -> _Wish:
     return wish._replace(file=wish.file._replace(revision=pin.commit), sha256=pin.sha256, verified=pin.verified)
 
 
-def _pin(wish: _Wish, found: Fetched) -> None:
-    if wish.pin is None or found.commit is None:
-        return
-    before = _read_pin(wish.pin)
-    now = Pin(wish.file.repo, wish.file.filename, found.commit, found.sha256, found.verified)
+def _pin(name: str, now: Pin) -> None:
+    before = _read_pin(name)
     if now != before:
-        _write_json(_pin_path(wish.pin), now._asdict())
+        _write_json(_pin_path(name), now._asdict())
     if before and now.commit != before.commit:
-        _log.info("%s: the pin moved from %s to %s.", wish.pin, before.commit, now.commit)
+        _log.info("%s: the pin moved from %s to %s.", name, before.commit, now.commit)
 
 
 def _from_cache(wish: _Wish) -> Fetched | None:
@@ -338,9 +335,9 @@ def _checked(path: Path, wish: _Wish, commit: str | None, etag: str | None = Non
     stamp = _hash(path)
     verified = _compare(path, stamp, wish, etag)
     _remember(path, stamp._replace(verified=verified))
-    found = Fetched(path, commit, stamp.sha256, verified)
-    _pin(wish, found)
-    return found
+    if wish.pin and commit:
+        _pin(wish.pin, Pin(wish.file.repo, wish.file.filename, commit, stamp.sha256, verified))
+    return Fetched(path, commit, stamp.sha256, verified)
 
 
 def _compare(path: Path, stamp: _Stamp, wish: _Wish, etag: str | None) -> Verified:
@@ -360,16 +357,15 @@ def _compare(path: Path, stamp: _Stamp, wish: _Wish, etag: str | None) -> Verifi
 
 
 def _hash(path: Path, anew: bool = False) -> _Stamp:
-    stamp = None if anew else _fresh_stamp(path)
+    if not anew and (stamp := _fresh_stamp(path)):
+        return stamp
     try:
-        if stamp is None:
-            age = time.time() - path.stat().st_ctime
-            if 0 <= age < _CLOCK_TICK:  # a change within one tick of the clock would not show
-                time.sleep(_CLOCK_TICK - age)
-            stamp = _Stamp(_stat(path), _digest(path, hashlib.sha256()))
+        age = time.time() - path.stat().st_ctime
+        if 0 <= age < _CLOCK_TICK:  # a change within one tick of the clock would not show
+            time.sleep(_CLOCK_TICK - age)
+        return _Stamp(_stat(path), _digest(path, hashlib.sha256()))
     except OSError as error:
         raise DownloadError(f"Cannot read {path}: {error}. Check the path and its permissions.") from error
-    return stamp
 
 
 def _digest(path: Path, digest: Any) -> str:
