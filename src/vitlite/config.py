@@ -48,11 +48,10 @@ class ViTConfig:
     checkpointing: bool = False  # recompute blocks in the backward pass instead of storing them
 
     def __new__(cls, **given: Any) -> "ViTConfig":
+        names = cls.__dataclass_fields__
         for name in given:
-            if name not in cls.__dataclass_fields__:
-                names = list(cls.__dataclass_fields__)
-                hint = closest(name, names)
-                raise ConfigError(f"ViTConfig has no field {name!r}.{hint} Fields: {', '.join(names)}.")
+            if name not in names:
+                raise ConfigError(f"ViTConfig has no field {name!r}.{closest(name, names)} Fields: {', '.join(names)}.")
         self = super().__new__(cls)
         object.__setattr__(self, "_given", frozenset(given))
         return self
@@ -120,9 +119,9 @@ def _problems(c: ViTConfig) -> Iterator[str]:
         if type(value) is not int or value < least:
             yield f"{name} must be a whole number of at least {least}, got {value!r}."
     for name, kind in (("pool", Pool), ("positions", Positions), ("resample", Resample), ("gelu", Gelu)):
-        if getattr(c, name) not in get_args(kind):
-            hint = closest(getattr(c, name), get_args(kind))
-            yield f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(c, name)!r}.{hint}"
+        value, valid = getattr(c, name), get_args(kind)
+        if value not in valid:
+            yield f"{name} must be one of {', '.join(valid)}, got {value!r}.{closest(value, valid)}"
     for name, field in c.__dataclass_fields__.items():
         if type(field.default) is bool and type(getattr(c, name)) is not bool:
             yield f"{name} must be True or False, got {getattr(c, name)!r}."
