@@ -333,11 +333,10 @@ def read(
         model = ViT(target)
         own = {name: tuple(x.shape) for name, x in (model if target == config else ViT(config)).named_parameters()}
     ours = {name: tensor.shape for name, tensor in found.items()}
-    missing = {" + ".join(layout.spell(prefix, name)): own[name] for name in own if own[name] != ours.get(name)}
-    surplus = {" + ".join(t.parts) or name: t.shape for name, t in found.items() if t.shape != own.get(name)}
-    surplus |= {name: checkpoint.shapes[name] for name in extra}
-    if missing or surplus:
-        lines = [f"- {name} {missing[name]}" for name in missing] + [f"+ {name} {surplus[name]}" for name in surplus]
+    lines = [f"- {' + '.join(layout.spell(prefix, name))} {own[name]}" for name in own if own[name] != ours.get(name)]
+    lines += [f"+ {' + '.join(t.parts) or name} {t.shape}" for name, t in found.items() if t.shape != own.get(name)]
+    lines += [f"+ {name} {checkpoint.shapes[name]}" for name in extra]
+    if lines:
         lines.sort(key=lambda line: (line.split()[1], line[0] == "+"))
         more = f"\n... and {len(lines) - 40} more" if len(lines) > 40 else ""
         raise CheckpointError(
