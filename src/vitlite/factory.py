@@ -273,10 +273,9 @@ def _target(config: ViTConfig, options: Options) -> tuple[ViTConfig, bool]:
 
 def _like(about: Description) -> zoo.Record | None:
     """The zoo's record of what timm's config.json names: this very checkpoint, or one of the same architecture."""
-    if about.architecture is None:
-        return None
-    exact = zoo.ALIASES.get(about.architecture)
-    same = [name for alias, name in zoo.ALIASES.items() if alias.split(".")[0] == about.architecture.split(".")[0]]
+    named = about.architecture or ""
+    exact = zoo.ALIASES.get(named)
+    same = [name for alias, name in zoo.ALIASES.items() if alias.split(".")[0] == named.split(".")[0]]
     return zoo.RECORDS[exact or same[0]] if exact or same else None
 
 
