@@ -1,16 +1,19 @@
 """Vector files, as the libraries that read them see them, and the journal of an interrupted run."""
 
+import errno
 import json
 import os
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
+from vitlite import vectors
 from vitlite.errors import InputError
 from vitlite.vectors import Journal, check_target
 
@@ -88,6 +91,25 @@ def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
         add(journal, "a.jpg", "c")
         assert journal.finish(["c", "never seen"], {}) == 1
     assert read(tmp_path / "out.npz")[0] == ["c"]
+
+
+def test_a_full_disk_costs_no_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "out.npz"
+
+    def write(file: BinaryIO, *_: object) -> None:
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Journal(target, RUN) as journal, monkeypatch.context() as patch:
+        add(journal, *ROWS)
+        patch.setitem(vectors.WRITERS, ".npz", write)
+        with pytest.raises(
+            InputError, match=r"out\.npz: No space left on device\. The vectors stay in .*partial: make"
+        ):
+            journal.finish(list(ROWS), {})
+    assert os.listdir(tmp_path) == ["out.npz.partial"]
+    with Journal(target, RUN) as journal:
+        assert journal.finish(list(ROWS), {}) == 3
 
 
 def test_a_run_without_any_vector_leaves_nothing(tmp_path: Path) -> None:

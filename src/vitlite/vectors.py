@@ -107,9 +107,16 @@ class Journal:
         if not paths:
             raise InputError(f"There is nothing to write to {self.target}: no picture could be read.")
         unfinished = self.target.with_name(self.target.name + ".writing")
-        with unfinished.open("wb") as file:
-            WRITERS[self.target.suffix](file, paths, self._rows(asked), about)
-        os.replace(unfinished, self.target)
+        try:
+            with unfinished.open("wb") as file:
+                WRITERS[self.target.suffix](file, paths, self._rows(asked), about)
+            os.replace(unfinished, self.target)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise InputError(
+                f"Cannot write {self.target}: {error.strerror}. The vectors stay in {self.path}: make room, and start "
+                "the same command."
+            ) from error
         self._file.close()
         self.path.unlink()
         return len(paths)
