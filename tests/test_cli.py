@@ -435,6 +435,7 @@ def test_without_a_network_the_error_names_what_needs_none(run: Run, pictures: P
     assert (code, out) == (1, "")
     assert "--model vit_nano_4.cifar10" in err
     assert "There is no file or folder nothing" in run("classify", pictures / "a.png", "--model", "./nothing")[2]
+    assert run("classify", pictures / "a.png", "--model", "vit_nano_4", "--weights", "")[0] == 1
 
 
 def test_a_missing_pillow_is_said_before_the_model_is_fetched(
@@ -619,5 +620,6 @@ def test_convert(run: Run, model: Path, tmp_path: Path) -> None:
     assert run("convert", model, tmp_path / "back", "--to", "vitlite", "--like", "nothing")[0] == 1
     assert run("convert", model, tmp_path / "back")[0] == 2
     assert "no pickles are made" in run("convert", model, tmp_path / "back.pth", "--to", "timm")[2]
-    assert "There is no file none.pth" in run("convert", "none.pth", tmp_path / "back", "--to", "timm")[2]
+    for name in ("none.pth", "none"):
+        assert f"no file or folder {name}." in run("convert", name, tmp_path / "back", "--to", "timm")[2]
     assert "vit_nano_4 is a name" in run("convert", "vit_nano_4", tmp_path / "back", "--to", "timm")[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlite import hub, zoo
-from vitlite.errors import ConfigError, DownloadError, UnknownNameError, VitliteError
+from vitlite.errors import CheckpointError, ConfigError, DownloadError, UnknownNameError, VitliteError
 
 if TYPE_CHECKING:
     from vitlite.model import ViT
@@ -49,7 +49,7 @@ def open_model(args: Namespace) -> "ViT":
     fast = getattr(args, "fast", False)
     options = {"image_size": args.size, "device": args.device, "dtype": None if fast else dtype}
     try:
-        if args.weights:
+        if args.weights is not None:  # an empty one is a mistake, not a wish for the model's own
             model = create(args.model, weights=args.weights, **options)
         elif is_place(args.model):
             model = load(args.model, **options)
@@ -173,11 +173,13 @@ def run_convert(args: Namespace) -> int:
     """Rewrites weights in another library's layout."""
     from vitlite.save import convert
 
-    if args.source in zoo.NAMES and not Path(args.source).exists():
-        raise ConfigError(
-            f"convert rewrites a file or a folder, and {args.source} is a name. For a folder of it, in Python: "
-            f"vitlite.create({args.source!r}).save('FOLDER')."
-        )
+    if not Path(args.source).exists():
+        if args.source in zoo.NAMES:
+            raise ConfigError(
+                f"convert rewrites a file or a folder, and {args.source} is a name. For a folder of it, in Python: "
+                f"vitlite.create({args.source!r}).save('FOLDER')."
+            )
+        raise CheckpointError(f"There is no file or folder {args.source}.")
     convert(args.source, args.target, args.to, config=zoo.find(args.like).config if args.like else None)
     print(f"wrote {args.target}")
     return 0
