@@ -310,9 +310,10 @@ def test_a_config_beside_another_file_does_not_speak_for_it(tmp_path: Path) -> N
 
 def test_broken_and_foreign_configs(tmp_path: Path) -> None:
     written(tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"config.json cannot be read"):
-        load(tmp_path, config=ASK)
+    for text in ("{", '{"vitlite": {"config": [1]}}', '{"vitlite": {"config": {}, "preprocess": "none"}}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"config.json cannot be read"):
+            load(tmp_path, config=ASK)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "hidden_act": "relu"}))
     with pytest.raises(CheckpointError, match="hidden_act 'relu'; vitlite runs gelu"):
         load(tmp_path)
@@ -367,12 +368,16 @@ def test_the_first_to_know_decides_and_contradictions_are_errors() -> None:
     for fields, text in (
         ({"heads": 4, "depth": 3}, "depth: the tensors say 2, c says 3"),
         ({"heads": 3}, "16 wide, which is not 3 heads"),
+        ({"heads": 0}, "16 wide, which is not 0 heads"),
+        ({"heads": "2"}, "16 wide, which is not 2 heads"),
         ({"heads": 2, "image_size": 24}, "5 rows, which is not an image of"),
         ({"heads": 2, "head_dim": 4}, "not 2 heads of equal width"),
         ({"heads": 2, "layer_scale": 1e-5}, "layer_scale: the tensors have none, c says 1e-05"),
     ):
         with pytest.raises(CheckpointError, match=text.replace("(", r"\(")):
             resolve(LAYOUTS["timm"], known, [Claim("c says", fields), rest])
+    with pytest.raises(ConfigError, match=r"image_size must be a whole number or \(height, width\), got '16'"):
+        resolve(LAYOUTS["timm"], known, [Claim("c says", {"image_size": "16"}), rest])
     with pytest.raises(CheckpointError, match="heads: b says 2, c says 4"):
         resolve(LAYOUTS["timm"], known, [Claim("b says", {"heads": 2}), Claim("c says", {"heads": 4}), rest])
 

@@ -253,7 +253,7 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
             if name in CHOICES or (name == "head_dim" and value is None):
                 continue
             if name == "image_size":
-                value = (value, value) if isinstance(value, int) else tuple(value)
+                value = ViTConfig(image_size=value, patch_size=1).size  # or what is wrong with it
             if name == "layer_scale":  # which number it began with, only others can say
                 if known[name] is True and value is not None:
                     known[name] = value
@@ -280,7 +280,8 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
             + ")), or vitlite.create(name, weights=...) with the name of a model like it."
         )
     heads, inner = known["heads"], tensors["attention_dim"]
-    if inner % heads or (known.get("head_dim") or inner // heads) != inner // heads:
+    whole = type(heads) is int and heads > 0 and inner % heads == 0
+    if not whole or (known.get("head_dim") or inner // heads) != inner // heads:
         raise CheckpointError(f"Its attention is {inner} wide, which is not {heads} heads of equal width.")
     known["head_dim"] = inner // heads if inner != known["dim"] else None
     if known["class_token"] and known["pool"] not in layout.pools:

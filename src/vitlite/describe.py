@@ -48,7 +48,9 @@ def describe(folder: Path) -> Description:
     if "vitlite" in config:
         ours = config["vitlite"]
         labels, recipe = ours.get("labels"), ours.get("preprocess")
-        return Description(ours["config"], labels and tuple(labels), recipe and ("vitlite", recipe))
+        return Description(
+            dict(ours["config"]), tuple(labels) if labels else None, ("vitlite", dict(recipe)) if recipe else None
+        )
     if "architecture" in config:
         return _timm(config)
     if "model_type" in config:
