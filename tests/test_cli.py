@@ -197,9 +197,13 @@ def test_ctrl_c_caught_by_a_library_and_an_error_of_many_lines(
 ) -> None:
     def run_list(args: object) -> None:
         try:
-            raise caught
-        except BaseException:
-            raise RuntimeError("one line\nand many more") from None
+            try:
+                raise caught
+            finally:
+                raise AttributeError
+        except AttributeError as error:
+            kept = error
+        raise RuntimeError("one line\nand many more") from kept
 
     monkeypatch.setattr(report, "run_list", run_list)
     assert run("list") == (code, "", f"vitlite: {said}\n")
@@ -613,13 +617,15 @@ def test_download_from_a_hub(run: Run, tmp_path: Path, monkeypatch: pytest.Monke
     assert f"{record.name}: FAILED: " in out
 
 
-def test_convert(run: Run, model: Path, tmp_path: Path) -> None:
+def test_convert(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run("convert", model, tmp_path / "there", "--to", "transformers")
     assert (code, out, err) == (0, f"wrote {tmp_path / 'there'}\n", "")
     assert json.loads((tmp_path / "there" / "config.json").read_text())["model_type"] == "vit"
     assert run("convert", model, tmp_path / "back", "--to", "vitlite", "--like", "nothing")[0] == 1
     assert run("convert", model, tmp_path / "back")[0] == 2
     assert "no pickles are made" in run("convert", model, tmp_path / "back.pth", "--to", "timm")[2]
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert run("convert", f"~/{model.name}", tmp_path / "again.safetensors", "--to", "timm")[0] == 0
     for name in ("none.pth", "none"):
         assert f"no file or folder {name}." in run("convert", name, tmp_path / "back", "--to", "timm")[2]
     assert "vit_nano_4 is a name" in run("convert", "vit_nano_4", tmp_path / "back", "--to", "timm")[2]

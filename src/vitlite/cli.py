@@ -148,7 +148,9 @@ def _prepare_streams() -> None:
 
 def _by_ctrl_c(error: BaseException | None) -> bool:
     """Whether Ctrl-C is behind an error; torch catches it now and then, and raises something else."""
-    return error is not None and (isinstance(error, KeyboardInterrupt) or _by_ctrl_c(error.__context__))
+    if error is None:
+        return False
+    return isinstance(error, KeyboardInterrupt) or _by_ctrl_c(error.__cause__) or _by_ctrl_c(error.__context__)
 
 
 def _in_words(text: str) -> str:

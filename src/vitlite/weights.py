@@ -173,7 +173,7 @@ def run_convert(args: Namespace) -> int:
     """Rewrites weights in another library's layout."""
     from vitlite.save import convert
 
-    if not Path(args.source).exists():
+    if not Path(args.source).expanduser().exists():
         if args.source in zoo.NAMES:
             raise ConfigError(
                 f"convert rewrites a file or a folder, and {args.source} is a name. For a folder of it, in Python: "
