@@ -327,6 +327,24 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
     assert load(tmp_path, config=ASK).config.heads == 2
 
 
+@pytest.mark.parametrize("wrong", [{"mean": 5}, {"crop_pct": 0}, {"crop_pct": "a"}, {"std": None}])
+def test_preprocessing_that_makes_no_sense(wrong: dict[str, Any], tmp_path: Path) -> None:
+    written(tmp_path / "model.safetensors")
+    right = {"crop_pct": 0.9, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": right}))
+    assert load(tmp_path, config=ASK).preprocess.recipe.mean == (0.5,) * 3
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": right | wrong}))
+    with pytest.raises(VitliteError, match=rf"preprocessing|{next(iter(wrong))}"):
+        load(tmp_path, config=ASK)
+
+
+def test_a_block_with_a_huge_number_is_one_that_is_too_many(tmp_path: Path) -> None:
+    extra = {"blocks.1000000000000.norm1.weight": torch.ones(16)}
+    path = written(tmp_path / "vit.safetensors", lambda state: state.update(extra))
+    with pytest.raises(CheckpointError, match="1000000000000"):
+        load(path, config=ASK)
+
+
 def test_transformers_configs_say_what_their_classes_assume(tmp_path: Path) -> None:
     for kind, eps, gelu in (("vit", 1e-12, "exact"), ("dinov2", 1e-6, "exact"), ("clip_vision_model", 1e-5, "quick")):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))

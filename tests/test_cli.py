@@ -150,7 +150,7 @@ def pythonic(text: str) -> bool:
         ("--model nonsense", "checkpoints: `vitlite list`. A repository of the Hub, a folder or a file: --model PATH"),
         ("--model vit_base_14", "For random weights: vitlite train --model vit_base_14 --weights none."),
         ("--model vit_base_patch16_224.bamboo", "`vitlite list` names what is."),
-        ("--model vit_base_16", "pass that file as --weights PATH, or"),
+        ("--model vit_base_16", "use that file: --weights PATH or --model PATH"),
         ("--model vit_nano_4 --size 17", "error: --size 17 does not divide into patches of 4."),
         ("--model bare.safetensors", "Say --model NAME --weights PATH, or convert's --like NAME, with the name of a"),
         ("--model vit_nano_4.cifar10 --weights small.safetensors", "To run it at another size: --size."),

@@ -497,7 +497,7 @@ def test_offline_and_cold_says_at_once_what_to_do(
     assert text.startswith(f"Cannot fetch {FILE} of {REPO}@main: ")
     assert f"{os.environ['HF_ENDPOINT']}/timm/vit/resolve/main/model.safetensors" in text
     assert f"It is not in the cache, {tmp_path / 'cache/hub'}" in text
-    assert "pass that file as weights=PATH" in text
+    assert "use that file: create(..., weights=PATH) or load(PATH)." in text
 
 
 def test_a_branch_falls_back_to_the_cached_commit_with_a_log_line(

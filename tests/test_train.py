@@ -4,6 +4,7 @@ import doctest
 import errno
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -175,6 +176,12 @@ def test_muon_takes_only_query_key_and_value_apart():
     _, muon = optimizers(model, dict(model.named_parameters()), settings(optimizer="muon"))
     apart = {weight for group in muon.param_groups if group["parts"] == 3 for weight in group["params"]}
     assert apart == {block.attn.qkv.weight for block in model.blocks}
+
+
+@pytest.mark.parametrize(("name", "value"), [("lr", -2.0), ("smoothing", 3.0), ("ema", 1.0), ("clip", math.nan)])
+def test_a_recipe_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(TrainError, match=rf"{name} must be from \S+ to \S+, got {value:g}"):
+        settings(**{name: value})
 
 
 def test_layer_decay_and_what_does_not_decay():

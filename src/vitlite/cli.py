@@ -49,6 +49,7 @@ WORDS = {
     r"vitlite\.list_models\(\)": "`vitlite list`",
     r"vitlite\.load\(source\)": "--model PATH, --model OWNER/NAME",
     r"create\('(\S+)', weights=None\)": r"vitlite train --model \1 --weights none",
+    r"create\(\.\.\., weights=PATH\) or load\(PATH\)": "--weights PATH or --model PATH",
     r"weights=PATH": "--weights PATH",
     r"image_size=": "--size",
     r"^ViTConfig: image_size": "--size",

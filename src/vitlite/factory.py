@@ -287,4 +287,8 @@ def _recipe(record: zoo.Record | None, about: Description, size: tuple[int, int]
         return None
     kind, fields = about.recipe
     made = {"vitlite": Recipe.from_dict, "timm": Recipe.from_timm, "transformers": Recipe.from_transformers}
-    return made[kind](fields, size)
+    try:
+        return made[kind](fields, size)
+    except (TypeError, ArithmeticError, AttributeError, KeyError) as error:  # a value of another kind
+        text = f"Its preprocessing, in the words of {kind}, makes no sense ({error}): {dict(fields)}."
+        raise ConfigError(text) from error

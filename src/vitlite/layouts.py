@@ -252,7 +252,7 @@ def _rows(layout: Layout, prefix: str, shapes: Mapping[str, Shape]) -> Iterator[
     """Every row of the table, with every block there is."""
     stems = {re.escape(prefix + rule.theirs[0].partition("#")[0]) for rule in layout.rules if "#" in rule.ours}
     numbers = [re.match(f"(?:{'|'.join(stems)})(\\d+)", name) for name in shapes]
-    depths = [1 + int(number[1]) for number in numbers if number]
+    depths = [min(1 + int(number[1]), len(shapes)) for number in numbers if number]  # beyond, some are missing
     depths += [shapes[name][0] for name in shapes if "/encoderblock/" in name and shapes[name]]
     for rule in layout.rules:
         for block in range(max(depths, default=0) if "#" in rule.ours else 1):

@@ -39,6 +39,19 @@ History = list[dict[str, Any]]
 Optimizer = Literal["adamw", "muon"]
 
 STATE, LOG = "state.safetensors", "log.jsonl"
+RANGES = {  # the least and the most that a recipe may ask for
+    "epochs": (1, 1e6),
+    "batch": (1, 1e6),
+    "accumulate": (1, 1e6),
+    "lr": (1e-9, 1e3),
+    "warmup": (1e-3, 1e6),
+    "decay": (1e-3, 1),
+    "weight_decay": (0, 1e3),
+    "layer_decay": (1e-3, 1),
+    "smoothing": (0, 0.99),
+    "clip": (1e-9, math.inf),
+    "ema": (0, 0.999999),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +74,12 @@ class Settings:
     bfloat16: bool = True  # autocast
     seed: int = 0
     augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise TrainError(f"{name.replace('_', '-')} must be from {least:g} to {most:g}, got {value:g}.")
 
 
 @dataclass

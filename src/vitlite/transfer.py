@@ -60,8 +60,8 @@ class UnreachableError(DownloadError):
 
     def __init__(self, file: RemoteFile, why: str):
         super().__init__(
-            f"Cannot fetch {file}: {why}. Where there is a network, download {file.url} and pass that file as "
-            "weights=PATH, or copy that machine's cache here. HF_ENDPOINT names a mirror."
+            f"Cannot fetch {file}: {why}. Where there is a network, download {file.url} and use that file: "
+            "create(..., weights=PATH) or load(PATH). Or copy that machine's cache here. HF_ENDPOINT names a mirror."
         )
         self.why = why
 
