@@ -93,10 +93,12 @@ def test_timm_gets_a_mean_of_its_own_scale(tmp_path: Path) -> None:
 
 def test_a_picture_of_two_shares_is_not_told_to_timm(tmp_path: Path) -> None:
     model = trained(image_size=(32, 24))
-    for resize, known in (((36, 27), True), ((36, 36), False)):  # timm resizes to cover 36 x 27
+    for resize, known in (((36, 27), True), ((35, 26), True), ((36, 36), False)):  # timm has one share for both sides
         model.preprocess = Preprocess(replace(RECIPE, size=(32, 24), resize=resize), model)
         model.save(tmp_path)
-        assert ("pretrained_cfg" in json.loads((tmp_path / "config.json").read_text())) == known
+        about = json.loads((tmp_path / "config.json").read_text())
+        assert ("pretrained_cfg" in about) == known
+        assert not known or Recipe.from_timm(about).resize == resize
         assert load(tmp_path).preprocess.recipe == model.preprocess.recipe
     convert(tmp_path, tmp_path / "theirs", "transformers")  # which crops 36 x 36
     assert load(tmp_path / "theirs").preprocess.recipe.resize == (36, 36)
@@ -253,6 +255,23 @@ def test_pickles_are_converted(wrap: Callable[[Any], Any], tmp_path: Path) -> No
     convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
     state = load_file(tmp_path / "vit.safetensors")
     assert all(torch.equal(tensor, state[name]) for name, tensor in trained().half().state_dict().items())
+
+
+def test_of_averaged_weights_and_others_none_is_taken_by_itself(tmp_path: Path) -> None:
+    state = trained().state_dict()
+    torch.save({"epoch": 3, "state_dict": state, "state_dict_ema": state}, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=r"averaged weights, state_dict_ema, beside others. Choose: torch.save"):
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+
+
+def test_what_the_target_held_before_says_nothing_of_the_new_model(tmp_path: Path) -> None:
+    trained().save(tmp_path / "one")
+    other = ViT(TINY)
+    other.save(tmp_path / "two")
+    convert(tmp_path / "one", tmp_path / "theirs", "transformers")
+    convert(tmp_path / "two", tmp_path / "theirs", "transformers")
+    assert not (tmp_path / "theirs" / "preprocessor_config.json").exists()
+    assert load(tmp_path / "theirs").labels == ("LABEL_0", "LABEL_1", "LABEL_2")  # as transformers calls them
 
 
 def test_a_folder_with_a_pickle_keeps_its_config(tmp_path: Path) -> None:

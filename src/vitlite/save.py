@@ -32,6 +32,7 @@ from vitlite.model import ViT
 
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
+AVERAGED = ("model_ema", "state_dict_ema", "ema")  # where they keep an average of its weights
 TIMM_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
 TIMM_GELUS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 RESAMPLES = {name: code for code, name in PILLOW_CODES.items()}
@@ -83,8 +84,11 @@ def convert(
         _write_tensors(target / WEIGHTS, _renamed(model, to))
         if to == "transformers":
             _write_json(target / "config.json", _transformers(model))
+            pictures = target / "preprocessor_config.json"
             if recipe := getattr(model.preprocess, "recipe", None):
-                _write_json(target / "preprocessor_config.json", _transformers_pictures(recipe))
+                _write_json(pictures, _transformers_pictures(recipe))
+            else:
+                pictures.unlink(missing_ok=True)  # of what was there before
 
 
 def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | None = None) -> str:
@@ -156,6 +160,11 @@ def _unpickled(source: Path) -> Iterator[Path]:
         except Exception as error:  # a file that is no pickle makes torch raise nearly anything
             raise CheckpointError(f"{pickles[0]} cannot be opened with weights_only=True: {error}") from error
         while isinstance(tensors, Mapping) and not any(isinstance(value, Tensor) for value in tensors.values()):
+            if averaged := [key for key in tensors if str(key) in AVERAGED]:
+                raise CheckpointError(
+                    f"{pickles[0]} has averaged weights, {averaged[0]}, beside others. Choose: "
+                    f'torch.save(torch.load(path, weights_only=True)["{averaged[0]}"], "chosen.pth")'
+                )
             inner = [key for key in NESTED if isinstance(tensors.get(key), Mapping)]
             if not inner:
                 raise CheckpointError(f"{pickles[0]} has no tensors, but: {', '.join(map(str, tensors))[:300]}.")
@@ -260,10 +269,10 @@ def _timm(model: ViT, recipe: Recipe | None) -> dict[str, Any]:
 
 def _timm_pictures(recipe: Recipe) -> dict[str, Any] | None:
     """timm's words for the preprocessing; None where it has none."""
-    crop = recipe.size[0] / recipe.resize[0]
-    if int(recipe.size[0] / crop) != recipe.resize[0]:  # timm takes the floor
-        crop = recipe.size[0] / (recipe.resize[0] + 0.5)
-    if int(recipe.size[1] / crop) != recipe.resize[1]:  # it has one share for both sides
+    sides = list(zip(recipe.size, recipe.resize, strict=True))
+    most, least = min(size / resize for size, resize in sides), max(size / (resize + 1) for size, resize in sides)
+    shares = [x for x in (most, (most + least) / 2) if all(int(size / x) == resize for size, resize in sides)]
+    if not shares:
         return None
     white = 255 * recipe.scale  # timm's pixels are 0..1 before mean and std
     return {
@@ -271,7 +280,7 @@ def _timm_pictures(recipe: Recipe) -> dict[str, Any] | None:
         "std": [value / white for value in recipe.std],
         "interpolation": recipe.interpolation,
         "crop_mode": recipe.mode,
-        "crop_pct": crop,
+        "crop_pct": shares[0],
     }
 
 
