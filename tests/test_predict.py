@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageSequence
 
 from vitlite.config import ViTConfig, preset
 from vitlite.errors import ImageError, InputError
@@ -88,6 +89,41 @@ def test_iterators_are_read_two_batches_ahead(vit):
     assert read == 160
     stream.close()
     assert not background_threads()
+
+
+def one_array(images):
+    frame = np.empty_like(images[0])
+    for image in images:
+        frame[:] = image
+        yield frame
+
+
+def one_tensor(images):
+    frame = torch.empty_like(torch.from_numpy(images[0]))
+    for image in images:
+        yield frame.copy_(torch.from_numpy(image))
+
+
+def one_file(images):
+    file = io.BytesIO()
+    for image in images:
+        file.seek(0)
+        Image.fromarray(image).save(file, "BMP")
+        yield file
+
+
+@pytest.mark.parametrize("stream", [one_array, one_tensor, one_file])
+def test_an_iterator_may_change_the_picture_that_it_gave(vit, stream):
+    images = pictures(70)
+    assert list(vit.predict(stream(images))) == vit.predict(images)
+
+
+def test_frames_of_an_animation(vit, tmp_path):
+    first, *others = map(Image.fromarray, pictures(20))
+    first.save(tmp_path / "x.gif", save_all=True, append_images=others)
+    with Image.open(tmp_path / "x.gif") as gif:  # the one object that its iterator gives each time
+        copies = [frame.copy() for frame in ImageSequence.Iterator(gif)]
+        assert list(vit.predict(ImageSequence.Iterator(gif))) == vit.predict(copies)
 
 
 @pytest.mark.parametrize("training", [True, False])

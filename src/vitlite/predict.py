@@ -1,14 +1,15 @@
 """From pictures to answers: `predict`, and `work_through`, which puts any number of pictures through a model.
 
-The pictures of the next batch are read in the background while the model works on this one. Nothing else about
-the process or the model is changed: training mode, gradients, threads and types are as they were.
+The files of the next batch are read in the background while the model works on this one. Nothing else about the
+process or the model is changed: training mode, gradients, threads and types are as they were.
 """
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from itertools import islice
+from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -116,6 +117,8 @@ def _work_through(
             while True:
                 for image in islice(images, 2 * batch - len(waiting)):
                     waiting.append((image, background.submit(preprocess.pixels, image)))
+                    if not isinstance(image, (str, PathLike)):  # it may be changed when the next one is asked for
+                        wait([waiting[-1][1]])
                 if not waiting:
                     return
                 now = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
