@@ -572,6 +572,23 @@ def test_the_commands_on_cifar10(tmp_path, capsys):
     assert "has no preprocessing" in capsys.readouterr().err
 
 
+def test_cifar10_is_prepared_as_predict_does_it(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(train, "train", lambda model, data, *_, validation, **__: seen.extend([data, validation]))
+    monkeypatch.setattr(evaluate, "measure", lambda model, data, **_: (seen.append(data), stop(None)))
+    folder, model, row = cifar10(tmp_path / "data"), new_model(CONFIG.replace(image_size=32)), torch.tensor([3])
+    for resize, name in (((35, 35), "cropped"), ((32, 32), "whole")):
+        model.preprocess = Preprocess(replace(RECIPE, size=(32, 32), resize=resize), model)
+        model.save(tmp_path / name)
+        assert main(f"train {folder} --model {tmp_path / name} --epochs 1 --out {tmp_path / 'run'}".split()) == 0
+        assert main(f"eval {folder} --model {tmp_path / name}".split()) == 1  # killed once the pictures are there
+        for split in ("train", "val", "test"):
+            raw = read_cifar10(folder, split).images[row]
+            got = seen.pop(0).images[row]
+            assert torch.equal(got[0], model.preprocess.pixels(raw[0])), (name, split)
+            assert torch.equal(got, raw) == (name == "whole")
+
+
 def test_what_training_begins_with(tmp_path):
     def model(**options):
         defaults = {"model": "vit_nano_4", "weights": "none", "size": None, "device": None, "seed": 0, "drop_path": 0.0}

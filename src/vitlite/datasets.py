@@ -71,7 +71,7 @@ def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Rea
     Args:
         folder: Holds the .bin files and batches.meta.txt.
         split: The 49,000 to train on, 1,000 held out of the training pictures, or the 10,000 test pictures.
-        read: `Preprocess.pixels` of a model of another size than 32 x 32.
+        read: `Preprocess.pixels` of the model; None: the pictures are taken as they are, 32 x 32.
 
     Raises:
         TrainError: a file is missing or damaged.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite import ranks
-from vitlite.datasets import Pictures, class_names, is_cifar10, read_cifar10, read_folder
+from vitlite.datasets import Pictures, Read, class_names, is_cifar10, read_cifar10, read_folder
 from vitlite.errors import TrainError
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
@@ -77,6 +77,12 @@ def normalise(images: Tensor, recipe: Recipe) -> Tensor:
     return (images - mean) / std
 
 
+def cifar10_reader(preprocess: Preprocess) -> Read | None:
+    """How CIFAR-10's pictures are prepared; None where that would leave them as they are."""
+    recipe = preprocess.recipe
+    return None if recipe.size == recipe.resize == (32, 32) else preprocess.pixels
+
+
 def add_eval_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite eval`."""
     parser.add_argument(
@@ -108,9 +114,8 @@ def _run_eval(args: Namespace) -> int:
             f"{args.model} has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint like it: "
             "--model NAME --weights PATH."
         )
-    read = model.preprocess.pixels
     if cifar:
-        pictures = read_cifar10(args.data, "test", None if model.config.size == (32, 32) else read)
+        pictures = read_cifar10(args.data, "test", cifar10_reader(model.preprocess))
         if len(pictures.classes) != model.config.num_classes:
             raise TrainError(
                 f"The data have {len(pictures.classes)} classes, and {args.model} {model.config.num_classes}. "
@@ -120,7 +125,7 @@ def _run_eval(args: Namespace) -> int:
         places = torch.tensor([classes.index(name) for name in pictures.classes])
         pictures = replace(pictures, labels=places[pictures.labels], classes=classes)
     else:
-        pictures = read_folder(folder, read, _classes(model, folders))
+        pictures = read_folder(folder, model.preprocess.pixels, _classes(model, folders))
     measured = measure(model, pictures, batch=args.batch)
     if ranks.rank():
         return 0

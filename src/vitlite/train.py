@@ -26,7 +26,7 @@ from vitlite import ranks, zoo
 from vitlite.augment import STRENGTHS, Augmentation, Draws, augment, mix, shuffled
 from vitlite.datasets import Pictures, class_names, is_cifar10, read_cifar10, read_folder
 from vitlite.errors import TrainError
-from vitlite.evaluate import measure, normalise
+from vitlite.evaluate import cifar10_reader, measure, normalise
 from vitlite.factory import create, load
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
@@ -454,12 +454,11 @@ def _run_train(args: Namespace) -> int:
     if len(classes) < 2:
         raise TrainError(f"{args.data / 'train'} has one class only, {classes[0]}. Training needs at least two.")
     model = _model(args, len(classes))
-    read = cast(Preprocess, model.preprocess).pixels
+    prepare = cast(Preprocess, model.preprocess)
     if cifar:
-        same = model.config.size == (32, 32)
-        data, validation = (read_cifar10(args.data, split, None if same else read) for split in ("train", "val"))
+        data, validation = (read_cifar10(args.data, split, cifar10_reader(prepare)) for split in ("train", "val"))
     else:
-        data, validation = (read_folder(args.data / split, read, classes) for split in ("train", "val"))
+        data, validation = (read_folder(args.data / split, prepare.pixels, classes) for split in ("train", "val"))
     fresh = args.weights == "none"
     optimizer: Optimizer = args.optimizer or ("muon" if fresh and not args.frozen else "adamw")
     settings = Settings(
