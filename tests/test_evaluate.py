@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vitlite import ViT, ViTConfig, cli, evaluate
+from vitlite.errors import TrainError
 
 PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
 NANO = ("--model", "vit_nano_4.cifar10")
@@ -44,3 +45,16 @@ def test_what_is_refused(
     monkeypatch.setattr(evaluate, "open_model", lambda _: pytest.fail("the model was fetched"))
     assert cli.main(["eval", str(tmp_path / "none"), *NANO]) == 1
     assert "There is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("folders", "strange"),
+    [(("dogs", "cat"), "dogs"), (("Dog", "Cat"), "Dog, Cat"), (("n1", "n2", "n3"), "n1, n2, n3")],
+)
+def test_folders_that_are_nearly_the_labels(folders: tuple[str, ...], strange: str) -> None:
+    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2))
+    model.labels = ("dog", "cat")
+    assert evaluate._classes(model, ["cat"]) == ("dog", "cat")
+    assert evaluate._classes(model, ["n1", "n2"]) == ("n1", "n2")  # none is a label: in the model's order
+    with pytest.raises(TrainError, match=rf"model's 2 classes \(dog, cat\), none is named {strange}\. Name"):
+        evaluate._classes(model, folders)

@@ -626,7 +626,7 @@ def test_the_commands_say_what_is_wrong(folders, tmp_path, capsys):
     assert main(["eval", str(folders), "--model", str(tmp_path / "model")]) == 0  # as many folders as classes
     (folders / "val" / "third").mkdir()
     assert main(["eval", str(folders), "--model", str(tmp_path / "model")]) == 1
-    assert "The folder lying is none of the model's 2 classes" in capsys.readouterr().err
+    assert "Of the model's 2 classes, none is named lying, sitting, third. Name" in capsys.readouterr().err
 
 
 def test_many_classes_are_drawn_without_names(tmp_path):

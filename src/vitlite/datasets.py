@@ -126,7 +126,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
     names = class_names(folder)
     if strange := sorted(set(names) - set(classes)):
         raise TrainError(
-            f"{folder} has the classes {_list(strange)}, and those of the model are {_list(classes)}. "
+            f"{folder} has the classes {listed(strange)}, and those of the model are {listed(classes)}. "
             "Rename or remove these folders."
         )
     paths: list[Path] = []
@@ -142,5 +142,6 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
     return Pictures(Prepared(paths, read), torch.tensor(labels), tuple(classes))
 
 
-def _list(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The names, or the first few of many."""
     return ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite import ranks
-from vitlite.datasets import Pictures, Read, class_names, is_cifar10, read_cifar10, read_folder
+from vitlite.datasets import Pictures, Read, class_names, is_cifar10, listed, read_cifar10, read_folder
 from vitlite.errors import TrainError
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
@@ -154,11 +154,12 @@ def _classes(model: ViT, folders: Sequence[str]) -> tuple[str, ...]:
     labels = tuple(model.labels or ())
     if set(folders) <= set(labels):
         return labels
-    if len(folders) == model.config.num_classes:  # such as ImageNet's n01440764 and so on, whose order is the labels'
+    alike = {label.casefold() for label in labels} & {name.casefold() for name in folders}
+    if len(folders) == model.config.num_classes and not alike:  # such as ImageNet's n01440764, in the labels' order
         return tuple(folders)
     strange = [name for name in folders if name not in labels]
     raise TrainError(
-        f"The folder {strange[0]} is none of the model's {model.config.num_classes} classes"
-        f"{' (' + ', '.join(labels[:5]) + ', …)' if labels else ''}. Name the folders after its labels, or give one "
-        "folder for each class, sorted in the model's order."
+        f"Of the model's {model.config.num_classes} classes{f' ({listed(labels)})' if labels else ''}, none is named "
+        f"{listed(strange)}. Name the folders after its labels; or give one folder for each class, none of them named "
+        "after a label, sorted in the model's order."
     )
