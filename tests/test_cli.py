@@ -29,7 +29,7 @@ from PIL import Image
 import vitlite
 from vitlite import cli, report, zoo
 from vitlite.errors import ImageError
-from vitlite.vectors import Journal
+from vitlite.vectors import Journal, alone
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -538,6 +538,16 @@ def test_embed_refuses_to_mix_two_runs(run: Run, model: Path, pictures: Path, tm
     assert code == 1
     assert re.search("was left by a run with another config, .*preprocessing, .*weights", err)
     assert "must end in one of .safetensors" in run("embed", pictures, "--model", model, "--out", "x.csv")[2]
+
+
+def test_embed_refuses_a_file_that_another_writes(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    words = ("embed", pictures, "--model", model, "--out", tmp_path / "out.npz")
+    with alone(tmp_path / "out.npz"):
+        code, shown, err = run(*words)
+        assert (code, shown) == (1, "")
+        assert re.fullmatch(r"vitlite: error: --out .*out\.npz: another process is writing it\. .*\n", err)
+    assert run(*words)[0] == 0
+    assert not list(tmp_path.glob("out.npz?*"))
 
 
 # --- pictures

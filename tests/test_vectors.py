@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from vitlite import vectors
 from vitlite.errors import InputError
-from vitlite.vectors import Journal, check_target
+from vitlite.vectors import Journal, alone, check_target
 
 RUN = {"sha256": "ab", "dtype": "float32"}
 ROWS = {"a.jpg": [1.0, -2.5, 1 / 3], "über/b.png": [0.0, 1e-30, 3e38], "c": [1.0, 2.0, 3.0]}
@@ -118,6 +118,31 @@ def test_a_run_without_any_vector_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no picture could be read"):
             journal.finish(["broken.png"], {})
     assert os.listdir(tmp_path) == []
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    target = tmp_path / "out.npz"
+    with alone(target):
+        with pytest.raises(InputError, match=r"out\.npz: another process is writing it\. Wait for it"), alone(target):
+            pass
+        with pytest.raises(InputError), alone(target):  # the first refusal took nothing away
+            pass
+        with alone(tmp_path / "other.npz"):
+            pass
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(ZeroDivisionError), alone(target):
+        raise ZeroDivisionError
+    with alone(target):
+        pass
+
+
+def test_a_journal_that_something_else_changed(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        add(journal, "a.jpg")
+        journal.path.write_bytes(journal.path.read_bytes().replace(b"a.jpg", b"b.jpg"))
+        with pytest.raises(InputError, match=r"out\.npz\.partial was changed while it was in use\. Delete it"):
+            journal.finish(["a.jpg"], {})
+    assert os.listdir(tmp_path) == ["out.npz.partial"]
 
 
 def test_mistakes(tmp_path: Path) -> None:

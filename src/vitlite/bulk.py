@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitlite.errors import ImageError, InputError, missing_extra
 from vitlite.report import bold, terminal_width
-from vitlite.vectors import WRITERS, Journal, check_target
+from vitlite.vectors import WRITERS, Journal, alone, check_target
 from vitlite.weights import add_model_arguments, add_speed_arguments, open_model, positive
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def run_embed(args: Namespace) -> int:
     target = check_target(Path(args.out))
     paths = gather(args.paths)
     model = open_model(args)
-    with Journal(target, identity(model, args)) as journal:
+    with alone(target), Journal(target, identity(model, args)) as journal:
         broken, tried = set(journal.broken), journal.done.union(journal.broken)
         again, new = [p for p in paths if p in broken], [p for p in paths if p not in tried]
         if tried:

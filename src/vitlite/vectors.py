@@ -10,6 +10,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +27,32 @@ def check_target(target: Path) -> Path:
     if target.is_dir():
         raise InputError(f"--out {target} is a folder. Name a file that is new, or may be replaced.")
     return target
+
+
+@contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Keeps every other process from writing the same file.
+
+    Raises:
+        InputError: One is writing it.
+    """
+    from filelock import FileLock, Timeout  # comes with huggingface-hub
+
+    path = target.with_name(target.name + ".lock")
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise InputError(
+            f"--out {target}: another process is writing it. Wait for it, or name another file. "
+            f"If there is none, delete {path}."
+        ) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # on Windows it goes with the lock
+            path.unlink()
+        lock.release()
 
 
 class Journal:
@@ -112,23 +139,26 @@ class Journal:
                 WRITERS[self.target.suffix](file, paths, self._rows(asked), about)
             os.replace(unfinished, self.target)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             raise InputError(
                 f"Cannot write {self.target}: {error.strerror}. The vectors stay in {self.path}: make room, and start "
                 "the same command."
             ) from error
+        finally:
+            unfinished.unlink(missing_ok=True)
         self._file.close()
         self.path.unlink()
         return len(paths)
 
     def _rows(self, asked: set[str]) -> Iterator[bytes]:
         """The vectors of the paths asked for, in the order in which they came."""
-        for offset, _ in self.offsets:
+        for offset, paths in self.offsets:
             self._file.seek(offset)
             record = json.loads(self._file.readline())
+            if record["paths"] != paths:
+                raise InputError(f"{self.path} was changed while it was in use. Delete it, and start afresh.")
             vectors = base64.b64decode(record["vectors"])
-            width = len(vectors) // max(1, len(record["paths"]))
-            for i, path in enumerate(record["paths"]):
+            width = len(vectors) // max(1, len(paths))
+            for i, path in enumerate(paths):
                 if path in asked:
                     yield vectors[i * width : (i + 1) * width]
 
