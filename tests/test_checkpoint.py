@@ -330,7 +330,13 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{"mean": 5}, {"crop_pct": 0}, {"crop_pct": "a"}, {"std": None}])
 def test_preprocessing_that_makes_no_sense(wrong: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path / "model.safetensors")
-    right = {"crop_pct": 0.9, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+    right = {
+        "input_size": [3, 16, 16],
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+    }
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": right}))
     assert load(tmp_path, config=ASK).preprocess.recipe.mean == (0.5,) * 3
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": right | wrong}))

@@ -19,7 +19,7 @@ import vitlite
 from vitlite import ViT, ViTConfig, create, load, zoo
 from vitlite.config import PRESETS
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
-from vitlite.images import Recipe
+from vitlite.images import Preprocess, Recipe
 from vitlite.layouts import LAYOUTS, to_theirs
 
 DEIT = "vit_tiny_16.deit_fb_in1k"
@@ -153,6 +153,44 @@ def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:
     assert create(DEIT, weights=weights, num_classes=2).labels is None
     with pytest.raises(CheckpointError, match=r"dim: the tensors say 192, the record of vit_base_16.dino says 768"):
         create("vit_base_16.dino", weights=weights)
+
+
+RECIPE = Recipe(size=(16, 16), resize=(18, 18), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+
+
+def test_a_recipe_keeps_its_own_size_unless_another_is_asked_for(tmp_path: Path) -> None:
+    model = ViT(TINY).eval()
+    model.preprocess = Preprocess(RECIPE, model)
+    model.save(tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.preprocess.recipe == RECIPE
+    assert torch.equal(loaded(loaded.preprocess(torch.zeros(20, 20, 3))), model(torch.full((1, 3, 16, 16), -1.0)))
+    assert load(tmp_path, image_size=32).preprocess.recipe == RECIPE.scaled((32, 32))
+
+
+def test_transformers_pictures_may_be_smaller_than_config_json_says(tmp_path: Path) -> None:
+    """DINOv2's are 224 pixels wide, though its table is that of 518."""
+    save_file(state_of(TINY), tmp_path / "model.safetensors")
+    about = {"model_type": "dinov2", "image_size": 32, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    pictures = {"size": {"shortest_edge": 18}, "crop_size": {"height": 16, "width": 16}, "do_center_crop": True}
+    pictures |= {"resample": 3, "image_mean": [0.5], "image_std": [0.5], "image_processor_type": "BitImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(pictures))
+    for options, size, resize in (({}, 16, 18), ({"image_size": 32}, 32, 36)):
+        recipe = load(tmp_path, config=ASK, **options).preprocess.recipe
+        assert (recipe.size, recipe.resize) == ((size, size), (resize, resize))
+
+
+@pytest.mark.parametrize(("args", "size"), [
+    ({}, 48), ({"img_size": 32}, 32), ({"img_size": [32, 32]}, 32), ({"img_size": 32, "dynamic_img_size": True}, 48),
+])  # fmt: skip
+def test_timm_s_pictures_have_the_size_that_its_model_takes(args: dict[str, Any], size: int, tmp_path: Path) -> None:
+    pictures = {"crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5], "std": [0.5], "input_size": [3, 48, 48]}
+    about = {"architecture": "vit", "model_args": args, "pretrained_cfg": pictures}
+    save_file(state_of(TINY), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert load(tmp_path, config=ASK).preprocess.recipe.size == (size, size)
+    assert load(tmp_path, config=ASK, image_size=64).preprocess.recipe.size == (64, 64)
 
 
 # ---- options, on any source

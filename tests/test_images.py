@@ -3,6 +3,7 @@ import io
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -123,6 +124,18 @@ def test_transformers_switches():
         Recipe.from_transformers(HUGGING)
     with pytest.raises(ConfigError, match=r"interpolation must be one of .*, got 1"):
         Recipe.from_transformers(config | {"resample": 1})
+
+
+@pytest.mark.parametrize("size", [(224, 224), (224, 448), (96, 64)])
+@pytest.mark.parametrize("crop_pct", [0.875, 0.9, 0.95, 1.0])
+def test_a_recipe_is_scaled_as_timm_counts(size, crop_pct):
+    config = {"crop_pct": crop_pct, "interpolation": "bicubic", "mean": [0.5], "std": [0.25]}
+    for other in ((384, 384), (256, 320), size):
+        assert Recipe.from_timm(config, size).scaled(other) == Recipe.from_timm(config, other)
+
+
+def test_a_recipe_with_a_share_for_each_side_keeps_both():
+    assert replace(PLAIN, size=(32, 32), resize=(36, 64)).scaled((64, 64)).resize == (72, 128)
 
 
 def test_recipe_survives_json():

@@ -73,6 +73,9 @@ def _timm(config: Mapping[str, Any]) -> Description:
         )
     claims = {"pool": POOLS.get(pool), "num_classes": config.get("num_classes"), "heads": args.get("num_heads")}
     claims |= {"image_size": args.get("img_size"), "gelu": GELUS.get(args.get("act_layer"))}
+    if args.get("img_size") and not args.get("dynamic_img_size"):  # then timm's model takes no other
+        side = args["img_size"]
+        pretrained = {**pretrained, "input_size": [0, *(side if isinstance(side, list) else (side, side))]}
     names = _in_order(config.get("label_names") or pretrained.get("label_names"))
     about = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}
     return Description(

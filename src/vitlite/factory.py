@@ -249,7 +249,7 @@ def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: z
         own = zoo.labels(like) if like and like.repo == weights.repo else None
         labels = zoo.labels(record) if record else about.labels or own
         model.labels = labels if labels and len(labels) == target.num_classes else None
-    if recipe := _recipe(record, about, target.size):
+    if recipe := _recipe(record, about, target.size if record or options.image_size else None):
         model.preprocess = Preprocess(recipe, model)
     return model.eval()
 
@@ -279,9 +279,9 @@ def _like(about: Description) -> zoo.Record | None:
     return zoo.RECORDS[exact or same[0]] if exact or same else None
 
 
-def _recipe(record: zoo.Record | None, about: Description, size: tuple[int, int]) -> Recipe | None:
-    """How pictures are prepared: as the record says, else as the file's own config does; for images of this size."""
-    if record:
+def _recipe(record: zoo.Record | None, about: Description, size: tuple[int, int] | None) -> Recipe | None:
+    """How pictures are prepared: as the record says, else as the file's own config does; None: at its own size."""
+    if record and size:
         return Recipe.from_record(record, size)
     if about.recipe is None:
         return None

@@ -101,12 +101,11 @@ class Recipe:
         if not fixed or not config.get("do_resize", True):
             raise ConfigError(f"The config fixes no image size: size {edge}, crop {crop}. Write a Recipe by hand.")
         before = [edge.get(side) or edge["shortest_edge"] for side in ("height", "width")]
-        height, width = size or (crop["height"], crop["width"])
         normalize = config.get("do_normalize", True)
         mean, std = _wanted(config, "image_mean", "image_std") if normalize else ([0.0], [1.0])
-        return cls(
-            size=(height, width),
-            resize=(before[0] * height // crop["height"], before[1] * width // crop["width"]),
+        recipe = cls(
+            size=(crop["height"], crop["width"]),
+            resize=(before[0], before[1]),
             mode="center" if "shortest_edge" in edge else "squash",
             interpolation=PILLOW_CODES.get(resample, resample),
             mean=tuple(mean),
@@ -114,6 +113,7 @@ class Recipe:
             scale=config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0,
             margin="down",
         )
+        return recipe.scaled(size) if size else recipe
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
@@ -123,13 +123,26 @@ class Recipe:
             recipe = cls(**known)
         except TypeError as error:
             raise ConfigError(f"These are not the fields of a Recipe: {error}. Given: {', '.join(fields)}.") from error
-        height, width = size or recipe.size
-        rows, columns = recipe.resize[0] * height // recipe.size[0], recipe.resize[1] * width // recipe.size[1]
-        return replace(recipe, size=(height, width), resize=(rows, columns))
+        return recipe.scaled(size) if size else recipe
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
         return asdict(self)
+
+    def scaled(self, size: tuple[int, int]) -> "Recipe":
+        """The recipe for images of another size: the roundest crop share that gives this one gives that one too.
+
+        >>> Recipe(size=(224, 224), resize=(248, 248), mode="center", interpolation="bicubic",
+        ...        mean=(0.5,), std=(0.5,)).scaled((384, 384)).resize  # as timm counts with its .9
+        (426, 426)
+        """
+        sides = [*zip(self.size, self.resize, strict=True)]
+        for digits in range(1, 9):
+            share = min(side * 10**digits // before for side, before in sides) / 10**digits
+            if share and all(math.floor(side / share) == before for side, before in sides):
+                return replace(self, size=size, resize=(math.floor(size[0] / share), math.floor(size[1] / share)))
+        rows, columns = (before * new // side for new, (side, before) in zip(size, sides, strict=True))
+        return replace(self, size=size, resize=(rows, columns))
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """What a picture of this size is resized to before the crop."""
