@@ -411,10 +411,67 @@ def test_models_that_do_not_fit_the_data(tmp_path):
 
 def test_another_run_is_not_overwritten(tmp_path):
     train.train(new_model(), stripes(24), tmp_path, settings())
-    with pytest.raises(TrainError, match=r"another run: lr was 0.001 and is 0.01; pictures was 24 and is 16\. Use its"):
+    changes = r"lr was 0.001 and is 0.01; pictures was '24, sha256 \w+' and is '16, sha256 \w+'\. Use its"
+    with pytest.raises(TrainError, match=f"another run: {changes}"):
         train.train(new_model(), stripes(16), tmp_path, settings(lr=0.01))
     (tmp_path / STATE).write_bytes(b"nothing like it")
     with pytest.raises(TrainError, match=r"not the state of a run, or is damaged.*begin anew.*last"):
+        train.train(new_model(), stripes(24), tmp_path, settings())
+
+
+def test_a_run_goes_on_with_what_it_began_with(tmp_path):
+    first, second, data = new_model(), new_model(), stripes(24)
+    nn.init.ones_(second.blocks[0].attn.qkv.weight)
+    for name, model in (("first", first), ("second", second)):
+        model.save(tmp_path / name)
+    for out, recipe, wrong in (
+        ("whole", settings(), "weights was"),
+        ("head", settings(frozen=True), r"weights was .*; frozen weights was 'sha256 \w+' and is"),
+    ):
+        model = vitlite.load(tmp_path / "first")
+        with pytest.raises(Killed):
+            train.train(model, data, tmp_path / out, recipe, after_epoch=stop)
+        with pytest.raises(TrainError, match=f"another run: {wrong}"):
+            train.train(vitlite.load(tmp_path / "second"), data, tmp_path / out, recipe)
+        assert len(train.train(model, data, tmp_path / out, recipe)) == 2  # as in a notebook: changed by the run itself
+    train.train(first, data, tmp_path / "made", settings(frozen=True))
+    with pytest.raises(TrainError, match="another run: frozen weights was"):
+        train.train(second, data, tmp_path / "made", settings(frozen=True))
+
+
+def test_a_run_goes_on_with_the_same_pictures(tmp_path, folders, monkeypatch):
+    out, data = tmp_path / "out", stripes(24)
+    train.train(new_model(), data, out, settings())
+    for other in (replace(data, labels=1 - data.labels), replace(data, images=data.images.flip(0))):
+        with pytest.raises(TrainError, match="another run: pictures was"):
+            train.train(new_model(), other, out, settings())
+
+    def read(folder):
+        return read_folder(folder, new_model().preprocess.pixels, data.classes).digest()
+
+    before, (lying, standing) = read(folders / "train"), (folders / "train" / name for name in data.classes)
+    monkeypatch.chdir(folders)
+    assert read(Path("train")) == before  # the same from elsewhere
+    with (lying / "0.png").open("ab") as picture:
+        picture.write(b"more")
+    assert read(folders / "train") != before
+    (lying / "0.png").unlink()
+    (lying / "0.png").symlink_to("nowhere")
+    missing = read(folders / "train")
+    (lying / "0.png").unlink()
+    fewer = read(folders / "train")
+    lying.rename(folders / "train" / "other")
+    standing.rename(lying)
+    (folders / "train" / "other").rename(standing)
+    assert len({before, missing, fewer, read(folders / "train")}) == 4
+
+
+def test_the_state_of_a_run_before_pictures_were_hashed(tmp_path, monkeypatch):
+    identity = Run.identity
+    monkeypatch.setattr(Run, "identity", lambda run: identity(run) | {"pictures": len(run.data)})
+    train.train(new_model(), stripes(24), tmp_path, settings())
+    monkeypatch.setattr(Run, "identity", identity)
+    with pytest.raises(TrainError, match="holds another run: pictures was 24 and is '24, sha256"):
         train.train(new_model(), stripes(24), tmp_path, settings())
 
 

@@ -3,9 +3,12 @@
 Shapes: n pictures in all, b of them in a batch, c channels, h and w pixels.
 """
 
-from collections.abc import Callable, Sequence
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +28,7 @@ Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the s
 class Prepared:
     """Pictures that are indexed as a tensor (n, c, h, w) of uint8 would be: prepared when asked for, and kept."""
 
-    def __init__(self, pictures: Sequence[Any] | Tensor, read: Read) -> None:
+    def __init__(self, pictures: Sequence[Path] | Tensor, read: Read) -> None:
         self.pictures, self.read = pictures, read
         self._kept: dict[int, Tensor] = {}
         self._room = CACHE
@@ -58,6 +61,28 @@ class Pictures:
     def fetch(self, rows: Tensor) -> Tensor:
         """Some of the pictures, with values from 0 to 1: (b,) -> (b, c, h, w)."""
         return self.images[rows].float().div_(255)
+
+    def digest(self) -> str:
+        """A hash of labels and pixels; of files, names and sizes are taken, wherever the folder is."""
+        pictures = self.images.pictures if isinstance(self.images, Prepared) else self.images
+        if isinstance(pictures, Tensor):
+            return digest([self.labels, pictures])
+        folder = os.path.commonpath(pictures)
+        sizes = (os.path.getsize(path) if os.path.exists(path) else -1 for path in pictures)
+        files = (f"{size} {str(path).removeprefix(folder)}" for size, path in zip(sizes, pictures, strict=True))
+        return digest([self.labels, *files])
+
+
+def digest(values: Iterable[Tensor | str]) -> str:
+    """A hash of what the tensors and texts hold, to tell them from others."""
+    found = sha256()
+    for value in values:
+        if isinstance(value, Tensor):  # by its address: numpy need not be there
+            value = value.detach().cpu().contiguous()
+            found.update((ctypes.c_char * value.nbytes).from_address(value.data_ptr()))
+        else:
+            found.update(value.encode(errors="surrogateescape") + b"\0")
+    return f"sha256 {found.hexdigest()[:16]}"
 
 
 def is_cifar10(folder: Path) -> bool:

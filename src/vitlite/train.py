@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vitlite import ranks, zoo
 from vitlite.augment import STRENGTHS, Augmentation, Draws, augment, mix, shuffled
-from vitlite.datasets import Pictures, class_names, is_cifar10, read_cifar10, read_folder
+from vitlite.datasets import Pictures, class_names, digest, is_cifar10, read_cifar10, read_folder
 from vitlite.errors import TrainError
 from vitlite.evaluate import cifar10_reader, measure, normalise
 from vitlite.factory import create, load
@@ -106,6 +106,9 @@ class Run:
             model.requires_grad_(False)
             model.head.requires_grad_(True)
         self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        frozen = [weight for weight in model.parameters() if not weight.requires_grad]
+        self.start = {"pictures": f"{len(data)}, {data.digest()}", "weights": model.source and model.source.sha256}
+        self.start |= {"frozen weights": digest(frozen)} if frozen else {}
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.optimizers = optimizers(model, self.weights, settings)
         self.network = ranks.connected(model)
@@ -149,8 +152,8 @@ class Run:
                         states[name][kind] = file.get_tensor(key).to(self.model.device if kind != "step" else "cpu")
         except (SafetensorError, KeyError, ValueError) as error:
             raise TrainError(
-                f"{path} is not the state of a run, or is damaged ({error}). Remove it to begin anew, for example "
-                f"from the weights in {path.parent / 'last'}."
+                f"{path} is not the state of a run, or is damaged ({error}). Remove it to begin anew; or begin another "
+                f"run, perhaps with --model {path.parent / 'last'} and another --out."
             ) from error
         self.progress, self.history = Progress(**about["progress"]), about["history"]
 
@@ -171,7 +174,7 @@ class Run:
     def identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on, as JSON has it."""
         about = asdict(self.settings) | self.model.config.to_dict() | self.recipe.to_dict()
-        about |= {"pictures": len(self.data), "classes": self.data.classes}
+        about |= {"classes": self.data.classes} | self.start
         return cast(dict[str, Any], json.loads(json.dumps(about)))
 
     def average(self, step: int) -> None:
