@@ -29,7 +29,7 @@ from PIL import Image
 import vitlite
 from vitlite import cli, report, zoo
 from vitlite.errors import ImageError
-from vitlite.vectors import Journal, alone
+from vitlite.vectors import Journal, Picture, alone
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -522,6 +522,54 @@ def test_embed_killed_and_continued_gives_the_same_bytes(run: Run, model: Path, 
     assert not partial.exists()
 
 
+@pytest.fixture
+def interrupted(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
+    """A command whose run stopped after four of six pictures, in the folder a of tmp_path."""
+    for i, folder in enumerate("ab"):
+        (tmp_path / folder).mkdir()
+        for j in range(6):
+            Image.new("RGB", (20, 20), (100 * i, 40 * j, 0)).save(tmp_path / folder / f"{j}.bmp")
+    monkeypatch.chdir(tmp_path / "a")
+    words = ("embed", *(f"{j}.bmp" for j in range(6)), "--model", model, "--batch", 2, "--out", tmp_path / "out.jsonl")
+    add, calls = Journal.add, iter(range(3))
+
+    def stops(*arguments: Any) -> None:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        add(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add", stops)
+        assert run(*words)[0] == 130
+    return words
+
+
+def test_embed_goes_on_only_where_it_stood(
+    run: Run, interrupted: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same relative names are other pictures in another folder."""
+    monkeypatch.chdir(tmp_path / "b")
+    code, _, err = run(*interrupted)
+    assert code == 1
+    assert "out.jsonl.partial was left by a run with another working folder. Repeat that command" in err
+    monkeypatch.chdir(tmp_path / "a")
+    assert "4 pictures are done" in run(*interrupted)[2]
+
+
+def test_embed_does_a_changed_picture_again(run: Run, interrupted: tuple[object, ...], tmp_path: Path) -> None:
+    shutil.copy(tmp_path / "b" / "2.bmp", tmp_path / "a" / "2.bmp")
+    code, shown, err = run(*interrupted)
+    assert (code, shown) == (0, f"wrote {tmp_path / 'out.jsonl'}: 6 vectors of 32\n")
+    assert "3 pictures are done" in err
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["path"] for row in rows] == [f"{j}.bmp" for j in (0, 1, 3, 4, 5, 2)]
+    assert run(*interrupted)[0] == 0  # a run of its own
+    afresh = {row["path"]: row["vector"] for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    for row in rows:
+        assert row["vector"] == pytest.approx(afresh[row["path"]], abs=1e-5)
+    assert not list(tmp_path.glob("out.jsonl?*"))
+
+
 def test_embed_leaves_nothing_where_no_picture_can_be_read(run: Run, model: Path, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no picture")
     code, _, err = run("embed", tmp_path / "a.png", "--model", model, "--out", tmp_path / "out.npz")
@@ -533,7 +581,7 @@ def test_embed_leaves_nothing_where_no_picture_can_be_read(run: Run, model: Path
 def test_embed_refuses_to_mix_two_runs(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with Journal(out, {"weights": "others"}) as journal:
-        journal.add(["a.png"], b"1234")
+        journal.add([Picture("a.png", 0, 0, 0)], b"1234")
     code, _, err = run("embed", pictures, "--model", model, "--out", out)
     assert code == 1
     assert re.search("was left by a run with another config, .*preprocessing, .*weights", err)

@@ -15,21 +15,28 @@ from safetensors import safe_open
 
 from vitlite import vectors
 from vitlite.errors import InputError
-from vitlite.vectors import Journal, alone, check_target
+from vitlite.vectors import Journal, Picture, alone, check_target
 
 RUN = {"sha256": "ab", "dtype": "float32"}
 ROWS = {"a.jpg": [1.0, -2.5, 1 / 3], "über/b.png": [0.0, 1e-30, 3e38], "c": [1.0, 2.0, 3.0]}
 
 
+def files(*names: str) -> list[Picture]:
+    return [Picture(name, 10, 20, 30) for name in names]
+
+
+ALL = files(*ROWS)
+
+
 def add(journal: Journal, *names: str) -> None:
-    journal.add(names, b"".join(struct.pack("<3f", *ROWS[name]) for name in names))
+    journal.add(files(*names), b"".join(struct.pack("<3f", *ROWS[name]) for name in names))
 
 
 def whole(target: Path) -> Path:
     with Journal(target, RUN) as journal:
         add(journal, "a.jpg", "über/b.png")
         add(journal, "c")
-        assert journal.finish(list(ROWS), {"model": "m"}) == 3
+        assert journal.finish(ALL, {"model": "m"}) == 3
     return target
 
 
@@ -58,8 +65,8 @@ def test_other_libraries_read_the_file(tmp_path: Path, suffix: str) -> None:
 def test_names_that_are_no_unicode(tmp_path: Path, suffix: str) -> None:
     name = os.fsdecode(b"caf\xe9.jpg")  # as Linux may have it
     with Journal(tmp_path / f"out{suffix}", RUN) as journal:
-        journal.add([name], struct.pack("<3f", 1, 2, 3))
-        journal.finish([name], {"model": "m"})
+        journal.add(files(name), struct.pack("<3f", 1, 2, 3))
+        journal.finish(files(name), {"model": "m"})
     paths, _ = read(tmp_path / f"out{suffix}")
     assert paths == [name]
 
@@ -76,21 +83,45 @@ def test_a_run_cut_anywhere_continues_to_the_same_bytes(tmp_path: Path, suffix: 
     for cut in (0, 3, first - 1, first, first + 1, len(written) - 1, len(written)):
         journal.path.write_bytes(written[:cut])
         with Journal(target, RUN) as once:  # stopped a second time
-            if "a.jpg" not in once.done:
+            if ALL[0] not in once.done:
                 add(once, "a.jpg", "über/b.png")
         with Journal(target, RUN) as again:
-            assert "a.jpg" in again.done
-            if "c" not in again.done:
+            assert ALL[0] in again.done
+            if ALL[2] not in again.done:
                 add(again, "c")
-            again.finish(list(ROWS), {"model": "m"})
+            again.finish(ALL, {"model": "m"})
         assert target.read_bytes() == expected
 
 
 def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
     with Journal(tmp_path / "out.npz", RUN) as journal:
         add(journal, "a.jpg", "c")
-        assert journal.finish(["c", "never seen"], {}) == 1
+        assert journal.finish(files("c", "never seen"), {}) == 1
     assert read(tmp_path / "out.npz")[0] == ["c"]
+
+
+def test_of_two_versions_of_a_picture_the_one_asked_for_is_written(tmp_path: Path) -> None:
+    old, new = files("a.jpg")[0], Picture("a.jpg", 10, 21, 31)
+    for asked, value in ((old, 1), (new, 2)):
+        with Journal(tmp_path / "out.npz", RUN) as journal:
+            journal.add([old], struct.pack("<f", 1))
+            journal.add([new], struct.pack("<f", 2))
+            assert journal.finish([asked], {}) == 1
+        paths, rows = read(tmp_path / "out.npz")
+        assert (paths, rows.tolist()) == (["a.jpg"], [[value]])
+
+
+def test_a_replaced_file_is_another_picture(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.bmp", tmp_path / "b.bmp"
+    for file in (path, other):
+        file.write_bytes(b"1234")
+        os.utime(file, ns=(0, 0))  # as out of an archive
+    before = Picture.at(str(path))
+    assert before == Picture.at(str(path))
+    other.replace(path)
+    assert Picture.at(str(path)) != before
+    assert Picture.at(str(other)) == Picture(str(other), -1, -1, -1)
+    assert Picture.at("a\0b").size == -1
 
 
 def test_a_full_disk_costs_no_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,17 +137,17 @@ def test_a_full_disk_costs_no_vector(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(
             InputError, match=r"out\.npz: No space left on device\. The vectors stay in .*partial: make"
         ):
-            journal.finish(list(ROWS), {})
+            journal.finish(ALL, {})
     assert os.listdir(tmp_path) == ["out.npz.partial"]
     with Journal(target, RUN) as journal:
-        assert journal.finish(list(ROWS), {}) == 3
+        assert journal.finish(ALL, {}) == 3
 
 
 def test_a_run_without_any_vector_leaves_nothing(tmp_path: Path) -> None:
     with Journal(tmp_path / "out.npz", RUN) as journal:
         journal.add([], b"", ["broken.png"])
         with pytest.raises(InputError, match="no picture could be read"):
-            journal.finish(["broken.png"], {})
+            journal.finish(files("broken.png"), {})
     assert os.listdir(tmp_path) == []
 
 
@@ -141,7 +172,7 @@ def test_a_journal_that_something_else_changed(tmp_path: Path) -> None:
         add(journal, "a.jpg")
         journal.path.write_bytes(journal.path.read_bytes().replace(b"a.jpg", b"b.jpg"))
         with pytest.raises(InputError, match=r"out\.npz\.partial was changed while it was in use\. Delete it"):
-            journal.finish(["a.jpg"], {})
+            journal.finish(files("a.jpg"), {})
     assert os.listdir(tmp_path) == ["out.npz.partial"]
 
 
@@ -168,9 +199,9 @@ def test_mistakes(tmp_path: Path) -> None:
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """SIGKILL in the middle of writing batches: what stands in the journal is whole."""
     code = (
-        "import struct, sys; from pathlib import Path; from vitlite.vectors import Journal\n"
+        "import struct, sys; from pathlib import Path; from vitlite.vectors import Journal, Picture\n"
         "j = Journal(Path(sys.argv[1]), {})\n"
-        "for i in range(10**6): j.add([str(i)], struct.pack('<64f', *[i] * 64)); print(i, flush=True)"
+        "for i in range(10**6): j.add([Picture(str(i), 0, 0, 0)], struct.pack('<64f', *[i] * 64)); print(i, flush=True)"
     )
     target = tmp_path / "out.npz"
     process = subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE, text=True)
@@ -185,7 +216,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     process.wait()
     with Journal(target, {}) as journal:
         done = journal.done
-        assert {str(i) for i in range(last + 1)} <= done
+        assert {Picture(str(i), 0, 0, 0) for i in range(last + 1)} <= done
         journal.finish(sorted(done), {})
     paths, vectors = read(target)
     assert all((row == float(path)).all() for path, row in zip(paths, vectors, strict=True))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vitlite.errors import ImageError, InputError, missing_extra
 from vitlite.report import bold, terminal_width
-from vitlite.vectors import WRITERS, Journal, alone, check_target
+from vitlite.vectors import WRITERS, Journal, Picture, alone, check_target
 from vitlite.weights import add_model_arguments, add_speed_arguments, open_model, positive
 
 if TYPE_CHECKING:
@@ -117,20 +117,24 @@ def run_embed(args: Namespace) -> int:
     target = check_target(Path(args.out))
     paths = gather(args.paths)
     model = open_model(args)
-    with alone(target), Journal(target, identity(model, args)) as journal:
-        broken, tried = set(journal.broken), journal.done.union(journal.broken)
-        again, new = [p for p in paths if p in broken], [p for p in paths if p not in tried]
+    pictures = {path: Picture.at(path) for path in paths}
+    run = {"working folder": os.getcwd()} | identity(model, args)
+    with alone(target), Journal(target, run) as journal:
+        done = journal.done
+        tried = {picture.path for picture in done}.union(journal.broken)
+        left = [path for path, picture in pictures.items() if picture not in done]
         if tried:
-            print(f"vitlite: continuing {journal.path}: {len(journal.done)} pictures are done", file=sys.stderr)
-        watch = Watch(len(again) + len(new), bar=True)
+            print(f"vitlite: continuing {journal.path}: {len(paths) - len(left)} pictures are done", file=sys.stderr)
+        watch = Watch(len(left), bar=True)
+        new, again = [path for path in left if path not in tried], [path for path in left if path in tried]
         for part in (new, again):  # apart, so that the batches are those of a run without interruption
             outcomes = watch.all(embed(model, part, args.batch))
             while batch := list(islice(outcomes, args.batch)):
                 good = [(path, vector) for path, vector in batch if not isinstance(vector, ImageError)]
                 bad = [path for path, vector in batch if isinstance(vector, ImageError)]
-                journal.add([path for path, _ in good], b"".join(_bytes(vector) for _, vector in good), bad)
+                journal.add([pictures[path] for path, _ in good], b"".join(_bytes(vector) for _, vector in good), bad)
         about = {"model": args.model, "sha256": model.source.sha256 if model.source else ""}
-        print(f"wrote {target}: {journal.finish(paths, about)} vectors of {model.config.embed_dim}")
+        print(f"wrote {target}: {journal.finish(pictures.values(), about)} vectors of {model.config.embed_dim}")
     return watch.exit_code()
 
 

@@ -9,11 +9,11 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from vitlite.errors import InputError
 
@@ -55,22 +55,40 @@ def alone(target: Path) -> Iterator[None]:
         lock.release()
 
 
+class Picture(NamedTuple):
+    """A file as it was before it was read. Changed or replaced, it is another picture."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def at(cls, path: str) -> "Picture":
+        """The file as it is now; -1 for all that is not known of one that is not there."""
+        try:
+            stat = os.stat(path)
+        except (OSError, ValueError):  # the latter for a name that cannot be
+            return cls(path, -1, -1, -1)
+        return cls(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
 class Journal:
-    """Batches of (paths, float32 bytes) beside the file that they will become."""
+    """Batches of (pictures, float32 bytes) beside the file that they will become."""
 
     def __init__(self, target: Path, run: dict[str, Any]) -> None:
         """Opens the journal of `target`, new or left by an interrupted run.
 
         Args:
             target: The file to be written.
-            run: What decides the numbers: the weights' hash, config, preprocessing, precision.
+            run: What decides the numbers: the weights' hash, config, preprocessing, precision, where names begin.
 
         Raises:
-            InputError: The journal was left by a run with other weights or options.
+            InputError: The journal was left by a run with other weights or options, or elsewhere.
         """
         self.target = target
         self.path = target.with_name(target.name + ".partial")
-        self.offsets: list[tuple[int, list[str]]] = []  # where each batch's line starts, and its paths
+        self.offsets: list[tuple[int, list[Picture]]] = []  # where each batch's line starts, and its pictures
         self.broken: list[str] = []  # paths that gave no vector
         end = self._read(json.loads(json.dumps(run))) if self.path.exists() else 0
         self._file = self.path.open("a+b")
@@ -99,7 +117,7 @@ class Journal:
                 except ValueError as error:
                     raise InputError(f"{self.path} is not the journal of an interrupted run. Move it away.") from error
                 if end:
-                    self.offsets.append((end, record["paths"]))
+                    self.offsets.append((end, [Picture(*fields) for fields in record["pictures"]]))
                     self.broken += record["broken"]
                 elif record != run:
                     changed = sorted(key for key in {*record, *run} if record.get(key) != run.get(key))
@@ -111,26 +129,26 @@ class Journal:
         return end
 
     @property
-    def done(self) -> set[str]:
-        """The paths whose vectors are in the journal."""
-        return {path for _, paths in self.offsets for path in paths}
+    def done(self) -> set[Picture]:
+        """The pictures whose vectors are in the journal."""
+        return {picture for _, pictures in self.offsets for picture in pictures}
 
-    def add(self, paths: Sequence[str], vectors: bytes, broken: Sequence[str] = ()) -> None:
-        """Keeps one batch: its paths, as many rows of little-endian float32 numbers, and the paths that gave none."""
+    def add(self, pictures: Sequence[Picture], vectors: bytes, broken: Sequence[str] = ()) -> None:
+        """Keeps one batch: pictures, as many rows of little-endian float32 numbers, and the paths that gave none."""
         end = self._file.seek(0, os.SEEK_END)
         encoded = base64.b64encode(vectors).decode()
-        self._append({"paths": list(paths), "vectors": encoded, "broken": list(broken)})
-        self.offsets.append((end, list(paths)))
+        self._append({"pictures": list(pictures), "vectors": encoded, "broken": list(broken)})
+        self.offsets.append((end, list(pictures)))
 
     def _append(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def finish(self, wanted: Sequence[str], about: dict[str, str]) -> int:
+    def finish(self, wanted: Iterable[Picture], about: dict[str, str]) -> int:
         """Writes the target with the vectors of `wanted`, removes the journal, and says how many there are."""
         asked = set(wanted)
-        paths = [path for _, batch in self.offsets for path in batch if path in asked]
+        paths = [picture.path for _, batch in self.offsets for picture in batch if picture in asked]
         if not paths:
             raise InputError(f"There is nothing to write to {self.target}: no picture could be read.")
         unfinished = self.target.with_name(self.target.name + ".writing")
@@ -149,17 +167,17 @@ class Journal:
         self.path.unlink()
         return len(paths)
 
-    def _rows(self, asked: set[str]) -> Iterator[bytes]:
-        """The vectors of the paths asked for, in the order in which they came."""
-        for offset, paths in self.offsets:
+    def _rows(self, asked: set[Picture]) -> Iterator[bytes]:
+        """The vectors of the pictures asked for, in the order in which they came."""
+        for offset, pictures in self.offsets:
             self._file.seek(offset)
             record = json.loads(self._file.readline())
-            if record["paths"] != paths:
+            if [Picture(*fields) for fields in record["pictures"]] != pictures:
                 raise InputError(f"{self.path} was changed while it was in use. Delete it, and start afresh.")
             vectors = base64.b64decode(record["vectors"])
-            width = len(vectors) // max(1, len(paths))
-            for i, path in enumerate(paths):
-                if path in asked:
+            width = len(vectors) // max(1, len(pictures))
+            for i, picture in enumerate(pictures):
+                if picture in asked:
                     yield vectors[i * width : (i + 1) * width]
 
 
