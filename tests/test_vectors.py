@@ -100,6 +100,17 @@ def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
     assert read(tmp_path / "out.npz")[0] == ["c"]
 
 
+def test_rows_come_as_they_are_asked_for(tmp_path: Path) -> None:
+    """Also where a later run has put one in that was broken, or changed."""
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        add(journal, "c", "a.jpg")
+        add(journal, "über/b.png")
+        journal.finish(ALL, {})
+    paths, rows = read(tmp_path / "out.npz")
+    assert paths == list(ROWS)
+    assert (rows == np.array(list(ROWS.values()), dtype=np.float32)).all()
+
+
 def test_of_two_versions_of_a_picture_the_one_asked_for_is_written(tmp_path: Path) -> None:
     old, new = files("a.jpg")[0], Picture("a.jpg", 10, 21, 31)
     for asked, value in ((old, 1), (new, 2)):

@@ -146,15 +146,16 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def finish(self, wanted: Iterable[Picture], about: dict[str, str]) -> int:
-        """Writes the target with the vectors of `wanted`, removes the journal, and says how many there are."""
-        asked = set(wanted)
-        paths = [picture.path for _, batch in self.offsets for picture in batch if picture in asked]
+        """Writes the target with the vectors of `wanted`, in that order, removes the journal, and says how many."""
+        places = {picture: (offset, i) for offset, batch in self.offsets for i, picture in enumerate(batch)}
+        found = {picture: places[picture] for picture in wanted if picture in places}
+        paths = [picture.path for picture in found]
         if not paths:
             raise InputError(f"There is nothing to write to {self.target}: no picture could be read.")
         unfinished = self.target.with_name(self.target.name + ".writing")
         try:
             with unfinished.open("wb") as file:
-                WRITERS[self.target.suffix](file, paths, self._rows(asked), about)
+                WRITERS[self.target.suffix](file, paths, self._rows(found), about)
             os.replace(unfinished, self.target)
         except OSError as error:
             raise InputError(
@@ -167,18 +168,18 @@ class Journal:
         self.path.unlink()
         return len(paths)
 
-    def _rows(self, asked: set[Picture]) -> Iterator[bytes]:
-        """The vectors of the pictures asked for, in the order in which they came."""
-        for offset, pictures in self.offsets:
-            self._file.seek(offset)
-            record = json.loads(self._file.readline())
-            if [Picture(*fields) for fields in record["pictures"]] != pictures:
+    def _rows(self, places: dict[Picture, tuple[int, int]]) -> Iterator[bytes]:
+        """The vectors of pictures, each at the offset of its batch and its place there."""
+        last = None
+        for picture, (offset, i) in places.items():
+            if offset != last:
+                self._file.seek(offset)
+                record = json.loads(self._file.readline())
+                vectors, last = base64.b64decode(record["vectors"]), offset
+            if record["pictures"][i : i + 1] != [list(picture)]:
                 raise InputError(f"{self.path} was changed while it was in use. Delete it, and start afresh.")
-            vectors = base64.b64decode(record["vectors"])
-            width = len(vectors) // max(1, len(pictures))
-            for i, picture in enumerate(pictures):
-                if picture in asked:
-                    yield vectors[i * width : (i + 1) * width]
+            width = len(vectors) // len(record["pictures"])
+            yield vectors[i * width : (i + 1) * width]
 
 
 def _write_safetensors(file: BinaryIO, paths: list[str], rows: Iterator[bytes], about: dict[str, str]) -> None:
