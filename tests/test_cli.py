@@ -377,6 +377,18 @@ def test_classify_gives_what_predict_gives(run: Run, model: Path, pictures: Path
     assert table[0]["label"] == expected[0][0].label
 
 
+def test_csv_keeps_any_name_in_one_row(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    names = ["a\rb.png", "a\nb.png", 'a "b", c.png', "plain.png"]
+    for name in names:
+        shutil.copy(pictures / "a.png", tmp_path / name)
+    out = run("classify", *(tmp_path / name for name in names), "--model", model, "--top", 1, "--format", "csv")[1]
+    rows = list(csv.DictReader(io.StringIO(out, newline="")))
+    assert [row["path"] for row in rows] == [str(tmp_path / name) for name in names]
+    assert out.endswith("\n")
+    assert f"\n{tmp_path / 'plain.png'},1," in out  # quoted only where it must be
+    assert out.count("\r") == 1
+
+
 def paths_of(out: str) -> list[str]:
     return [json.loads(line)["path"] for line in out.splitlines()]
 

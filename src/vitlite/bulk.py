@@ -2,6 +2,7 @@
 
 import csv
 import glob
+import io
 import json
 import os
 import struct
@@ -202,11 +203,13 @@ def _show_jsonl(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
 
 
 def _show_csv(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["path", "rank", "label", "index", "score"])
+    print("path,rank,label,index,score")
     for path, predictions in answers:
         for rank, (label, index, score) in enumerate(predictions, 1):
-            writer.writerow([path, rank, label, index, f"{score:.6f}"])
+            row = io.StringIO()
+            # The writer of Python 3.10 to 3.12 quotes a carriage return only where lines end in one.
+            csv.writer(row, lineterminator="\r\n").writerow([path, rank, label, index, f"{score:.6f}"])
+            print(row.getvalue().removesuffix("\r\n"))
 
 
 def _add_paths(parser: ArgumentParser) -> None:
