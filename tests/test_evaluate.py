@@ -9,6 +9,7 @@ import pytest
 
 from vitlite import ViT, ViTConfig, cli, evaluate
 from vitlite.errors import TrainError
+from vitlite.images import Preprocess, Recipe
 
 PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
 NANO = ("--model", "vit_nano_4.cifar10")
@@ -58,3 +59,14 @@ def test_folders_that_are_nearly_the_labels(folders: tuple[str, ...], strange: s
     assert evaluate._classes(model, ["n1", "n2"]) == ("n1", "n2")  # none is a label: in the model's order
     with pytest.raises(TrainError, match=rf"model's 2 classes \(dog, cat\), none is named {strange}\. Name"):
         evaluate._classes(model, folders)
+
+
+def test_folders_in_the_order_of_the_labels(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "horse").rename(photos / "n02")
+    (photos / "cat").rename(photos / "n01")
+    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2))
+    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+    model.labels, model.preprocess = ("tabby", "missile"), Preprocess(recipe, model)
+    model.save(tmp_path / "model")
+    assert cli.main(["eval", str(photos), "--model", str(tmp_path / "model")]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:3]] == [["n01", "1"], ["n02", "1"]]

@@ -348,10 +348,10 @@ def test_a_diverged_loss_is_an_error_and_leaves_the_last_checkpoint(tmp_path):
     model, data = new_model(), stripes(24)
     train.train(model, data, tmp_path, settings(epochs=2))
     before = (tmp_path / STATE).read_bytes()
-    pixels = data.images.float()
-    pixels[3] = torch.nan
+    broken = new_model()
+    nn.init.constant_(broken.head.bias, torch.nan)
     with pytest.raises(TrainError, match=r"loss became nan in epoch \d, step \d.*last holds.*lower --lr"):
-        train.train(new_model(), Pictures(pixels, data.labels, data.classes), tmp_path / "new", settings())
+        train.train(broken, data, tmp_path / "new", settings())
     assert (tmp_path / STATE).read_bytes() == before
     assert not (tmp_path / "new" / STATE).exists()
 
@@ -407,6 +407,42 @@ def test_models_that_do_not_fit_the_data(tmp_path):
         train.train(new_model(CONFIG.replace(num_classes=5)), stripes(8), tmp_path, settings())
     with pytest.raises(TrainError, match="no preprocessing"):
         train.train(ViT(CONFIG), stripes(8), tmp_path, settings())
+
+
+WRONG = {
+    "floats": (lambda data: {"images": data.images / 255}, r"of uint8, got \(8, 3, 16, 16\) of torch.float32\. Those"),
+    "one": (lambda data: {"images": data.images[0]}, r"\(n, c, h, w\) of uint8, got \(3, 16, 16\)"),
+    "fewer labels": (lambda data: {"labels": data.labels[:5]}, r"got 8 images and labels \(5,\)"),
+    "other labels": (lambda data: {"labels": data.labels.float()}, r"labels \(8,\) of torch.float32"),
+    "none": (lambda data: {"images": data.images[:0], "labels": data.labels[:0]}, "at least one image.* got 0"),
+    "fewer classes": (lambda data: {"classes": ("lying",)}, "has 1 classes, whose labels are 0 to 0, got 0 to 1"),
+    "from -1": (lambda data: {"labels": data.labels - 1}, "labels are 0 to 1, got -1 to 0. Name every class"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_pictures_that_make_no_sense(kind):
+    change, text = WRONG[kind]
+    data = stripes(8)
+    with pytest.raises(TrainError, match=text):
+        replace(data, **change(data))
+
+
+def test_pictures_that_do_not_fit_the_model(tmp_path):
+    model, data = new_model(), stripes(8)
+    large = replace(data, images=data.images.repeat(1, 1, 2, 2))
+    turned, three = replace(data, classes=data.classes[::-1]), replace(data, classes=(*data.classes, "sitting"))
+    sizes, classes = "are of 32 x 32 pixels.*makes them 16 x 16. Prepare", "the model's: standing for lying, lying for"
+    for other, text in ((large, sizes), (turned, classes), (three, "have 3 classes and the model 2")):
+        with pytest.raises(TrainError, match=text):
+            train.train(model, data, tmp_path / "out", settings(), validation=other)
+        with pytest.raises(TrainError, match=text):
+            evaluate.measure(model, other)
+    with pytest.raises(TrainError, match=sizes):
+        train.train(model, large, tmp_path / "out", settings())
+    assert not (tmp_path / "out").exists()
+    model.labels = None
+    evaluate.measure(model, turned)  # no names that would say otherwise
 
 
 def test_another_run_is_not_overwritten(tmp_path):
@@ -563,7 +599,7 @@ class Oracle(nn.Module):
     def __init__(self, model: ViT, answers: list[int], k: int) -> None:
         super().__init__()
         self.config, self.preprocess = model.config.replace(num_classes=k), model.preprocess
-        self.answers, self.k = torch.tensor(answers), k
+        self.answers, self.k, self.labels = torch.tensor(answers), k, None
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     def forward(self, images):

@@ -33,6 +33,9 @@ class Prepared:
         self._kept: dict[int, Tensor] = {}
         self._room = CACHE
 
+    def __len__(self) -> int:
+        return len(self.pictures)
+
     def __getitem__(self, rows: Tensor) -> Tensor:
         with ThreadPoolExecutor() as pool:
             return torch.stack(list(pool.map(self._picture, rows.tolist())))
@@ -49,11 +52,35 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures with their labels, and the names of the classes."""
+    """Pictures with their labels, and the names of the classes.
+
+    Raises:
+        TrainError: There are none, they are not of uint8, or the labels are not one for each, from the first class to
+            the last.
+    """
 
     images: Tensor | Prepared  # (n, c, h, w) uint8
     labels: Tensor  # (n,) int64
     classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        images, labels, k = self.images, self.labels, len(self.classes)
+        if isinstance(images, Tensor) and (images.dtype != torch.uint8 or images.ndim != 4):
+            raise TrainError(
+                f"Pictures takes images (n, c, h, w) of uint8, got {tuple(images.shape)} of {images.dtype}. "
+                "Those from 0 to 1: (255 * images).round().to(torch.uint8)."
+            )
+        if labels.shape != (len(images),) or labels.dtype != torch.int64 or not len(images):
+            raise TrainError(
+                f"Pictures takes at least one image, and a label of int64 for each, got {len(images)} images and "
+                f"labels {tuple(labels.shape)} of {labels.dtype}. Give as many of both."
+            )
+        least, most = map(int, labels.aminmax())
+        if least < 0 or most >= k:
+            raise TrainError(
+                f"Pictures has {k} classes, whose labels are 0 to {k - 1}, got {least} to {most}. Name every class in "
+                "classes=, in the order of the labels."
+            )
 
     def __len__(self) -> int:
         return len(self.labels)

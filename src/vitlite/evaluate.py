@@ -4,6 +4,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import cast
 
@@ -45,10 +46,14 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
 
     Args:
         model: Its preprocessing says how pictures are normalised.
-        pictures: Of the model's size.
+        pictures: Of the size in the model's preprocessing, and of its classes, in the same order.
         batch: Pictures at once.
         bfloat16: Compute in it (autocast), as in training.
+
+    Raises:
+        TrainError: The pictures do not fit the model.
     """
+    check_fit(model, pictures)
     model.eval()
     recipe = cast(Preprocess, model.preprocess).recipe
     k, total = model.config.num_classes, len(pictures)
@@ -68,6 +73,28 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
     confusion = confusion.view(k, k)
     top1 = confusion.diagonal().sum().item() / total
     return Measured(loss.item() / total, top1, right.item() / total, confusion)
+
+
+def check_fit(model: ViT, pictures: Pictures) -> None:
+    """Whether these are pictures for this model.
+
+    Raises:
+        TrainError: They are of other classes, or of the same in another order; or of another size.
+    """
+    classes, labels, k = pictures.classes, model.labels or pictures.classes, model.config.num_classes
+    if len(classes) != k:
+        raise TrainError(f"The pictures have {len(classes)} classes and the model {k}. Give the model's, all of them.")
+    if moved := [f"{name} for {label}" for name, label in zip_longest(classes, labels) if name != label]:
+        raise TrainError(
+            f"The pictures' classes are not the model's: {listed(moved)}. Give them its names (model.labels), in its "
+            "order, and labels to match."
+        )
+    size, wanted = tuple(pictures.fetch(torch.tensor([0])).shape[2:]), cast(Preprocess, model.preprocess).recipe.size
+    if size != wanted:
+        raise TrainError(
+            f"The pictures are of {size[0]} x {size[1]} pixels, and the model's preprocessing makes them "
+            f"{wanted[0]} x {wanted[1]}. Prepare them with model.preprocess.pixels."
+        )
 
 
 def normalise(images: Tensor, recipe: Recipe) -> Tensor:
@@ -126,7 +153,8 @@ def _run_eval(args: Namespace) -> int:
         pictures = replace(pictures, labels=places[pictures.labels], classes=classes)
     else:
         pictures = read_folder(folder, model.preprocess.pixels, _classes(model, folders))
-    measured = measure(model, pictures, batch=args.batch)
+    known = replace(pictures, classes=tuple(model.labels or pictures.classes))  # folders stand in the labels' order
+    measured = measure(model, known, batch=args.batch)
     if ranks.rank():
         return 0
     counts, shares = measured.confusion.sum(1).tolist(), zip(measured.recall, measured.precision, strict=True)

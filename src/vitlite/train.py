@@ -26,7 +26,7 @@ from vitlite import ranks, zoo
 from vitlite.augment import STRENGTHS, Augmentation, Draws, augment, mix, shuffled
 from vitlite.datasets import Pictures, class_names, digest, is_cifar10, read_cifar10, read_folder
 from vitlite.errors import TrainError
-from vitlite.evaluate import cifar10_reader, measure, normalise
+from vitlite.evaluate import check_fit, cifar10_reader, measure, normalise
 from vitlite.factory import create, load
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
@@ -213,7 +213,7 @@ def train(
         data: What to train on.
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
         settings: The recipe.
-        validation: What to measure after each epoch; the best one is kept in `best`.
+        validation: What to measure after each epoch, of the same classes; the best one is kept in `best`.
         after_epoch: Called with what was measured so far; also when a run goes on, or is done already.
         save_every: Seconds between two writings of the state.
 
@@ -236,8 +236,10 @@ def train(
             f"{len(data)} pictures in batches of {settings.batch} are too few for {ranks.world()} processes: each "
             "needs two of every batch. Raise --batch, or start fewer processes."
         )
-    out.mkdir(parents=True, exist_ok=True)
     model.labels = data.classes
+    for pictures in [data] if validation is None else [data, validation]:
+        check_fit(model, pictures)
+    out.mkdir(parents=True, exist_ok=True)
     run = Run(model, data, settings)
     if (out / STATE).exists():
         run.resume(out / STATE)
