@@ -316,6 +316,16 @@ def test_the_end_may_move_before_the_learning_rate_knows_of_it(tmp_path):
         train.train(moved, data, tmp_path / "moved", settings(epochs=6))
 
 
+def test_a_run_may_be_given_pictures_to_validate_with_later(tmp_path):
+    model, data = new_model(), stripes(24)
+    with pytest.raises(Killed):
+        train.train(model, data, tmp_path, settings(), after_epoch=stop)
+    first, second = train.train(model, data, tmp_path, settings(), validation=stripes(8, seed=1))
+    assert "val_top1" not in first
+    assert second["val_top1"] >= 0
+    assert (tmp_path / "best").exists()
+
+
 def test_a_frozen_backbone_stays(tmp_path):
     model = new_model(CONFIG.replace(drop_path=0.5))
     before = {name: weight.clone() for name, weight in model.named_parameters()}

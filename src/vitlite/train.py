@@ -260,7 +260,7 @@ def train(
             if validation is not None:
                 measured = measure(model, validation, bfloat16=settings.bfloat16)
                 record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
-                if record["val_top1"] > max((past["val_top1"] for past in run.history), default=-1):
+                if record["val_top1"] > max((past.get("val_top1", -1) for past in run.history), default=-1):
                     save_checkpoint(model, out / "best")
             save_checkpoint(model, out / "last")
         run.history.append(record)
