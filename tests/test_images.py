@@ -2,6 +2,7 @@ import copy
 import io
 import json
 import math
+import struct
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -289,6 +290,26 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
         read = read_image(save(Image.fromarray(values), tmp_path / name))
         assert read.shape == (40, 40, 3)
         assert torch.equal(read[..., 1], torch.from_numpy(expected))
+
+
+def grey_tiff(bits, photometric, content):
+    """4x4 pixels, as no library writes them: by hand."""
+    tags = {256: 4, 257: 4, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 4, 279: len(content)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return struct.pack("<4sI", b"II*\0", 8 + len(content)) + content + struct.pack("<H", 9) + entries + bytes(4)
+
+
+def test_grey_tiffs_that_pillow_does_not_scale(tmp_path):
+    content = bytes(range(32))
+    whites = {}
+    for bits, photometric in ((8, 0), (8, 1), (16, 1)):
+        (tmp_path / "x.tif").write_bytes(grey_tiff(bits, photometric, content[: 2 * bits]))
+        whites[bits, photometric] = read_image(tmp_path / "x.tif")[0, 0, 0].item()
+    assert whites == {(8, 0): 255, (8, 1): 0, (16, 1): 1}
+    for bits, photometric in ((12, 1), (16, 0)):
+        (tmp_path / "x.tif").write_bytes(grey_tiff(bits, photometric, content[: 2 * bits]))
+        with pytest.raises(ImageError, match=r"x\.tif as a picture: a TIFF of 12 bits, or with white as 0; save it with"):
+            read_image(tmp_path / "x.tif")
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])

@@ -281,6 +281,9 @@ def _from_pillow(image: Any, channels: int) -> Tensor:
     if channels not in (1, 3):
         raise ImageError(f"the model takes {channels} channels, a picture gives 1 or 3; pass an array or a tensor")
     sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    tags = getattr(image, "tag_v2", {})  # of a TIFF: 258 is its bits, 262 what zero means, 0 white and 1 black
+    if sixteen_bits and tags and (tags[258], tags.get(262)) != ((16,), 1):
+        raise ImageError("a TIFF of 12 bits, or with white as 0; save it with 8 or 16 bits and black as 0")
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if sixteen_bits:  # convert() would clip at 255
