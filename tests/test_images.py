@@ -293,7 +293,7 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
 
 
 def grey_tiff(bits, photometric, content):
-    """4x4 pixels, as no library writes them: by hand."""
+    """4x4 pixels in a file that Pillow reads and does not write."""
     tags = {256: 4, 257: 4, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 4, 279: len(content)}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     return struct.pack("<4sI", b"II*\0", 8 + len(content)) + content + struct.pack("<H", 9) + entries + bytes(4)
@@ -301,14 +301,14 @@ def grey_tiff(bits, photometric, content):
 
 def test_grey_tiffs_that_pillow_does_not_scale(tmp_path):
     content = bytes(range(32))
-    whites = {}
+    corner = {}
     for bits, photometric in ((8, 0), (8, 1), (16, 1)):
         (tmp_path / "x.tif").write_bytes(grey_tiff(bits, photometric, content[: 2 * bits]))
-        whites[bits, photometric] = read_image(tmp_path / "x.tif")[0, 0, 0].item()
-    assert whites == {(8, 0): 255, (8, 1): 0, (16, 1): 1}
+        corner[bits, photometric] = read_image(tmp_path / "x.tif")[0, 0, 0].item()
+    assert corner == {(8, 0): 255, (8, 1): 0, (16, 1): 1}
     for bits, photometric in ((12, 1), (16, 0)):
         (tmp_path / "x.tif").write_bytes(grey_tiff(bits, photometric, content[: 2 * bits]))
-        with pytest.raises(ImageError, match=r"x\.tif as a picture: a TIFF of 12 bits, or with white as 0; save it with"):
+        with pytest.raises(ImageError, match=r"x\.tif as a picture: a TIFF of 12 bits, or with white as 0; save"):
             read_image(tmp_path / "x.tif")
 
 
@@ -379,6 +379,10 @@ def test_grey_models_and_other_channels():
         (np.zeros((9, 9, 2), np.uint8), r"no axis of the shape \(9, 9, 2\) has as many\.$"),
         (np.zeros((0, 9, 3), np.uint8), r"got \(0, 9, 3\)"),
         (np.zeros(9, np.uint8), r"shape \(h, w, c\), \(c, h, w\) or \(h, w\), got \(9,\)"),
+        (torch.zeros(3, 9, 9, device="meta"), "dense tensor with data, got one of torch.strided on meta"),
+        (torch.zeros(3, 9, 9).to_sparse(), "dense tensor with data, got one of torch.sparse_coo on cpu"),
+        (torch.zeros(2, 3, 9, 9, device="meta"), "dense tensor with data, got one of torch.strided on meta"),
+        (torch.zeros(2, 3, 9, 9).to_sparse(), "dense tensor with data, got one of torch.sparse_coo on cpu"),
         (torch.zeros(1, 1, 3, 9, 9), r"got \(1, 1, 3, 9, 9\)"),
         (np.float64(0.5), r"got \(\)"),
         (b"bytes", "A picture is a path, .* a Pillow image, an array or a tensor, got bytes"),

@@ -267,6 +267,11 @@ def _read(image: Any, channels: int) -> Tensor:
         except (TypeError, ValueError) as error:
             raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {image.dtype}.") from error
     if isinstance(image, Tensor):
+        if image.is_meta or image.layout != torch.strided:
+            raise ImageError(
+                f"A picture must be a dense tensor with data, got one of {image.layout} on {image.device}. "
+                "Of a sparse one, pass image.to_dense()."
+            )
         return _from_tensor(image.detach().cpu(), channels)
     raise ImageError(
         f"A picture is a path, an open file, a Pillow image, an array or a tensor, got {type(image).__name__}. "
