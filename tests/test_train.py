@@ -24,6 +24,7 @@ import vitlite
 from vitlite import ViT, ViTConfig, evaluate, plots, train
 from vitlite.augment import STRENGTHS, Augmentation, Draws, augment, mix, shuffled
 from vitlite.cli import main
+from vitlite.config import PRESETS
 from vitlite.datasets import HOLDOUT, Pictures, class_names, read_cifar10, read_folder
 from vitlite.errors import ImageError, TrainError
 from vitlite.images import Preprocess, Recipe
@@ -712,9 +713,25 @@ def test_what_training_begins_with(tmp_path):
     embedded = model(weights=None)
     assert embedded.source.verified == "record"
     assert model(weights=None, drop_path=0.1).source == embedded.source
-    other = model(weights=str(ROOT / "src" / "vitlite" / "data" / "vit_nano_4.cifar10.safetensors"))
+    file = str(ROOT / "src" / "vitlite" / "data" / "vit_nano_4.cifar10.safetensors")
+    other = model(model="vit_nano_4.cifar10", weights=file)
     assert torch.equal(other.blocks[0].mlp.fc1.weight, embedded.blocks[0].mlp.fc1.weight)
     assert other.preprocess.recipe == embedded.preprocess.recipe
+
+
+def test_weights_without_preprocessing_get_none_of_another(folders, tmp_path, capsys):
+    ViT(CONFIG.replace(num_classes=0)).save(tmp_path / "bare")
+    ViT(PRESETS["vit_nano_4"]).save(tmp_path / "nano")
+    (tmp_path / "nano" / "config.json").unlink()
+    nano = str(tmp_path / "nano" / "model.safetensors")
+    for words in (["--model", str(tmp_path / "bare")], ["--model", "vit_nano_4", "--weights", nano]):
+        command = ["train", str(folders), *words, "--epochs", "1", "--drop-path", "0.1", "--out", str(tmp_path / "run")]
+        assert main(command) == 1
+        said = f"{words[-1]} has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint like it"
+        assert said in capsys.readouterr().err
+    command = ["train", str(folders), "--model", "vit_nano_4.cifar10", "--epochs", "1", "--out", str(tmp_path / "run")]
+    assert main([*command, "--weights", ""]) == 1  # a mistake, not a wish for the model's own
+    assert main([*command, "--weights", nano]) == 0
 
 
 def test_the_commands_say_what_is_wrong(folders, tmp_path, capsys):

@@ -104,6 +104,21 @@ def normalise(images: Tensor, recipe: Recipe) -> Tensor:
     return (images - mean) / std
 
 
+def preprocess_of(model: ViT, name: str) -> Preprocess:
+    """How pictures are prepared for a model, which came by that name.
+
+    Raises:
+        TrainError: The weights came without it.
+    """
+    if not isinstance(model.preprocess, Preprocess):
+        raise TrainError(
+            f"{name} has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint like it: --model "
+            "NAME --weights PATH; or give it its own in Python (model.preprocess = ...), and name the folder that "
+            "model.save writes."
+        )
+    return model.preprocess
+
+
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
     """How CIFAR-10's pictures are prepared; None where that would leave them as they are."""
     recipe = preprocess.recipe
@@ -136,13 +151,9 @@ def _run_eval(args: Namespace) -> int:
     cifar, folder = is_cifar10(args.data), args.data / "val" if (args.data / "val").is_dir() else args.data
     folders = () if cifar else class_names(folder)  # a wrong DATA is said before the model is fetched
     model = open_model(args)
-    if not isinstance(model.preprocess, Preprocess):
-        raise TrainError(
-            f"{args.model} has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint like it: "
-            "--model NAME --weights PATH."
-        )
+    prepare = preprocess_of(model, args.weights or args.model)
     if cifar:
-        pictures = read_cifar10(args.data, "test", cifar10_reader(model.preprocess))
+        pictures = read_cifar10(args.data, "test", cifar10_reader(prepare))
         if len(pictures.classes) != model.config.num_classes:
             raise TrainError(
                 f"The data have {len(pictures.classes)} classes, and {args.model} {model.config.num_classes}. "
@@ -152,7 +163,7 @@ def _run_eval(args: Namespace) -> int:
         places = torch.tensor([classes.index(name) for name in pictures.classes])
         pictures = replace(pictures, labels=places[pictures.labels], classes=classes)
     else:
-        pictures = read_folder(folder, model.preprocess.pixels, _classes(model, folders))
+        pictures = read_folder(folder, prepare.pixels, _classes(model, folders))
     known = replace(pictures, classes=tuple(model.labels or pictures.classes))  # folders stand in the labels' order
     measured = measure(model, known, batch=args.batch)
     if ranks.rank():

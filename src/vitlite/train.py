@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from vitlite import ranks, zoo
 from vitlite.augment import STRENGTHS, Augmentation, Draws, augment, mix, shuffled
+from vitlite.config import ViTConfig
 from vitlite.datasets import Pictures, class_names, digest, is_cifar10, read_cifar10, read_folder
 from vitlite.errors import TrainError
-from vitlite.evaluate import check_fit, cifar10_reader, measure, normalise
+from vitlite.evaluate import check_fit, cifar10_reader, measure, normalise, preprocess_of
 from vitlite.factory import create, load
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
@@ -492,27 +493,30 @@ def _run_train(args: Namespace) -> int:
 
 
 def _model(args: Namespace, classes: int) -> ViT:
-    """The model to begin with, with its preprocessing: its weights' own, or that of the zoo's record of this name."""
+    """The model to begin with, with its preprocessing: its weights' own, or with random ones what is usual."""
     options = {"num_classes": classes, "image_size": args.size, "device": args.device}
     torch.manual_seed(args.seed)
     if args.weights == "none":
         model = create(args.model, weights=None, **options)
-    elif args.weights:
+        model.preprocess = Preprocess(_usual_recipe(args.model, model.config), model)
+    elif args.weights is not None:
         model = create(args.model, weights=args.weights, **options)
     elif is_place(args.model):
         model = load(args.model, **options)
     else:
         model = create(args.model, **options)
-    if not isinstance(model.preprocess, Preprocess):
-        if args.model in zoo.NAMES:
-            recipe = Recipe.from_record(zoo.find(args.model), model.config.size)
-        else:
-            half, size = (0.5,) * model.config.channels, model.config.size
-            recipe = Recipe(size=size, resize=size, mode="center", interpolation="bicubic", mean=half, std=half)
-        model.preprocess = Preprocess(recipe, model)
+    preprocess_of(model, args.weights or args.model)
     if args.drop_path:
         model = _with_drop_path(model, args.drop_path)
     return model
+
+
+def _usual_recipe(name: str, config: ViTConfig) -> Recipe:
+    """That of the zoo's record of this name, else the whole picture."""
+    if name in zoo.NAMES:
+        return Recipe.from_record(zoo.find(name), config.size)
+    half = (0.5,) * config.channels
+    return Recipe(size=config.size, resize=config.size, mode="center", interpolation="bicubic", mean=half, std=half)
 
 
 def _with_drop_path(model: ViT, rate: float) -> ViT:
