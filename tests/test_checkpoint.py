@@ -24,7 +24,7 @@ from vitlite.checkpoint import Claim, open_checkpoint, resolve
 from vitlite.config import PRESETS
 from vitlite.describe import describe
 from vitlite.errors import CheckpointError, ConfigError, VitliteError
-from vitlite.layouts import LAYOUTS, facts, translate
+from vitlite.layouts import LAYOUTS, facts, to_theirs, translate
 
 TINY = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
 ASK = ViTConfig(dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="cls")
@@ -433,6 +433,43 @@ def test_images_that_are_not_square(tmp_path: Path) -> None:
     assert torch.equal(model(images), trained(wide)(images))
     path = written(tmp_path / "vit.safetensors", config=TINY.replace(image_size=(16, 64)))
     assert load(path, config=ASK.replace(image_size=(16, 64), patch_size=8)).config.grid == (2, 8)
+
+
+SQUARE = TINY.replace(image_size=24, cls_position=False)  # 3 * 3 rows; also 2 * 4 and one for the class token
+
+
+def test_a_square_table_with_a_class_token_may_have_a_row_for_it_or_not(tmp_path: Path) -> None:
+    path = written(tmp_path / "model.safetensors", config=SQUARE)
+    with pytest.raises(ConfigError, match=r"do not tell image_size\. Say so"):
+        load(path, config=ASK)
+    for said in ({"cls_position": False}, {"image_size": 24, "patch_size": 8}):
+        assert load(path, config=ASK.replace(**said)).config.grid == (3, 3)
+    assert load(path, config=ASK.replace(image_size=(16, 32))).config.cls_position
+    with pytest.raises(ConfigError, match="do not tell image_size"):
+        load(path, config=ASK.replace(cls_position=True))
+    for args in ({"no_embed_class": True}, {"img_size": [24, 24]}):
+        about = {"architecture": "vit", "model_args": args}
+        (tmp_path / "config.json").write_text(json.dumps(about))
+        assert load(tmp_path, config=ASK).config.grid == (3, 3)
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "deit3_small_patch16_224"}))
+    written(tmp_path / "model.safetensors", config=SQUARE.replace(dim=24, heads=6, layer_scale=0.1))
+    assert load(tmp_path).config.grid == (3, 3)
+
+
+def test_a_preset_does_not_say_whether_the_class_token_has_a_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=PRESETS["vit_nano_4"].replace(cls_position=False))
+    with pytest.raises(ConfigError, match="do not tell image_size"):
+        create("vit_nano_4", weights=path)
+
+
+def test_the_class_token_of_most_layouts_always_has_a_row(tmp_path: Path) -> None:
+    state = dict(to_theirs(LAYOUTS["torchvision"], "", trained(TINY.replace(image_size=(16, 32))).state_dict()))
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "vit.safetensors")
+    with pytest.raises(ConfigError, match="do not tell image_size"):
+        load(tmp_path / "vit.safetensors", config=ViTConfig(heads=2))
+    with pytest.raises(CheckpointError, match=r"9 rows, which is not an image of \(24, 24\) in patches of 8"):
+        load(tmp_path / "vit.safetensors", config=ViTConfig(heads=2, image_size=24, patch_size=8))
+    assert load(tmp_path / "vit.safetensors", config=ViTConfig(heads=2, image_size=(16, 32))).config.cls_position
 
 
 # ---- read safely

@@ -265,7 +265,7 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
                 wrong.append(f"{name}: {by[name]} {known[name]}, {who} {value}")
     if type(known["layer_scale"]) is bool:  # nobody said the number, which may well be 1.0
         known["layer_scale"] = 1e-5 if known["layer_scale"] else None
-    known |= _places(tensors, known)
+    known |= _places(layout, tensors, known)
     if "image_size" in known and known["image_size"][0] == known["image_size"][1]:
         known["image_size"] = known["image_size"][0]
     if "heads" not in known and known.get("head_dim"):
@@ -294,12 +294,17 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
     return ViTConfig(**known | {name: said[name] for said in choices for name in CHOICES if name in said})
 
 
-def _places(tensors: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _places(layout: Layout, tensors: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """The image size and whether the class token has a position, from the rows of the position table."""
     rows, cls, patch = tensors["position_rows"], tensors["class_token"], tensors["patch_size"]
     if not rows:
         return {}
-    for own in (True, False) if cls and not tensors["registers"] else (False,):
+    choices = layout.cls_rows if cls and not tensors["registers"] else (False,)
+    if "image_size" not in known and known.get("cls_position") in choices:
+        choices = (known["cls_position"],)
+    for own in choices:
+        if choices[0] and not own and "image_size" not in known:
+            break  # k * k rows may as well be (k - 1) * (k + 1), and one for the class token
         side = math.isqrt(rows - own)
         size = known.get("image_size", (side * patch, side * patch))
         if side and (size[0] // patch) * (size[1] // patch) == rows - own:

@@ -73,6 +73,8 @@ def _timm(config: Mapping[str, Any]) -> Description:
         )
     claims = {"pool": POOLS.get(pool), "num_classes": config.get("num_classes"), "heads": args.get("num_heads")}
     claims |= {"image_size": args.get("img_size"), "gelu": GELUS.get(args.get("act_layer"))}
+    if "no_embed_class" in args:
+        claims["cls_position"] = not args["no_embed_class"]
     if args.get("img_size") and not args.get("dynamic_img_size"):  # then timm's model takes no other
         side = args["img_size"]
         pretrained = {**pretrained, "input_size": [0, *(side if isinstance(side, list) else (side, side))]}

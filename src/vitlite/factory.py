@@ -41,6 +41,7 @@ HABITS = {  # what other libraries call it
     "global_pool": "Write pool=.",
     "num_labels": "Write num_classes=.",
 }
+ARCHITECTURE = ("heads", "norm_eps", "gelu", "pool", "cls_position")  # what timm's name for one tells
 
 
 class Options(NamedTuple):
@@ -134,7 +135,7 @@ def create(
         return _open(file, [Claim(f"the record of {record.name} says", record.config.to_dict())], options, record)
     config = PRESETS[name]
     shape = {field: getattr(config, field) for field in config.given - {"image_size", "num_classes"}}
-    rest = {field: value for field, value in config.to_dict().items() if field not in config.given}
+    rest = {field: value for field, value in config.to_dict().items() if field not in {*config.given, "cls_position"}}
     return _open(_place(weights), [Claim(f"the preset {name} says", shape), Claim("", rest, firm=False)], options)
 
 
@@ -219,7 +220,7 @@ def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: z
         about, like = file.about, _like(file.about)
         said = [Claim("its config.json says", about.claims)]
         if like:
-            fields = {name: getattr(like.config, name) for name in ("heads", "norm_eps", "gelu", "pool")}
+            fields = {name: getattr(like.config, name) for name in ARCHITECTURE}
             said.append(Claim(f"its architecture, that of {like.name}, says", fields, firm=False))
         said += claims
         if options.pool:

@@ -85,6 +85,7 @@ class Layout:
     without: str | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     pools: Sequence[Pool] = get_args(Pool)
+    cls_rows: Sequence[bool] = (True,)
     folds: Sequence[str] = ()
     resample: Sequence[Resample] = ("timm", "timm")
     bare_head: bool = False

@@ -53,6 +53,8 @@ def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
     ask = ["heads", "norm_eps", "gelu", "pool"]
     if reference.config.positions == "none" or reference.config.size[0] != reference.config.size[1]:
         ask += ["positions", "image_size"]
+    if not reference.config.cls_position:
+        ask += ["cls_position"]
     ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, untold(reference, *ask))
     expected = reference.config.to_dict()
     if reference.config.layer_scale:
