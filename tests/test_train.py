@@ -224,7 +224,7 @@ def test_learns_and_leaves_checkpoints_that_load(tmp_path):
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == history
     assert not model.training
     again: list[list] = []
-    train.train(new_model(), data, tmp_path, recipe, after_epoch=again.append)
+    train.train(new_model(), data, tmp_path, recipe, validation=validation, after_epoch=again.append)
     assert again == [history]  # it was done already
     best = vitlite.load(tmp_path / "best")
     assert best.labels == ("lying", "standing")
@@ -322,6 +322,9 @@ def test_a_run_may_be_given_pictures_to_validate_with_later(tmp_path):
     with pytest.raises(Killed):
         train.train(model, data, tmp_path, settings(), after_epoch=stop)
     first, second = train.train(model, data, tmp_path, settings(), validation=stripes(8, seed=1))
+    for other in (stripes(8, seed=2), None):  # with which `best` would compare what cannot be compared
+        with pytest.raises(TrainError, match="another run: validation was 'sha256"):
+            train.train(model, data, tmp_path, settings(), validation=other)
     assert "val_top1" not in first
     assert second["val_top1"] >= 0
     assert (tmp_path / "best").exists()

@@ -97,7 +97,7 @@ class Progress:
 class Run:
     """A model, its averaged weights, its optimizers and its progress, which can be saved and resumed."""
 
-    def __init__(self, model: ViT, data: Pictures, settings: Settings) -> None:
+    def __init__(self, model: ViT, data: Pictures, settings: Settings, validation: Pictures | None = None) -> None:
         self.model, self.data, self.settings = model, data, settings
         self.recipe = cast(Preprocess, model.preprocess).recipe
         self.steps = max(len(data) // settings.batch, 1)  # in an epoch
@@ -108,8 +108,12 @@ class Run:
             model.head.requires_grad_(True)
         self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         frozen = [weight for weight in model.parameters() if not weight.requires_grad]
-        self.start = {"pictures": f"{len(data)}, {data.digest()}", "weights": model.source and model.source.sha256}
-        self.start |= {"frozen weights": digest(frozen)} if frozen else {}
+        self.start = {
+            "pictures": f"{len(data)}, {data.digest()}",
+            "validation": validation.digest() if validation else None,
+            "weights": model.source.sha256 if model.source else None,  # None: random ones, as the seed says
+            "frozen weights": digest(frozen) if frozen else None,
+        }
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.optimizers = optimizers(model, self.weights, settings)
         self.network = ranks.connected(model)
@@ -164,6 +168,8 @@ class Run:
         epochs = old["epochs"], new["epochs"]
         if progress["epoch"] + progress["step"] / self.steps <= min(epochs) * (1 - self.settings.decay):
             old = old | {"epochs": epochs[1]}
+        if old.get("validation") is None:  # `best` compares with none so far
+            old = old | {"validation": new["validation"]}
         changed = [f"{name} was {old.get(name)!r} and is {new[name]!r}" for name in new if old.get(name) != new[name]]
         if changed:
             hint = " More epochs fit in only before the learning rate begins to fall." if "epochs" in changed[0] else ""
@@ -241,7 +247,7 @@ def train(
     for pictures in [data] if validation is None else [data, validation]:
         check_fit(model, pictures)
     out.mkdir(parents=True, exist_ok=True)
-    run = Run(model, data, settings)
+    run = Run(model, data, settings, validation)
     if (out / STATE).exists():
         run.resume(out / STATE)
         if run.history and not ranks.rank():
