@@ -118,6 +118,21 @@ def test_an_iterator_may_change_the_picture_that_it_gave(vit, stream):
     assert list(vit.predict(stream(images))) == vit.predict(images)
 
 
+def test_a_list_is_prepared_in_the_background(vit, monkeypatch):
+    first = threading.Event()
+    pixels, model_works = Preprocess.pixels, threading.Event()
+    vit.register_forward_pre_hook(lambda *_: model_works.set())
+
+    def slow(self, image):
+        if first.is_set():
+            assert model_works.wait(20)  # the second picture waits until the model has the first one
+        first.set()
+        return pixels(self, image)
+
+    monkeypatch.setattr(Preprocess, "pixels", slow)
+    assert len(list(classify(vit, pictures(2), batch=1))) == 2
+
+
 def test_frames_of_an_animation(vit, tmp_path):
     first, *others = map(Image.fromarray, pictures(20))
     first.save(tmp_path / "x.gif", save_all=True, append_images=others)

@@ -105,19 +105,21 @@ def work_through(
             "This model does not know how to prepare pictures. Set it: "
             "model.preprocess = vitlite.images.Preprocess(vitlite.images.Recipe(...), model)."
         )
-    return _work_through(model, model.preprocess, iter(images), work, batch)
+    return _work_through(model, model.preprocess, images, work, batch)
 
 
 def _work_through(
-    model: "ViT", preprocess: Preprocess, images: Iterator[Any], work: Callable[[Tensor], Sequence[T]], batch: int
+    model: "ViT", preprocess: Preprocess, images: Iterable[Any], work: Callable[[Tensor], Sequence[T]], batch: int
 ) -> Outcomes[T]:
     waiting: deque[tuple[Any, Future[Tensor]]] = deque()
+    reuse = not isinstance(images, (list, tuple))  # any other may give one object again and again, and change it
+    images = iter(images)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="vitlite-images") as background:
         try:
             while True:
                 for image in islice(images, 2 * batch - len(waiting)):
                     waiting.append((image, background.submit(preprocess.pixels, image)))
-                    if not isinstance(image, (str, PathLike)):  # it may be changed when the next one is asked for
+                    if reuse and not isinstance(image, (str, PathLike)):
                         wait([waiting[-1][1]])
                 if not waiting:
                     return
