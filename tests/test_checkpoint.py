@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import random
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ from vitlite import ViT, ViTConfig, create, load
 from vitlite.checkpoint import Claim, open_checkpoint, resolve
 from vitlite.config import PRESETS
 from vitlite.describe import describe
-from vitlite.errors import CheckpointError, ConfigError, VitliteError
+from vitlite.errors import CheckpointError, ConfigError, ImageError, VitliteError
 from vitlite.layouts import LAYOUTS, facts, to_theirs, translate
 
 TINY = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
@@ -340,8 +341,10 @@ def test_preprocessing_that_makes_no_sense(wrong: dict[str, Any], tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": right}))
     assert load(tmp_path, config=ASK).preprocess.recipe.mean == (0.5,) * 3
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": right | wrong}))
-    with pytest.raises(VitliteError, match=rf"preprocessing|{next(iter(wrong))}"):
-        load(tmp_path, config=ASK)
+    model = load(tmp_path, config=ASK)
+    for same in (model, pickle.loads(pickle.dumps(model))):
+        with pytest.raises(ImageError, match=rf"{tmp_path}: .*(preprocessing|{next(iter(wrong))})"):
+            same.preprocess(torch.zeros(16, 16, 3))
 
 
 def test_a_block_with_a_huge_number_is_one_that_is_too_many(tmp_path: Path) -> None:
@@ -356,6 +359,13 @@ def test_transformers_configs_say_what_their_classes_assume(tmp_path: Path) -> N
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
         claims = describe(tmp_path).claims
         assert (claims["heads"], claims["norm_eps"], claims["gelu"]) == (12, eps, gelu)
+    for kind, named in (("vit", "ViT"), ("clip", "CLIP")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        for pictures in ({"size": 16}, {"size": 16, "feature_extractor_type": "X"}):
+            (tmp_path / "preprocessor_config.json").write_text(json.dumps(pictures))
+            _, fields = describe(tmp_path).recipe or ("", {})
+            assert fields.get("image_processor_type") == (None if "feature_extractor_type" in pictures else named)
+    (tmp_path / "preprocessor_config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "altclip", "vision_config": {"hidden_size": 8}}))
     assert describe(tmp_path).claims == {"dim": 8}, "nothing is guessed of classes that are not known here"
 

@@ -73,7 +73,7 @@ def test_record():
     assert (recipe.size, recipe.resize, recipe.mode) == ((16, 32), (18, 36), "squash")
 
 
-HUGGING = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+HUGGING = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "image_processor_type": "ViTImageProcessor"}
 
 
 @pytest.mark.parametrize(
@@ -83,36 +83,40 @@ HUGGING = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         ({"size": {"height": 224, "width": 224}, "resample": 2}, 224, 224, "squash"),
         ({"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}, 224, 256, "squash"),
         (
-            {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "resample": 3},
+            {"size": {"shortest_edge": 256}, "resample": 3, "image_processor_type": "BitImageProcessorFast"},
             224,
             256,
             "center",
         ),
         (
-            {"size": 224, "crop_size": 224, "resample": 3, "feature_extractor_type": "CLIPFeatureExtractor"},
+            {"size": 224, "crop_size": 224, "resample": 3, "image_processor_type": "CLIPImageProcessorPil"},
             224,
             224,
             "center",
+        ),
+        ({"size": 256, "resample": 3, "image_processor_type": "DeiTImageProcessor"}, 224, 256, "squash"),
+        (
+            {"size": 224, "crop_size": 192, "resample": 3, "do_center_crop": None, "do_rescale": None},
+            224,
+            224,
+            "squash",
         ),
         ({"size": 224, "crop_size": 192, "do_center_crop": False, "resample": 3}, 224, 224, "squash"),
     ],
 )
 def test_transformers_config(config, size, resize, mode):
-    recipe = Recipe.from_transformers(config | HUGGING)
+    recipe = Recipe.from_transformers(HUGGING | config)
     assert (recipe.size, recipe.resize, recipe.mode, recipe.margin) == ((size,) * 2, (resize,) * 2, mode, "down")
     assert recipe.interpolation == {2: "bilinear", 3: "bicubic"}[config["resample"]]
     assert recipe.scale == 1 / 255
 
 
 def test_transformers_switches():
-    config = {"size": 256, "crop_size": 224, "resample": 3} | HUGGING
+    config = {"size": 256, "crop_size": 224, "resample": 3, "do_center_crop": True} | HUGGING
     assert Recipe.from_transformers(config, (384, 384)).resize == (438, 438)
     assert Recipe.from_transformers(config | {"do_rescale": False}).scale == 1
     assert Recipe.from_transformers(config | {"rescale_factor": 1 / 127.5}).scale == 1 / 127.5
     assert Recipe.from_transformers(config | {"do_normalize": False}).mean == (0.0,)
-    for name in ("rescale_offset", "do_flip_channel_order"):
-        with pytest.raises(ConfigError, match=f"has {name}, which no Recipe can do"):
-            Recipe.from_transformers(config | {name: True})
     with pytest.raises(ConfigError, match=r"fixes no image size"):
         Recipe.from_transformers(config | {"do_resize": False})
     with pytest.raises(ConfigError, match=r"fixes no image size"):
@@ -137,6 +141,21 @@ def test_a_recipe_is_scaled_as_timm_counts(size, crop_pct):
 
 def test_a_recipe_with_a_share_for_each_side_keeps_both():
     assert replace(PLAIN, size=(32, 32), resize=(36, 64)).scaled((64, 64)).resize == (72, 128)
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"crop_pct": 0.875}, "crop_pct"), ({"keep_aspect_ratio": True}, "keep_aspect_ratio"), ({"do_pad": True}, "do_pad"),
+    ({"do_thumbnail": True}, "do_thumbnail"), ({"include_top": True}, "include_top"),
+    ({"rescale_offset": True}, "rescale_offset"), ({"do_flip_channel_order": True}, "do_flip_channel_order"),
+    ({"image_processor_type": "LevitImageProcessor"}, "LevitImageProcessor"),
+    ({"image_processor_type": "ViTHybridImageProcessor"}, "ViTHybridImageProcessor"),
+    ({"image_processor_type": None}, "no image_processor_type"),
+])  # fmt: skip
+def test_processors_that_do_something_else_are_refused(change, text):
+    config = {"size": 224, "resample": 3, **HUGGING}
+    assert Recipe.from_transformers(config | {"do_pad": False, "crop_pct": None}).resize == (224, 224)
+    with pytest.raises(ConfigError, match=f"config has {text}, which is not understood. Write an images.Recipe"):
+        Recipe.from_transformers(config | change)
 
 
 def test_recipe_survives_json():

@@ -14,11 +14,12 @@ GELUS = {  # their names -> ours; the first for one of ours is what is written
     "quick_gelu": "quick",
 }  # fmt: skip
 POOLS = {"token": "cls", "avg": "mean"}
-ASSUMED = {  # the epsilon and the activation of a model_type's class where its config is silent; all have 12 heads
-    "vit": (1e-12, "gelu"), "deit": (1e-12, "gelu"), "vit_mae": (1e-12, "gelu"), "ijepa": (1e-12, "gelu"),
-    "vit_msn": (1e-6, "gelu"), "dinov2": (1e-6, "gelu"), "dinov2_with_registers": (1e-6, "gelu"),
-    "clip": (1e-5, "quick_gelu"), "clip_vision_model": (1e-5, "quick_gelu"),
-    "metaclip_2": (1e-5, "quick_gelu"), "metaclip_2_vision_model": (1e-5, "quick_gelu"),
+ASSUMED = {  # what a model_type's class has where its config is silent: epsilon, activation, processor; and 12 heads
+    "vit": (1e-12, "gelu", "ViT"), "deit": (1e-12, "gelu", "DeiT"), "vit_mae": (1e-12, "gelu", "ViT"),
+    "ijepa": (1e-12, "gelu", "ViT"), "vit_msn": (1e-6, "gelu", "ViT"), "dinov2": (1e-6, "gelu", "Bit"),
+    "dinov2_with_registers": (1e-6, "gelu", "Bit"), "clip": (1e-5, "quick_gelu", "CLIP"),
+    "clip_vision_model": (1e-5, "quick_gelu", "CLIP"), "metaclip_2": (1e-5, "quick_gelu", "CLIP"),
+    "metaclip_2_vision_model": (1e-5, "quick_gelu", "CLIP"),
 }  # fmt: skip
 TRANSFORMERS = {  # their config.json -> ViTConfig
     "image_size": "image_size", "patch_size": "patch_size", "hidden_size": "dim", "num_hidden_layers": "depth",
@@ -54,7 +55,7 @@ def describe(folder: Path) -> Description:
     if "architecture" in config:
         return _timm(config)
     if "model_type" in config:
-        return _transformers(config, ("transformers", pictures) if pictures else None)
+        return _transformers(config, pictures)
     return Description()
 
 
@@ -88,12 +89,14 @@ def _timm(config: Mapping[str, Any]) -> Description:
     )
 
 
-def _transformers(config: Mapping[str, Any], recipe: Any) -> Description:
+def _transformers(config: Mapping[str, Any], pictures: Mapping[str, Any]) -> Description:
     vision: Mapping[str, Any] = config.get("vision_config", config)
     kind = vision.get("model_type", config["model_type"])
     if kind in ASSUMED:  # of other classes, what their config does not say is asked for
-        eps, gelu = ASSUMED[kind]
+        eps, gelu, processor = ASSUMED[kind]
         vision = {"num_attention_heads": 12, "layer_norm_eps": eps, "hidden_act": gelu, **vision}
+        if pictures and "feature_extractor_type" not in pictures:
+            pictures = {"image_processor_type": processor, **pictures}
     claims = {ours: vision[name] for name, ours in TRANSFORMERS.items() if vision.get(name) is not None}
     if (act := vision.get("hidden_act")) is not None:
         if act not in GELUS:
@@ -107,7 +110,7 @@ def _transformers(config: Mapping[str, Any], recipe: Any) -> Description:
         claims["num_classes"] = len(names)
         if config.get("problem_type") in (None, "single_label_classification"):  # no softmax over others
             labels = _in_order(names)
-    return Description(claims, labels, recipe)
+    return Description(claims, labels, ("transformers", pictures) if pictures else None)
 
 
 def _in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[str, ...] | None:

@@ -4,10 +4,10 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple, ParamSpec
+from typing import Any, NamedTuple, NoReturn, ParamSpec
 
 import torch
 
@@ -25,7 +25,7 @@ from vitlite.checkpoint import (
 )
 from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.describe import Description
-from vitlite.errors import CheckpointError, ConfigError, DownloadError, UnknownNameError, closest
+from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError, closest
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
 
@@ -250,9 +250,17 @@ def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: z
         own = zoo.labels(like) if like and like.repo == weights.repo else None
         labels = zoo.labels(record) if record else about.labels or own
         model.labels = labels if labels and len(labels) == target.num_classes else None
-    if recipe := _recipe(record, about, target.size if record or options.image_size else None):
-        model.preprocess = Preprocess(recipe, model)
+    try:
+        if recipe := _recipe(record, about, target.size if record or options.image_size else None):
+            model.preprocess = Preprocess(recipe, model)
+    except ConfigError as error:  # the network itself is understood
+        model.preprocess = partial(_unprepared, f"{file.path.parent}: {error}")
     return model.eval()
+
+
+def _unprepared(reason: str, images: Any) -> NoReturn:
+    """Stands for preprocessing that was not understood."""
+    raise ImageError(reason)
 
 
 def _target(config: ViTConfig, options: Options) -> tuple[ViTConfig, bool]:

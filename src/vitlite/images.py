@@ -6,6 +6,7 @@ Shapes: b images, c channels, h and w pixels.
 """
 
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,12 @@ Interpolation = Literal["bilinear", "bicubic"]
 Margin = Literal["nearest", "down"]
 
 PILLOW_CODES: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}  # as preprocessor_config.json has them
+CROPS = {  # the processors of transformers that do what a recipe says, and how much they crop where it is not said
+    "ViT": None, "DeiT": 224, "CLIP": 224, "Bit": 224, "Beit": None, "Siglip": None,
+}  # fmt: skip
+ODD = (  # what changes the pixels of others
+    "rescale_offset", "do_flip_channel_order", "crop_pct", "keep_aspect_ratio", "do_pad", "do_thumbnail", "include_top",
+)  # fmt: skip
 PRECISION = 22  # bits behind the point in Pillow's 8-bit resampling
 
 
@@ -87,14 +94,19 @@ class Recipe:
     @classmethod
     def from_transformers(cls, config: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
         """The recipe in transformers' preprocessor_config.json; `size` scales the file's own numbers."""
+        config = {name: value for name, value in config.items() if value is not None}
+        kind = config.get("image_processor_type", config.get("feature_extractor_type", "no image_processor_type"))
+        family = re.sub("(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", kind)
+        if odd := [kind] if family not in CROPS else [name for name in ODD if config.get(name)]:
+            raise ConfigError(
+                f"The preprocessing config has {odd[0]}, which is not understood. Write an images.Recipe by hand. "
+                f"Known are the processors {', '.join(CROPS)}."
+            )
         edge, resample = _wanted(config, "size", "resample")
-        for name in ("rescale_offset", "do_flip_channel_order"):
-            if config.get(name):
-                raise ConfigError(f"The config has {name}, which no Recipe can do. Prepare these pictures by hand.")
-        crop = _wanted(config, "crop_size")[0] if config.get("do_center_crop", "crop_size" in config) else edge
+        cut = config.get("do_center_crop", CROPS[family] is not None)
+        crop = _wanted({"crop_size": CROPS[family], **config}, "crop_size")[0] if cut else edge
         if isinstance(edge, int):  # before 2023: the shorter edge for CLIP and DINOv2 (Bit), a square for the others
-            kind = config.get("image_processor_type") or config.get("feature_extractor_type") or ""
-            edge = {"shortest_edge": edge} if kind.startswith(("CLIP", "Bit")) else {"height": edge, "width": edge}
+            edge = {"shortest_edge": edge} if family in ("CLIP", "Bit") else {"height": edge, "width": edge}
         if isinstance(crop, int):
             crop = {"height": crop, "width": crop}
         fixed = set(crop) == {"height", "width"} and set(edge) in ({"shortest_edge"}, {"height", "width"})
