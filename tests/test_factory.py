@@ -4,6 +4,7 @@ import inspect
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import vitlite
 from vitlite import ViT, ViTConfig, create, load, zoo
+from vitlite.cli import _in_words
 from vitlite.config import PRESETS
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
 from vitlite.images import Preprocess, Recipe
@@ -153,6 +155,31 @@ def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:
     assert create(DEIT, weights=weights, num_classes=2).labels is None
     with pytest.raises(CheckpointError, match=r"dim: the tensors say 192, the record of vit_base_16.dino says 768"):
         create("vit_base_16.dino", weights=weights)
+
+
+def test_a_fine_tune_is_not_loaded_in_the_name_of_what_it_began_with(tmp_path: Path) -> None:
+    name = "vit_nano_4.cifar10"
+    model = create(name)
+    model.save(tmp_path / "same")
+    assert create(name, weights=tmp_path / "same").labels == model.labels
+    plain = model.preprocess
+    model.preprocess = Preprocess(replace(plain.recipe, mean=(0.0,) * 3), model)
+    model.save(tmp_path / "prepared")
+    with pytest.raises(ConfigError, match=rf"is not {name} as .*: mean \[0.0, 0.0, 0.0\], not .*vitlite.load\(PATH\)"):
+        create(name, weights=tmp_path / "prepared")
+    model.preprocess, own = plain, ("ant", *model.labels[1:])
+    model.labels = own
+    model.save(tmp_path / "labelled")
+    with pytest.raises(ConfigError, match=r"has it: 0 ant, not airplane\. For the file's own") as refused:
+        create(name, weights=tmp_path / "labelled")
+    assert _in_words(str(refused.value)).endswith("labels and preprocessing: --model PATH.")
+    assert load(tmp_path / "labelled").labels == own
+    assert create("vit_nano_4", weights=tmp_path / "labelled").labels == own
+    assert create(name, weights=tmp_path / "labelled", num_classes=2).labels is None
+    model.labels, model.preprocess = None, lambda images: images
+    model.save(tmp_path / "silent")
+    silent = create(name, weights=tmp_path / "silent")
+    assert (silent.labels, silent.preprocess.recipe) == (create(name).labels, plain.recipe)
 
 
 RECIPE = Recipe(size=(16, 16), resize=(18, 18), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))

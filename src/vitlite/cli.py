@@ -47,6 +47,7 @@ COMMANDS = {
 # How errors of the library, which say what to write in Python, say it on the command line.
 WORDS = {
     r"vitlite\.list_models\(\)": "`vitlite list`",
+    r"vitlite\.load\(PATH\)": "--model PATH",
     r"vitlite\.load\(source\)": "--model PATH, --model OWNER/NAME",
     r"create\('(\S+)', weights=None\)": r"vitlite train --model \1 --weights none",
     r"create\(\.\.\., weights=PATH\) or load\(PATH\)": "--weights PATH or --model PATH",

@@ -35,6 +35,13 @@ class Description:
     labels: tuple[str, ...] | None = None
     recipe: tuple[Literal["vitlite", "timm", "transformers"], Mapping[str, Any]] | None = None
     architecture: str | None = None  # timm's name, which stands for a config
+    ours: bool = False  # vitlite saved it
+
+    def contradictions(self, labels: Sequence[str] | None, recipe: Mapping[str, Any]) -> dict[Any, tuple[Any, Any]]:
+        """What is said here of labels, by number, and of a recipe's fields, and what is said there; where both say."""
+        own = dict(enumerate(self.labels or ())) | dict(self.recipe[1] if self.recipe else {})
+        theirs = dict(enumerate(labels or ())) | json.loads(json.dumps(recipe))
+        return {name: (value, theirs[name]) for name, value in own.items() if theirs.get(name, value) != value}
 
 
 def read_json(file: Path) -> Any:
@@ -50,7 +57,10 @@ def describe(folder: Path) -> Description:
         ours = config["vitlite"]
         labels, recipe = ours.get("labels"), ours.get("preprocess")
         return Description(
-            dict(ours["config"]), tuple(labels) if labels else None, ("vitlite", dict(recipe)) if recipe else None
+            dict(ours["config"]),
+            tuple(labels) if labels else None,
+            ("vitlite", dict(recipe)) if recipe else None,
+            ours=True,
         )
     if "architecture" in config:
         return _timm(config)

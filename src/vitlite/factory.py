@@ -105,8 +105,8 @@ def create(
     Args:
         name: A checkpoint of `list_models()`, a preset (its default checkpoint), or timm's full name.
         weights: "default": those of the name, downloaded once and verified. A path or a repository ("owner/name"):
-            those, in this model; their preprocessing and labels are the checkpoint's, if `name` is one, else what
-            stands beside the file. None: random.
+            those, in this model; their preprocessing and labels are the checkpoint's, if `name` is one (a folder that
+            vitlite saved with others is refused), else what stands beside the file. None: random.
         num_classes: Another number than the checkpoint's: a new head of zeros, and no labels. 0: no head. The
             checkpoint's own number keeps its head.
         image_size: Stretches the position table, as `config.resample` says.
@@ -227,6 +227,11 @@ def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: z
             said.append(Claim("", {"pool": options.pool}, firm=False))
         translation, config = file.understand(said)
         target, new_head = _target(config, options)
+        if record and about.ours and not new_head and (differ := _differ(record, about)):
+            raise ConfigError(
+                f"{file.path} is not {record.name} as the record has it: {differ}. For the file's own labels and "
+                "preprocessing: vitlite.load(PATH)."
+            )
         scan = not all(map(hub.is_scanned, file.files))
         model, report = read(
             file,
@@ -248,14 +253,20 @@ def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: z
     if not new_head:
         # a fine-tune keeps the name of what it began with, not its classes
         own = zoo.labels(like) if like and like.repo == weights.repo else None
-        labels = zoo.labels(record) if record else about.labels or own
+        labels = (zoo.labels(record) if record else None) or about.labels or own
         model.labels = labels if labels and len(labels) == target.num_classes else None
     try:
         if recipe := _recipe(record, about, target.size if record or options.image_size else None):
             model.preprocess = Preprocess(recipe, model)
-    except ConfigError as error:  # the network itself is understood
-        model.preprocess = partial(_unprepared, f"{file.path.parent}: {error}")
+    except (ConfigError, TypeError, ArithmeticError, AttributeError, KeyError) as error:  # or a value of another kind
+        model.preprocess = partial(_unprepared, f"{file.path.parent}: its preprocessing is not understood: {error}")
     return model.eval()
+
+
+def _differ(record: zoo.Record, about: Description) -> str:
+    """Which labels and what of the preprocessing a file says otherwise than the record, up to three."""
+    names = about.contradictions(zoo.labels(record), Recipe.from_record(record, record.config.size).to_dict())
+    return "; ".join(f"{name} {own}, not {theirs}" for name, (own, theirs) in list(names.items())[:3])
 
 
 def _unprepared(reason: str, images: Any) -> NoReturn:
@@ -296,8 +307,4 @@ def _recipe(record: zoo.Record | None, about: Description, size: tuple[int, int]
         return None
     kind, fields = about.recipe
     made = {"vitlite": Recipe.from_dict, "timm": Recipe.from_timm, "transformers": Recipe.from_transformers}
-    try:
-        return made[kind](fields, size)
-    except (TypeError, ArithmeticError, AttributeError, KeyError) as error:  # a value of another kind
-        text = f"Its preprocessing, in the words of {kind}, makes no sense ({error}): {dict(fields)}."
-        raise ConfigError(text) from error
+    return made[kind](fields, size)
