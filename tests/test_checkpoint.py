@@ -123,6 +123,28 @@ def test_large_values_are_finite_unless_the_dtype_cannot_hold_them(tmp_path: Pat
         load(path, config=ASK, dtype=torch.float16)
 
 
+@pytest.mark.parametrize("name", ["blocks.0.mlp.fc1.weight", "pos_embed"])
+def test_a_scanned_file_is_scanned_again_for_a_narrower_type(name: str, tmp_path: Path) -> None:
+    def widen(state: dict[str, Tensor]) -> None:
+        state |= {key: tensor.double() for key, tensor in state.items()}
+        state[name].view(-1)[-1] = 1e300
+
+    path = written(tmp_path / "vit.safetensors", widen)
+    for _ in range(2):
+        assert load(path, config=ASK, dtype=torch.float64).state_dict()[name].max() == 1e300
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(CheckpointError, match=f"{name} has values that are not finite in {dtype}"):
+            load(path, config=ASK, dtype=dtype)
+    if name == "pos_embed":  # stretched in float32
+        with pytest.raises(CheckpointError, match="pos_embed has values that are not finite"):
+            load(path, config=ASK, dtype=torch.float64, image_size=32)
+    largest = torch.finfo(torch.float32).max
+    path = written(tmp_path / "full.safetensors", lambda state: state["pos_embed"].fill_(largest))
+    load(path, config=ASK)
+    with pytest.raises(CheckpointError, match=r"not finite in torch\.bfloat16"):
+        load(path, config=ASK, dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn])
 def test_quantised_and_whole_numbers_are_refused_by_name(dtype: torch.dtype, tmp_path: Path) -> None:
     path = written(

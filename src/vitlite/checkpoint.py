@@ -367,7 +367,8 @@ def read(
         elif name == "patch_embed.proj.weight" and target.channels != config.channels:
             value, resampled[name] = _recolor(value.float(), target.channels), (tensor.shape, wanted[name])
         value = value.to(dtype)
-        if (scan or dtype == torch.float16) and not _finite(value):
+        stored = [torch.finfo(FLOATS[checkpoint.entries[part].dtype]).max for part in tensor.parts]
+        if (scan or name in resampled or max(stored, default=0) > torch.finfo(dtype).max) and not _finite(value):
             raise CheckpointError(
                 f"{checkpoint.path}: {', '.join(tensor.parts)} has values that are not finite in {dtype}. The file is "
                 "damaged, or its numbers are too large for this dtype."
