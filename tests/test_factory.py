@@ -340,6 +340,25 @@ def test_timm_s_architecture_counts_before_a_preset_s_defaults(tmp_path: Path) -
         assert create("vit_base_32", weights=tmp_path).config.gelu == "quick"
 
 
+def test_another_norm_layer_may_have_another_eps(tmp_path: Path) -> None:
+    about = {"architecture": "vit_base_patch16_clip_224", "model_args": {"num_heads": 2}}
+    save_file(state_of(TINY.replace(pre_norm=True)), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert load(tmp_path).config.norm_eps == 1e-5
+    about["model_args"]["norm_layer"] = "layernorm"
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match=r"do not tell norm_eps\. Say so"):
+        load(tmp_path)
+    assert load(tmp_path, config=ViTConfig(norm_eps=1e-6)).config.norm_eps == 1e-6
+
+
+def test_nothing_is_pooled_for_no_head(tmp_path: Path) -> None:
+    about = {"architecture": "vit_tiny_patch16_224", "num_classes": 0, "global_pool": ""}
+    save_file(state_of(TINY.replace(num_classes=0)), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(about | {"model_args": {"num_heads": 2}}))
+    assert load(tmp_path).config.pool == "cls"
+
+
 @pytest.mark.parametrize("tag", [{}, {"tag": "augreg2_in21k_ft_in1k"}])
 def test_a_fine_tune_does_not_borrow_the_labels_of_what_it_began_with(tag: dict[str, str], tmp_path: Path) -> None:
     about = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "model_args": {"num_heads": 2}}
@@ -353,6 +372,7 @@ def test_a_fine_tune_does_not_borrow_the_labels_of_what_it_began_with(tag: dict[
     ({"architecture": "vit_base_patch16_rpn_224"}, "no plain ViT .* norms stand after"),
     ({"model_args": {"act_layer": "relu"}}, "act_layer 'relu'"),
     ({"model_args": {"pool_include_prefix": True}}, "pool_include_prefix"),
+    ({"model_args": {"global_pool": ""}, "global_pool": "token"}, "global_pool ''; vitlite runs token, avg"),
 ])  # fmt: skip
 def test_timm_s_relatives_with_the_same_names_are_refused(changes: dict[str, Any], text: str, tmp_path: Path) -> None:
     save_file(state_of(TINY), tmp_path / "model.safetensors")

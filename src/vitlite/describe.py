@@ -35,6 +35,7 @@ class Description:
     labels: tuple[str, ...] | None = None
     recipe: tuple[Literal["vitlite", "timm", "transformers"], Mapping[str, Any]] | None = None
     architecture: str | None = None  # timm's name, which stands for a config
+    untold: Sequence[str] = ()  # what that config does not tell here
     ours: bool = False  # vitlite saved it
 
     def contradictions(self, labels: Sequence[str] | None, recipe: Mapping[str, Any]) -> dict[Any, tuple[Any, Any]]:
@@ -71,9 +72,12 @@ def describe(folder: Path) -> Description:
 
 def _timm(config: Mapping[str, Any]) -> Description:
     args, pretrained = config.get("model_args", {}), config.get("pretrained_cfg", {})
-    pool = next((said["global_pool"] for said in (args, config, pretrained) if said.get("global_pool")), "")
+    said = (about.get("global_pool") for about in (args, config, pretrained))
+    pool = next((pool for pool in said if pool is not None), None)
+    if pool == "" and config.get("num_classes") == 0:
+        pool = None  # there is nothing to pool for
     for name, value, known in (("global_pool", pool, POOLS), ("act_layer", args.get("act_layer") or "gelu", GELUS)):
-        if value and value not in known:
+        if value is not None and value not in known:
             raise CheckpointError(f"config.json has {name} {value!r}; vitlite runs {', '.join(known)}.")
     if args.get("pool_include_prefix"):
         raise CheckpointError("config.json has pool_include_prefix; vitlite's mean is that of the patches.")
@@ -96,6 +100,7 @@ def _timm(config: Mapping[str, Any]) -> Description:
         names and tuple(about.get(name, name) for name in names),
         ("timm", pretrained) if "mean" in pretrained else None,
         ".".join(filter(None, (config["architecture"], pretrained.get("tag")))),
+        ("norm_eps",) if args.get("norm_layer") else (),  # timm's have other epsilons than some architectures
     )
 
 

@@ -220,7 +220,7 @@ def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: z
         about, like = file.about, _like(file.about)
         said = [Claim("its config.json says", about.claims)]
         if like:
-            fields = {name: getattr(like.config, name) for name in ARCHITECTURE}
+            fields = {name: getattr(like.config, name) for name in ARCHITECTURE if name not in about.untold}
             said.append(Claim(f"its architecture, that of {like.name}, says", fields, firm=False))
         said += claims
         if options.pool:
