@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -388,6 +389,9 @@ def test_transformers_configs_say_what_their_classes_assume(tmp_path: Path) -> N
             _, fields = describe(tmp_path).recipe or ("", {})
             assert fields.get("image_processor_type") == (None if "feature_extractor_type" in pictures else named)
     (tmp_path / "preprocessor_config.json").unlink()
+    for sides, said in (([8, 8], 8), ([8, 16], [8, 16])):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "patch_size": sides}))
+        assert describe(tmp_path).claims["patch_size"] == said
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "altclip", "vision_config": {"hidden_size": 8}}))
     assert describe(tmp_path).claims == {"dim": 8}, "nothing is guessed of classes that are not known here"
 
@@ -455,6 +459,28 @@ def test_the_caller_may_not_contradict_the_layout_s_code(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match=r"norm_eps: the google layout says 1e-06, config= says 0.1"):
         load(tmp_path / "vit.npz", config=ViTConfig(norm_eps=0.1))
     assert load(tmp_path / "vit.npz", config=ViTConfig(resample="timm")).config.resample == "timm"
+
+
+def test_open_clip_may_pool_the_mean_but_only_config_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "clip.safetensors"
+    ours = trained(TINY.replace(pre_norm=True, pool="mean", norm_eps=1e-5))
+    state = {name: tensor for name, tensor in ours.state_dict().items() if name != "head.bias"}
+    ours.head.bias.data.zero_()
+    proj = {"visual.proj": state.pop("head.weight").t().contiguous()}
+    names = {rule.ours: rule for rule in LAYOUTS["openai"].rules}
+    for name, tensor in state.items():
+        rule = names[re.sub(r"\.\d+\.", ".#.", name)]
+        theirs = rule.theirs[0].replace("#", "".join(re.findall(r"\.(\d+)\.", name)))
+        proj["visual." + theirs] = tensor[0, 0] if name == "cls_token" else tensor[0] if name == "pos_embed" else tensor
+    save_file(proj, path)
+    ask = ViTConfig(dim=16, heads=2, gelu="exact")
+    assert load(path, config=ask).config.pool == "cls"
+    mean = load(path, config=ask.replace(pool="mean"))
+    assert torch.allclose(mean(IMAGES), ours(IMAGES), atol=1e-5)
+    with pytest.raises(CheckpointError, match="openai files pool cls or mean, not 'mean_with_cls'"):
+        load(path, config=ask.replace(pool="mean_with_cls"))
+    with pytest.raises(ConfigError, match="pool 'cls', and their head means nothing after 'mean'"):
+        load(path, config=ask, pool="mean")
 
 
 def test_images_that_are_not_square(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def resolve(layout: Layout, tensors: Mapping[str, Any], claims: Sequence[Claim])
                     known[name] = value
                 elif firm and tensors[name] == (value is None):
                     wrong.append(f"layer_scale: the tensors have {'one' if tensors[name] else 'none'}, {who} {value}")
-            elif name not in known:
+            elif name not in known or (who == USER and name in layout.assumed):
                 known[name], by[name] = value, who
             elif firm and known[name] != value and (name not in LOOSE or who == USER):
                 wrong.append(f"{name}: {by[name]} {known[name]}, {who} {value}")

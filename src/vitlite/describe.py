@@ -73,7 +73,7 @@ def describe(folder: Path) -> Description:
 def _timm(config: Mapping[str, Any]) -> Description:
     args, pretrained = config.get("model_args", {}), config.get("pretrained_cfg", {})
     said = (about.get("global_pool") for about in (args, config, pretrained))
-    pool = next((pool for pool in said if pool is not None), None)
+    pool: Any = next((pool for pool in said if pool is not None), None)
     if pool == "" and config.get("num_classes") == 0:
         pool = None  # there is nothing to pool for
     for name, value, known in (("global_pool", pool, POOLS), ("act_layer", args.get("act_layer") or "gelu", GELUS)):
@@ -119,6 +119,8 @@ def _transformers(config: Mapping[str, Any], pictures: Mapping[str, Any]) -> Des
         claims["gelu"] = GELUS[act]
     if "intermediate_size" in vision and "mlp_ratio" not in vision:  # DINOv2 has both and uses the ratio
         claims["mlp_dim"] = vision["intermediate_size"]
+    if isinstance(sides := claims.get("patch_size"), list) and len(set(sides)) == 1:
+        claims["patch_size"] = sides[0]
     labels = None
     if str((config.get("architectures") or [""])[0]).endswith("ForImageClassification"):
         names = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})

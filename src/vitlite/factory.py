@@ -305,6 +305,5 @@ def _recipe(record: zoo.Record | None, about: Description, size: tuple[int, int]
         return Recipe.from_record(record, size)
     if about.recipe is None:
         return None
-    kind, fields = about.recipe
     made = {"vitlite": Recipe.from_dict, "timm": Recipe.from_timm, "transformers": Recipe.from_transformers}
-    return made[kind](fields, size)
+    return made[about.recipe[0]](about.recipe[1], size)

@@ -84,6 +84,7 @@ class Layout:
     needs: str | None = None
     without: str | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    assumed: Sequence[str] = ()
     pools: Sequence[Pool] = get_args(Pool)
     cls_rows: Sequence[bool] = (True,)
     folds: Sequence[str] = ()
