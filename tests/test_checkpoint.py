@@ -182,7 +182,9 @@ def test_what_is_no_plain_vit_is_refused_with_its_reason(names: dict[str, Any], 
 def test_a_kernel_over_time_is_refused_by_its_name(tmp_path: Path) -> None:
     kernel = {"patch_embed.proj.weight": torch.ones(16, 3, 2, 8, 8)}
     path = written(tmp_path / "vit.safetensors", lambda state: state.update(kernel))
-    with pytest.raises(CheckpointError, match="patch_embed.proj.weight: .* a ViT's patch_embed.proj.weight has 4 axes"):
+    with pytest.raises(
+        CheckpointError, match=r"patch_embed.proj.weight: .* a ViT's patch_embed.proj.weight has 4 axes"
+    ):
         load(path, config=ASK)
 
 
