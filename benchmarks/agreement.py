@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitlite
-from vitlite.datasets import read_cifar10
-from vitlite.fast import optimize
+from vitlite.training.datasets import read_cifar10
+from vitlite.speed.optimize import optimize
 
 BATCH = 50
 

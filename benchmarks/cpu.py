@@ -5,6 +5,6 @@ python benchmarks/cpu.py --out docs
 
 import sys
 
-from vitlite.cli import main
+from vitlite.cli.main import main
 
 sys.exit(main(["bench", *sys.argv[1:]]))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitlite.config import PRESETS
-from vitlite.onednn import PackedLinear
+from vitlite.speed.onednn import PackedLinear
 
 ROUNDS = 60
 

@@ -79,7 +79,8 @@ def main(runs: int) -> None:
     from safetensors.torch import save_file
     from server import Hub
 
-    from vitlite import create, zoo
+    from vitlite import create
+    from vitlite.weights import zoo
 
     with tempfile.TemporaryDirectory() as folder, Hub() as hub:
         model = create(NAME, weights=None)

@@ -27,9 +27,9 @@ import ray.data
 import torch
 from folder import fill, random_model
 
-from vitlite.fast import optimize
+from vitlite.speed.optimize import optimize
 from vitlite.predict import embed
-from vitlite.ray import Embedder
+from vitlite.bulk.ray import Embedder
 
 BATCH = 32
 

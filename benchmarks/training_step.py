@@ -17,13 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlite import ViT, zoo
-from vitlite.augment import shuffled
+from vitlite import ViT
+from vitlite.weights import zoo
+from vitlite.training.augment import shuffled
 from vitlite.config import PRESETS, ViTConfig
-from vitlite.datasets import read_cifar10
-from vitlite.evaluate import normalise
+from vitlite.training.datasets import read_cifar10
+from vitlite.training.evaluate import normalise
 from vitlite.images import Recipe
-from vitlite.onednn import float32_products, float32_products_are_exact
+from vitlite.speed.onednn import float32_products, float32_products_are_exact
 from vitlite.peers import load
 
 

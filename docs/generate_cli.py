@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitlite.cli import COMMANDS, find
+from vitlite.cli.main import COMMANDS, find
 
 BAR = r"\|"  # which does not end a cell
 PAGE = Path(__file__).with_name("cli.md")

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitlite import zoo
+from vitlite.weights import zoo
 from vitlite.config import PRESETS
-from vitlite.zoo import Record
+from vitlite.weights.zoo import Record
 
 PAGE = Path(__file__).with_name("models.md")
 

@@ -4,8 +4,9 @@ import os
 import sys
 from pathlib import Path
 
-from vitlite import cli, info
-from vitlite.zoo import labels
+from vitlite import info
+from vitlite.cli import main as cli
+from vitlite.weights.zoo import labels
 
 PHOTO = os.path.relpath(Path(__file__).with_name("photos") / "chelsea.png")
 MODEL = "vit_nano_4.cifar10"

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import pytest
 from server import Hub
 
-from vitlite import cli, zoo
+from vitlite.cli import main as cli
+from vitlite.weights import zoo
 from vitlite.model import ViT
 
 ROOT = Path(__file__).parents[1]

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlite import cli
+from vitlite.cli import main as cli
 from vitlite import export as module
 from vitlite.config import ViTConfig
 from vitlite.errors import ExportError, MissingExtraError, OptimizedError
 from vitlite.export import export
-from vitlite.fast import optimize
+from vitlite.speed.optimize import optimize
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
 

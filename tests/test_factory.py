@@ -17,12 +17,13 @@ from server import Hub
 from torch import Tensor
 
 import vitlite
-from vitlite import ViT, ViTConfig, create, load, zoo
-from vitlite.cli import _in_words
+from vitlite import ViT, ViTConfig, create, load
+from vitlite.weights import zoo
+from vitlite.cli.main import _in_words
 from vitlite.config import PRESETS
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
 from vitlite.images import Preprocess, Recipe
-from vitlite.layouts import LAYOUTS, to_theirs
+from vitlite.weights.layouts import LAYOUTS, to_theirs
 
 DEIT = "vit_tiny_16.deit_fb_in1k"
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)

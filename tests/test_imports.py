@@ -154,9 +154,10 @@ assert torch.equal(again.embed(images), model.embed(images))
 assert torch.equal(again(images), model(images))
 
 from pathlib import Path
-from vitlite.datasets import Pictures
+from vitlite.training.datasets import Pictures
 from vitlite.images import Preprocess, Recipe
-from vitlite.train import Settings, train
+from vitlite.training.settings import Settings
+from vitlite.training.loop import train
 sides, half = (32, 32), (0.5, 0.5, 0.5)
 recipe = Recipe(size=sides, resize=sides, mode="squash", interpolation="bilinear", mean=half, std=half)
 model.preprocess = Preprocess(recipe, model)

@@ -244,7 +244,7 @@ def test_deit_tiny_knows_the_photos(shared):
     """The five best, with the probabilities that timm's own pipeline gives."""
     from safetensors.torch import load_file
 
-    from vitlite import zoo
+    from vitlite.weights import zoo
 
     model = ViT(preset("vit_tiny_16")).eval()
     model.load_state_dict(load_file(shared / "weights" / "deit_tiny_16.timm.safetensors"))

@@ -8,7 +8,7 @@ from einops import rearrange
 
 import vitlite
 from vitlite.images import Preprocess, Recipe
-from vitlite.maps import arrange, picture_of_attention, picture_of_positions, to_pillow
+from vitlite.draw import arrange, picture_of_attention, picture_of_positions, to_pillow
 
 HERE = Path(__file__).parent
 PHOTOS = HERE.parents[1] / "examples" / "photos"

@@ -22,13 +22,15 @@ import torch
 from cnn import accuracy, stem, train_cnn
 from torch import Tensor, nn
 
-from vitlite import ViT, ViTConfig, zoo
-from vitlite.augment import STRENGTHS, Augmentation
-from vitlite.datasets import read_cifar10
-from vitlite.evaluate import measure
+from vitlite import ViT, ViTConfig
+from vitlite.weights import zoo
+from vitlite.training.augment import STRENGTHS, Augmentation
+from vitlite.training.datasets import read_cifar10
+from vitlite.training.evaluate import measure
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import Attention
-from vitlite.train import Optimizer, Settings, train
+from vitlite.training.settings import Optimizer, Settings
+from vitlite.training.loop import train
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
 SEEDS = (0, 1)

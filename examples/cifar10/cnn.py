@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlite.augment import Augmentation, Draws, augment, shuffled
-from vitlite.datasets import Pictures
-from vitlite.evaluate import normalise
+from vitlite.training.augment import Augmentation, Draws, augment, shuffled
+from vitlite.training.datasets import Pictures
+from vitlite.training.evaluate import normalise
 from vitlite.images import Recipe
 
 

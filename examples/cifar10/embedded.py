@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitlite import zoo
+from vitlite.weights import zoo
 from vitlite.config import PRESETS
-from vitlite.datasets import read_cifar10
+from vitlite.training.datasets import read_cifar10
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT, sincos_positions
-from vitlite.train import Settings, train
+from vitlite.training.settings import Settings
+from vitlite.training.loop import train
 
 
 def mimetic(model: ViT) -> None:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import vitlite
-from vitlite.augment import shuffled
-from vitlite.datasets import Pictures, read_cifar10
-from vitlite.evaluate import normalise
+from vitlite.training.augment import shuffled
+from vitlite.training.datasets import Pictures, read_cifar10
+from vitlite.training.evaluate import normalise
 from vitlite.images import Recipe
 
 RESULTS = Path(__file__).parent / "results" / "fewshot.json"

@@ -15,11 +15,12 @@ from tempfile import TemporaryDirectory
 import torch
 
 import vitlite
-from vitlite.augment import shuffled
-from vitlite.datasets import Pictures, read_cifar10
-from vitlite.evaluate import measure
+from vitlite.training.augment import shuffled
+from vitlite.training.datasets import Pictures, read_cifar10
+from vitlite.training.evaluate import measure
 from vitlite.images import Preprocess, Recipe
-from vitlite.train import Settings, train
+from vitlite.training.settings import Settings
+from vitlite.training.loop import train
 
 RESULTS = Path(__file__).parent / "results" / "finetune.json"
 NAME, SIZE, COUNT, TESTED, EPOCHS = "vit_tiny_16.deit_fb_in1k", 112, 1000, 2000, 5

@@ -17,8 +17,8 @@ from pathlib import Path
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 
-from vitlite import zoo
-from vitlite.zoo import Record
+from vitlite.weights import zoo
+from vitlite.weights.zoo import Record
 
 
 def pin(record: Record) -> tuple[str, str]:

@@ -8,9 +8,9 @@ from vitlite.errors import VitliteError
 if TYPE_CHECKING:
     from vitlite.config import ViTConfig
     from vitlite.factory import create, load
-    from vitlite.fast import optimize
     from vitlite.model import ViT
-    from vitlite.zoo import info, list_models
+    from vitlite.speed.optimize import optimize
+    from vitlite.weights.zoo import info, list_models
 
 __version__ = "0.1.0"
 __all__ = ["ViT", "ViTConfig", "VitliteError", "create", "info", "list_models", "load", "optimize"]
@@ -19,10 +19,10 @@ _HOMES = {
     "ViT": "model",
     "ViTConfig": "config",
     "create": "factory",
-    "info": "zoo",
-    "list_models": "zoo",
+    "info": "weights.zoo",
+    "list_models": "weights.zoo",
     "load": "factory",
-    "optimize": "fast",
+    "optimize": "speed.optimize",
 }
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from vitlite.cli import main
+from vitlite.cli.main import main
 
 sys.exit(main())

@@ -1,15 +1,63 @@
 """Every error vitlite raises on purpose.
 
-Each also is what a caller would expect from Python (`ValueError`, `OSError`, ...), and its text says
-what failed, what was given, what is valid, and what to do.
+Each also is what a caller would expect from Python (`ValueError`, `OSError`, ...). Its text says what failed, what was
+given and what is valid; its remedy says what to do, in Python and on the command line, each in its own words.
 """
 
 import difflib
 from collections.abc import Iterable
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound="VitliteError")
 
 
 class VitliteError(Exception):
-    """Any mistake or failure that vitlite noticed and can explain."""
+    """Any mistake or failure that vitlite noticed and can explain.
+
+    Args:
+        text: What failed, what was given, what is valid.
+        python: What to do about it, for somebody who writes Python; `str(error)` ends with it.
+        command: The same for somebody at the command line; None where the words for Python will do.
+        field: The field of the config, or the option, that the text begins with; the command says its own name for it.
+
+    >>> error = VitliteError("These weights have no labels.", python="Set model.labels.", command="Say --like NAME.")
+    >>> str(error), error.for_command_line()
+    ('These weights have no labels. Set model.labels.', 'These weights have no labels. Say --like NAME.')
+    """
+
+    def __init__(self, text: str, *, python: str = "", command: str | None = None, field: str | None = None) -> None:
+        super().__init__(text)
+        self.text, self.python, self.command, self.field = text, python, command, field
+
+    def __str__(self) -> str:
+        return _sentences(self.text, self.python)
+
+    def for_command_line(self) -> str:
+        """The text and what to do about it, for somebody who does not write Python."""
+        return _sentences(self.text, self.python if self.command is None else self.command)
+
+    def within(self: E, context: str) -> E:
+        """The same error, its text beginning with what was being done or read: "mine.safetensors: ...".
+
+        >>> str(CheckpointError("It is damaged.", python="Fetch it again.").within("mine.safetensors"))
+        'mine.safetensors: It is damaged. Fetch it again.'
+        """
+        return type(self)(f"{context}: {self.text}", python=self.python, command=self.command, field=self.field)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # keywords are no part of `args`, by which exceptions are pickled
+        state = {name: value for name, value in self.__dict__.items() if not name.startswith("__")}
+        return _rebuilt, (type(self), self.text, state)
+
+
+def _rebuilt(kind: type[E], text: str, state: dict[str, Any]) -> E:
+    error = kind.__new__(kind, text)
+    Exception.__init__(error, text)
+    error.__dict__.update(state)
+    return error
+
+
+def _sentences(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
 
 
 class ConfigError(VitliteError, ValueError):

@@ -6,23 +6,21 @@ What a picture needs before it goes in, and the labels of what comes out, are in
 import json
 import logging
 import warnings
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.export import Dim
 
 from vitlite.errors import ExportError, OptimizedError, missing_extra
-from vitlite.fast import OptimizedViT
 from vitlite.images import Preprocess
 from vitlite.model import ViT
-from vitlite.weights import add_model_arguments, open_model
+from vitlite.speed.optimize import OptimizedViT
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
@@ -84,7 +82,7 @@ def _write_torch(model: ViT, file: Path) -> None:
 
 
 def _write_onnx(model: ViT, file: Path) -> None:
-    _need_onnx()
+    need_onnx()
     with _quietly():
         program: ONNXProgram | None = torch.onnx.export(
             model,
@@ -101,7 +99,7 @@ def _write_onnx(model: ViT, file: Path) -> None:
     program.save(file, external_data=weights > ONE_FILE)
 
 
-def _need_onnx() -> None:
+def need_onnx() -> None:
     """Names the extra where it is missing, which torch's own error does not."""
     try:
         import onnxscript  # noqa: F401
@@ -168,28 +166,3 @@ def _compare(model: ViT, run: Callable[[Tensor], Tensor]) -> float:
                 "the runtime has a fault; try another version of either."
             )
     return farthest
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Of `vitlite export`."""
-    add_model_arguments(parser, named=True)
-    parser.add_argument("--to", choices=get_args(Format), required=True, help="the kind of file")
-    parser.add_argument("--out", metavar="FILE", help="where to; default: the model's name, here")
-
-
-def run(args: Namespace) -> int:
-    """Writes a model for ONNX runtimes or torch.export."""
-    out = Path(args.out or Path(args.model).name + SUFFIX[args.to])
-    if out.suffix != SUFFIX[args.to]:
-        raise ExportError(f"--out {out}: with --to {args.to} the name must end in {SUFFIX[args.to]}.")
-    if args.to == "onnx":
-        _need_onnx()  # before the model is fetched
-    model = open_model(args)
-    far = export(model, out, to=args.to)
-    p = model.config.patch_size
-    print(f"{out}: any batch, any height and width that {p} divides")
-    if far is None:
-        print("Not compared with the model: that needs onnxruntime (pip install onnxruntime).")
-    else:
-        print(f"Compared with the model at three sizes: logits within {far:.1g} of the largest")
-    return 0

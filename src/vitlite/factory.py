@@ -11,8 +11,12 @@ from typing import Any, NamedTuple, NoReturn, ParamSpec
 
 import torch
 
-from vitlite import hub, zoo
-from vitlite.checkpoint import (
+from vitlite.config import PRESETS, Pool, ViTConfig
+from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError, closest
+from vitlite.images import Preprocess, Recipe
+from vitlite.model import ViT
+from vitlite.weights import hub, zoo
+from vitlite.weights.checkpoint import (
     INDEX,
     PICKLES,
     USER,
@@ -23,11 +27,7 @@ from vitlite.checkpoint import (
     open_checkpoint,
     read,
 )
-from vitlite.config import PRESETS, Pool, ViTConfig
-from vitlite.describe import Description
-from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError, closest
-from vitlite.images import Preprocess, Recipe
-from vitlite.model import ViT
+from vitlite.weights.sidecar import Description
 
 P = ParamSpec("P")
 Size = int | tuple[int, int]

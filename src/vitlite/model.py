@@ -15,13 +15,13 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitlite import onednn
 from vitlite.config import Resample, ViTConfig, fitting
 from vitlite.errors import ImageError, InputError
+from vitlite.speed import onednn
 
 if TYPE_CHECKING:
-    from vitlite.checkpoint import Source
     from vitlite.predict import Predictions
+    from vitlite.weights.checkpoint import Source
 
 # What each library passes to torch's interpolate; big_vision's scipy.ndimage.zoom(order=1) is bilinear on corners.
 RESAMPLE: dict[Resample, dict[str, Any]] = {
@@ -333,7 +333,7 @@ class ViT(nn.Module):
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Writes config, weights, labels and preprocessing into `folder`, which `vitlite.load` opens."""
-        from vitlite.save import save
+        from vitlite.weights.save import save
 
         save(self, folder)
 

@@ -17,8 +17,8 @@ from models import small_model
 from PIL import Image
 
 import vitlite
-from vitlite.bulk import add_embed_arguments
-from vitlite.cli import main
+from vitlite.cli.embed import add_arguments as add_embed_arguments
+from vitlite.cli.main import main
 from vitlite.errors import ImageError, InputError
 
 ray = pytest.importorskip("ray")
@@ -32,8 +32,8 @@ pytestmark = [
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-import vitlite.ray  # noqa: E402
-from vitlite.ray import Classifier, Embedder  # noqa: E402
+import vitlite.bulk.ray  # noqa: E402
+from vitlite.bulk.ray import Classifier, Embedder  # noqa: E402
 
 COUNT = 300
 BROKEN = "0005.png"
@@ -142,11 +142,11 @@ def slow_job(cluster: Cluster, model: Path, pictures: Path, out: Path, notes: Pa
     """`vitlite embed --engine ray`, whose actors leave a note each, and rest after three small tables until told."""
     code = f"""
 import os, sys, time
-import ray, vitlite.ray
+import ray, vitlite.bulk.ray
 from pathlib import Path
-from vitlite.cli import main
+from vitlite.cli.main import main
 
-class Slow(vitlite.ray.Embedder):
+class Slow(vitlite.bulk.ray.Embedder):
     tables = 0
     def __call__(self, table):
         Path({str(notes)!r}, f"{{os.getpid()}}").touch()
@@ -155,7 +155,7 @@ class Slow(vitlite.ray.Embedder):
             time.sleep(0.05)
         return super().__call__(table)
 
-vitlite.ray.Embedder, vitlite.ray.BLOCK, vitlite.ray.FILE = Slow, 16, 32
+vitlite.bulk.ray.Embedder, vitlite.bulk.ray.BLOCK, vitlite.bulk.ray.FILE = Slow, 16, 32
 words = ["embed", {str(pictures)!r}, "--engine", "ray", "--workers", "{workers}"]
 sys.exit(main([*words, "--out", {str(out)!r}, "--model", {str(model)!r}]))
 """
@@ -223,7 +223,7 @@ def test_killed_and_started_again_continues(
     assert f"{COUNT} pictures, 1 of them broken (column error); 0 new" in capsys.readouterr().out
     check(out, vectors, pictures)
     with pytest.raises(InputError, match="was not written by this command with these weights and options"):
-        vitlite.ray.run_embed(arguments(model, pictures, out, "--dtype", "bfloat16"))
+        vitlite.bulk.ray.run_embed(arguments(model, pictures, out, "--dtype", "bfloat16"))
 
 
 def test_parquet_of_pictures_is_classified(
@@ -295,14 +295,14 @@ def test_tables_of_another_kind_are_refused(model: Path) -> None:
 def test_sources_that_mean_nothing(model: Path, tmp_path: Path) -> None:
     out, table = tmp_path / "out", tmp_path / "a.parquet"
     with pytest.raises(ImageError, match="No such folder, list or Parquet file"):
-        vitlite.ray.run_embed(arguments(model, tmp_path / "nowhere", out))
+        vitlite.bulk.ray.run_embed(arguments(model, tmp_path / "nowhere", out))
     with pytest.raises(ImageError, match="No pictures in"):
-        vitlite.ray.run_embed(arguments(model, tmp_path, out))
+        vitlite.bulk.ray.run_embed(arguments(model, tmp_path, out))
     pq.write_table(pa.table({"path": pa.array([], pa.string()), "bytes": pa.array([], pa.binary())}), table)
     with pytest.raises(ImageError, match="No pictures in"):
-        vitlite.ray.run_embed(arguments(model, table, out))
+        vitlite.bulk.ray.run_embed(arguments(model, table, out))
     pq.write_table(pa.table({"file": ["a.png"]}), table)
     with pytest.raises(InputError, match="needs a column path, and bytes if it holds the pictures"):
-        vitlite.ray.run_embed(arguments(model, table, out))
+        vitlite.bulk.ray.run_embed(arguments(model, table, out))
     with pytest.raises(InputError, match="takes one folder, list or Parquet file as PATH"):
-        vitlite.ray.run_embed(arguments(model, table, out, str(tmp_path)))
+        vitlite.bulk.ray.run_embed(arguments(model, table, out, str(tmp_path)))

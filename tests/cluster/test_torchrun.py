@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torchrun import ENVIRONMENT, history, launcher, pictures, same_weights, torchrun, train_words
 
-from vitlite.cli import main
+from vitlite.cli.main import main
 
 pytestmark = pytest.mark.cluster
 HINT = "vitlite: torch may hang after a restart. To prevent it: export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
@@ -93,7 +93,7 @@ def test_no_thread_of_the_group_outlives_a_run(data: Path, tmp_path: Path) -> No
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from vitlite.cli import main\n"
+        "from vitlite.cli.main import main\n"
         "assert main(sys.argv[1:]) == 0\n"
         "names = [path.read_text() for path in Path('/proc/self/task').glob('*/comm')]\n"
         "assert not [name for name in names if 'gloo' in name], names\n"

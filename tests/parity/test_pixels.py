@@ -13,7 +13,8 @@ import torch
 from peers import timm, torchvision, transformers
 from PIL import Image
 
-from vitlite import ViT, zoo
+from vitlite import ViT
+from vitlite.weights import zoo
 from vitlite.config import preset
 from vitlite.images import Preprocess, Recipe
 

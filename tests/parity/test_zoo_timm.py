@@ -8,8 +8,9 @@ import torch
 from peers import timm
 from torch import nn
 
-from vitlite import ViT, zoo
-from vitlite.zoo import Record
+from vitlite import ViT
+from vitlite.weights import zoo
+from vitlite.weights.zoo import Record
 
 RECORDS = [record for record in zoo.RECORDS.values() if record.layout == "timm" and record.repo]
 GELU = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}

@@ -1,0 +1,1 @@
+"""Many pictures become rows: on this machine, or on a cluster with Ray."""

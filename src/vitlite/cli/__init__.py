@@ -1,0 +1,1 @@
+"""The command `vitlite`: words of a command line become calls of the library."""

@@ -1,0 +1,28 @@
+"""`vitlite attention`: draw where the model looked."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from vitlite.cli.options import add_model_arguments, open_model
+from vitlite.draw import check_target, picture_of_attention, save_picture
+from vitlite.errors import ImageError
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite attention`."""
+    parser.add_argument("image", metavar="IMAGE", help="the photo to draw on")
+    parser.add_argument("--out", required=True, metavar="PNG", help="the picture to write")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--layer", type=int, default=-1, metavar="N", help="the block, from 0; default: -1, the last")
+    which.add_argument("--rollout", action="store_true", help="follow attention through all blocks")
+    add_model_arguments(parser)
+
+
+def run(args: Namespace) -> int:
+    """Draws where a model looked in one picture."""
+    check_target(args.out)
+    if not Path(args.image).exists():
+        raise ImageError(f"No such file: {args.image}")
+    model = open_model(args)
+    save_picture(picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout), args.out)
+    return 0

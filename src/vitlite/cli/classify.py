@@ -1,0 +1,71 @@
+"""`vitlite classify`: say what is in pictures."""
+
+import csv
+import io
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from vitlite.bulk.local import gather
+from vitlite.cli.options import add_engine, add_model_arguments, add_paths, add_speed_arguments, open_model, positive
+from vitlite.cli.progress import Watch
+from vitlite.cli.tables import bold, terminal_width
+from vitlite.errors import InputError
+
+if TYPE_CHECKING:
+    from vitlite.predict import Prediction
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite classify`."""
+    add_paths(parser)
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels a picture; default: %(default)s")
+    parser.add_argument("--format", choices=("table", "jsonl", "csv"), default="table", help="default: %(default)s")
+    parser.add_argument("--out", metavar="FOLDER", help="where --engine ray writes")
+    add_model_arguments(parser)
+    add_speed_arguments(parser)
+    add_engine(parser)
+
+
+def run(args: Namespace) -> int:
+    """Prints the best labels of each picture as soon as its batch is done."""
+    from vitlite.predict import classify
+
+    if args.engine == "ray":
+        from vitlite.bulk.ray import run_classify as run_on_ray
+
+        return run_on_ray(args)
+    if args.out:
+        raise InputError("--out belongs to --engine ray. Without it, the answers are printed.")
+    paths = gather(args.paths)
+    model = open_model(args)
+    watch = Watch(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the answers show how far it is
+    show = {"table": _show_table, "jsonl": _show_jsonl, "csv": _show_csv}[args.format]
+    show(watch.good(classify(model, paths, args.top, args.batch)))
+    return watch.exit_code()
+
+
+def _show_table(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
+    for path, predictions in answers:
+        print(bold(path))
+        for label, _, score in predictions:
+            bar = f"{'█' * round(20 * score):<20}  " if terminal_width() else ""
+            print(f"  {100 * score:5.1f} %  {bar}{label}")
+
+
+def _show_jsonl(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
+    for path, predictions in answers:
+        rows = [{"label": label, "index": index, "score": round(score, 6)} for label, index, score in predictions]
+        print(json.dumps({"path": path, "predictions": rows}))
+
+
+def _show_csv(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
+    print("path,rank,label,index,score")
+    for path, predictions in answers:
+        for rank, (label, index, score) in enumerate(predictions, 1):
+            row = io.StringIO()
+            # The writer of Python 3.10 to 3.12 quotes a carriage return only where lines end in one.
+            csv.writer(row, lineterminator="\r\n").writerow([path, rank, label, index, f"{score:.6f}"])
+            print(row.getvalue().removesuffix("\r\n"))

@@ -1,0 +1,33 @@
+"""`vitlite convert`: rewrite weights for another library."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.weights import zoo
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite convert`."""
+    parser.add_argument("source", metavar="IN", help="a file, also .pth or .bin, a folder, or an .npz")
+    parser.add_argument("target", metavar="OUT", help="the folder or .safetensors file to write")
+    parser.add_argument(
+        "--to", required=True, choices=("timm", "transformers", "torchvision", "vitlite"), help="whose layout"
+    )
+    parser.add_argument("--like", metavar="NAME", help="a model of the zoo, for what the file alone does not tell")
+
+
+def run(args: Namespace) -> int:
+    """Rewrites weights in another library's layout."""
+    from vitlite.weights.save import convert
+
+    if not Path(args.source).expanduser().exists():
+        if args.source in zoo.NAMES:
+            raise ConfigError(
+                f"convert rewrites a file or a folder, and {args.source} is a name. For a folder of it, in Python: "
+                f"vitlite.create({args.source!r}).save('FOLDER')."
+            )
+        raise CheckpointError(f"There is no file or folder {args.source}.")
+    convert(args.source, args.target, args.to, config=zoo.find(args.like).config if args.like else None)
+    print(f"wrote {args.target}")
+    return 0

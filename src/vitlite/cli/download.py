@@ -1,0 +1,34 @@
+"""`vitlite download`: fetch weights ahead of use."""
+
+from argparse import ArgumentParser, Namespace
+
+from vitlite.weights import hub, zoo
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite download`."""
+    parser.add_argument("names", nargs="+", metavar="NAME", help="names that `vitlite list` shows, or presets")
+    parser.add_argument("--update", action="store_true", help="ask the Hub for its newest file and pin that instead")
+
+
+def run(args: Namespace) -> int:
+    """Fetches checkpoints, so that later calls need no network."""
+    records = [zoo.find(name) for name in args.names]  # a wrong name is said before anything is fetched
+    for record in dict.fromkeys(records):
+        if not record.repo:
+            print(f"{record.name}: comes with vitlite, nothing to download")
+            continue
+        before = hub.pins().get(record.name)
+        fetched = hub.fetch(
+            record.repo,
+            record.filename,
+            revision=record.commit,
+            sha256=record.sha256,
+            pin=record.name,
+            update=args.update,
+        )
+        print(f"{record.name}: {fetched.path}\n  sha256 {fetched.sha256}, verified by {fetched.verified}")
+        if args.update and before is not None:
+            moved = before.sha256 != fetched.sha256
+            print(f"  the pin moved from commit {before.commit} to {fetched.commit}" if moved else "  nothing newer")
+    return 0

@@ -1,0 +1,126 @@
+"""What several commands share: which model, how fast, which pictures, and the values of their options."""
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitlite.errors import ConfigError, DownloadError
+from vitlite.weights import zoo
+
+if TYPE_CHECKING:
+    from vitlite.model import ViT
+
+OFFLINE_MODEL = "vit_nano_4.cifar10"
+
+
+def add_model_arguments(parser: ArgumentParser, *, named: bool = False) -> None:
+    """Which model a command uses, and how; with `named` it is the command's first word instead of an option."""
+    what = "a name of `vitlite list`, a folder, a file, or a repository of the Hub (owner/name)"
+    if named:
+        parser.add_argument("model", metavar="MODEL", help=what)
+    else:
+        parser.add_argument("--model", default="vit_base_16", help=f"{what}; default: %(default)s")
+    parser.add_argument("--weights", metavar="PATH", help="a file to fill the named model with, in place of its own")
+    parser.add_argument(
+        "--size", type=image_size, metavar="PIXELS", help="image size other than the model's: 384, 384x512"
+    )
+    parser.add_argument("--device", help="such as cpu, cuda, mps; default: cpu")
+
+
+def add_speed_arguments(parser: ArgumentParser) -> None:
+    """How fast, and with which precision, a command runs its model."""
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: float32")
+    parser.add_argument(
+        "--batch", type=positive, default=32, metavar="N", help="pictures at once; default: %(default)s"
+    )
+    parser.add_argument(
+        "--fast", action="store_true", help="optimize the model first: quicker from some 100 pictures on"
+    )
+
+
+def open_model(args: Namespace) -> "ViT":
+    """The model that the arguments of `add_model_arguments` and `add_speed_arguments` name, ready for inference."""
+    import torch
+
+    from vitlite.factory import create, load
+
+    _check_device(args.device)
+    dtype = getattr(torch, args.dtype) if getattr(args, "dtype", None) else None
+    fast = getattr(args, "fast", False)
+    options = {"image_size": args.size, "device": args.device, "dtype": None if fast else dtype}
+    try:
+        if args.weights is not None:  # an empty one is a mistake, not a wish for the model's own
+            model = create(args.model, weights=args.weights, **options)
+        elif is_place(args.model):
+            model = load(args.model, **options)
+        else:
+            model = create(args.model, **options)
+    except DownloadError as error:
+        raise DownloadError(
+            f"{error} Without a network: --model {OFFLINE_MODEL} (the ten classes of CIFAR-10) comes with vitlite."
+        ) from error
+    if fast:
+        from vitlite.speed.optimize import optimize
+
+        return optimize(model, dtype=dtype)
+    return model
+
+
+def _check_device(device: str | None) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch's answer, depending on how it was built
+        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        names = ", ".join(["cpu", *(name for name, is_there in there.items() if is_there)])
+        raise ConfigError(f"--device {device} cannot be used here. This machine has: {names}.") from error
+
+
+def is_place(model: str) -> bool:
+    """Whether this is a path or a repository, for `load`, and no name of the zoo."""
+    return model not in zoo.NAMES and (Path(model).exists() or "/" in model)
+
+
+def image_size(text: str) -> int | tuple[int, int]:
+    """The value of --size: one side of a square, or HEIGHTxWIDTH.
+
+    >>> image_size("384"), image_size("384x512")
+    (384, (384, 512))
+    """
+    try:
+        sides = [int(side) for side in text.split("x")]
+    except ValueError:
+        sides = []
+    if len(sides) not in (1, 2) or min(sides) < 1:
+        raise ArgumentTypeError(f"a size is a number of pixels or HEIGHTxWIDTH, such as 384 or 384x512, not {text!r}")
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def positive(text: str) -> int:
+    """The value of an option that counts something."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def add_paths(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="files, folders with all below them, patterns such as '**/*.jpg', or - for a list on standard input",
+    )
+
+
+def add_engine(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="ray: a Ray cluster (RAY_ADDRESS), or all cores of this machine; PATH is one folder, list or Parquet, "
+        "also a URL, and --out a folder for Parquet; default: %(default)s",
+    )
+    parser.add_argument(
+        "--workers", type=positive, metavar="N", help="models at once on Ray; default: one a core or GPU"
+    )

@@ -1,0 +1,19 @@
+"""`vitlite positions`: draw a model's position embeddings."""
+
+from argparse import ArgumentParser, Namespace
+
+from vitlite.cli.options import add_model_arguments, open_model
+from vitlite.draw import check_target, picture_of_positions, save_picture
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite positions`."""
+    parser.add_argument("--out", required=True, metavar="PNG", help="the picture to write")
+    add_model_arguments(parser, named=True)
+
+
+def run(args: Namespace) -> int:
+    """Draws what a model knows of positions."""
+    check_target(args.out)
+    save_picture(picture_of_positions(open_model(args)), args.out)
+    return 0

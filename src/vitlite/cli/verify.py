@@ -1,0 +1,32 @@
+"""`vitlite verify`: hash weights again."""
+
+from argparse import ArgumentParser, Namespace
+
+from vitlite.errors import UnknownNameError, VitliteError
+from vitlite.weights import hub, zoo
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite verify`."""
+    parser.add_argument("targets", nargs="*", metavar="NAME|PATH", help="default: every name downloaded so far")
+
+
+def run(args: Namespace) -> int:
+    """Hashes files again and compares, each on its own line; 1 where any is not what it should be."""
+    targets = args.targets or sorted(hub.pins())
+    if not targets:
+        raise UnknownNameError("Nothing to verify: no name was downloaded so far. Give a name or the path of a file.")
+    failed = 0
+    for target in targets:
+        try:
+            record = zoo.find(target) if target in zoo.NAMES else None
+            if record and record.file:
+                fetched = hub.verify(zoo.DATA / record.file, record.sha256)
+            else:
+                fetched = hub.verify(record.name if record else target)
+        except VitliteError as error:
+            failed = 1
+            print(f"{target}: FAILED: {error}")
+        else:
+            print(f"{target}: good, sha256 {fetched.sha256} ({fetched.verified}), {fetched.path}")
+    return failed

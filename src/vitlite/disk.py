@@ -1,0 +1,71 @@
+"""Files that are there whole or not at all, and one process at a time."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, whose file takes its place once all is written and on the disk.
+
+    Where anything fails, also by a kill, what was there before is still there.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a text file, whole or not at all, in UTF-8 with the line ends as given."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces a JSON file, whole or not at all."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[None]:
+    """Holds the lock file `path`, which other processes that ask for it respect.
+
+    Args:
+        path: The lock file, in a folder that exists. It is gone afterwards where nobody waits for it: a process that
+            waits for a file which is removed would lock something that a third one cannot see.
+        wait: Whether to wait for another process that holds it.
+
+    Raises:
+        BlockingIOError: Another process holds it, and `wait` is False.
+        OSError: No file can be made there.
+    """
+    from filelock import FileLock, SoftFileLock, Timeout  # comes with huggingface-hub
+
+    lock: FileLock | SoftFileLock = FileLock(path)
+    try:
+        _acquire(lock, wait)
+    except Timeout as error:
+        raise BlockingIOError(f"another process holds {path}") from error
+    except NotImplementedError:  # a file system without locks
+        lock = SoftFileLock(path)
+        _acquire(lock, wait)
+    try:
+        yield
+    finally:
+        if not wait:
+            with suppress(OSError):  # on Windows it goes with the lock
+                path.unlink()
+        lock.release()
+
+
+def _acquire(lock: Any, wait: bool) -> None:
+    lock.acquire(timeout=-1 if wait else 0)

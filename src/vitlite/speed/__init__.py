@@ -1,0 +1,2 @@
+"""A model becomes a fast one."""
+

@@ -1,0 +1,199 @@
+"""Labelled pictures to train and to measure on: a folder per class, or CIFAR-10's binary version.
+
+Shapes: n pictures in all, b of them in a batch, c channels, h and w pixels.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitlite.bulk.local import SUFFIXES
+from vitlite.errors import TrainError
+
+CACHE = 2**31  # bytes of prepared pictures kept in memory
+RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red, green and blue planes
+HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
+
+Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
+
+
+class Prepared:
+    """Pictures that are indexed as a tensor (n, c, h, w) of uint8 would be: prepared when asked for, and kept."""
+
+    def __init__(self, pictures: Sequence[Path] | Tensor, read: Read) -> None:
+        self.pictures, self.read = pictures, read
+        self._kept: dict[int, Tensor] = {}
+        self._room = CACHE
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        with ThreadPoolExecutor() as pool:
+            return torch.stack(list(pool.map(self._picture, rows.tolist())))
+
+    def _picture(self, row: int) -> Tensor:
+        if row in self._kept:
+            return self._kept[row]
+        picture = self.read(self.pictures[row])
+        if self._room >= picture.nbytes:
+            self._room -= picture.nbytes
+            self._kept[row] = picture
+        return picture
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures with their labels, and the names of the classes.
+
+    Raises:
+        TrainError: There are none, they are not of uint8, or the labels are not one for each, from the first class to
+            the last.
+    """
+
+    images: Tensor | Prepared  # (n, c, h, w) uint8
+    labels: Tensor  # (n,) int64
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        images, labels, k = self.images, self.labels, len(self.classes)
+        if isinstance(images, Tensor) and (images.dtype != torch.uint8 or images.ndim != 4):
+            raise TrainError(
+                f"Pictures takes images (n, c, h, w) of uint8, got {tuple(images.shape)} of {images.dtype}. "
+                "Those from 0 to 1: (255 * images).round().to(torch.uint8)."
+            )
+        if labels.shape != (len(images),) or labels.dtype != torch.int64 or not len(images):
+            raise TrainError(
+                f"Pictures takes at least one image, and a label of int64 for each, got {len(images)} images and "
+                f"labels {tuple(labels.shape)} of {labels.dtype}. Give as many of both."
+            )
+        least, most = map(int, labels.aminmax())
+        if least < 0 or most >= k:
+            raise TrainError(
+                f"Pictures has {k} classes, whose labels are 0 to {k - 1}, got {least} to {most}. Name every class in "
+                "classes=, in the order of the labels."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def fetch(self, rows: Tensor) -> Tensor:
+        """Some of the pictures, with values from 0 to 1: (b,) -> (b, c, h, w)."""
+        return self.images[rows].float().div_(255)
+
+    def digest(self) -> str:
+        """A hash of labels and pixels; of files, names and sizes are taken, wherever the folder is."""
+        pictures = self.images.pictures if isinstance(self.images, Prepared) else self.images
+        if isinstance(pictures, Tensor):
+            return digest([self.labels, pictures])
+        folder = os.path.commonpath(pictures)
+        sizes = (os.path.getsize(path) if os.path.exists(path) else -1 for path in pictures)
+        files = (f"{size} {str(path).removeprefix(folder)}" for size, path in zip(sizes, pictures, strict=True))
+        return digest([self.labels, *files])
+
+
+def digest(values: Iterable[Tensor | str]) -> str:
+    """A hash of what the tensors and texts hold, to tell them from others."""
+    found = sha256()
+    for value in values:
+        if isinstance(value, Tensor):  # by its address: numpy need not be there
+            value = value.detach().cpu().contiguous()
+            found.update((ctypes.c_char * value.nbytes).from_address(value.data_ptr()))
+        else:
+            found.update(value.encode(errors="surrogateescape") + b"\0")
+    return f"sha256 {found.hexdigest()[:16]}"
+
+
+def is_cifar10(folder: Path) -> bool:
+    """Whether this is CIFAR-10's binary version."""
+    return (folder / "test_batch.bin").exists()
+
+
+def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Read | None = None) -> Pictures:
+    """Reads one part of the binary version.
+
+    Args:
+        folder: Holds the .bin files and batches.meta.txt.
+        split: The 49,000 to train on, 1,000 held out of the training pictures, or the 10,000 test pictures.
+        read: `Preprocess.pixels` of the model; None: the pictures are taken as they are, 32 x 32.
+
+    Raises:
+        TrainError: a file is missing or damaged.
+    """
+    names = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
+    rows = torch.cat([_cifar10_batch(folder / f"{name}.bin") for name in names])
+    meta = folder / "batches.meta.txt"
+    if not meta.exists():
+        raise TrainError(f"{folder} has no batches.meta.txt, which names CIFAR-10's classes. Unpack the data again.")
+    classes = tuple(meta.read_text(encoding="utf-8").split())
+    if (highest := int(rows[:, 0].max())) >= len(classes):
+        raise TrainError(f"{folder} has the label {highest}, and {meta.name} names {len(classes)} classes.")
+    images = rows[:, 1:].reshape(-1, 3, 32, 32).contiguous()
+    part = {"train": slice(-HOLDOUT), "val": slice(-HOLDOUT, None), "test": slice(None)}[split]
+    return Pictures(Prepared(images[part], read) if read else images[part], rows[part, 0].long(), classes)
+
+
+def _cifar10_batch(path: Path) -> Tensor:
+    if not path.exists():
+        raise TrainError(f"{path} is missing; CIFAR-10's binary version has six files. Unpack it again.")
+    data = path.read_bytes()
+    if not data or len(data) % RECORD:
+        raise TrainError(f"{path} has {len(data):,} bytes, which is no multiple of {RECORD:,}. Unpack the data again.")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, RECORD)
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The classes of a folder per class, sorted.
+
+    Raises:
+        TrainError: there is no such folder, or none in it.
+    """
+    if not folder.is_dir():
+        raise TrainError(f"There is no folder {folder}. It should hold a folder per class, with the pictures in it.")
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not names:
+        raise TrainError(f"{folder} holds no folders. It should hold a folder per class, with the pictures in it.")
+    return tuple(names)
+
+
+def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
+    """Lists the pictures of a folder per class.
+
+    Args:
+        folder: Holds folders named after classes, with pictures anywhere below.
+        read: `Preprocess.pixels` of the model.
+        classes: Those that the model knows, in order.
+
+    Raises:
+        TrainError: A folder that is none of the classes, or has no pictures.
+    """
+    names = class_names(folder)
+    if strange := sorted(set(names) - set(classes)):
+        raise TrainError(
+            f"{folder} has the classes {listed(strange)}, and those of the model are {listed(classes)}. "
+            "Rename or remove these folders."
+        )
+    paths: list[Path] = []
+    labels: list[int] = []
+    for name in names:
+        inside = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in SUFFIXES)
+        if not inside:
+            raise TrainError(
+                f"{folder / name} holds no pictures ({' '.join(sorted(SUFFIXES))}). Add some, or remove the folder."
+            )
+        paths += inside
+        labels += [list(classes).index(name)] * len(inside)
+    return Pictures(Prepared(paths, read), torch.tensor(labels), tuple(classes))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names, or the first few of many."""
+    return ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")

@@ -1,0 +1,51 @@
+"""The recipe of a training run."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vitlite.errors import TrainError
+from vitlite.training.augment import Augmentation
+
+Optimizer = Literal["adamw", "muon"]
+RANGES = {  # the least and the most that a recipe may ask for
+    "epochs": (1, 1e6),
+    "batch": (1, 1e6),
+    "accumulate": (1, 1e6),
+    "lr": (1e-9, 1e3),
+    "warmup": (1e-3, 1e6),
+    "decay": (1e-3, 1),
+    "weight_decay": (0, 1e3),
+    "layer_decay": (1e-3, 1),
+    "smoothing": (0, 0.99),
+    "clip": (1e-9, math.inf),
+    "ema": (0, 0.999999),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A training recipe."""
+
+    epochs: int
+    batch: int = 128
+    optimizer: Optimizer = "adamw"  # muon takes the blocks' matrices, adamw the rest
+    lr: float = 1e-3  # at its highest
+    warmup: float = 1.0  # epochs in which the learning rate rises
+    decay: float = 0.4  # last share of the epochs, in which it falls; before, it does not depend on how many they are
+    weight_decay: float = 0.05
+    layer_decay: float = 1.0  # each block's learning rate, as a share of the next one's
+    smoothing: float = 0.1  # label smoothing
+    clip: float = 1.0  # largest norm of the gradient
+    accumulate: int = 1  # parts in which a batch is computed, to save memory
+    ema: float = 0.999  # share of the averaged weights kept at each step
+    frozen: bool = False  # train the head alone
+    bfloat16: bool = True  # autocast
+    seed: int = 0
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise TrainError(f"{name.replace('_', '-')} must be from {least:g} to {most:g}, got {value:g}.")

@@ -1,0 +1,233 @@
+"""Vector files, as the libraries that read them see them, and the journal of an interrupted run."""
+
+import errno
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from vitlite.bulk import journal as vectors
+from vitlite.errors import InputError
+from vitlite.bulk.journal import Journal, Picture, alone, check_target
+
+RUN = {"sha256": "ab", "dtype": "float32"}
+ROWS = {"a.jpg": [1.0, -2.5, 1 / 3], "über/b.png": [0.0, 1e-30, 3e38], "c": [1.0, 2.0, 3.0]}
+
+
+def files(*names: str) -> list[Picture]:
+    return [Picture(name, 10, 20, 30) for name in names]
+
+
+ALL = files(*ROWS)
+
+
+def add(journal: Journal, *names: str) -> None:
+    journal.add(files(*names), b"".join(struct.pack("<3f", *ROWS[name]) for name in names))
+
+
+def whole(target: Path) -> Path:
+    with Journal(target, RUN) as journal:
+        add(journal, "a.jpg", "über/b.png")
+        add(journal, "c")
+        assert journal.finish(ALL, {"model": "m"}) == 3
+    return target
+
+
+def read(target: Path) -> tuple[list[str], np.ndarray]:
+    if target.suffix == ".npz":
+        with np.load(target) as arrays:  # allow_pickle is off
+            return arrays["paths"].tolist(), arrays["vectors"]
+    if target.suffix == ".jsonl":
+        rows = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+        return [row["path"] for row in rows], np.array([row["vector"] for row in rows], dtype=np.float32)
+    with safe_open(target, "np") as file:
+        assert file.metadata()["model"] == "m"
+        return json.loads(file.metadata()["paths"]), file.get_tensor("vectors")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".jsonl"])
+def test_other_libraries_read_the_file(tmp_path: Path, suffix: str) -> None:
+    paths, vectors = read(whole(tmp_path / f"out{suffix}"))
+    assert paths == list(ROWS)
+    assert vectors.dtype == np.float32
+    assert (vectors == np.array(list(ROWS.values()), dtype=np.float32)).all()
+    assert os.listdir(tmp_path) == [f"out{suffix}"]  # neither journal nor temporary file
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".jsonl"])
+def test_names_that_are_no_unicode(tmp_path: Path, suffix: str) -> None:
+    name = os.fsdecode(b"caf\xe9.jpg")  # as Linux may have it
+    with Journal(tmp_path / f"out{suffix}", RUN) as journal:
+        journal.add(files(name), struct.pack("<3f", 1, 2, 3))
+        journal.finish(files(name), {"model": "m"})
+    paths, _ = read(tmp_path / f"out{suffix}")
+    assert paths == [name]
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".jsonl"])
+def test_a_run_cut_anywhere_continues_to_the_same_bytes(tmp_path: Path, suffix: str) -> None:
+    expected = whole(tmp_path / f"whole{suffix}").read_bytes()
+    target = tmp_path / f"out{suffix}"
+    with Journal(target, RUN) as journal:
+        add(journal, "a.jpg", "über/b.png")
+        first = journal.path.stat().st_size
+        add(journal, "c")
+    written = journal.path.read_bytes()
+    for cut in (0, 3, first - 1, first, first + 1, len(written) - 1, len(written)):
+        journal.path.write_bytes(written[:cut])
+        with Journal(target, RUN) as once:  # stopped a second time
+            if ALL[0] not in once.done:
+                add(once, "a.jpg", "über/b.png")
+        with Journal(target, RUN) as again:
+            assert ALL[0] in again.done
+            if ALL[2] not in again.done:
+                add(again, "c")
+            again.finish(ALL, {"model": "m"})
+        assert target.read_bytes() == expected
+
+
+def test_only_what_is_asked_for_is_written(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        add(journal, "a.jpg", "c")
+        assert journal.finish(files("c", "never seen"), {}) == 1
+    assert read(tmp_path / "out.npz")[0] == ["c"]
+
+
+def test_rows_come_as_they_are_asked_for(tmp_path: Path) -> None:
+    """Also where a later run has put one in that was broken, or changed."""
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        add(journal, "c", "a.jpg")
+        add(journal, "über/b.png")
+        journal.finish(ALL, {})
+    paths, rows = read(tmp_path / "out.npz")
+    assert paths == list(ROWS)
+    assert (rows == np.array(list(ROWS.values()), dtype=np.float32)).all()
+
+
+def test_of_two_versions_of_a_picture_the_one_asked_for_is_written(tmp_path: Path) -> None:
+    old, new = files("a.jpg")[0], Picture("a.jpg", 10, 21, 31)
+    for asked, value in ((old, 1), (new, 2)):
+        with Journal(tmp_path / "out.npz", RUN) as journal:
+            journal.add([old], struct.pack("<f", 1))
+            journal.add([new], struct.pack("<f", 2))
+            assert journal.finish([asked], {}) == 1
+        paths, rows = read(tmp_path / "out.npz")
+        assert (paths, rows.tolist()) == (["a.jpg"], [[value]])
+
+
+def test_a_replaced_file_is_another_picture(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.bmp", tmp_path / "b.bmp"
+    for file in (path, other):
+        file.write_bytes(b"1234")
+        os.utime(file, ns=(0, 0))  # as out of an archive
+    before = Picture.at(str(path))
+    assert before == Picture.at(str(path))
+    other.replace(path)
+    assert Picture.at(str(path)) != before
+    assert Picture.at(str(other)) == Picture(str(other), -1, -1, -1)
+    assert Picture.at("a\0b").size == -1
+
+
+def test_a_full_disk_costs_no_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "out.npz"
+
+    def write(file: BinaryIO, *_: object) -> None:
+        file.write(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Journal(target, RUN) as journal, monkeypatch.context() as patch:
+        add(journal, *ROWS)
+        patch.setitem(vectors.WRITERS, ".npz", write)
+        with pytest.raises(
+            InputError, match=r"out\.npz: No space left on device\. The vectors stay in .*partial: make"
+        ):
+            journal.finish(ALL, {})
+    assert os.listdir(tmp_path) == ["out.npz.partial"]
+    with Journal(target, RUN) as journal:
+        assert journal.finish(ALL, {}) == 3
+
+
+def test_a_run_without_any_vector_leaves_nothing(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        journal.add([], b"", ["broken.png"])
+        with pytest.raises(InputError, match="no picture could be read"):
+            journal.finish(files("broken.png"), {})
+    assert os.listdir(tmp_path) == []
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    target = tmp_path / "out.npz"
+    with alone(target):
+        with pytest.raises(InputError, match=r"out\.npz: another process is writing it\. Wait for it"), alone(target):
+            pass
+        with pytest.raises(InputError), alone(target):  # the first refusal took nothing away
+            pass
+        with alone(tmp_path / "other.npz"):
+            pass
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(ZeroDivisionError), alone(target):
+        raise ZeroDivisionError
+    with alone(target):
+        pass
+
+
+def test_a_journal_that_something_else_changed(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        add(journal, "a.jpg")
+        journal.path.write_bytes(journal.path.read_bytes().replace(b"a.jpg", b"b.jpg"))
+        with pytest.raises(InputError, match=r"out\.npz\.partial was changed while it was in use\. Delete it"):
+            journal.finish(files("a.jpg"), {})
+    assert os.listdir(tmp_path) == ["out.npz.partial"]
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"out\.txt: the name must end in one of \.safetensors, \.npz, \.jsonl"):
+        check_target(tmp_path / "out.txt")
+    with pytest.raises(InputError, match="there is no folder"):
+        check_target(tmp_path / "none" / "out.npz")
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        check_target(tmp_path / "folder.npz")
+    target = tmp_path / "out.npz"
+    with Journal(target, RUN) as journal:
+        add(journal, "c")
+    with pytest.raises(InputError, match=r"left by a run with another dtype\. Repeat that command"):
+        Journal(target, RUN | {"dtype": "bfloat16"})
+    with Journal(target, RUN) as journal, pytest.raises(InputError, match="nothing to write"):
+        journal.finish([], {})
+    (tmp_path / "out.npz.partial").write_text("hello\n")
+    with pytest.raises(InputError, match="not the journal of an interrupted run"):
+        Journal(target, RUN)
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """SIGKILL in the middle of writing batches: what stands in the journal is whole."""
+    code = (
+        "import struct, sys; from pathlib import Path; from vitlite.bulk.journal import Journal, Picture\n"
+        "j = Journal(Path(sys.argv[1]), {})\n"
+        "for i in range(10**6): j.add([Picture(str(i), 0, 0, 0)], struct.pack('<64f', *[i] * 64)); print(i, flush=True)"
+    )
+    target = tmp_path / "out.npz"
+    process = subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    last = 0
+    for line in process.stdout:
+        last = int(line)
+        if last == 50:
+            process.kill()
+            break
+    process.stdout.close()
+    process.wait()
+    with Journal(target, {}) as journal:
+        done = journal.done
+        assert {Picture(str(i), 0, 0, 0) for i in range(last + 1)} <= done
+        journal.finish(sorted(done), {})
+    paths, vectors = read(target)
+    assert all((row == float(path)).all() for path, row in zip(paths, vectors, strict=True))

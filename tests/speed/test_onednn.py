@@ -1,0 +1,141 @@
+"""The un-optimized model in inference: oneDNN's products where they pay, and nowhere that they could do harm."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitlite import ViT, ViTConfig
+from vitlite.speed import onednn
+from vitlite.model import Linear
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of what oneDNN was given, on a machine where it pays."""
+    seen: list[tuple[int, ...]] = []
+    product = onednn.linear
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        seen.append(tuple(x.shape))
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(onednn, "linear", linear)
+    monkeypatch.setattr(onednn, "unpacked_pays", lambda: True)
+    return seen
+
+
+@pytest.fixture
+def model() -> ViT:
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(image_size=32, patch_size=8, dim=48, depth=2, heads=4, mlp_dim=96, num_classes=7)).eval()
+    nn.init.normal_(model.head.weight)
+    return model
+
+
+def test_inference_takes_it_and_training_does_not(model: ViT, calls: list[tuple[int, ...]]) -> None:
+    images = torch.randn(2, 3, 40, 32)
+    right = model(images)
+    assert calls == []
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), right.detach(), rtol=0, atol=1e-5)
+    assert len(calls) == 2 * 4
+    right.sum().backward()
+    assert model.blocks[0].mlp.fc1.weight.grad is not None
+
+
+def test_where_it_does_not_pay_nothing_changes(
+    model: ViT, calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "unpacked_pays", lambda: False)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(model(images), model(images))
+    assert calls == []
+
+
+class Quantised(nn.Parameter):
+    """A weight of a kind of its own, as libraries for quantisation put in place."""
+
+
+def vmapped(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    return torch.func.vmap(layer)
+
+
+def traced(layer: nn.Module) -> Callable[[Tensor], Any]:
+    return lambda x: torch.jit.trace(layer, x, check_trace=False)
+
+
+def exported(layer: nn.Module) -> Callable[[Tensor], Any]:
+    return lambda x: torch.export.export(layer, (x,))
+
+
+def of_its_own_kind(layer: nn.Module) -> nn.Module:
+    layer.weight = Quantised(layer.weight.detach())
+    return layer
+
+
+def autocast() -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize(
+    ("change", "around"),
+    [
+        (vmapped, nullcontext),
+        (traced, nullcontext),
+        (exported, nullcontext),
+        (of_its_own_kind, nullcontext),
+        (lambda layer: layer.double(), nullcontext),
+        (lambda layer: layer.to("meta"), nullcontext),
+        (lambda layer: layer, autocast),
+        (lambda layer: layer, torch.enable_grad),
+    ],
+    ids=["vmap", "trace", "export", "quantised", "double", "meta", "autocast", "gradients"],
+)
+@torch.no_grad()
+def test_whatever_is_not_plain_inference_is_left_to_torch(
+    change: Callable[[nn.Module], Callable[[Tensor], Any]],
+    around: Callable[[], AbstractContextManager[Any]],
+    calls: list[tuple[int, ...]],
+) -> None:
+    layer = Linear(8, 4)
+    run = change(layer)
+    with around():
+        run(torch.randn(2, 3, 8, dtype=layer.weight.dtype, device=layer.weight.device))
+    assert calls == []
+    Linear(8, 4)(torch.randn(2, 3, 8))
+    assert calls == [(2, 3, 8)]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., bool]]:
+    def pays(*times: float) -> bool:
+        monkeypatch.setattr(onednn, "_times", lambda *contestants: list(times))
+        return onednn.unpacked_pays.__wrapped__()
+
+    return pays
+
+
+def test_it_is_chosen_by_the_clock(measured: Callable[..., bool]) -> None:
+    assert measured(1.0, 2.0)
+    assert not measured(2.0, 1.0)
+
+
+@pytest.mark.parametrize("fault", [AttributeError, RuntimeError, "wrong"])
+def test_an_operator_that_is_missing_or_wrong_is_not_used(
+    fault: Any, measured: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if fault == "wrong":
+            return nn.functional.linear(x, weight, bias) * 1.001
+        raise fault("no such operator")
+
+    monkeypatch.setattr(onednn, "linear", linear)
+    assert not measured(1.0, 2.0)

@@ -1,0 +1,435 @@
+"""`optimize`: the answers of the plain model, over all that a config can say, and nothing else touched."""
+
+import copy
+import gc
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitlite import ViT, ViTConfig, optimize
+from vitlite.speed import optimize as fast
+from vitlite.speed import onednn
+from vitlite.errors import InputError, OptimizedError
+from vitlite.images import Preprocess, Recipe
+
+SIZES: dict[str, Any] = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=96, num_classes=7)
+RECIPE = Recipe(size=(32, 32), resize=(32, 32), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+ONEDNN_IS_EXACT = onednn.float32_products.matmul is not None and not torch.cpu._is_amx_tile_supported()
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"qkv_bias": False},
+    {"gelu": "tanh"},
+    {"gelu": "quick"},
+    {"gelu": "quick", "inner_norm": True},
+    {"inner_norm": True},
+    {"layer_scale": 0.3},
+    {"pre_norm": True},
+    {"patch_norm": True},
+    {"registers": 4, "cls_position": False},
+    {"cls_position": False},
+    {"class_token": False, "pool": "mean"},
+    {"pool": "mean"},
+    {"pool": "mean_with_cls"},
+    {"pool": "cls_and_mean"},
+    {"fc_norm": True},
+    {"fc_norm": True, "pool": "mean"},
+    {"pre_logits": 20},
+    {"head_dim": 10},
+    {"positions": "sincos2d"},
+    {"positions": "none"},
+    {"num_classes": 0},
+    {"channels": 5},
+    {"depth": 1},
+    {"dropout": 0.1, "drop_path": 0.1},
+]
+
+
+def made(**options: Any) -> ViT:
+    """A model in which every parameter matters."""
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(**SIZES | options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def optimized(model: ViT, dtype: torch.dtype | None = None) -> ViT:
+    return optimize(copy.deepcopy(model), dtype=dtype)
+
+
+def distance(found: Tensor, right: Tensor) -> float:
+    assert found.shape == right.shape
+    assert found.dtype == right.dtype
+    return float((found - right).abs().max() / right.abs().max())
+
+
+def answers(model: ViT, images: Tensor) -> list[Tensor]:
+    with torch.no_grad():
+        features = model.features(images, layers=(0, -1))
+        tensors = [model(images), model.embed(images), model.attention_maps(images, layers=(0, -1))]
+    return [*tensors, *(part for part in features if isinstance(part, Tensor)), *features.layers]
+
+
+@pytest.fixture(params=["packed", "plain", "elsewhere"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The packed path, where this machine has it; the plain one; and what other devices than a CPU run."""
+    packed = request.param == "packed"
+    monkeypatch.setattr(fast, "packing_pays", lambda dtype: packed and onednn._packing_is_right(dtype))
+    monkeypatch.setattr(fast, "float32_products_pay", lambda tokens, head_dim: packed and ONEDNN_IS_EXACT)
+    if request.param == "plain":  # and attention by powers, which small models have by softmax
+        monkeypatch.setattr(fast, "POWERS", 1)
+        monkeypatch.setattr(fast, "powers_pay", lambda dtype: dtype is not torch.float16)
+    if request.param == "elsewhere":
+        monkeypatch.setattr(fast, "_kernels", lambda *args: fast.Kernels(onednn.PlainLinear, fast.attend_fused, 1.0))
+    return request.param
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_answers_are_the_same(options: dict[str, Any], way: str) -> None:
+    model = made(**options)
+    faster = optimized(model)
+    for batch, size in ((1, (32, 32)), (3, (40, 24)), (9, (32, 32))):
+        images = torch.randn(batch, model.config.channels, *size)
+        for found, right in zip(answers(faster, images), answers(model, images), strict=True):
+            assert distance(found, right) < 1e-5
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_batches_in_slices_and_streams(threads: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, before = made(), torch.get_num_threads()
+    faster = optimized(model)
+    torch.set_num_threads(threads)
+    try:
+        for batch in (1, 4, 8, 11, 13, 25):
+            images = torch.randn(batch, 3, 32, 32)
+            for found, right in zip(answers(faster, images), answers(model, images), strict=True):
+                assert distance(found, right) < 1e-5
+            assert torch.get_num_threads() == threads
+        monkeypatch.setattr(fast, "TEMPORARY", 1)  # one image at a time, one head at a time
+        monkeypatch.setattr(fast, "SCORES", 1)
+        assert distance(faster(images), model(images).detach()) < 1e-5
+        monkeypatch.setattr(fast, "SCORES", 3 * 17 * 17 * 4)  # three heads, then the fourth
+        assert distance(faster(images), model(images).detach()) < 1e-5
+    finally:
+        torch.set_num_threads(before)
+    other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    seen: list[int] = []
+    other.start()
+    other.join()
+    assert seen == [before]  # what a new thread takes over
+
+
+@pytest.mark.parametrize("size", [48, 72])  # 145 tokens, and so many that keys are turned
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e3])  # of the scores: sums in range, some beyond it, nearly all
+def test_scores_of_any_size(size: int, scale: float, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shifted = Mock(side_effect=torch.softmax)
+    monkeypatch.setattr(torch, "softmax", shifted)
+    monkeypatch.setattr(fast, "powers_pay", lambda dtype: True)
+    model = made(image_size=size, patch_size=4)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight[: model.config.attention_dim] *= scale
+    images = torch.randn(2, 3, size, size)
+    found = optimized(model)(images).double()
+    right = model.double()(images.double()).detach()
+    assert distance(found, right) < 1e-5 * max(1, scale / 10)  # what the scores' own rounding does to weights
+    if way != "elsewhere":
+        assert shifted.called == (scale > 1)
+
+
+def test_any_memory_layout() -> None:
+    model = made()
+    faster = optimized(model)
+    images = torch.randn(4, 40, 36, 3).permute(0, 3, 1, 2)[::2, :, 4:36, 2:34]
+    assert distance(faster(images), model(images).detach()) < 1e-5
+
+
+@pytest.mark.parametrize("patch", [8, 2])  # 17 tokens, and so many that attention is by powers
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
+def test_bfloat16_is_as_near_as_eager(own: torch.dtype, patch: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "POWERS", 128)
+    monkeypatch.setattr(fast, "layer_times", lambda narrow, wide: [1.0, 2.0])
+    right = made(depth=6, head_dim=16, patch_size=patch).to(own).float()
+    images = torch.randn(128, 3, 32, 32)
+    eager, faster = copy.deepcopy(right).bfloat16(), optimized(copy.deepcopy(right).to(own), torch.bfloat16)
+    with torch.no_grad():
+        answer = faster(images.to(own))
+        assert answer.dtype == own == faster.dtype
+        far, near = (y.float() - right(images) for y in (eager(images.bfloat16()), answer))
+        assert near.square().mean() < 1.2 * far.square().mean()
+        maps = faster.attention_maps(images.to(own)).float()
+        assert distance(maps, right.attention_maps(images)) < 0.05
+
+
+def test_float64_and_half_take_the_plain_path() -> None:
+    model = made().double()
+    images = torch.randn(9, 3, 32, 32, dtype=torch.float64)
+    assert distance(optimized(model)(images), model(images).detach()) < 1e-12
+    half = optimized(made().half())(images.half()).double()
+    assert distance(half, model(images).detach()) < 0.02
+
+
+def test_wide_computing_for_a_narrow_model() -> None:
+    model, images = made().bfloat16(), torch.randn(2, 3, 32, 32).bfloat16()
+    found = optimized(model, torch.float32)(images)
+    assert distance(found, model.float()(images.float()).detach().bfloat16()) < 0.01
+
+
+def test_a_narrow_dtype_that_is_slower_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "layer_times", lambda narrow, wide: [2.0, 1.0])
+    model = made()
+    with pytest.raises(OptimizedError, match=r"slower than float32 on this CPU: 2000\.00 ms against 1000\.00 ms"):
+        optimize(model, dtype=torch.bfloat16)
+    assert type(model) is ViT
+    with pytest.raises(OptimizedError, match=r"cannot compute in torch\.int8.*torch\.bfloat16"):
+        optimize(model, dtype=torch.int8)
+
+
+def test_the_time_of_a_layer_is_measured() -> None:
+    assert all(0 < seconds < 10 for seconds in onednn.layer_times(torch.bfloat16, torch.float32))
+
+
+@pytest.mark.parametrize("fault", [AttributeError, RuntimeError, "wrong"])
+def test_operators_that_are_missing_or_wrong_are_not_used(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = onednn.PackedLinear.added
+
+    def added(self: Any, x: Tensor, other: Tensor) -> Tensor:
+        if fault == "wrong":
+            return right(self, x, other) * 1.001
+        raise fault("no such operator")
+
+    assert onednn._packing_is_right(torch.float32) == torch.backends.mkldnn.is_available()
+    monkeypatch.setattr(onednn.PackedLinear, "added", added)
+    assert not onednn._packing_is_right(torch.float32)
+    assert not onednn.packing_pays.__wrapped__(torch.float32)
+    assert not onednn.packing_pays.__wrapped__(torch.float16)
+
+
+def test_packing_is_chosen_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "_packing_is_right", lambda dtype: True)
+    for times, chosen in (([1.0, 2.0], True), ([2.0, 1.0], False)):
+        monkeypatch.setattr(onednn, "_times", lambda *contestants, times=times: times)
+        assert onednn.packing_pays.__wrapped__(torch.float32) == chosen
+
+
+def test_onednn_is_chosen_where_it_is_exact_and_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    pays = onednn.float32_products_pay.__wrapped__
+    monkeypatch.setattr(onednn, "float32_products_are_exact", onednn.float32_products_are_exact.__wrapped__)
+    monkeypatch.setattr(onednn, "_has_amx", lambda: False)
+    monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-6)
+    for times, chosen in (([1.0, 2.0], True), ([2.0, 1.0], False)):
+        monkeypatch.setattr(onednn, "_times", lambda *contestants, times=times: times)
+        assert pays(17, 12) == chosen
+    monkeypatch.setattr(onednn, "_times", lambda *contestants: [1.0, 2.0])
+    monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-3)  # as bfloat16 would be
+    assert not pays(17, 12)
+    monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-6)
+    monkeypatch.setattr(onednn, "_has_amx", lambda: True)
+    assert not pays(17, 12)
+    monkeypatch.setattr(onednn, "_has_amx", lambda: False)
+    monkeypatch.setattr(onednn.float32_products, "matmul", None)  # an older torch
+    assert not pays(17, 12)
+
+
+@pytest.mark.skipif(onednn.float32_products.matmul is None, reason="this torch has no such setting")
+def test_the_precision_setting_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "float32_products_pay", lambda tokens, head_dim: True)
+    faster, setting = optimized(made()), onednn.float32_products.matmul
+    before, seen = setting.fp32_precision, []
+    softmax = torch.softmax
+    monkeypatch.setattr(torch, "softmax", lambda *a, **k: (seen.append(setting.fp32_precision), softmax(*a, **k))[1])
+    faster(torch.randn(1, 3, 32, 32))
+    assert set(seen) == {"bf16"}
+    assert setting.fp32_precision == before
+    with onednn.float32_products:
+        with onednn.float32_products:
+            pass
+        assert setting.fp32_precision == "bf16"  # until the last is out
+    assert setting.fp32_precision == before
+
+
+def test_many_threads_at_once(way: str) -> None:
+    model = made()
+    faster = optimized(model)
+    batches = [torch.randn(n, 3, *size) for n in (1, 3, 9) for size in ((32, 32), (40, 24))] * 3
+    wrong = []
+
+    def use(images: Tensor) -> None:
+        for _ in range(4):
+            if distance(faster(images), model(images).detach()) >= 1e-5:
+                wrong.append(images.shape)
+
+    threads = [threading.Thread(target=use, args=(images,)) for images in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    if onednn.float32_products.matmul is not None:
+        assert onednn.float32_products.inside == 0
+
+
+def test_answers_can_train_what_comes_after() -> None:
+    faster = optimized(made())
+    images = torch.randn(9, 3, 32, 32)
+    answer = faster.embed(images)
+    assert not answer.requires_grad
+    probe = nn.Linear(48, 2)
+    probe(answer).sum().backward()
+    with torch.inference_mode():
+        assert distance(faster.embed(images), answer) < 1e-6
+
+
+def test_autocast_around_it_changes_nothing() -> None:
+    faster, images = optimized(made()), torch.randn(9, 3, 32, 32)
+    right = faster(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(faster(images), right)
+
+
+def test_the_same_inputs_are_refused() -> None:
+    model = made()
+    faster = optimized(model)
+    for images in (torch.zeros(3, 32, 32), torch.zeros(1, 3, 33, 32), torch.zeros(0, 3, 32, 32), "cat.png"):
+        with pytest.raises(InputError) as plain:
+            model(images)
+        with pytest.raises(InputError) as fast_one:
+            faster(images)
+        assert str(plain.value) == str(fast_one.value)
+    with pytest.raises(InputError, match="no layers"):
+        faster.attention_maps(torch.zeros(1, 3, 32, 32), layers=())
+
+
+def test_images_that_want_gradients_are_refused() -> None:
+    faster, images = optimized(made()), torch.randn(1, 3, 32, 32, requires_grad=True)
+    with pytest.raises(OptimizedError, match=r"images\.detach\(\)"):
+        faster(images)
+    with torch.no_grad():
+        faster(images)
+
+
+FORBIDDEN: dict[str, Callable[[ViT], Any]] = {
+    "train": lambda model: model.train(),
+    "to": lambda model: model.to("cpu"),
+    "half": lambda model: model.half(),
+    "state_dict": lambda model: model.state_dict(),
+    "load_state_dict": lambda model: model.load_state_dict({}),
+    "save": lambda model: model.save("somewhere"),
+    "reset_head": lambda model: model.reset_head(3),
+    "parameters": lambda model: sum(parameter.numel() for parameter in model.parameters()),
+    "named_parameters": lambda model: dict(model.named_parameters()),
+    "requires_grad_": lambda model: model.requires_grad_(False),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "pickle": pickle.dumps,
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_what_an_optimized_model_cannot_do(name: str) -> None:
+    with pytest.raises(OptimizedError, match=r"An optimized model cannot .* optimize last, or create the model again"):
+        FORBIDDEN[name](optimized(made()))
+
+
+def test_what_stays() -> None:
+    model = made()
+    model.labels, model.source = list("abcdefg"), None
+    config, preprocess = model.config, model.preprocess
+    assert optimize(model) is model
+    assert optimize(model) is model
+    assert optimize(model, dtype=torch.float32) is model
+    with pytest.raises(OptimizedError, match=r"already computes in torch\.float32.*Create it again"):
+        optimize(model, dtype=torch.bfloat16)
+    assert isinstance(model, ViT)
+    assert (model.config, model.preprocess, model.labels, model.source) == (config, preprocess, list("abcdefg"), None)
+    assert (model.device, model.dtype, model.training) == (torch.device("cpu"), torch.float32, False)
+    assert model.eval() is model
+    model.preprocess = Preprocess(RECIPE, model)
+    pictures = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
+    found = model.predict(pictures, top=1)
+    assert [best.index for (best,) in found] == model(model.preprocess(pictures)).argmax(1).tolist()
+
+
+def test_a_model_in_training_becomes_one_in_eval() -> None:
+    model = made(dropout=0.5, drop_path=0.5)
+    images = torch.randn(2, 3, 32, 32)
+    right = model(images).detach()
+    assert distance(optimize(model.train())(images), right) < 1e-5
+
+
+def test_the_old_weights_are_gone() -> None:
+    model = made(depth=4)
+    large = {id(parameter.untyped_storage()) for parameter in model.parameters() if parameter.ndim > 1}
+    weights = [parameter for name, parameter in model.named_parameters() if name.endswith(("qkv.weight", "fc1.weight"))]
+    references = [torch.utils.weak.WeakTensorKeyDictionary() for _ in weights]
+    for reference, weight in zip(references, weights, strict=True):
+        reference[weight] = True
+    del weights, weight
+    optimize(model)
+    gc.collect()
+    assert not any(len(reference) for reference in references)
+    assert len(large) > 0
+
+
+def test_tables_for_many_sizes_are_not_hoarded() -> None:
+    model = made()
+    faster = optimized(model)
+    for side in range(1, 20):
+        images = torch.randn(1, 3, 8 * side, 8)
+        assert distance(faster(images), model(images).detach()) < 1e-5
+    assert len(faster._tables) <= 16
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+
+def _hooked(model: ViT) -> None:
+    model.blocks[1].attn.register_forward_hook(lambda *a: None)
+
+
+def _patched(model: ViT) -> None:
+    model.blocks[1].attn.forward = lambda x: x
+
+
+def _replaced(model: ViT) -> None:
+    model.blocks[1].attn.qkv = Wrapped(model.blocks[1].attn.qkv)
+
+
+def _narrowed(model: ViT) -> None:
+    model.blocks[1].bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (_hooked, r"blocks\.1\.attn has hooks"),
+        (_patched, r"blocks\.1\.attn has hooks or a forward of its own"),
+        (_replaced, r"not those of its config: blocks\.1\.attn\.qkv"),
+        (_narrowed, r"cpu in torch\.bfloat16, cpu in torch\.float32"),
+    ],
+)
+def test_a_changed_model_is_refused(change: Callable[[ViT], None], text: str) -> None:
+    model = made()
+    change(model)
+    with pytest.raises(OptimizedError, match=text):
+        optimize(model)
+    assert type(model) is ViT
+
+
+def test_only_a_vit_with_weights_is_taken() -> None:
+    with pytest.raises(OptimizedError, match=r"takes a vitlite\.ViT, got Linear"):
+        optimize(nn.Linear(2, 2))
+    with torch.device("meta"):
+        empty = ViT(ViTConfig(**SIZES))
+    with pytest.raises(OptimizedError, match="meta"):
+        optimize(empty)

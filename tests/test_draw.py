@@ -1,0 +1,154 @@
+"""Attention maps, rollout, position similarity, and the pictures drawn of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from vitlite import draw as maps
+from vitlite.config import ViTConfig
+from vitlite.errors import ImageError, InputError, VitliteError
+from vitlite.images import Preprocess, Recipe
+from vitlite.model import ViT, sincos_positions
+
+
+def build(**options: Any) -> ViT:
+    """A small model whose tokens differ, ready for pictures."""
+    torch.manual_seed(0)
+    sizes = {"image_size": 32, "patch_size": 8, "dim": 48, "depth": 3, "heads": 4, "mlp_dim": 96}
+    model = ViT(ViTConfig(**(sizes | options))).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    recipe = Recipe(
+        size=model.config.size,
+        resize=model.config.size,
+        mode="center",
+        interpolation="bicubic",
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
+    model.preprocess = Preprocess(recipe, model)
+    return model
+
+
+def photo(path: Path, size: tuple[int, int] = (90, 60)) -> Path:
+    pixels = torch.randint(0, 256, (size[1], size[0], 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    Image.fromarray(pixels.numpy()).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({}, slice(0, 1)),
+        ({"registers": 2, "cls_position": False}, slice(0, 1)),
+        ({"pool": "cls_and_mean"}, slice(0, 1)),
+        ({"pool": "mean"}, slice(1, None)),
+        ({"pool": "mean", "class_token": False}, slice(0, None)),
+        ({"pool": "mean_with_cls"}, slice(0, None)),
+    ],
+)
+def test_attention_is_what_the_output_reads(options: dict[str, Any], rows: slice) -> None:
+    model, images = build(**options), torch.randn(2, 3, 16, 40)
+    whole = model.attention_maps(images, layers=(1,))[0]
+    grid = maps.attention(model, images, layer=1)
+    assert grid.shape == (2, 4, 2, 5)
+    expected = whole[:, :, rows, model.config.prefix_tokens :].mean(2).unflatten(-1, (2, 5))
+    torch.testing.assert_close(grid, expected)
+    assert not grid.requires_grad
+
+
+def test_rollout_of_one_block_is_half_its_attention() -> None:
+    model, images = build(depth=1), torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(maps.rollout(model, images), maps.attention(model, images).mean(1) / 2)
+
+
+def test_rollout_multiplies_the_last_block_from_the_left() -> None:
+    model, images = build(depth=2), torch.randn(1, 3, 32, 32)
+    first, last = model.attention_maps(images, layers=(0, 1)).detach().mean(2)[:, 0]
+    eye = torch.eye(17)
+    rolled = (last + eye) / 2 @ ((first + eye) / 2)
+    torch.testing.assert_close(maps.rollout(model, images)[0], rolled[0, 1:].unflatten(0, (4, 4)))
+
+
+def test_position_similarity() -> None:
+    model = build(image_size=(16, 32))
+    assert model.pos_embed is not None
+    similarity = maps.position_similarity(model)
+    assert similarity.shape == (2, 4, 2, 4)
+    one, other = model.pos_embed[0, 1 + 3], model.pos_embed[0, 1 + 5]  # places (0, 3) and (1, 1)
+    torch.testing.assert_close(similarity[0, 3, 1, 1], torch.cosine_similarity(one, other, dim=0))
+    fixed = maps.position_similarity(build(positions="sincos2d"))
+    rows = torch.nn.functional.normalize(sincos_positions((4, 4), 48)[0], dim=-1)
+    torch.testing.assert_close(fixed.flatten(2).flatten(0, 1), rows @ rows.T)
+    with pytest.raises(InputError, match="no position embeddings"):
+        maps.position_similarity(build(positions="none"))
+
+
+def test_the_overlay_is_bright_where_the_attention_is() -> None:
+    grid = torch.zeros(4, 4)
+    grid[1, 2] = 1.0
+    drawn = maps.overlaid(torch.full((64, 64, 3), 128.0), grid)
+    row, column = divmod(int(drawn.sum(-1).argmax()), 64)
+    assert (row // 16, column // 16) == (1, 2)
+    assert drawn[row, column].sum() > 2 * drawn[60, 4].sum()
+
+
+def test_picture_of_attention(tmp_path: Path) -> None:
+    model = build()
+    picture = maps.picture_of_attention(model, photo(tmp_path / "a.png"))
+    width, height = 3 * (maps.PANEL + maps.GAP) + maps.GAP, 2 * (maps.PANEL + maps.CAPTION + maps.GAP) + maps.GAP
+    assert picture.size == (width, height)
+    rolled = maps.picture_of_attention(model, photo(tmp_path / "a.png"), rolled_out=True)
+    assert rolled.size == (2 * (maps.PANEL + maps.GAP) + maps.GAP, maps.PANEL + maps.CAPTION + 2 * maps.GAP)
+
+
+def test_the_photo_is_cut_as_the_model_sees_it(tmp_path: Path) -> None:
+    stripes = Image.new("RGB", (96, 32), "red")
+    stripes.paste("blue", (32, 0, 64, 32))  # the centre crop is all blue
+    stripes.save(tmp_path / "stripes.png")
+    picture = maps.picture_of_attention(build(), tmp_path / "stripes.png")
+    middle = maps.GAP + maps.PANEL // 2
+    assert picture.getpixel((middle, middle)) == (0, 0, 255)
+
+
+def test_picture_of_positions() -> None:
+    picture = maps.picture_of_positions(build())
+    cell = 800 // 16
+    left = cell + cell // 2  # gap, then the first patch's own place in its own tile
+    assert picture.getpixel((left, left)) == (0xFD, 0xE7, 0x25)  # viridis at 1
+    assert picture.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    model = build()
+    with pytest.raises(InputError, match="drawn for one image, got 2"):
+        maps.picture_of_attention(model, [photo(tmp_path / "a.png"), photo(tmp_path / "b.png")])
+    with pytest.raises(InputError, match="layers has 3; the 3 blocks are 0 to 2"):
+        maps.picture_of_attention(model, photo(tmp_path / "a.png"), layer=3)
+    model.preprocess = lambda image: torch.zeros(1, 3, 32, 32)
+    with pytest.raises(ImageError, match=r"must be a vitlite\.images\.Preprocess"):
+        maps.picture_of_attention(model, photo(tmp_path / "a.png"))
+
+
+def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(VitliteError, match=r"pip install 'vitlite\[images\]'"):
+        maps.picture_of_positions(build())
+
+
+def test_real_positions_show_rows_and_columns(shared: Path) -> None:
+    """In a trained model, a place resembles those of its own row and column most: the paper's figure."""
+    from safetensors.torch import load_file
+
+    from vitlite.weights import zoo
+
+    model = ViT(zoo.find("vit_tiny_16.deit_fb_in1k").config)
+    model.load_state_dict(load_file(shared / "weights" / "deit_tiny_16.timm.safetensors"))
+    similarity = maps.position_similarity(model)
+    here = similarity[6, 6]
+    assert here[6, 6] == pytest.approx(1, abs=1e-5)
+    assert here[6].mean() > here[[0, 1, 12, 13]].mean() + 0.2
+    assert here[:, 6].mean() > here[:, [0, 1, 12, 13]].mean() + 0.2

@@ -1,0 +1,109 @@
+"""The tables of tensor names: each layout is recognised by its keys alone, and what is written is read back."""
+
+import pytest
+import torch
+
+from vitlite import ViT, ViTConfig
+from vitlite.errors import CheckpointError
+from vitlite.weights.layouts import AXES, BACK, LAYOUTS, OPS, Layout, detect, facts, to_theirs, translate
+
+TINY = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
+
+
+def first_block(layout: Layout, prefix: str = "") -> set[str]:
+    """The names of a file of this layout, with one block."""
+    names = {layout.full(prefix, theirs, "0") for rule in layout.rules for theirs in rule.theirs}
+    return names - {layout.without}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_each_layout_is_recognised_by_its_keys_with_every_prefix(layout: Layout) -> None:
+    for prefix in ("", *layout.prefixes):
+        assert detect(first_block(layout, prefix)) == (layout, prefix)
+
+
+def test_no_layout_or_two_is_an_error_that_lists_what_was_seen() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"no ViT that vitlite knows: conv#.weight, fc.bias, ... Known: timm, trans"
+    ):
+        detect(["conv1.weight", "conv2.weight", "fc.bias"])
+    both = first_block(LAYOUTS["timm"]) | first_block(LAYOUTS["torchvision"])
+    with pytest.raises(CheckpointError, match=r"more than one ViT \(timm, torchvision\): blocks.#.attn"):
+        detect(both)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_tables_are_whole(layout: Layout) -> None:
+    ours = {rule.ours.removesuffix(".weight").removesuffix(".bias") for rule in layout.rules}
+    needed = {"cls_token", "pos_embed", "patch_embed.proj", "norm", "head"}
+    needed |= {f"blocks.#.{part}" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")}
+    assert needed <= ours
+    assert {rule.op for rule in layout.rules} <= OPS.keys()
+    theirs = [rule.theirs for rule in layout.rules if layout.name != "vit-pytorch"]  # which takes a row twice
+    assert len(theirs) == len(set(theirs)), "two rows read the same tensor"
+
+
+@pytest.mark.parametrize("name", ["timm", "transformers", "transformers-dinov2", "torchvision"])
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_what_is_written_is_read_back(name: str, prefixed: bool) -> None:
+    layout = LAYOUTS[name]
+    prefix = layout.prefixes[0] if prefixed and layout.prefixes else ""
+    config = TINY.replace(layer_scale=0.1) if name == "transformers-dinov2" else TINY
+    state = {key: torch.randn(tensor.shape) for key, tensor in ViT(config).state_dict().items()}
+    theirs = dict(to_theirs(layout, prefix, state))
+    translation = translate({key: tuple(tensor.shape) for key, tensor in theirs.items()})
+    assert (translation.layout, translation.prefix) == (layout, prefix)
+    assert not translation.extra
+    assert translation.found.keys() == state.keys()
+    for key, found in translation.found.items():
+        assert torch.equal(OPS[found.op]([theirs[part] for part in found.parts], None), state[key])
+        assert found.parts == layout.spell(prefix, key)
+
+
+def test_a_layout_without_a_place_for_a_tensor_says_so() -> None:
+    state = ViT(TINY.replace(pre_norm=True, layer_scale=1e-5)).state_dict()
+    with pytest.raises(
+        CheckpointError, match=r"torchvision layout has no place for: blocks.0.ls1.gamma, .*norm_pre.bias"
+    ):
+        dict(to_theirs(LAYOUTS["torchvision"], "", state))
+
+
+def test_only_declared_names_are_dropped() -> None:
+    """In a CLIP the text tower's names look like the image tower's: inside the prefix nothing may be lost."""
+    names = first_block(LAYOUTS["openai"], "visual.")
+    shapes = dict.fromkeys(names, (4, 4)) | {"visual.conv1.weight": (4, 3, 2, 2)}
+    text = {"transformer.resblocks.0.ln_1.weight": (4,), "text_projection": (4, 4)}
+    inside = {"visual.transformer.resblocks.0.gate": (4,), "visual.text_projection": (4,)}
+    translation = translate(shapes | text | inside)
+    assert set(translation.dropped) == set(text)
+    assert set(translation.extra) == set(inside)
+    bare = translate({name.removeprefix("visual."): shape for name, shape in (shapes | inside).items()})
+    assert set(bare.extra) == {"transformer.resblocks.0.gate", "text_projection"}
+
+
+def test_shapes_of_no_layout_and_files_without_a_first_block() -> None:
+    shapes = {key: tuple(tensor.shape) for key, tensor in ViT(TINY).state_dict().items()}
+    theirs = dict(to_theirs(LAYOUTS["transformers"], "", ViT(TINY).state_dict()))
+    odd = {key: tuple(tensor.shape) for key, tensor in theirs.items()}
+    odd["encoder.layer.0.attention.attention.query.weight"] = (16, 17)
+    with pytest.raises(CheckpointError, match=r"query.weight, .*key.weight, .* are not of this layout"):
+        translate(odd)
+    for name in AXES:
+        key = name.replace("#", "0")
+        with pytest.raises(CheckpointError, match=rf"^{key}: the shapes .* are not of this layout: a ViT's {name} has"):
+            translate(shapes | {key: (4,)})
+    del shapes["patch_embed.proj.weight"]
+    with pytest.raises(
+        CheckpointError, match=r"has no patch_embed.proj.weight, which every file of the timm layout has"
+    ):
+        facts(translate(shapes), shapes)
+    for patch in ((8, 4), (0, 0)):
+        shapes["patch_embed.proj.weight"] = (16, 3, *patch)
+        with pytest.raises(CheckpointError, match=f"{patch[0]} x {patch[1]} pixels; vitlite's are square"):
+            facts(translate(shapes), shapes)
+
+
+def test_the_way_back_undoes_the_way_in() -> None:
+    for op, back in BACK.items():
+        tensor = torch.randn(12, 5)
+        assert torch.equal(OPS[op](back(tensor), None), tensor)

@@ -1,0 +1,240 @@
+import doctest
+import hashlib
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitlite import ViT, ViTConfig, VitliteError
+from vitlite import costs as sizes
+from vitlite.weights import zoo
+from vitlite.config import PRESETS, preset
+from vitlite.errors import UnknownNameError
+
+# Parameters with 1000 classes, without a head, and GMACs, as published or computed from the papers' formulas.
+PUBLISHED = """
+vit_tiny_16     224     5_717_416     5_524_416   1.254
+vit_tiny_16     384     5_790_376     5_597_376   4.682
+vit_small_8     224    22_055_272    21_670_272  22.406
+vit_small_8     384    22_638_952    22_253_952  98.079
+vit_small_16    224    22_050_664    21_665_664   4.599
+vit_small_16    384    22_196_584    21_811_584  15.49
+vit_small_32    224    22_878_952    22_493_952   1.143
+vit_small_32    384    22_915_432    22_530_432   3.443
+vit_base_8      224    86_576_872    85_807_872  78.148
+vit_base_8      384    87_744_232    86_975_232  294.045
+vit_base_16     224    86_567_656    85_798_656  17.564
+vit_base_16     384    86_859_496    86_090_496  55.484
+vit_base_32     224    88_224_232    87_455_232   4.409
+vit_base_32     384    88_297_192    87_528_192  13.044
+vit_large_14    224   304_203_752   303_178_752  81.013
+vit_large_16    224   304_326_632   303_301_632  61.555
+vit_large_16    384   304_715_752   303_690_752  191.066
+vit_large_32    224   306_535_400   305_510_400  15.378
+vit_large_32    384   306_632_680   305_607_680  45.276
+vit_huge_14     224   632_045_800   630_764_800  167.295
+vit_huge_16     224   632_199_400   630_918_400  127.315
+vit_huge_16     384   632_685_800   631_404_800  390.858
+vit_huge_32     224   634_960_360   633_679_360  31.856
+vit_huge_32     384   635_081_960   633_800_960  93.516
+vit_giant_14    224 1_012_611_432 1_011_202_432  267.031
+vit_giant_16    224 1_012_780_392 1_011_371_392  203.408
+vit_giant_16    384 1_013_315_432 1_011_906_432  620.465
+vit_gigantic_14 224 1_844_440_680 1_842_775_680  483.748
+"""
+
+TINY = ViTConfig(image_size=(32, 48), patch_size=8, dim=32, depth=2, heads=4, mlp_dim=80, num_classes=7)
+
+
+@pytest.mark.parametrize("row", PUBLISHED.split("\n")[1:-1])
+def test_sizes_are_the_published_ones(row: str):
+    name, size, params, headless, gmacs = row.split()
+    config = preset(name).replace(image_size=int(size))
+    assert sizes.params(config) == int(params)
+    assert sizes.params(config.replace(num_classes=0)) == int(headless)
+    assert round(sizes.gmacs(config), 3) == float(gmacs)
+
+
+def test_sizes_of_the_one_vit_huge_16():
+    record = zoo.info("vit_huge_16.ijepa_in1k_448")
+    assert record.params == 631_668_480
+    assert round(record.gmacs, 1) == 544.4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pool": "mean", "class_token": False},
+        {"pool": "cls_and_mean", "fc_norm": True},
+        {"registers": 3, "cls_position": False, "layer_scale": 1e-5, "qkv_bias": False},
+        {"pre_norm": True, "pre_logits": 24},
+        {"inner_norm": True, "head_dim": 16},
+        {"patch_norm": True, "head_dim": 16, "positions": "sincos2d", "num_classes": 0},
+    ],
+)
+def test_layers_are_what_the_model_is_made_of(changes: dict):
+    config = TINY.replace(**changes)
+    with torch.device("meta"):
+        model = ViT(config)
+    layers = sizes.layers(config)
+    tensors = model.state_dict()
+    for layer in layers:
+        name = layer.name.replace("*", "1")
+        weight = tensors.pop(name, None) if name in tensors else tensors.pop(f"{name}.weight", None)
+        assert layer.weight == (() if weight is None else tuple(weight.shape)), layer
+    assert all("blocks.0." in left or left.endswith(".bias") for left in tensors), tensors
+    assert sum(layer.params for layer in layers) == sum(p.numel() for p in model.parameters())
+
+
+def test_every_checkpoint_has_one_record():
+    assert len(zoo.RECORDS) == 226
+    assert sum(record.layout == "transformers" for record in zoo.RECORDS.values()) == 4  # I-JEPA
+    assert len(zoo.ALIASES) == 225
+    for name, record in zoo.RECORDS.items():
+        assert (record.name, record.preset) == (name, name.split(".")[0])
+        assert record.config.given == set(record.config.to_dict())  # nothing left open
+        assert record.labels_name is None or record.config.num_classes == len(zoo.labels(record))
+    assert {r.name for r in zoo.RECORDS.values() if not r.repo} == {"vit_nano_4.cifar10"}
+
+
+def test_defaults_never_change():
+    assert zoo.DEFAULTS == {
+        "vit_nano_4": "vit_nano_4.cifar10",
+        "vit_tiny_16": "vit_tiny_16.augreg_in21k_ft_in1k",
+        "vit_small_16": "vit_small_16.augreg_in21k_ft_in1k",
+        "vit_small_32": "vit_small_32.augreg_in21k_ft_in1k",
+        "vit_base_8": "vit_base_8.augreg2_in21k_ft_in1k",
+        "vit_base_16": "vit_base_16.augreg2_in21k_ft_in1k",
+        "vit_base_32": "vit_base_32.augreg_in21k_ft_in1k",
+        "vit_large_14": "vit_large_14.clip_openai_ft_in12k_in1k",
+        "vit_large_16": "vit_large_16.augreg_in21k_ft_in1k",
+        "vit_large_32": "vit_large_32.orig_in21k_ft_in1k_384",
+        "vit_huge_14": "vit_huge_14.clip_laion2b_ft_in12k_in1k",
+    }
+
+
+def test_no_default_is_non_commercial():
+    assert {zoo.find(name).license for name in zoo.DEFAULTS} == {"apache-2.0"}
+    assert any("-nc-" in record.license for record in zoo.RECORDS.values())
+
+
+def test_list_models_names_what_create_takes():
+    assert zoo.list_models()[:2] == ["vit_base_16", "vit_base_32"]
+    assert set(zoo.list_models()) == set(zoo.RECORDS) | set(zoo.DEFAULTS)
+    assert zoo.list_models("*dino") == ["vit_base_16.dino", "vit_small_8.dino", "vit_small_16.dino", "vit_base_8.dino"]
+    assert zoo.list_models("resnet*") == []
+    for name in zoo.list_models():
+        assert zoo.info(name).name == zoo.DEFAULTS.get(name, name)
+
+
+def test_timm_names_are_aliases():
+    record = zoo.info("vit_tiny_16.deit_fb_in1k")
+    assert zoo.info("deit_tiny_patch16_224.fb_in1k") is record
+    assert zoo.info("timm/deit_tiny_patch16_224.fb_in1k") is record
+    assert record.repo == "timm/deit_tiny_patch16_224.fb_in1k"
+    assert zoo.info("facebook/ijepa_vith16_1k").repo == "facebook/ijepa_vith16_1k"
+    quick = zoo.info("vit_base_patch16_clip_quickgelu_224.openai")  # two networks, one file
+    assert (quick.config.gelu, quick.repo) == ("quick", "timm/vit_base_patch16_clip_224.openai")
+    assert "vit_base_16.clip_quickgelu_openai" in zoo.info("vit_base_16.clip_openai").note
+
+
+def test_packaged_checkpoint():
+    record = zoo.info("vit_nano_4")
+    assert (record.repo, record.alias, record.file) == ("", "", "vit_nano_4.cifar10.safetensors")
+    assert (record.config.size, record.config.num_classes, record.license) == ((32, 32), 10, "apache-2.0")
+    assert (record.mean, record.std) == ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    assert zoo.labels(record)[3] == "cat"
+
+
+def test_pins_are_whole_or_absent():
+    for record in zoo.RECORDS.values():
+        assert record.commit is None or re.fullmatch("[0-9a-f]{40}", record.commit)
+        assert record.sha256 is None or re.fullmatch("[0-9a-f]{64}", record.sha256)
+        assert record.sha256 or not record.commit
+
+
+def message(name: str) -> str:
+    with pytest.raises(UnknownNameError) as caught:
+        zoo.info(name)
+    assert isinstance(caught.value, VitliteError)
+    return str(caught.value)
+
+
+def test_a_preset_without_a_default_says_what_there_is():
+    assert message("vit_huge_32") == (
+        "The preset 'vit_huge_32' has no default checkpoint. Its checkpoints: none. The presets nearest in size that "
+        "have one: vit_huge_14, vit_large_32, vit_large_16. For random weights: create('vit_huge_32', weights=None)."
+    )
+    assert "Its checkpoints: vit_huge_16.ijepa_in1k_448." in message("vit_huge_16")
+    for name in set(PRESETS) - set(zoo.DEFAULTS):
+        assert f"create({name!r}, weights=None)" in message(name)
+
+
+def test_a_wrong_name_gets_close_ones_and_the_list():
+    text = message("vit_bas_16")
+    assert text.startswith("There is no model 'vit_bas_16'. Did you mean vit_base_16, ")
+    assert f"Presets: {', '.join(PRESETS)}." in text
+    assert "vitlite.load" in text
+    text = message("vit_base_16.dinno")
+    assert text.startswith("There is no checkpoint 'vit_base_16.dinno'. Did you mean vit_base_16.dino, ")
+    assert "vit_base_16.deit3_fb_in22k_ft_in1k_384." in text
+    assert message("vit_large_patch32_384").startswith(  # timm's name, but not the whole of it
+        "There is no model 'vit_large_patch32_384'. Did you mean vit_large_patch32_384.orig_in21k_ft_in1k? "
+    )
+
+
+def test_what_is_not_in_the_zoo_says_why():
+    assert len(zoo.REFUSED) == 79
+    assert not set(zoo.REFUSED) & set(zoo.NAMES)
+    for alias, why in zoo.REFUSED.items():
+        assert why
+        assert message(alias).startswith(f"{alias!r} is not in the zoo: {why}. ")
+    assert "SwiGLU" in message("timm/vit_giant_patch14_dinov2.lvd142m")
+    assert "SwiGLU" in message("vit_giant_patch14_dinov2")
+    assert "vitlite.load" in message("google/vit-base-patch16-224")
+
+
+def test_labels_are_known_and_tell_classes_apart():
+    imagenet = zoo.labels(zoo.info("vit_base_16"))
+    assert [imagenet[i] for i in (0, 281, 285, 657, 967)] == ["tench", "tabby", "Egyptian cat", "missile", "espresso"]
+    assert imagenet[134].startswith("crane (large long-necked wading bird")
+    assert imagenet[517] == "crane (lifts and moves heavy objects)"
+    assert zoo.labels(zoo.info("vit_base_16.dino")) is None
+    assert zoo.labels(zoo.info("vit_base_16.clip_openai")) is None  # 512 numbers, not classes
+    counts = Counter(record.labels_name for record in zoo.RECORDS.values())
+    assert counts["imagenet-1k"] == 85
+    for name in set(counts) - {None}:
+        labels = zoo.labels(next(r for r in zoo.RECORDS.values() if r.labels_name == name))
+        assert len(set(labels)) == len(labels)
+        assert all(label == label.strip() != "" for label in labels)
+
+
+def test_names_and_sizes_need_no_torch():
+    code = "import sys, vitlite as v; v.list_models(); v.info('vit_base_16').gmacs; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("module", [zoo, sizes])
+def test_examples(module):
+    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(module).attempted > 0
+
+
+def test_packaged_file_is_the_pinned_one():
+    record = zoo.info("vit_nano_4.cifar10")
+    path = zoo.DATA / record.file
+    if not path.exists():
+        pytest.skip(f"{path.name} is not here yet")
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == record.sha256
+
+
+def test_models_page_is_what_the_records_say():
+    script = Path(__file__).parents[2] / "docs" / "generate_models.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
