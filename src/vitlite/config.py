@@ -3,8 +3,10 @@
 Nothing here imports torch, so that names and sizes can be listed at once.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from vitlite.errors import ConfigError, UnknownNameError, closest
@@ -48,10 +50,7 @@ class ViTConfig:
     checkpointing: bool = False  # recompute blocks in the backward pass instead of storing them
 
     def __new__(cls, **given: Any) -> "ViTConfig":
-        names = cls.__dataclass_fields__
-        for name in given:
-            if name not in names:
-                raise ConfigError(f"ViTConfig has no field {name!r}.{closest(name, names)} Fields: {', '.join(names)}.")
+        refuse_unknown_fields(given)
         self = super().__new__(cls)
         object.__setattr__(self, "_given", frozenset(given))
         return self
@@ -59,8 +58,8 @@ class ViTConfig:
     def __post_init__(self) -> None:
         if isinstance(self.image_size, list):  # as JSON has it
             object.__setattr__(self, "image_size", tuple(self.image_size))
-        for problem in _problems(self):
-            raise ConfigError(f"ViTConfig: {problem}")
+        for field, problem in chain(_wrong_values(self), _wrong_together(self)):
+            raise ConfigError(f"ViTConfig: {problem}", field=field)
 
     @property
     def given(self) -> frozenset[str]:
@@ -70,7 +69,9 @@ class ViTConfig:
     @property
     def size(self) -> tuple[int, int]:
         """Image height and width in pixels."""
-        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+        if isinstance(self.image_size, int):
+            return self.image_size, self.image_size
+        return self.image_size
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -106,48 +107,91 @@ class ViTConfig:
         return asdict(self)
 
 
-def _problems(c: ViTConfig) -> Iterator[str]:
-    """What is wrong with a config, in the order in which it should be mended."""
-    sides = [type(side) for side in c.image_size] if isinstance(c.image_size, tuple) else None
-    if sides != [int, int] and not isinstance(c.image_size, int):
-        yield f"image_size must be a whole number or (height, width), got {c.image_size!r}."
-    for name, least in (
-        *((name, 1) for name in ("patch_size", "dim", "depth", "heads", "mlp_dim", "channels")),
-        *((name, 0) for name in ("num_classes", "registers", "pre_logits")),
-    ):
+def refuse_unknown_fields(names: Iterable[str]) -> None:
+    """Makes sure that these are fields of a `ViTConfig`.
+
+    Raises:
+        ConfigError: One is not; what comes close, and the list.
+    """
+    fields = ViTConfig.__dataclass_fields__
+    for name in names:
+        if name not in fields:
+            raise ConfigError(f"ViTConfig has no field {name!r}.{closest(name, fields)} Fields: {', '.join(fields)}.")
+
+
+Problem = tuple[str, str]  # the field, and what is wrong with it as a sentence
+
+LEAST = {  # whole numbers, and the least that each may be
+    **dict.fromkeys(("patch_size", "dim", "depth", "heads", "mlp_dim", "channels"), 1),
+    **dict.fromkeys(("num_classes", "registers", "pre_logits"), 0),
+}
+VALID = {"pool": get_args(Pool), "positions": get_args(Positions), "resample": get_args(Resample),
+         "gelu": get_args(Gelu)}  # fmt: skip
+SWITCHES = (
+    "class_token", "cls_position", "qkv_bias", "pre_norm", "patch_norm", "inner_norm", "fc_norm", "checkpointing",
+)  # fmt: skip
+SHARES = ("dropout", "drop_path")
+
+
+def _wrong_values(c: ViTConfig) -> Iterator[Problem]:
+    """What is wrong with single fields of a config, in the order in which it should be mended."""
+    if not _is_size(c.image_size):
+        yield "image_size", f"image_size must be a whole number or (height, width), got {c.image_size!r}."
+    for name, least in LEAST.items():
         value = getattr(c, name)
         if type(value) is not int or value < least:
-            yield f"{name} must be a whole number of at least {least}, got {value!r}."
-    for name, kind in (("pool", Pool), ("positions", Positions), ("resample", Resample), ("gelu", Gelu)):
-        value, valid = getattr(c, name), get_args(kind)
-        if value not in valid:
-            yield f"{name} must be one of {', '.join(valid)}, got {value!r}.{closest(value, valid)}"
-    for name, field in c.__dataclass_fields__.items():
-        if type(field.default) is bool and type(getattr(c, name)) is not bool:
-            yield f"{name} must be True or False, got {getattr(c, name)!r}."
-    for name in ("dropout", "drop_path"):
+            yield name, f"{name} must be a whole number of at least {least}, got {value!r}."
+    for name, valid in VALID.items():
         value = getattr(c, name)
-        if type(value) not in (int, float) or not 0 <= value < 1:
-            yield f"{name} must be at least 0 and below 1, got {value!r}."
+        if value not in valid:
+            yield name, f"{name} must be one of {', '.join(valid)}, got {value!r}.{closest(value, valid)}"
+    for name in SWITCHES:
+        value = getattr(c, name)
+        if type(value) is not bool:
+            yield name, f"{name} must be True or False, got {value!r}."
+    yield from _wrong_numbers(c)
+
+
+def _is_size(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return [type(side) for side in value] == [int, int]
+    return isinstance(value, int)
+
+
+def _wrong_numbers(c: ViTConfig) -> Iterator[Problem]:
+    for name in SHARES:
+        share = getattr(c, name)
+        if not _is_number(share) or not 0 <= share < 1:
+            yield name, f"{name} must be at least 0 and below 1, got {share!r}."
     if type(c.norm_eps) is not float or not 0 < c.norm_eps < 1:
-        yield f"norm_eps must be a small positive number such as 1e-6, got {c.norm_eps!r}."
-    if c.layer_scale is not None and (type(c.layer_scale) not in (int, float) or not abs(c.layer_scale) < float("inf")):
-        yield f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}."
+        yield "norm_eps", f"norm_eps must be a small positive number such as 1e-6, got {c.norm_eps!r}."
+    if c.layer_scale is not None and not (_is_number(c.layer_scale) and math.isfinite(c.layer_scale)):
+        yield "layer_scale", f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}."
     if c.head_dim is not None and (type(c.head_dim) is not int or c.head_dim < 1):
-        yield f"head_dim must be None or a whole number of at least 1, got {c.head_dim!r}."
-    if type(c.image_size) is bool or min(c.size) < c.patch_size or any(side % c.patch_size for side in c.size):
+        yield "head_dim", f"head_dim must be None or a whole number of at least 1, got {c.head_dim!r}."
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _wrong_together(c: ViTConfig) -> Iterator[Problem]:
+    """What does not go together, in a config whose single values are right."""
+    fits = min(c.size) >= c.patch_size and not any(side % c.patch_size for side in c.size)
+    if type(c.image_size) is bool or not fits:
         nearest = fitting(c.size, c.patch_size)
-        yield f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {nearest}"
+        yield "image_size", f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {nearest}"
     if c.head_dim is None and c.dim % c.heads:
-        yield f"dim {c.dim} does not divide into {c.heads} heads; change heads, or set head_dim."
+        yield "dim", f"dim {c.dim} does not divide into {c.heads} heads; change heads, or set head_dim."
     if c.pool != "mean" and not c.class_token:
-        yield f"pool={c.pool!r} reads the class token, and class_token is False; use pool='mean'."
+        yield "pool", f"pool={c.pool!r} reads the class token, and class_token is False; use pool='mean'."
     if c.registers and c.cls_position:
-        yield "registers have no position of their own: set cls_position=False, so that the table covers patches only."
+        text = "registers have no position of their own: set cls_position=False, so that the table covers patches only."
+        yield "registers", text
     if c.registers and c.pool == "mean_with_cls":
-        yield "pool='mean_with_cls' is vit-pytorch's, which has no registers; use pool='mean'."
+        yield "pool", "pool='mean_with_cls' is vit-pytorch's, which has no registers; use pool='mean'."
     if c.positions == "sincos2d" and c.dim % 4:
-        yield f"sincos2d positions need a dim that 4 divides, got {c.dim}."
+        yield "positions", f"sincos2d positions need a dim that 4 divides, got {c.dim}."
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:
@@ -155,8 +199,10 @@ def fitting(size: tuple[int, int], patch: int) -> str:
     options = []
     for side, axis in zip(size, ("height", "width"), strict=True):
         below = max(side // patch, 1) * patch
-        if side != below:
-            options.append(f"{axis} {below}" + (f" or {below + patch}" if side > below else ""))
+        if side > below:
+            options.append(f"{axis} {below} or {below + patch}")
+        elif side < below:
+            options.append(f"{axis} {below}")
     return f"The nearest that fit: {', '.join(options)}."
 
 

@@ -1,8 +1,11 @@
-"""`create` and `load`, where all the rest meets: the record, the file, the loaded model, and its preprocessing."""
+"""`create` and `load`: the record, the verified file, its config, the filled model, and what belongs to it.
+
+Five steps, each of a module of its own: `weights.zoo` finds the record, `weights.locate` gets the file,
+`weights.resolve` works out its config, `weights.build` fills the model, and here labels and preprocessing are attached.
+"""
 
 import hashlib
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from os import PathLike
@@ -12,22 +15,16 @@ from typing import Any, NamedTuple, NoReturn, ParamSpec
 import torch
 
 from vitlite.config import PRESETS, Pool, ViTConfig
-from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError, closest
-from vitlite.images import Preprocess, Recipe
+from vitlite.errors import ConfigError, ImageError, UnknownNameError, closest
+from vitlite.images import Preprocess
 from vitlite.model import ViT
 from vitlite.weights import hub, zoo
-from vitlite.weights.checkpoint import (
-    INDEX,
-    PICKLES,
-    USER,
-    WEIGHTS,
-    Claim,
-    Source,
-    files_of,
-    open_checkpoint,
-    read,
-)
-from vitlite.weights.sidecar import Description
+from vitlite.weights.build import Source, Wish, build
+from vitlite.weights.files import WeightsFile, explain_damage, open_weights
+from vitlite.weights.labels import labels_of
+from vitlite.weights.locate import Location, locate, locate_record
+from vitlite.weights.resolve import CALLER, Claim, understand
+from vitlite.weights.sidecar import Sidecar, read_sidecar, recipe_from_record, recipe_of
 
 P = ParamSpec("P")
 Size = int | tuple[int, int]
@@ -54,21 +51,15 @@ class Options(NamedTuple):
     device: torch.device | str | int | None
     dtype: torch.dtype | None
 
+    @property
+    def placed_on(self) -> torch.device:
+        """Where the weights go."""
+        return torch.get_default_device() if self.device is None else torch.device(self.device)
+
     def apply(self, config: ViTConfig) -> ViTConfig:
         """The config with these changes."""
         wanted = {name: getattr(self, name) for name in ("num_classes", "image_size", "pool", "channels")}
         return config.replace(**{name: value for name, value in wanted.items() if value is not None})
-
-
-class Weights(NamedTuple):
-    """A file whose bytes were hashed, and where it came from."""
-
-    path: Path
-    described: bool  # whether the config.json beside it speaks for it
-    repo: str | None = None
-    commit: str | None = None
-    sha256: str | None = None
-    verified: hub.Verified | None = None
 
 
 def _answering(function: Callable[P, ViT]) -> Callable[P, ViT]:
@@ -126,17 +117,16 @@ def create(
     """
     options = Options(num_classes, image_size, pool, channels, device, dtype)
     if weights is None:
-        return _random(PRESETS[name] if name in PRESETS else zoo.find(name).config, options)
+        return _random(name, options)
     if not isinstance(weights, (str, PathLike)):
         raise ConfigError(f"weights={weights!r}: give a path, 'owner/name', None (random), or leave it out (trained).")
-    if weights == "default" or name not in PRESETS:
+    if weights == "default":
         record = zoo.find(name)
-        file = _fetched(record) if weights == "default" else _place(weights)
-        return _open(file, [Claim(f"the record of {record.name} says", record.config.to_dict())], options, record)
-    config = PRESETS[name]
-    shape = {field: getattr(config, field) for field in config.given - {"image_size", "num_classes"}}
-    rest = {field: value for field, value in config.to_dict().items() if field not in {*config.given, "cls_position"}}
-    return _open(_place(weights), [Claim(f"the preset {name} says", shape), Claim("", rest, firm=False)], options)
+        return _open(locate_record(record), _claims_of_record(record), options, record)
+    if name in PRESETS:
+        return _open(locate(weights), _claims_of_preset(name), options)
+    record = zoo.find(name)
+    return _open(locate(weights), _claims_of_record(record), options, record)
 
 
 @_answering
@@ -166,116 +156,108 @@ def load(
         raise UnknownNameError(f"{source!r} is a name of the zoo, not a place: vitlite.create({str(source)!r}).")
     if config is not None and not isinstance(config, ViTConfig):
         raise ConfigError(f"config= takes a vitlite.ViTConfig, got {config!r}.")
-    claims = [Claim(USER, {name: getattr(config, name) for name in config.given})] if config else []
-    return _open(_place(source), claims, Options(num_classes, image_size, pool, channels, device, dtype))
+    claims = []
+    if config is not None:
+        claims.append(Claim(CALLER, {field: getattr(config, field) for field in config.given}))
+    return _open(locate(source), claims, Options(num_classes, image_size, pool, channels, device, dtype))
 
 
-def _random(config: ViTConfig, options: Options) -> ViT:
-    with torch.device(_device(options)):
+def _random(name: str, options: Options) -> ViT:
+    config = PRESETS[name] if name in PRESETS else zoo.find(name).config
+    with torch.device(options.placed_on):
         return ViT(options.apply(config)).to(options.dtype)
 
 
-def _device(options: Options) -> torch.device:
-    return torch.get_default_device() if options.device is None else torch.device(options.device)
+def _claims_of_record(record: zoo.Record) -> list[Claim]:
+    return [Claim(f"the record of {record.name} says", record.config.to_dict())]
 
 
-def _fetched(record: zoo.Record) -> Weights:
-    """The file of a record: in the package, in the cache, or from the Hub."""
-    if record.file:
-        return Weights(zoo.DATA / record.file, False, sha256=record.sha256, verified="record")
-    got = hub.fetch(record.repo, record.filename, revision=record.commit, sha256=record.sha256, pin=record.name)
-    return Weights(got.path, False, record.repo, got.commit, got.sha256, got.verified)
+def _claims_of_preset(name: str) -> list[Claim]:
+    """A preset's shape is firm; the rest of it is what a model of that shape usually has."""
+    preset = PRESETS[name]
+    shape = preset.given - {"image_size", "num_classes"}
+    usual = preset.to_dict().keys() - preset.given - {"cls_position"}
+    return [
+        Claim(f"the preset {name} says", {field: getattr(preset, field) for field in shape}),
+        Claim(f"the preset {name} has", {field: getattr(preset, field) for field in usual}, firm=False),
+    ]
 
 
-def _place(source: Place) -> Weights:
-    """A path, or else a repository of the Hub with what describes its weights."""
-    path = Path(source).expanduser()
-    if path.exists():
-        return Weights(path, True)
-    match = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?", str(source))
-    if not match or isinstance(source, PathLike) or path.suffix in (".safetensors", ".npz", ".json", *PICKLES):
-        raise CheckpointError(
-            f"There is no file or folder {path}, and it is no repository of the Hub (owner/name, owner/name@revision)."
-            f"{closest(str(source), zoo.NAMES)}"
-        )
-    repo, revision = match.groups()
-    got = hub.fetch_optional(repo, WEIGHTS, revision=revision) or hub.fetch_optional(repo, INDEX, revision=revision)
-    if got is None:
-        raise DownloadError(
-            f"{repo} has no {WEIGHTS}, whole or in shards. A pickle (.bin, .pth) of it is loaded only by way of "
-            "vitlite convert; fetch it yourself, if you trust it."
-        )
-    for name in ("config.json", "preprocessor_config.json"):
-        hub.fetch_optional(repo, name, revision=got.commit or revision)
-    if got.path.name == INDEX:
-        for shard in files_of(got.path)[1]:
-            hub.fetch(repo, shard.name, revision=got.commit or revision)
-    return Weights(got.path, True, repo, got.commit, got.sha256, got.verified)
+def _claims_of_sidecar(sidecar: Sidecar, relative: zoo.Record | None) -> list[Claim]:
+    """What config.json says itself, and what the name of an architecture in it stands for."""
+    claims = [Claim("its config.json says", sidecar.claims)]
+    if relative is not None:
+        fields = {}
+        for field in ARCHITECTURE:
+            if field not in sidecar.not_claimed:
+                fields[field] = getattr(relative.config, field)
+        claims.append(Claim(f"its architecture, that of {relative.name}, says", fields, firm=False))
+    return claims
 
 
-def _open(weights: Weights, claims: Sequence[Claim], options: Options, record: zoo.Record | None = None) -> ViT:
-    """The loaded model, with its labels, its preprocessing and where it came from."""
-    with open_checkpoint(weights.path, weights.described) as file:
-        hashes = [hub.check_file(path, weights.sha256 if len(file.files) == 1 else None) for path in file.files]
-        about, like = file.about, _like(file.about)
-        said = [Claim("its config.json says", about.claims)]
-        if like:
-            fields = {name: getattr(like.config, name) for name in ARCHITECTURE if name not in about.untold}
-            said.append(Claim(f"its architecture, that of {like.name}, says", fields, firm=False))
-        said += claims
+def _open(location: Location, claims: Sequence[Claim], options: Options, record: zoo.Record | None = None) -> ViT:
+    """Weights on this disk, and what others say of them -> the model, with all that belongs to it."""
+    with open_weights(location.path) as file:
+        sha256 = _verify(file, location)
+        sidecar = _read_sidecar(location)
+        relative = _record_of_architecture(sidecar)
+        said = [*_claims_of_sidecar(sidecar, relative), *claims]
         if options.pool:
-            said.append(Claim("", {"pool": options.pool}, firm=False))
-        translation, config = file.understand(said)
-        target, new_head = _target(config, options)
-        if record and about.ours and not new_head and (differ := _differ(record, about)):
-            raise ConfigError(
-                f"{file.path} is not {record.name} as the record has it: {differ}. For the file's own labels and "
-                "preprocessing: vitlite.load(PATH)."
-            )
-        scan = not all(map(hub.is_scanned, file.files))
-        model, report = read(
-            file,
-            translation,
-            config,
-            target,
-            new_head=new_head,
-            device=_device(options),
-            dtype=options.dtype or torch.get_default_dtype(),
-            scan=scan,
-        )
+            said.append(Claim("pool= says", {"pool": options.pool}, firm=False))
+
+        translation, resolved = understand(file, said)
+        wish = _wish(resolved.config, options)
+        if record is not None and not wish.new_head:
+            _refuse_another_fine_tune(file, sidecar, record)
+
+        scan = not all(hub.is_scanned(path) for path in file.files)
+        model, report = build(file, translation, resolved.config, wish, resolved.said_by, scan=scan)
     if scan and not report.dropped:
         for path in file.files:
             hub.mark_scanned(path)
-    sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-    model.source = Source(
-        file.path, sha256, weights.verified, report, record.name if record else None, weights.repo, weights.commit
-    )
-    if not new_head:
-        # a fine-tune keeps the name of what it began with, not its classes
-        own = zoo.labels(like) if like and like.repo == weights.repo else None
-        labels = (zoo.labels(record) if record else None) or about.labels or own
-        model.labels = labels if labels and len(labels) == target.num_classes else None
-    try:
-        if recipe := _recipe(record, about, target.size if record or options.image_size else None):
-            model.preprocess = Preprocess(recipe, model)
-    except (ConfigError, TypeError, ArithmeticError, AttributeError, KeyError) as error:  # or a value of another kind
-        model.preprocess = partial(_unprepared, f"{file.path.parent}: its preprocessing is not understood: {error}")
+
+    name = record.name if record else None
+    model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
+    if not wish.new_head:
+        model.labels = _labels(record, sidecar, relative, location, wish.config.num_classes)
+    other_size = wish.config.size if record or options.image_size else None
+    _attach_preprocessing(model, file, record, sidecar, other_size)
     return model.eval()
 
 
-def _differ(record: zoo.Record, about: Description) -> str:
-    """Which labels and what of the preprocessing a file says otherwise than the record, up to three."""
-    names = about.contradictions(zoo.labels(record), Recipe.from_record(record, record.config.size).to_dict())
-    return "; ".join(f"{name} {own}, not {theirs}" for name, (own, theirs) in list(names.items())[:3])
+def _verify(file: WeightsFile, location: Location) -> str:
+    """The sha256 of the bytes, compared where there is something to compare with; of shards: of all their hashes."""
+    if len(file.files) == 1:
+        return hub.check_file(file.files[0], location.sha256)
+    hashes = [hub.check_file(path) for path in file.files]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def _unprepared(reason: str, images: Any) -> NoReturn:
-    """Stands for preprocessing that was not understood."""
-    raise ImageError(reason)
+def _read_sidecar(location: Location) -> Sidecar:
+    if location.sidecar is None:
+        return Sidecar()
+    with explain_damage(location.sidecar / "config.json"):
+        return read_sidecar(location.sidecar)
 
 
-def _target(config: ViTConfig, options: Options) -> tuple[ViTConfig, bool]:
-    """The config wanted, and whether its head is a new one; refused where trained weights would lose their meaning."""
+def _record_of_architecture(sidecar: Sidecar) -> zoo.Record | None:
+    """The zoo's record of what timm's config.json names: this very checkpoint, or one of the same architecture."""
+    named = sidecar.architecture or ""
+    if named in zoo.ALIASES:
+        return zoo.RECORDS[zoo.ALIASES[named]]
+    architecture = named.split(".")[0]
+    for alias, name in zoo.ALIASES.items():
+        if alias.split(".")[0] == architecture:
+            return zoo.RECORDS[name]
+    return None
+
+
+def _wish(config: ViTConfig, options: Options) -> Wish:
+    """What to build; refused where trained weights would lose their meaning.
+
+    Raises:
+        ConfigError: An option does not go with these weights.
+    """
     target = options.apply(config)
     moved = target.pool != config.pool
     if moved and config.num_classes and options.num_classes is None:
@@ -287,23 +269,57 @@ def _target(config: ViTConfig, options: Options) -> tuple[ViTConfig, bool]:
         raise ConfigError(f"pool={target.pool!r} changes the width of a trained layer before the head. Leave it out.")
     if target.channels != config.channels and config.patch_norm:
         raise ConfigError(f"These weights norm patches of {config.channels} channels, so channels= cannot change.")
-    new = target.num_classes > 0 and (moved or target.num_classes != config.num_classes)
-    return target, new
+    new_head = target.num_classes > 0 and (moved or target.num_classes != config.num_classes)
+    return Wish(target, new_head, options.placed_on, options.dtype or torch.get_default_dtype())
 
 
-def _like(about: Description) -> zoo.Record | None:
-    """The zoo's record of what timm's config.json names: this very checkpoint, or one of the same architecture."""
-    named = about.architecture or ""
-    exact = zoo.ALIASES.get(named)
-    same = [name for alias, name in zoo.ALIASES.items() if alias.split(".")[0] == named.split(".")[0]]
-    return zoo.RECORDS[exact or same[0]] if exact or same else None
+def _refuse_another_fine_tune(file: WeightsFile, sidecar: Sidecar, record: zoo.Record) -> None:
+    """Makes sure that a folder which vitlite saved is what the record says of labels and preprocessing.
+
+    Raises:
+        ConfigError: It is not; where they differ, up to three places.
+    """
+    if not sidecar.written_by_vitlite:
+        return
+    recipe = recipe_from_record(record, record.config.size)
+    different = sidecar.contradictions(labels_of(record), recipe.to_dict())
+    if different:
+        sentences = [f"{name} {here}, not {there}" for name, (here, there) in different.items()]
+        raise ConfigError(
+            f"{file.path} is not {record.name} as the record has it: {'; '.join(sentences[:3])}. For the file's own "
+            "labels and preprocessing:",
+            python="vitlite.load(PATH).",
+            command="--model PATH.",
+        )
 
 
-def _recipe(record: zoo.Record | None, about: Description, size: tuple[int, int] | None) -> Recipe | None:
-    """How pictures are prepared: as the record says, else as the file's own config does; None: at its own size."""
-    if record and size:
-        return Recipe.from_record(record, size)
-    if about.recipe is None:
-        return None
-    made = {"vitlite": Recipe.from_dict, "timm": Recipe.from_timm, "transformers": Recipe.from_transformers}
-    return made[about.recipe[0]](about.recipe[1], size)
+def _labels(
+    record: zoo.Record | None, sidecar: Sidecar, relative: zoo.Record | None, location: Location, classes: int
+) -> Sequence[str] | None:
+    """The record's, else those beside the file, else those of the checkpoint that it names; None if of other number."""
+    labels = labels_of(record) if record else None
+    labels = labels or sidecar.labels
+    if not labels and relative is not None and relative.repo == location.repo:
+        labels = labels_of(relative)  # of this very repository: a fine-tune keeps the name of what it began with
+    return labels if labels and len(labels) == classes else None
+
+
+def _attach_preprocessing(
+    model: ViT, file: WeightsFile, record: zoo.Record | None, sidecar: Sidecar, size: tuple[int, int] | None
+) -> None:
+    """As the record says, else as the file's own config does; without a size, at its own.
+
+    What is not understood is no error until a picture is to be prepared.
+    """
+    try:
+        recipe = recipe_from_record(record, size) if record and size else recipe_of(sidecar, size)
+        if recipe is not None:
+            model.preprocess = Preprocess(recipe, model)
+    except (ConfigError, TypeError, ArithmeticError, AttributeError, KeyError) as error:  # or a value of another kind
+        folder = file.path.parent
+        model.preprocess = partial(_unprepared, f"{folder}: its preprocessing is not understood: {error}")
+
+
+def _unprepared(reason: str, images: Any) -> NoReturn:
+    """Stands for preprocessing that was not understood."""
+    raise ImageError(reason)

@@ -15,21 +15,15 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitlite.config import Resample, ViTConfig, fitting
+from vitlite.config import ViTConfig
 from vitlite.errors import ImageError, InputError
+from vitlite.inputs import check_images
+from vitlite.positions import PositionTables
 from vitlite.speed import onednn
 
 if TYPE_CHECKING:
     from vitlite.predict import Predictions
-    from vitlite.weights.checkpoint import Source
-
-# What each library passes to torch's interpolate; big_vision's scipy.ndimage.zoom(order=1) is bilinear on corners.
-RESAMPLE: dict[Resample, dict[str, Any]] = {
-    "timm": {"mode": "bicubic", "antialias": True, "align_corners": False},
-    "transformers": {"mode": "bicubic", "antialias": False, "align_corners": False},
-    "torchvision": {"mode": "bicubic", "antialias": False, "align_corners": True},
-    "jax": {"mode": "bilinear", "antialias": False, "align_corners": True},
-}
+    from vitlite.weights.build import Source
 
 
 class PatchEmbed(nn.Module):
@@ -79,17 +73,27 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)
-        if q.requires_grad and q.device.type == "cpu" and q.shape[2] <= 1024 and not torch.compiler.is_compiling():
-            # on a CPU the fused kernel's backward is twice as slow
-            x = (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v
+        if _plain_is_faster(q):
+            x = attention_map(q, k) @ v
         else:
             x = F.scaled_dot_product_attention(q, k, v)
         return self.drop(self.proj(self.norm(rearrange(x, "b heads n d -> b n (heads d)"))))
 
     def map(self, x: Tensor) -> Tensor:
-        """softmax(q k^T / sqrt(d)), which `forward` never forms: (b, n, d) -> (b, heads, n, n)."""
+        """Who looks at whom, which fused attention never forms: (b, n, d) -> (b, heads, n, n)."""
         q, k, _ = self.split(x)
-        return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1)
+        return attention_map(q, k)
+
+
+def attention_map(q: Tensor, k: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d)): (b, heads, n, d) -> (b, heads, n, n)."""
+    return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1)
+
+
+def _plain_is_faster(q: Tensor) -> bool:
+    """On a CPU the fused kernel's backward is twice as slow; beyond 1,024 tokens, whole maps would take gigabytes."""
+    trains_on_cpu = q.requires_grad and q.device.type == "cpu"
+    return trains_on_cpu and q.shape[2] <= 1024 and not torch.compiler.is_compiling()
 
 
 class QuickGELU(nn.Module):
@@ -186,15 +190,6 @@ class Features(NamedTuple):
     layers: tuple[Tensor, ...]  # (b, cls + registers + patches, d) each: the outputs of the blocks asked for
 
 
-class KeptPositions(NamedTuple):
-    """Position tables computed from one state of the weights, by grid."""
-
-    source: Tensor
-    state: tuple[Any, ...]
-    values: Tensor | None  # what the learned table was; on a CPU only, where comparing waits for nothing
-    tables: dict[tuple[int, int], Tensor]
-
-
 class ViT(nn.Module):
     """A Vision Transformer: patches become tokens, blocks mix them, the class token or their mean meets the head.
 
@@ -222,31 +217,13 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, config.drop_path * i / last) for i in range(config.depth))
         self.norm = nn.Identity() if config.fc_norm else nn.LayerNorm(d, eps)
 
+        self.first_in_mean = 0 if config.pool == "mean_with_cls" else config.prefix_tokens
         pooled = d * (2 if config.pool == "cls_and_mean" else 1)
         self.fc_norm = nn.LayerNorm(pooled, eps) if config.fc_norm else nn.Identity()
         self.pre_logits = PreLogits(pooled, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head = _head(config)
-        self._kept: KeptPositions | None = None
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """As google-research/vision_transformer does: Xavier for q, k and v apart, tiny MLP biases, a zero head."""
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear) and name != "head":
-                fan_out = module.out_features // (3 if name.endswith("qkv") else 1)
-                bound = math.sqrt(6 / (module.in_features + fan_out))
-                nn.init.uniform_(module.weight, -bound, bound)
-                if module.bias is not None:
-                    nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
-        if isinstance(self.pre_logits, PreLogits):
-            _lecun_normal(self.pre_logits.weight)
-        kernel = self.patch_embed.proj
-        _lecun_normal(kernel.weight)
-        if kernel.bias is not None:
-            nn.init.zeros_(kernel.bias)
-        for table, std in ((self.pos_embed, 0.02), (self.reg_token, 1e-6)):
-            if table is not None:
-                nn.init.normal_(table, std=std)
+        self.tables = PositionTables()
+        initialise(self)
 
     @property
     def preprocess(self) -> Callable[[Any], Tensor]:
@@ -348,8 +325,11 @@ class ViT(nn.Module):
             if cls is not None and self.config.cls_position:
                 cls = cls + positions[:, :-rows]
             patches = patches + positions[:, -rows:]
-        prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
+        prefix = [token.expand(len(images), -1, -1) for token in (cls, self.reg_token) if token is not None]
         return self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
+
+    def _check(self, images: Tensor) -> None:
+        check_images(images, self.config, self.device, self.dtype)
 
     def _pool(self, x: Tensor) -> Tensor:
         """The final norm, and one vector an image: (b, n, d) -> (b, d)."""
@@ -357,64 +337,24 @@ class ViT(nn.Module):
         if pool == "cls":
             return self.norm(x[:, 0])
         x = self.norm(x)
-        first = 0 if pool == "mean_with_cls" else self.config.prefix_tokens
-        mean = x[:, first:].mean(1)
-        return torch.cat([x[:, 0], mean], dim=1) if pool == "cls_and_mean" else mean
+        mean = x[:, self.first_in_mean :].mean(1)
+        if pool == "cls_and_mean":
+            return torch.cat([x[:, 0], mean], dim=1)
+        return mean
 
     def _grid(self, images: Tensor) -> tuple[int, int]:
         p = self.config.patch_size
         return images.shape[2] // p, images.shape[3] // p
 
     def _positions(self, grid: tuple[int, int]) -> Tensor | None:
-        """The position table for a grid, (1, rows, d); in inference each is computed once and kept."""
-        if self.config.positions == "none":
-            return None
-        learned = self.pos_embed is not None
-        source = self.pos_embed if learned else self.patch_embed.proj.weight
-        dynamic = isinstance(grid[0], torch.SymInt) or isinstance(grid[1], torch.SymInt)
-        if learned and not dynamic and grid == self.config.grid:
-            return source
-        if (
-            torch.compiler.is_compiling()
-            or type(source) is not nn.Parameter  # swapped by torch.func, faked or sharded
-            or source.is_inference()
-            or (learned and source.requires_grad and torch.is_grad_enabled())
-        ):
-            return self._compute_positions(grid)
-        kept, state = self._kept, (source.dtype, source.device, source.data_ptr(), source._version)
-        if (
-            kept is None
-            or kept.source is not source
-            or kept.state != state
-            or not (kept.values is None or torch.equal(kept.values, source))  # .data writes leave no other trace
-            or len(kept.tables) >= 16
-        ):
-            values = source.detach().clone() if learned and source.device.type == "cpu" else None
-            self._kept = kept = KeptPositions(source, state, values, {})
-        if grid not in kept.tables:
-            with torch.inference_mode(False), torch.no_grad():  # an inference tensor would break a later backward
-                kept.tables[grid] = self._compute_positions(grid)
-        return kept.tables[grid]
-
-    def _compute_positions(self, grid: tuple[int, int]) -> Tensor:
-        if self.pos_embed is None:
-            table = sincos_positions(grid, self.config.dim)
-            if self.config.class_token and self.config.cls_position:
-                table = F.pad(table, (0, 0, 1, 0))  # the class token stands at zero
-            return table.to(self.device, self.dtype)
-        return resample_positions(self.pos_embed, self.config.grid, grid, self.config.resample)
-
-    def train(self, mode: bool = True) -> "ViT":
-        """As in torch; tables kept for inference are dropped, since training may change weights unseen."""
-        self._kept = None
-        return super().train(mode)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ViT":
-        self._kept = None
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}
+        """The position table for a grid, (1, rows, d)."""
+        config = self.config
+        if self.pos_embed is not None:
+            return self.tables.learned(self.pos_embed, config.grid, grid, config.resample)
+        if config.positions == "sincos2d":
+            cls_row = config.class_token and config.cls_position
+            return self.tables.sincos(self.patch_embed.proj.weight, grid, cls_row)
+        return None
 
     def _layers(self, layers: Iterable[int]) -> list[int]:
         depth = self.config.depth
@@ -424,75 +364,40 @@ class ViT(nn.Module):
                 raise InputError(f"layers has {i!r}; the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1.")
         return [i % depth for i in wanted]
 
-    def _check(self, images: Tensor) -> None:
-        """Refuses what would fail or mislead further on. Reads shapes and types only, never values."""
-        c, p = self.config.channels, self.config.patch_size
-        if not isinstance(images, Tensor):
-            raise InputError(
-                f"The model takes a tensor (batch, {c}, height, width), got {type(images).__name__}. "
-                "For pictures: model.predict(picture), or model(model.preprocess(picture))."
-            )
-        shape = tuple(images.shape)
-        wanted = f"(batch, {c}, height, width)"
-        if images.ndim != 4:
-            hint = " Add the batch: images[None]." if images.ndim == 3 else ""
-            raise InputError(f"The model takes {wanted}, got shape {shape}.{hint}")
-        if shape[1] != c:
-            hint = (
-                " Channels come second: images.permute(0, 3, 1, 2)."
-                if shape[3] == c
-                else f" For other channels: create(..., channels={shape[1]})."
-            )
-            raise InputError(f"The model takes {wanted}, got shape {shape}.{hint}")
-        if shape[0] == 0:
-            raise InputError(f"The batch is empty: got shape {shape}. Pass at least one image.")
-        if shape[2] % p or shape[3] % p or shape[2] < p or shape[3] < p:
-            raise InputError(
-                f"Images of {shape[2]} x {shape[3]} pixels do not divide into patches of {p}. "
-                f"{fitting((shape[2], shape[3]), p)} Resize or crop them; model.preprocess does."
-            )
-        if not images.is_floating_point():
-            raise InputError(
-                f"The model takes normalised floats, got {images.dtype}. "
-                "For pictures of whole numbers: model.preprocess(images), which scales and normalises."
-            )
-        if images.device != self.device:
-            raise InputError(
-                f"Images are on {images.device}, the model on {self.device}. Move one: images.to(model.device)."
-            )
-        if images.dtype != self.dtype and not torch.is_autocast_enabled(images.device.type):
-            raise InputError(f"Images are {images.dtype}, the model {self.dtype}. Convert one: images.to(model.dtype).")
-
-
-def resample_positions(table: Tensor, grid: tuple[int, int], new: tuple[int, int], method: Resample) -> Tensor:
-    """Stretches a position table to another grid, in float32; rows before the patches' stay: (1, rows, d)."""
-    first = table.shape[1] - grid[0] * grid[1]
-    image = rearrange(table[:, first:].float(), "1 (h w) d -> 1 d h w", h=grid[0], w=grid[1])
-    if image.device.type == "mps":  # has no antialiased bicubic
-        image = image.cpu()
-    stretched = F.interpolate(image, size=new, **RESAMPLE[method])
-    patches = rearrange(stretched, "1 d h w -> 1 (h w) d").to(table.device, table.dtype)
-    return torch.cat([table[:, :first], patches], dim=1)
-
-
-def sincos_positions(grid: tuple[int, int], dim: int) -> Tensor:
-    """Fixed positions, MAE's way: sines and cosines of the column, then of the row: (1, h w, d)."""
-    steps = torch.arange(dim // 4, dtype=torch.float64, device="cpu")  # mps has no float64
-    frequencies = 10000 ** -(steps / (dim // 4))
-    rows, columns = (torch.arange(side, device="cpu")[:, None] * frequencies for side in grid)  # (h or w, d/4)
-    columns = columns[None].expand(grid[0], -1, -1)
-    rows = rows[:, None].expand(-1, grid[1], -1)
-    table = torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=-1)
-    return rearrange(table, "h w d -> 1 (h w) d").float()
-
 
 def _head(config: ViTConfig) -> nn.Module:
+    """A head of zeros, or none."""
     if not config.num_classes:
         return nn.Identity()
     head = nn.Linear(config.embed_dim, config.num_classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
+
+
+def initialise(model: ViT) -> None:
+    """As google-research/vision_transformer does: Xavier for q, k and v apart, tiny MLP biases, a zero head."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "head":
+            _xavier(module, parts=3 if name.endswith("qkv") else 1)
+            if module.bias is not None:
+                nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
+    if isinstance(model.pre_logits, PreLogits):
+        _lecun_normal(model.pre_logits.weight)
+    kernel = model.patch_embed.proj
+    _lecun_normal(kernel.weight)
+    if kernel.bias is not None:
+        nn.init.zeros_(kernel.bias)
+    if model.pos_embed is not None:
+        nn.init.normal_(model.pos_embed, std=0.02)
+    if model.reg_token is not None:
+        nn.init.normal_(model.reg_token, std=1e-6)
+
+
+def _xavier(linear: nn.Linear, parts: int) -> None:
+    """Uniform, with a bound for each of the parts that a layer computes at once."""
+    bound = math.sqrt(6 / (linear.in_features + linear.out_features // parts))
+    nn.init.uniform_(linear.weight, -bound, bound)
 
 
 def _lecun_normal(weight: Tensor) -> None:
@@ -503,6 +408,7 @@ def _lecun_normal(weight: Tensor) -> None:
 
 def _no_preprocess(images: Any) -> Tensor:
     raise ImageError(
-        "These weights came without their preprocessing, so pictures cannot be prepared for them. Set it: "
-        "model.preprocess = vitlite.images.Preprocess(vitlite.images.Recipe(...), model)."
+        "These weights came without their preprocessing, so pictures cannot be prepared for them.",
+        python="Set it: model.preprocess = vitlite.images.Preprocess(vitlite.images.Recipe(...), model).",
+        command="Name a checkpoint like it: --model NAME --weights PATH.",
     )

@@ -1,0 +1,131 @@
+"""Where each patch is: learned tables stretched to other grids, sines and cosines, and keeping what was computed.
+
+Shapes: h and w patches down and across, d width of a token; a table has rows for the tokens, (1, rows, d).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from vitlite.config import Resample
+
+Grid = tuple[int, int]
+
+# What each library passes to torch's interpolate; big_vision's scipy.ndimage.zoom(order=1) is bilinear on corners.
+RESAMPLE: dict[Resample, dict[str, Any]] = {
+    "timm": {"mode": "bicubic", "antialias": True, "align_corners": False},
+    "transformers": {"mode": "bicubic", "antialias": False, "align_corners": False},
+    "torchvision": {"mode": "bicubic", "antialias": False, "align_corners": True},
+    "jax": {"mode": "bilinear", "antialias": False, "align_corners": True},
+}
+
+
+def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
+    """Stretches a position table to another grid, in float32; rows before the patches' stay: (1, rows, d)."""
+    first = table.shape[1] - grid[0] * grid[1]
+    image = rearrange(table[:, first:].float(), "1 (h w) d -> 1 d h w", h=grid[0], w=grid[1])
+    if image.device.type == "mps":  # has no antialiased bicubic
+        image = image.cpu()
+    stretched = F.interpolate(image, size=new, **RESAMPLE[method])
+    patches = rearrange(stretched, "1 d h w -> 1 (h w) d").to(table.device, table.dtype)
+    return torch.cat([table[:, :first], patches], dim=1)
+
+
+def sincos_positions(grid: Grid, dim: int) -> Tensor:
+    """Fixed positions, MAE's way: sines and cosines of the column, then of the row: (1, h w, d)."""
+    steps = torch.arange(dim // 4, dtype=torch.float64, device="cpu")  # mps has no float64
+    frequencies = 10000 ** -(steps / (dim // 4))
+    rows, columns = (torch.arange(side, device="cpu")[:, None] * frequencies for side in grid)  # (h or w, d/4)
+    columns = columns[None].expand(grid[0], -1, -1)
+    rows = rows[:, None].expand(-1, grid[1], -1)
+    table = torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=-1)
+    return rearrange(table, "h w d -> 1 (h w) d").float()
+
+
+class KeptTables(NamedTuple):
+    """Tables for other grids, stretched from one state of a learned table."""
+
+    source: Tensor
+    state: tuple[Any, ...]
+    values: Tensor  # what the learned table was, to notice a change that leaves no other trace (`.data`)
+    tables: dict[Any, Tensor]
+
+
+class PositionTables:
+    """The position tables of one model: in inference each is computed once, and kept as long as it is right.
+
+    What is kept is neither copied nor pickled with the model. Nothing is ever taken out of a dictionary that another
+    thread may be reading: a full one is replaced.
+    """
+
+    MOST = 16
+
+    def __init__(self) -> None:
+        self.stretched: KeptTables | None = None
+        self.fixed: dict[Any, Tensor] = {}
+
+    def __reduce__(self) -> tuple[type["PositionTables"], tuple[()]]:
+        return PositionTables, ()
+
+    def learned(self, table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
+        """A learned table for another grid: (1, rows, d)."""
+        dynamic = isinstance(new[0], torch.SymInt) or isinstance(new[1], torch.SymInt)
+        if not dynamic and new == grid:
+            return table
+        learns = table.requires_grad and torch.is_grad_enabled()
+        # Elsewhere than on a CPU, to see whether values have changed would mean to wait for them.
+        if learns or table.device.type != "cpu" or not _is_a_models_own(table):
+            return resample_positions(table, grid, new, method)
+        tables = self._tables_stretched_from(table)
+        key = (grid, new, method)
+        if key not in tables:
+            with _outside_autograd():
+                tables[key] = resample_positions(table, grid, new, method)
+        return tables[key]
+
+    def _tables_stretched_from(self, table: Tensor) -> dict[Any, Tensor]:
+        """What was kept of this very table in its present state; else a new place to keep things."""
+        kept = self.stretched
+        state = (table.dtype, table.data_ptr(), table._version)
+        if kept is None or kept.source is not table or kept.state != state or len(kept.tables) >= self.MOST:
+            kept = None
+        if kept is None or not torch.equal(kept.values, table):
+            kept = KeptTables(table, state, table.detach().clone(), {})
+            self.stretched = kept
+        return kept.tables
+
+    def sincos(self, like: Tensor, grid: Grid, cls_row: bool) -> Tensor:
+        """The table of sines and cosines, (1, rows, d), for tokens like the weight that projects patches to them."""
+        if not _is_a_models_own(like):
+            return _sincos_table(like, grid, cls_row)
+        tables = self.fixed
+        if len(tables) >= self.MOST:
+            tables = self.fixed = {}
+        key = (grid, cls_row, like.dtype, like.device)
+        if key not in tables:
+            with _outside_autograd():
+                tables[key] = _sincos_table(like, grid, cls_row)
+        return tables[key]
+
+
+@contextmanager
+def _outside_autograd() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():  # an inference tensor would break a later backward
+        yield
+
+
+def _is_a_models_own(weight: Tensor) -> bool:
+    """Whether this is a parameter itself, and not what a compiler, torch.func, or a fake or sharded mode put there."""
+    return type(weight) is nn.Parameter and not torch.compiler.is_compiling() and not weight.is_inference()
+
+
+def _sincos_table(like: Tensor, grid: Grid, cls_row: bool) -> Tensor:
+    table = sincos_positions(grid, like.shape[0])
+    if cls_row:
+        table = F.pad(table, (0, 0, 1, 0))  # the class token stands at zero
+    return table.to(like.device, like.dtype)

@@ -1,0 +1,73 @@
+"""A record of the zoo, a path, or a repository of the Hub -> weights on this disk, and what is known of their bytes."""
+
+import re
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+from vitlite.errors import CheckpointError, DownloadError, closest
+from vitlite.weights import hub, zoo
+from vitlite.weights.files import INDEX, PICKLES, WEIGHTS, described_by, files_of
+
+REPOSITORY = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?")
+
+
+class Location(NamedTuple):
+    """Weights on this disk."""
+
+    path: Path
+    sidecar: Path | None = None  # the folder whose config.json speaks for them
+    repo: str | None = None
+    commit: str | None = None
+    sha256: str | None = None
+    verified: hub.Verified | None = None
+
+
+def locate_record(record: zoo.Record) -> Location:
+    """The file of a record: in the package, in the cache, or from the Hub.
+
+    Raises:
+        DownloadError: It cannot be fetched, or is not what it should be.
+    """
+    if record.file:
+        return Location(zoo.DATA / record.file, sha256=record.sha256, verified="record")
+    got = hub.fetch(record.repo, record.filename, revision=record.commit, sha256=record.sha256, pin=record.name)
+    return Location(got.path, None, record.repo, got.commit, got.sha256, got.verified)
+
+
+def locate(source: str | PathLike[str]) -> Location:
+    """A path; or else a repository of the Hub, with what describes its weights.
+
+    Raises:
+        CheckpointError: It is neither.
+        DownloadError: The repository has no weights that can be read, or cannot be reached.
+    """
+    path = Path(source).expanduser()
+    if path.exists():
+        return Location(path, described_by(path))
+    match = REPOSITORY.fullmatch(str(source))
+    is_file_name = path.suffix in (".safetensors", ".npz", ".json", *PICKLES)
+    if match is None or is_file_name or isinstance(source, PathLike):
+        raise CheckpointError(
+            f"There is no file or folder {path}, and it is no repository of the Hub (owner/name, owner/name@revision)."
+            f"{closest(str(source), zoo.NAMES)}"
+        )
+    return _fetch_repository(repo=match[1], revision=match[2])
+
+
+def _fetch_repository(repo: str, revision: str | None) -> Location:
+    weights = hub.fetch_optional(repo, WEIGHTS, revision=revision) or hub.fetch_optional(repo, INDEX, revision=revision)
+    if weights is None:
+        raise DownloadError(
+            f"{repo} has no {WEIGHTS}, whole or in shards. A pickle (.bin, .pth) of it is loaded only by way of "
+            "vitlite convert; fetch it yourself, if you trust it."
+        )
+    commit = weights.commit or revision  # all files of one commit
+    for name in ("config.json", "preprocessor_config.json"):
+        hub.fetch_optional(repo, name, revision=commit)
+    if weights.path.name == INDEX:
+        _, shards = files_of(weights.path)
+        for shard in shards:
+            hub.fetch(repo, shard.name, revision=commit)
+    folder = weights.path.parent
+    return Location(weights.path, folder, repo, weights.commit, weights.sha256, weights.verified)

@@ -1,0 +1,303 @@
+"""What tensors, files, records and callers say of a model -> its config, each value with who said it.
+
+Everybody's word is a `Claim`. For each field of the config, `RULES` says how the claims about it become one value. What
+the rows of the position table mean is worked out last, since it depends on several fields at once. What nobody says,
+and no tensor tells, is asked for: never guessed.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from vitlite.config import ViTConfig, refuse_unknown_fields
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.weights.files import WeightsFile
+from vitlite.weights.layouts import Layout
+from vitlite.weights.translate import Translation, facts_of, translate
+
+TENSORS, CALLER = "the tensors say", "config= says"
+
+# Fields that tensors may leave open, in the order in which they are asked for.
+NOT_IN_TENSORS = ("image_size", "positions", "heads", "norm_eps", "gelu", "pool")
+# No facts of a file: how it is run.
+RUNTIME_FIELDS = ("resample", "dropout", "drop_path", "checkpointing")
+# A file may differ here from the record of what it began as (a fine-tune, a fork): the file is followed.
+FILE_WINS = ("pool", "norm_eps", "gelu", "cls_position", "head_dim")
+# Contradictions here mean that the file is another model.
+GEOMETRY = (
+    "image_size", "patch_size", "dim", "depth", "heads", "mlp_dim", "num_classes", "channels", "class_token",
+    "registers", "positions", "qkv_bias", "pre_norm", "patch_norm", "inner_norm", "fc_norm", "pre_logits",
+)  # fmt: skip
+
+
+class Claim(NamedTuple):
+    """What somebody says of a config. Firm: contradicting what is known is an error; else it fills in the rest."""
+
+    who: str
+    fields: Mapping[str, Any]
+    firm: bool = True
+
+
+class Word(NamedTuple):
+    """One claim about one field."""
+
+    value: Any
+    who: str
+    firm: bool
+
+    def __str__(self) -> str:
+        return f"{self.who} {self.value}"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config, and who said each of its values: {"image_size": "the record of vit_base_16.dino says", ...}."""
+
+    config: ViTConfig
+    said_by: Mapping[str, str]
+
+
+class Contradiction(Exception):  # gathered, and raised as one CheckpointError
+    """Two words about one field that cannot both be true."""
+
+
+def understand(file: WeightsFile, claims: Sequence[Claim]) -> tuple[Translation, Resolved]:
+    """Where our tensors are in a file, and its config.
+
+    Raises:
+        CheckpointError: It is no plain ViT, or claims contradict it.
+        ConfigError: Neither the tensors nor the claims tell all of the config.
+    """
+    try:
+        translation = translate(file.shapes, _claimed_patch(claims))
+        facts = facts_of(translation, file.shapes)
+        file.refuse_other_types(translation.parts)
+        return translation, resolve(translation.layout, facts, claims)
+    except (CheckpointError, ConfigError) as error:
+        raise error.within(str(file.path)) from error
+
+
+def _claimed_patch(claims: Sequence[Claim]) -> int | None:
+    for claim in claims:
+        if "patch_size" in claim.fields:
+            patch: int | None = claim.fields["patch_size"]
+            return patch
+    return None
+
+
+def resolve(layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim]) -> Resolved:
+    """The config of a file, from what its tensors say, what its layout's code fixes, and what others claim.
+
+    Args:
+        layout: Whose names the tensors have.
+        facts: What the tensors say: `translate.facts_of`.
+        claims: Of others, the weightiest first.
+
+    Raises:
+        CheckpointError: Claims contradict the tensors or each other.
+        ConfigError: Something remains unknown.
+    """
+    words = _words_by_field(layout, facts, claims)
+    settled, contradictions = _settle(words)
+    settled |= image_size_from_table(layout, facts, settled)
+    if contradictions:
+        raise CheckpointError(f"It is not what it is said to be. {'; '.join(contradictions)}.")
+    _work_out_heads(facts, settled)
+    _ask_for_the_rest(layout, settled)
+    _check_heads(facts, settled)
+    _check_pool(layout, settled)
+    config = ViTConfig(**{field: word.value for field, word in settled.items()})
+    return Resolved(config, {field: word.who for field, word in settled.items()})
+
+
+def _words_by_field(layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim]) -> dict[str, list[Word]]:
+    """All that is said of each field, the weightiest first: by tensors, the layout's code, others, what is usual."""
+    fixed = {field: value for field, value in layout.fixed.items() if field not in layout.assumed}
+    usual = {field: value for field, value in layout.fixed.items() if field in layout.assumed}
+    usual["resample"] = layout.resample[facts["registers"] > 0]
+    code = f"the layout of {layout.name} files says"
+    fields = ViTConfig.__dataclass_fields__
+    everybody = [
+        Claim(TENSORS, {field: fact for field, fact in facts.items() if field in fields}),
+        Claim(code, fixed, firm=False),
+        *claims,
+        Claim(code, usual, firm=False),
+    ]
+    words: dict[str, list[Word]] = {field: [] for field in fields}
+    for claim in everybody:
+        refuse_unknown_fields(claim.fields)
+        for field, value in claim.fields.items():
+            if field == "image_size":
+                value = ViTConfig(image_size=value, patch_size=1).size  # or what is wrong with it
+            words[field].append(Word(value, claim.who, claim.firm))
+    return words
+
+
+def _settle(words: Mapping[str, Sequence[Word]]) -> tuple[dict[str, Word], list[str]]:
+    """What each field's rule makes of the words about it; and the contradictions, as sentences."""
+    settled: dict[str, Word] = {}
+    contradictions: list[str] = []
+    for field, spoken in words.items():
+        try:
+            word = RULES[field](spoken)
+        except Contradiction as problem:
+            contradictions.append(f"{field}: {problem}")
+            word = spoken[0]
+        if word is not None:
+            settled[field] = word
+    return settled, contradictions
+
+
+def all_agree(spoken: Sequence[Word]) -> Word | None:
+    """The first word counts, and whoever is firm must say the same."""
+    for word in spoken[1:]:
+        if word.firm and word.value != spoken[0].value:
+            raise Contradiction(f"{spoken[0]}, {word}")
+    return spoken[0] if spoken else None
+
+
+def file_wins(spoken: Sequence[Word]) -> Word | None:
+    """The first word counts, and only the caller must not say otherwise."""
+    for word in spoken[1:]:
+        if word.who == CALLER and word.value != spoken[0].value:
+            raise Contradiction(f"{spoken[0]}, {word}")
+    return spoken[0] if spoken else None
+
+
+def head_dim(spoken: Sequence[Word]) -> Word | None:
+    """As `file_wins`; None stands for dim / heads, whatever that is, and is no claim."""
+    return file_wins([word for word in spoken if word.value is not None])
+
+
+def caller_first(spoken: Sequence[Word]) -> Word | None:
+    """The caller's word; else the first that is firm, which is the file's; else what is usual, which is the last."""
+    firm = [word for word in spoken if word.firm]
+    for word in firm:
+        if word.who == CALLER:
+            return word
+    if firm:
+        return firm[0]
+    return spoken[-1] if spoken else None
+
+
+def layer_scale(spoken: Sequence[Word]) -> Word | None:
+    """The tensors say whether there is one; with which number it began, only others can."""
+    there, others = spoken[0], spoken[1:]
+    for word in others:
+        if word.firm and there.value == (word.value is None):
+            raise Contradiction(f"the tensors have {'one' if there.value else 'none'}, {word}")
+    if not there.value:
+        return Word(None, TENSORS, True)
+    for word in others:
+        if word.value is not None:
+            return word
+    return Word(1e-5, "assumed, since only training from the start needs it:", False)
+
+
+Rule = Callable[[Sequence[Word]], Word | None]
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(GEOMETRY, all_agree),
+    **dict.fromkeys(FILE_WINS, file_wins),
+    **dict.fromkeys(RUNTIME_FIELDS, caller_first),
+    "head_dim": head_dim,
+    "layer_scale": layer_scale,
+}
+
+
+def image_size_from_table(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> dict[str, Word]:
+    """What the rows of the position table say: the image size, and whether the class token has a row.
+
+    Raises:
+        CheckpointError: The table is not that of an image of the size that is claimed.
+    """
+    rows, patch = facts["position_rows"], facts["patch_size"]
+    if not rows:
+        return _square_as_number(settled)
+    size = settled["image_size"].value if "image_size" in settled else None
+    for cls_row in _possible_cls_rows(layout, facts, settled):
+        found = size or _square_size(rows - cls_row, patch)
+        if found and (found[0] // patch) * (found[1] // patch) == rows - cls_row:
+            return _table_words(facts, found, cls_row, settled)
+    if size is None:
+        return {"positions": Word("learned", TENSORS, True)}
+    raise CheckpointError(
+        f"Its position table has {rows} rows, which is not an image of {size} in patches of {patch}."
+        " To run it at another size: image_size=."
+    )
+
+
+def _possible_cls_rows(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> Sequence[bool]:
+    """Whether the class token may have a row of its own, the likelier first."""
+    may_have_row = facts["class_token"] and not facts["registers"]
+    choices = layout.cls_rows if may_have_row else (False,)
+    if "image_size" in settled:
+        return choices
+    claimed = settled["cls_position"].value if "cls_position" in settled else None
+    if claimed in choices:
+        return (claimed,)
+    # Without a size, k * k rows may as well be (k - 1) * (k + 1), and one for the class token.
+    return (True,) if choices[0] else choices
+
+
+def _square_size(patches: int, patch: int) -> tuple[int, int] | None:
+    side = math.isqrt(patches)
+    return (side * patch, side * patch) if side else None
+
+
+def _table_words(
+    facts: Mapping[str, Any], size: tuple[int, int], cls_row: bool, settled: Mapping[str, Word]
+) -> dict[str, Word]:
+    found = {"positions": Word("learned", TENSORS, True)}
+    who = settled["image_size"].who if "image_size" in settled else "the position table, taken as a square's, says"
+    found["image_size"] = Word(size[0] if size[0] == size[1] else size, who, True)
+    if facts["class_token"] or facts["registers"]:
+        found["cls_position"] = Word(cls_row, "the position table says", True)
+    return found
+
+
+def _square_as_number(settled: Mapping[str, Word]) -> dict[str, Word]:
+    if "image_size" not in settled:
+        return {}
+    word = settled["image_size"]
+    height, width = word.value
+    return {"image_size": word._replace(value=height)} if height == width else {}
+
+
+def _work_out_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
+    if "heads" not in settled and "head_dim" in settled:
+        width = settled["head_dim"]
+        settled["heads"] = Word(facts["attention_dim"] // width.value, width.who, width.firm)
+
+
+def _ask_for_the_rest(layout: Layout, settled: Mapping[str, Word]) -> None:
+    unknown = [field for field in NOT_IN_TENSORS if field not in settled]
+    if not unknown:
+        return
+    hint = f" ({layout.name} files pool {' or '.join(layout.pools)})" if "pool" in unknown else ""
+    blanks = [f"{field}=..." for field in unknown]
+    if "heads" in unknown:  # a config cannot be made of heads that do not divide its dim
+        blanks[unknown.index("heads")] = f"dim={settled['dim'].value}, heads=..."
+    raise ConfigError(
+        f"The tensors do not tell {', '.join(unknown)}{hint}.",
+        python=f"Say so: vitlite.load(..., config=ViTConfig({', '.join(blanks)})), or vitlite.create(name, "
+        "weights=...) with the name of a model like it.",
+        command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a model like it.",
+    )
+
+
+def _check_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
+    """Makes sure that the heads share the width of attention equally, and says how wide they are where it is unusual."""
+    heads, width = settled["heads"], facts["attention_dim"]
+    whole = type(heads.value) is int and heads.value > 0 and width % heads.value == 0
+    claimed = settled.pop("head_dim", None)
+    if not whole or (claimed and claimed.value != width // heads.value):
+        raise CheckpointError(f"Its attention is {width} wide, which is not {heads.value} heads of equal width.")
+    if width != settled["dim"].value:
+        settled["head_dim"] = Word(width // heads.value, heads.who, heads.firm)
+
+
+def _check_pool(layout: Layout, settled: Mapping[str, Word]) -> None:
+    pool = settled["pool"].value
+    if settled["class_token"].value and pool not in layout.pools:
+        raise CheckpointError(f"{layout.name} files pool {' or '.join(layout.pools)}, not {pool!r}.")

@@ -1,0 +1,264 @@
+"""A file's tensor names and shapes, understood: whose they are, which of ours they make, what they say of the model.
+
+Nothing here reads a value: shapes are followed without data.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from einops import EinopsError
+
+from vitlite.errors import CheckpointError
+from vitlite.weights.files import Shape
+from vitlite.weights.layouts import LAYOUTS, OPS, REFUSED, Layout, Rule
+
+MARKS = [f"blocks.#.{part}.weight" for part in ("norm1", "norm2", "mlp.fc1")]  # by which a ViT is recognised
+AXES = {  # of the tensors that a config is read from
+    "cls_token": 3, "reg_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.#.attn.qkv.weight": 2,
+    "blocks.#.mlp.fc1.weight": 2, "pre_logits.weight": 2, "head.weight": 2,
+}  # fmt: skip
+PARTS = {  # fields of the config that are True where a ViT has such a tensor
+    "qkv_bias": "blocks.0.attn.qkv.bias",
+    "pre_norm": "norm_pre.weight",
+    "patch_norm": "patch_embed.norm.weight",
+    "inner_norm": "blocks.0.attn.norm.weight",
+    "fc_norm": "fc_norm.weight",
+    "layer_scale": "blocks.0.ls1.gamma",
+}
+
+
+class Found(NamedTuple):
+    """One of our tensors in a file: of which of the file's, and how. No parts: the layout's code defines it."""
+
+    parts: tuple[str, ...]
+    op: str
+    shape: Shape
+    row: int | None = None  # where big_vision stacks the blocks: which one
+
+
+class Translation(NamedTuple):
+    """A file's names, understood: where our tensors are, what is no part of the ViT, and what nobody knows."""
+
+    layout: Layout
+    prefix: str
+    patch: int | None  # the size of a patch, where somebody said it
+    found: dict[str, Found]
+    dropped: list[str]
+    unknown: list[str]
+
+    @property
+    def parts(self) -> list[str]:
+        """The file's tensors that ours are made of."""
+        return sorted({part for tensor in self.found.values() for part in tensor.parts})
+
+
+def detect(names: Collection[str]) -> tuple[Layout, str]:
+    """The one layout, and its prefix, that has a first block among these names.
+
+    Raises:
+        CheckpointError: None has, or more than one; what the names were.
+    """
+    fits: dict[str, tuple[Layout, str]] = {}
+    for layout in LAYOUTS.values():
+        prefix = _fitting_prefix(layout, names)
+        if prefix is not None:
+            fits[layout.name] = layout, prefix
+    if len(fits) == 1:
+        return next(iter(fits.values()))
+    without_numbers = {re.sub(r"\d+", "#", name) for name in names}
+    seen = ", ".join(sorted(without_numbers)[:12])
+    which = f"more than one ViT ({', '.join(fits)})" if fits else "no ViT that vitlite knows"
+    raise CheckpointError(f"The names of its tensors are those of {which}: {seen}, ... Known: {', '.join(LAYOUTS)}.")
+
+
+def _fitting_prefix(layout: Layout, names: Collection[str]) -> str | None:
+    """The prefix with which at least two tensors of a layout's first block are there; the longest, if several."""
+    if layout.without in names or (layout.needs is not None and layout.needs not in names):
+        return None
+    for prefix in sorted(("", *layout.prefixes), key=len, reverse=True):
+        marks = set()
+        for rule in layout.rules:
+            name = layout.full_name(prefix, rule.theirs[0], "0")
+            if rule.ours in MARKS and (name in names or _stacked(name) in names):
+                marks.add(rule.ours)
+        if len(marks) > 1:
+            return prefix
+    return None
+
+
+def translate(shapes: Mapping[str, Shape], patch: int | None = None) -> Translation:
+    """Finds our tensors among a file's, from names and shapes alone; `patch`: the size of a patch, if it is known.
+
+    Raises:
+        CheckpointError: It is no ViT of a known layout, or its shapes are not of that layout.
+    """
+    layout, prefix = detect(shapes)
+    found = _find_tensors(layout, prefix, shapes, patch)
+    used = {part for tensor in found.values() for part in tensor.parts}
+    if "cls_token" in found and 0 in found["cls_token"].shape:  # vit-pytorch keeps an empty one where it pools the mean
+        del found["cls_token"]
+    _fold_token_rows(layout, found)
+    _supply_head_bias(layout, found)
+    _supply_single_head(layout, found)
+    dropped, unknown = [], []
+    for name in shapes:
+        if name not in used:
+            (dropped if layout.drops(prefix, name) else unknown).append(name)
+    return Translation(layout, prefix, patch, found, dropped, unknown)
+
+
+def _find_tensors(layout: Layout, prefix: str, shapes: Mapping[str, Shape], patch: int | None) -> dict[str, Found]:
+    """Our tensors by the rows of a layout's table; of two spellings, the first that is there."""
+    found: dict[str, Found] = {}
+    for rule, block in _rules_for_all_blocks(layout, prefix, shapes):
+        ours = rule.ours.replace("#", str(block))
+        parts = tuple(layout.full_name(prefix, name, str(block)) for name in rule.theirs)
+        row = None
+        if parts[0] not in shapes:
+            parts, row = tuple(_stacked(part) for part in parts), block
+        if ours not in found and all(part in shapes for part in parts):
+            found[ours] = Found(parts, rule.op, _shape_made(rule, parts, shapes, row, patch), row)
+    return found
+
+
+def _rules_for_all_blocks(layout: Layout, prefix: str, shapes: Mapping[str, Shape]) -> Iterator[tuple[Rule, int]]:
+    depth = _depth(layout, prefix, shapes)
+    for rule in layout.rules:
+        for block in range(depth if "#" in rule.ours else 1):
+            yield rule, block
+
+
+def _depth(layout: Layout, prefix: str, shapes: Mapping[str, Shape]) -> int:
+    """How many blocks a file has, by the highest number in its names, or by the axis along which they are stacked."""
+    stems = {prefix + rule.theirs[0].partition("#")[0] for rule in layout.rules if "#" in rule.ours}
+    number = re.compile(f"(?:{'|'.join(re.escape(stem) for stem in stems)})(\\d+)")
+    depth = 0
+    for name, shape in shapes.items():
+        match = number.match(name)
+        if match:
+            depth = max(depth, min(1 + int(match[1]), len(shapes)))  # with more blocks than tensors, some are missing
+        elif "/encoderblock/" in name and shape:
+            depth = max(depth, shape[0])
+    return depth
+
+
+def _stacked(name: str) -> str:
+    """What big_vision calls the tensor that holds all blocks, for that of one block."""
+    return re.sub(r"/encoderblock_\d+/", "/encoderblock/", name)
+
+
+def _shape_made(
+    rule: Rule, parts: Sequence[str], shapes: Mapping[str, Shape], row: int | None, patch: int | None
+) -> Shape:
+    """The shape of what a rule makes, by doing it without data."""
+    theirs = [shapes[part] if row is None else shapes[part][1:] for part in parts]
+    try:
+        made = theirs[0]
+        if rule.op != "same":
+            made = tuple(OPS[rule.op]([torch.empty(shape, device="meta") for shape in theirs], patch).shape)
+        if len(made) != AXES.get(rule.ours, len(made)):
+            raise ValueError(f"a ViT's {rule.ours} has {AXES[rule.ours]} axes")
+    except (RuntimeError, IndexError, ValueError, EinopsError) as error:
+        raise CheckpointError(f"{', '.join(parts)}: the shapes {theirs} are not of this layout: {error}") from error
+    return made
+
+
+def _fold_token_rows(layout: Layout, found: dict[str, Found]) -> None:
+    """Adds the rows that tokens have in the position table to the tokens: our table then covers the patches only."""
+    if not layout.folds or not {"reg_token", "cls_token", "pos_embed"} <= found.keys():
+        return
+    table, rows = found["pos_embed"], len(layout.folds)
+    for i, name in enumerate(layout.folds):
+        found[name] = found[name]._replace(parts=found[name].parts + table.parts, op=f"plus_row_{i}")
+    shape = (1, table.shape[1] - rows, table.shape[2])
+    found["pos_embed"] = table._replace(op=f"rows_from_{rows}", shape=shape)
+
+
+def _supply_head_bias(layout: Layout, found: dict[str, Found]) -> None:
+    if layout.bare_head and "head.weight" in found:
+        found["head.bias"] = Found((), "zeros", found["head.weight"].shape[:1])
+
+
+def _supply_single_head(layout: Layout, found: dict[str, Found]) -> None:
+    """vit-pytorch projects nothing after attention where a single head is as wide as the model."""
+    if not layout.bare_proj or any(".attn.proj." in name for name in found):
+        return
+    for name, tensor in list(found.items()):
+        dim = tensor.shape[-1]
+        if name.endswith(".attn.qkv.weight") and tensor.shape[0] == 3 * dim:
+            found[name.replace("qkv", "proj")] = Found((), "identity", (dim, dim))
+            found[name.replace("qkv.weight", "proj.bias")] = Found((), "zeros", (dim,))
+
+
+def facts_of(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """What the tensors alone say: fields of the config, and `attention_dim` and `position_rows`.
+
+    Raises:
+        CheckpointError: What every ViT has is missing, or something is found that no plain ViT has.
+    """
+    _refuse_other_networks(translation.unknown)
+    _refuse_missing_parts(translation)
+    found = translation.found
+    dim, channels, patch, across = found["patch_embed.proj.weight"].shape
+    if patch != across or patch == 0:
+        raise CheckpointError(f"Its patches are {patch} x {across} pixels; vitlite's are square.")
+    blocks = [int(name.split(".")[1]) for name in found if name.startswith("blocks.")]
+    facts: dict[str, Any] = {
+        "patch_size": patch,
+        "channels": channels,
+        "dim": dim,
+        "depth": 1 + max(blocks),
+        "mlp_dim": found["blocks.0.mlp.fc1.weight"].shape[0],
+        "class_token": "cls_token" in found,
+        "registers": found["reg_token"].shape[1] if "reg_token" in found else 0,
+        "pre_logits": found["pre_logits.weight"].shape[0] if "pre_logits.weight" in found else 0,
+        "num_classes": found["head.weight"].shape[0] if "head.weight" in found else 0,
+        "attention_dim": found["blocks.0.attn.qkv.weight"].shape[0] // 3,
+        "position_rows": found["pos_embed"].shape[1] if "pos_embed" in found else None,
+    }
+    for field, tensor in PARTS.items():
+        facts[field] = tensor in found
+    return facts | _pool_facts(translation, shapes, facts) | _head_facts(translation, shapes)
+
+
+def _refuse_other_networks(unknown: Sequence[str]) -> None:
+    for name in unknown:
+        for pattern, reason in REFUSED.items():
+            if re.fullmatch(pattern, name):
+                raise CheckpointError(f"This is no plain ViT: {reason} ({name}). vitlite runs plain ViTs only.")
+
+
+def _refuse_missing_parts(translation: Translation) -> None:
+    layout = translation.layout
+    needed = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"]
+    if layout.name in ("google", "big_vision"):  # without a table, their positions are by a formula of their own
+        needed.append("pos_embed")
+    for name in needed:
+        if name not in translation.found:
+            theirs = ", ".join(layout.spell(translation.prefix, name))
+            raise CheckpointError(f"It has no {theirs}, which every file of the {layout.name} layout has.")
+
+
+def _pool_facts(translation: Translation, shapes: Mapping[str, Shape], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What is pooled, where the tensors tell."""
+    if not facts["class_token"]:
+        return {"pool": "mean"}
+    head = translation.found.get("head.weight")
+    if head and head.shape[1] == 2 * facts["dim"] and not facts["pre_logits"]:
+        return {"pool": "cls_and_mean"}
+    if translation.layout.bare_proj and len(shapes["cls_token"]) == 2:
+        return {"pool": "cls"}  # vit-pytorch from 1.16.1 on has a class token only where it pools it
+    return {}
+
+
+def _head_facts(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """How many heads there are, where the tensors tell."""
+    qkv = translation.found["blocks.0.attn.qkv.weight"]
+    proj = translation.found.get("blocks.0.attn.proj.weight")
+    if proj and proj.op == "identity":
+        return {"heads": 1}
+    if qkv.op == "heads_qkv":
+        return {"heads": shapes[qkv.parts[0]][-2]}
+    return {}
