@@ -23,6 +23,7 @@ from vitlite.cli.main import _in_words
 from vitlite.config import PRESETS
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
 from vitlite.images import Preprocess, Recipe
+from vitlite.weights.labels import labels_of
 from vitlite.weights.layouts import LAYOUTS, to_theirs
 
 DEIT = "vit_tiny_16.deit_fb_in1k"
@@ -146,7 +147,7 @@ def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:
     weights = shared / "weights" / "deit_tiny_16.timm.safetensors"
     for name in (DEIT, "timm/deit_tiny_patch16_224.fb_in1k"):
         model = create(name, weights=weights)
-        assert model.labels == zoo.labels(zoo.info(DEIT))
+        assert model.labels == labels_of(zoo.info(DEIT))
         assert model.preprocess.recipe == Recipe.from_record(zoo.info(DEIT), (224, 224))
         assert model.source.name == DEIT
     top = model.predict([shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"], top=2)

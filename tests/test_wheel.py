@@ -45,7 +45,7 @@ def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     beside = {name for name in names if name.startswith("vitlite-")}
     assert names - beside == files
-    assert {"vitlite/py.typed", "vitlite/data/zoo.txt", "vitlite/data/imagenet-1k.txt"} <= names
+    assert {"vitlite/py.typed", "vitlite/weights/data/zoo.txt", "vitlite/weights/data/labels/imagenet-1k.txt"} <= names
     assert {Path(name).name for name in beside} == {"METADATA", "WHEEL", "entry_points.txt", "LICENSE", "RECORD"}
 
 

@@ -17,11 +17,12 @@ from pathlib import Path
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 
+from vitlite.disk import write_text
 from vitlite.weights import zoo
 from vitlite.weights.zoo import Record
 
 
-def pin(record: Record) -> tuple[str, str]:
+def ask_for_pin(record: Record) -> tuple[str, str]:
     """The commit and sha256 of a checkpoint's file as they are now."""
     if record.file:
         return "-", hashlib.sha256((zoo.DATA / record.file).read_bytes()).hexdigest()
@@ -34,6 +35,26 @@ def pin(record: Record) -> tuple[str, str]:
     return str(stated.commit_hash), str(stated.etag)
 
 
+class PinTable:
+    """pins.txt: what stands at its head, and the line of each checkpoint that is pinned."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.head: list[str] = []
+        self.lines: dict[str, str] = {}
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("#"):
+                self.head.append(line)
+            else:
+                self.lines[line.split()[0]] = line
+
+    def add(self, name: str, commit: str, sha256: str) -> None:
+        """Writes a new pin to the disk, all of them in the order of the zoo."""
+        self.lines[name] = f"{name}  {commit}  {sha256}"
+        pinned = [self.lines[name] for name in zoo.RECORDS if name in self.lines]
+        write_text(self.path, "\n".join([*self.head, *pinned]) + "\n")
+
+
 def main() -> int:
     """Pins what is not pinned; 1 if something could not be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -41,25 +62,20 @@ def main() -> int:
     parser.add_argument("--pins", type=Path, default=zoo.DATA / "pins.txt", help="the file to fill in")
     args = parser.parse_args()
 
-    lines = args.pins.read_text(encoding="utf-8").splitlines()
-    pins = {line.split()[0]: line for line in lines if not line.startswith("#")}
+    pins = PinTable(args.pins)
     failed = 0
     for name, record in zoo.RECORDS.items():
-        if name in pins or not fnmatchcase(name, args.pattern):
+        if name in pins.lines or not fnmatchcase(name, args.pattern):
             continue
         try:
-            commit, sha256 = pin(record)
+            commit, sha256 = ask_for_pin(record)
         except (HfHubHTTPError, OSError, ValueError) as error:
             failed += 1
             print(f"{name}: {error}", file=sys.stderr)
-            continue
-        pins[name] = f"{name}  {commit}  {sha256}"
-        text = [line for line in lines if line.startswith("#")] + [pins[name] for name in zoo.RECORDS if name in pins]
-        new = args.pins.with_suffix(".new")
-        new.write_text("\n".join(text) + "\n", encoding="utf-8")
-        new.replace(args.pins)  # after each: an interrupted run keeps what it has
-        print(pins[name])
-    print(f"{len(pins)} of {len(zoo.RECORDS)} checkpoints are pinned; {failed} could not be.")
+        else:
+            pins.add(name, commit, sha256)  # at once: an interrupted run keeps what it has
+            print(pins.lines[name])
+    print(f"{len(pins.lines)} of {len(zoo.RECORDS)} checkpoints are pinned; {failed} could not be.")
     return int(failed > 0)
 
 

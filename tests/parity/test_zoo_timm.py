@@ -10,6 +10,7 @@ from torch import nn
 
 from vitlite import ViT
 from vitlite.weights import zoo
+from vitlite.weights.labels import read_label_set
 from vitlite.weights.zoo import Record
 
 RECORDS = [record for record in zoo.RECORDS.values() if record.layout == "timm" and record.repo]
@@ -89,7 +90,7 @@ def test_inner_norm():
 )
 def test_labels(name: str, subset: str):
     wanted = timm.data.ImageNetInfo(subset)
-    labels = zoo.labels(next(record for record in zoo.RECORDS.values() if record.labels_name == name))
+    labels = read_label_set(name)
     assert len(labels) == wanted.num_classes()
     for label, synset in zip(labels, wanted.label_names(), strict=True):
         names = wanted.label_name_to_description(synset)

@@ -4,12 +4,11 @@ Nothing here imports torch. To add a checkpoint is to add a row to the table; `m
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import log
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 from vitlite import costs
 from vitlite.config import PRESETS, ViTConfig
@@ -18,6 +17,8 @@ from vitlite.errors import UnknownNameError, closest
 DATA = Path(__file__).parent / "data"
 
 Color = tuple[float, float, float]
+CropMode = Literal["center", "squash"]
+Interpolation = Literal["bicubic", "bilinear"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +36,11 @@ class Record:
     mean: Color
     std: Color
     crop_pct: float
-    crop_mode: Literal["center", "squash"]
-    interpolation: Literal["bicubic", "bilinear"]
+    crop_mode: CropMode
+    interpolation: Interpolation
     license: str
     top1: float | None  # percent, in this preprocessing: of CIFAR-10 for its labels, of ImageNet-1k for all others
-    labels_name: str | None
+    labels_name: str | None  # the label set that `labels.labels_of` reads; None where the classes have no names
     note: str
     commit: str | None  # None: not pinned yet, the first download pins it for this user
     sha256: str | None
@@ -56,55 +57,105 @@ class Record:
         return costs.gmacs(self.config)
 
 
-def _rows(table: str) -> Iterator[tuple[list[str], str]]:
-    """The rows of a data file: its cells, and the remark after '#'."""
+class Row(NamedTuple):
+    """A row of a data file: its cells, and the remark after '#'."""
+
+    cells: list[str]
+    remark: str
+
+
+def _read_rows(table: str) -> list[Row]:
+    rows = []
     for line in (DATA / table).read_text(encoding="utf-8").splitlines():
         cells, _, remark = line.partition("#")
         if cells.strip():
-            yield cells.split(), remark.strip()
+            rows.append(Row(cells.split(), remark.strip()))
+    return rows
 
 
-def _records() -> Iterator[Record]:
+def _read_records() -> dict[str, Record]:
+    """The table zoo.txt, whose head explains its columns, with the pins of pins.txt."""
     words = json.loads((DATA / "words.json").read_text(encoding="utf-8"))
-    pins = {name: pin for (name, *pin), _ in _rows("pins.txt")}
-    (columns, _), *rows = _rows("zoo.txt")
-    for cells, note in rows:
-        row: dict[str, Any] = dict(zip(columns, cells, strict=True))
-        name, alias, repo = row["name"].lstrip("*"), row["alias"], row["repo"]
-        preset = name.split(".")[0]
-        config = PRESETS[preset].to_dict() | {"image_size": int(row["size"]), "num_classes": int(row["classes"])}
-        for trait in row["traits"].split("+"):
-            config |= words["traits"][trait]
-        mean, std = map(tuple, words["mean_std"][row["mean_std"]])
-        commit, sha256 = pins.get(name, (None, None))
-        yield Record(
-            name=name,
-            preset=preset,
-            default=row["name"].startswith("*"),
-            alias=alias if alias != "-" else "",
-            repo={"-": "", "=": f"timm/{alias}" if row["layout"] == "timm" else alias}.get(repo, repo),
-            file=f"{name}.safetensors" if repo == "-" else None,
-            layout=row["layout"],
-            config=ViTConfig(**config),  # every field given: a record leaves nothing open
-            mean=mean,
-            std=std,
-            crop_pct=float(row["crop_pct"]),
-            crop_mode=row["crop_mode"],
-            interpolation=row["interpolation"],
-            license=row["license"],
-            top1=float(row["top1"]) if row["top1"] != "-" else None,
-            labels_name=words["labels"].get(row["classes"]),
-            note=note,
-            commit=commit if commit != "-" else None,
-            sha256=sha256,
-        )
+    pins = _read_pins()
+    header, *rows = _read_rows("zoo.txt")
+    records = {}
+    for row in rows:
+        cells = dict(zip(header.cells, row.cells, strict=True))
+        record = _record(cells, row.remark, words, pins)
+        records[record.name] = record
+    return records
 
 
-RECORDS = {record.name: record for record in _records()}
+def _read_pins() -> dict[str, tuple[str | None, str | None]]:
+    """The commit and the sha256 of each checkpoint's file."""
+    return {name: (_cell(commit), _cell(sha256)) for (name, commit, sha256), _ in _read_rows("pins.txt")}
+
+
+def _record(
+    cells: dict[str, str], note: str, words: dict[str, Any], pins: dict[str, tuple[str | None, str | None]]
+) -> Record:
+    name = cells["name"].removeprefix("*")
+    preset = name.partition(".")[0]
+    mean, std = words["mean_std"][cells["mean_std"]]
+    top1 = _cell(cells["top1"])
+    commit, sha256 = pins.get(name, (None, None))
+    return Record(
+        name=name,
+        preset=preset,
+        default=cells["name"].startswith("*"),
+        alias=_cell(cells["alias"]) or "",
+        repo=_repo(cells),
+        file=f"{name}.safetensors" if cells["repo"] == "-" else None,
+        layout=cells["layout"],
+        config=_config(preset, cells, words["traits"]),
+        mean=tuple(mean),
+        std=tuple(std),
+        crop_pct=float(cells["crop_pct"]),
+        crop_mode=cast(CropMode, cells["crop_mode"]),
+        interpolation=cast(Interpolation, cells["interpolation"]),
+        license=cells["license"],
+        top1=float(top1) if top1 else None,
+        labels_name=_cell(cells["labels"]),
+        note=note,
+        commit=commit,
+        sha256=sha256,
+    )
+
+
+def _cell(text: str) -> str | None:
+    """What a cell says; None for '-'."""
+    return None if text == "-" else text
+
+
+def _repo(cells: dict[str, str]) -> str:
+    """The repository on the Hub; "" where there is none."""
+    if cells["repo"] != "=":
+        return _cell(cells["repo"]) or ""
+    if cells["layout"] == "timm":
+        return f"timm/{cells['alias']}"
+    return cells["alias"]
+
+
+def _config(preset: str, cells: dict[str, str], traits: dict[str, dict[str, Any]]) -> ViTConfig:
+    """The preset's config with what the row says otherwise. Every field is given: a record leaves nothing open."""
+    fields = PRESETS[preset].to_dict()
+    fields["image_size"] = int(cells["size"])
+    fields["num_classes"] = int(cells["classes"])
+    for trait in cells["traits"].split("+"):
+        fields |= traits[trait]
+    return ViTConfig(**fields)
+
+
+RECORDS = _read_records()
 DEFAULTS = {record.preset: record.name for record in RECORDS.values() if record.default}
 ALIASES = {record.alias: record.name for record in RECORDS.values() if record.alias}
-NAMES = {name: name for name in RECORDS} | DEFAULTS | ALIASES | {f"timm/{a}": n for a, n in ALIASES.items()}
-REFUSED = {alias: why for (alias,), why in _rows("refused.txt")}
+NAMES = {  # all that `find` knows, and the checkpoint that it means
+    **{name: name for name in RECORDS},
+    **DEFAULTS,
+    **ALIASES,
+    **{f"timm/{alias}": name for alias, name in ALIASES.items()},
+}
+REFUSED = {alias: reason for (alias,), reason in _read_rows("refused.txt")}
 
 
 def find(name: str) -> Record:
@@ -115,7 +166,7 @@ def find(name: str) -> Record:
     """
     if name in NAMES:
         return RECORDS[NAMES[name]]
-    raise UnknownNameError(_why_not(name))
+    raise _unknown(name)
 
 
 def info(name: str) -> Record:
@@ -142,37 +193,64 @@ def list_models(pattern: str = "*") -> list[str]:
     return [name for name in (*DEFAULTS, *RECORDS) if fnmatchcase(name, pattern)]
 
 
-def labels(record: Record) -> tuple[str, ...] | None:
-    """What the classes of a checkpoint's head are called; None where it has no classes.
-
-    >>> labels(info("vit_base_16"))[285]
-    'Egyptian cat'
-    """
-    if record.labels_name is None:
-        return None
-    return tuple((DATA / f"{record.labels_name}.txt").read_text(encoding="utf-8").splitlines())
-
-
-def _why_not(name: str) -> str:
-    """What to say to somebody who asks for a name that the zoo does not have."""
-    timm_name = str(name).removeprefix("timm/")
-    preset = timm_name.split(".")[0]
-    own = [record.name for record in RECORDS.values() if record.preset == preset]
+def _unknown(name: str) -> UnknownNameError:
+    """The error for a name that the zoo does not have, with what comes near to it, or why it is not here."""
     if name in PRESETS:
-        size = costs.params(PRESETS[name])
-        near = sorted(DEFAULTS, key=lambda other: abs(log(costs.params(PRESETS[other]) / size)))[:3]
-        return (
-            f"The preset {name!r} has no default checkpoint. Its checkpoints: {', '.join(own) or 'none'}. The presets "
-            f"nearest in size that have one: {', '.join(near)}. For random weights: create({name!r}, weights=None)."
+        return _preset_without_default(name)
+    timm_name = str(name).removeprefix("timm/")
+    preset = timm_name.partition(".")[0]
+    checkpoints = _checkpoints_of(preset)
+    if checkpoints:
+        hint = closest(name, checkpoints)
+        return UnknownNameError(
+            f"There is no checkpoint {name!r}.{hint} Checkpoints of {preset}: {', '.join(checkpoints)}."
         )
-    if own:
-        return f"There is no checkpoint {name!r}.{closest(name, own)} Checkpoints of {preset}: {', '.join(own)}."
-    tags = [alias for alias in ALIASES if alias.split(".")[0] == timm_name]  # timm's name without its tag
-    for alias, why in REFUSED.items():
-        if timm_name == alias or (not tags and timm_name == alias.split(".")[0]):
-            return f"{name!r} is not in the zoo: {why}. vitlite.list_models() names what is."
-    hint = f" Did you mean {', '.join(tags)}?" if tags else closest(timm_name, NAMES)
-    return (
-        f"There is no model {name!r}.{hint} Presets: {', '.join(PRESETS)}. Their checkpoints: vitlite.list_models(). "
-        "A repository of the Hub, a folder or a file: vitlite.load(source)."
+    complete = [alias for alias in ALIASES if _architecture(alias) == timm_name]  # timm's name lacks the tag
+    reason = None if complete else _reason_of_refusal(timm_name)
+    if reason is not None:
+        return UnknownNameError(
+            f"{name!r} is not in the zoo: {reason}.",
+            python="vitlite.list_models() names what is.",
+            command="`vitlite list` names what is.",
+        )
+    hint = f" Did you mean {', '.join(complete)}?" if complete else closest(timm_name, NAMES)
+    return UnknownNameError(
+        f"There is no model {name!r}.{hint} Presets: {', '.join(PRESETS)}.",
+        python="Their checkpoints: vitlite.list_models(). A repository of the Hub, a folder or a file: "
+        "vitlite.load(source).",
+        command="Their checkpoints: `vitlite list`. A repository of the Hub, a folder or a file: --model PATH, "
+        "--model OWNER/NAME.",
     )
+
+
+def _preset_without_default(preset: str) -> UnknownNameError:
+    params = costs.params(PRESETS[preset])
+
+    def distance(other: str) -> float:
+        return abs(log(costs.params(PRESETS[other]) / params))
+
+    checkpoints = ", ".join(_checkpoints_of(preset)) or "none"
+    nearest = sorted(DEFAULTS, key=distance)[:3]
+    return UnknownNameError(
+        f"The preset {preset!r} has no default checkpoint. Its checkpoints: {checkpoints}. "
+        f"The presets nearest in size that have one: {', '.join(nearest)}.",
+        python=f"For random weights: create({preset!r}, weights=None).",
+        command=f"For random weights: vitlite train --model {preset} --weights none.",
+    )
+
+
+def _checkpoints_of(preset: str) -> list[str]:
+    return [record.name for record in RECORDS.values() if record.preset == preset]
+
+
+def _architecture(timm_name: str) -> str:
+    """timm's full name without the tag, which says whose weights they are."""
+    return timm_name.partition(".")[0]
+
+
+def _reason_of_refusal(timm_name: str) -> str | None:
+    """Why the zoo does not have what timm's name means, with its tag or without."""
+    for alias, reason in REFUSED.items():
+        if timm_name in (alias, _architecture(alias)):
+            return reason
+    return None
