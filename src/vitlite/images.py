@@ -6,7 +6,6 @@ Shapes: b images, c channels, h and w pixels.
 """
 
 import math
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,13 +23,9 @@ Mode = Literal["center", "squash"]
 Interpolation = Literal["bilinear", "bicubic"]
 Margin = Literal["nearest", "down"]
 
-PILLOW_CODES: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}  # as preprocessor_config.json has them
-CROPS = {  # the processors of transformers that do what a recipe says, and how much they crop where it is not said
-    "ViT": None, "DeiT": 224, "CLIP": 224, "Bit": 224, "Beit": None, "Siglip": None,
-}  # fmt: skip
-ODD = (  # what changes the pixels of others
-    "rescale_offset", "do_flip_channel_order", "crop_pct", "keep_aspect_ratio", "do_pad", "do_thumbnail", "include_top",
-)  # fmt: skip
+SUFFIXES = frozenset(  # of files that are taken for pictures where a folder is searched
+    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jp2")
+)
 PRECISION = 22  # bits behind the point in Pillow's 8-bit resampling
 
 
@@ -54,88 +49,47 @@ class Recipe:
     margin: Margin = "nearest"  # half of an odd margin: to the nearest even (torchvision, timm) or down (transformers)
 
     def __post_init__(self) -> None:
-        for name, kind in (("mode", Mode), ("interpolation", Interpolation), ("margin", Margin)):
-            if getattr(self, name) not in get_args(kind):
-                raise ConfigError(f"Recipe: {name} must be one of {get_args(kind)}, got {getattr(self, name)!r}.")
+        for name, valid in (
+            ("mode", get_args(Mode)),
+            ("interpolation", get_args(Interpolation)),
+            ("margin", get_args(Margin)),
+        ):
+            value = getattr(self, name)
+            if value not in valid:
+                raise ConfigError(f"Recipe: {name} must be one of {valid}, got {value!r}.")
         for name in ("size", "resize"):
-            side = getattr(self, name)
-            if not (isinstance(side, tuple) and len(side) == 2 and all(type(n) is int and n > 0 for n in side)):
-                raise ConfigError(f"Recipe: {name} must be (height, width) in pixels, got {side!r}.")
+            value = getattr(self, name)
+            if not _is_size(value):
+                raise ConfigError(f"Recipe: {name} must be (height, width) in pixels, got {value!r}.")
         if self.resize[0] < self.size[0] or self.resize[1] < self.size[1]:
             raise ConfigError(f"Recipe: a crop of {self.size} does not fit in a picture resized to {self.resize}.")
         if not self.mean or len(self.mean) != len(self.std) or not all(self.std):
             raise ConfigError(f"Recipe: need one mean and std per channel, no std 0, got {self.mean}, {self.std}.")
 
+    # TEMPORARY: these four are functions of vitlite.weights.sidecar, until the last caller has gone there
     @classmethod
     def from_record(cls, record: Any, size: tuple[int, int]) -> "Recipe":
-        """The recipe of a zoo record, for images of `size`."""
-        return cls.from_timm(vars(record), size)  # whose fields have timm's names
+        from vitlite.weights.sidecar import recipe_from_record
+
+        return recipe_from_record(record, size)
 
     @classmethod
     def from_timm(cls, config: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
-        """The recipe in timm's config.json or pretrained_cfg; `size` replaces the file's own.
+        from vitlite.weights.sidecar import recipe_from_timm
 
-        >>> Recipe.from_timm({"input_size": [3, 224, 224], "crop_pct": 0.9, "interpolation": "bicubic",
-        ...                   "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}).resize
-        (248, 248)
-        """
-        config = config.get("pretrained_cfg", config)
-        crop_pct, interpolation, mean, std = _wanted(config, "crop_pct", "interpolation", "mean", "std")
-        height, width = size or _wanted(config, "input_size")[0][1:]
-        return cls(
-            size=(height, width),
-            resize=(math.floor(height / crop_pct), math.floor(width / crop_pct)),
-            mode=config.get("crop_mode") or "center",
-            interpolation=interpolation,
-            mean=tuple(mean),
-            std=tuple(std),
-        )
+        return recipe_from_timm(config, size)
 
     @classmethod
     def from_transformers(cls, config: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
-        """The recipe in transformers' preprocessor_config.json; `size` scales the file's own numbers."""
-        config = {name: value for name, value in config.items() if value is not None}
-        kind = config.get("image_processor_type", config.get("feature_extractor_type", "no image_processor_type"))
-        family = re.sub("(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", kind)
-        if odd := [kind] if family not in CROPS else [name for name in ODD if config.get(name)]:
-            raise ConfigError(
-                f"The preprocessing config has {odd[0]}, which is not understood. Write an images.Recipe by hand. "
-                f"Known are the processors {', '.join(CROPS)}."
-            )
-        edge, resample = _wanted(config, "size", "resample")
-        cut = config.get("do_center_crop", CROPS[family] is not None)
-        crop = _wanted({"crop_size": CROPS[family], **config}, "crop_size")[0] if cut else edge
-        if isinstance(edge, int):  # before 2023: the shorter edge for CLIP and DINOv2 (Bit), a square for the others
-            edge = {"shortest_edge": edge} if family in ("CLIP", "Bit") else {"height": edge, "width": edge}
-        if isinstance(crop, int):
-            crop = {"height": crop, "width": crop}
-        fixed = set(crop) == {"height", "width"} and set(edge) in ({"shortest_edge"}, {"height", "width"})
-        if not fixed or not config.get("do_resize", True):
-            raise ConfigError(f"The config fixes no image size: size {edge}, crop {crop}. Write a Recipe by hand.")
-        before = [edge.get(side) or edge["shortest_edge"] for side in ("height", "width")]
-        normalize = config.get("do_normalize", True)
-        mean, std = _wanted(config, "image_mean", "image_std") if normalize else ([0.0], [1.0])
-        recipe = cls(
-            size=(crop["height"], crop["width"]),
-            resize=(before[0], before[1]),
-            mode="center" if "shortest_edge" in edge else "squash",
-            interpolation=PILLOW_CODES.get(resample, resample),
-            mean=tuple(mean),
-            std=tuple(std),
-            scale=config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0,
-            margin="down",
-        )
-        return recipe.scaled(size) if size else recipe
+        from vitlite.weights.sidecar import recipe_from_transformers
+
+        return recipe_from_transformers(config, size)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
-        """The recipe that `to_dict` wrote, also by way of JSON; `size` scales its own numbers."""
-        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        try:
-            recipe = cls(**known)
-        except TypeError as error:
-            raise ConfigError(f"These are not the fields of a Recipe: {error}. Given: {', '.join(fields)}.") from error
-        return recipe.scaled(size) if size else recipe
+        from vitlite.weights.sidecar import recipe_from_vitlite
+
+        return recipe_from_vitlite(fields, size)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
@@ -148,13 +102,13 @@ class Recipe:
         ...        mean=(0.5,), std=(0.5,)).scaled((384, 384)).resize  # as timm counts with its .9
         (426, 426)
         """
-        sides = [*zip(self.size, self.resize, strict=True)]
+        (crop_height, crop_width), (height, width) = self.size, self.resize
         for digits in range(1, 9):
-            share = min(side * 10**digits // before for side, before in sides) / 10**digits
-            if share and all(math.floor(side / share) == before for side, before in sides):
+            share = min(crop_height * 10**digits // height, crop_width * 10**digits // width) / 10**digits
+            if share and (math.floor(crop_height / share), math.floor(crop_width / share)) == self.resize:
                 return replace(self, size=size, resize=(math.floor(size[0] / share), math.floor(size[1] / share)))
-        rows, columns = (before * new // side for new, (side, before) in zip(size, sides, strict=True))
-        return replace(self, size=size, resize=(rows, columns))
+        resize = height * size[0] // crop_height, width * size[1] // crop_width  # each side has a share of its own
+        return replace(self, size=size, resize=resize)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """What a picture of this size is resized to before the crop."""
@@ -162,9 +116,16 @@ class Recipe:
         if self.mode == "squash":
             return rows, columns
         if rows == columns:  # torchvision's Resize cuts the longer side's fraction off
-            return (rows, int(rows * width / height)) if height <= width else (int(rows * height / width), rows)
+            if height <= width:
+                return rows, int(rows * width / height)
+            return int(rows * height / width), rows
         ratio = min(height / rows, width / columns)  # timm's ResizeKeepRatio rounds it
         return round(height / ratio), round(width / ratio)
+
+
+def _is_size(value: Any) -> bool:
+    """Whether this is (height, width) in pixels."""
+    return isinstance(value, tuple) and len(value) == 2 and all(type(side) is int and side > 0 for side in value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,16 +153,16 @@ class Preprocess:
             try:
                 prepared.append(self.pixels(image))
             except ImageError as error:
-                raise ImageError(f"Picture {i} of {len(several)}: {error}") from error
+                raise error.within(f"Picture {i} of {len(several)}") from error
         return self.batch(prepared)
 
     def pixels(self, image: Any) -> Tensor:
         """Resizes and crops one picture: anything -> uint8 (c, h, w) on the CPU."""
         recipe = self.recipe
-        picture = _read(image, self.model.config.channels)
+        picture = _read(image, self.model.config.channels)  # (h, w, c)
         height, width = recipe.resized(*picture.shape[:2])
-        halves = (height - recipe.size[0]) / 2, (width - recipe.size[1]) / 2
-        top, left = (round(half) if recipe.margin == "nearest" else int(half) for half in halves)
+        half = round if recipe.margin == "nearest" else int
+        top, left = half((height - recipe.size[0]) / 2), half((width - recipe.size[1]) / 2)
         rows = _taps(picture.shape[0], height, top, recipe.size[0], recipe.interpolation)
         columns = _taps(picture.shape[1], width, left, recipe.size[1], recipe.interpolation)
         first, last = int(rows[0].min()), int(rows[0].max())
@@ -213,27 +174,46 @@ class Preprocess:
     def batch(self, pixels: Sequence[Tensor]) -> Tensor:
         """Normalises what `pixels` made: a list of uint8 (c, h, w) -> (b, c, h, w) on the model's device."""
         if not pixels:
-            raise ImageError("There are no pictures in this batch. Pass at least one.")
-        mean, std = (self._per_channel(values) for values in (self.recipe.mean, self.recipe.std))
+            raise ImageError("There are no pictures in this batch.", python="Pass at least one.")
         images = torch.stack(list(pixels)).to(self.model.device)
-        return images.float().mul_(self.recipe.scale).sub_(mean).div_(std).to(self.model.dtype)
+        return normalise(images, self.recipe, self.model.config.channels).to(self.model.dtype)
 
-    def _per_channel(self, values: tuple[float, ...]) -> Tensor:
-        """(channels or 1, 1, 1)"""
-        channels = self.model.config.channels
-        if len(set(values)) == 1:  # the same for every channel, however many there are
-            values = values[:1]
-        elif len(values) != channels:
-            raise ImageError(
-                f"The recipe has mean and std for {len(values)} channels, the model takes {channels}. Attach another: "
-                "model.preprocess = Preprocess(dataclasses.replace(model.preprocess.recipe, mean=..., std=...), model)."
-            )
-        return torch.tensor(values, dtype=torch.float32, device=self.model.device)[:, None, None]
+
+def normalise(pixels: Tensor, recipe: Recipe, channels: int) -> Tensor:
+    """Pixels as a network wants them: (b, c, h, w), uint8 or floats from 0 to 255 -> the same shape in float32.
+
+    Args:
+        pixels: Prepared up to here; they are left as they are.
+        recipe: Its scale, mean and std are what happens to them.
+        channels: How many the network takes.
+
+    Raises:
+        ImageError: The recipe is for another number of channels.
+    """
+    mean = _per_channel(recipe.mean, channels, pixels.device)
+    std = _per_channel(recipe.std, channels, pixels.device)
+    return pixels.to(torch.float32, copy=True).mul_(recipe.scale).sub_(mean).div_(std)
+
+
+def _per_channel(values: tuple[float, ...], channels: int, device: torch.device) -> Tensor:
+    """A mean or std to compute with: (channels or 1, 1, 1)."""
+    if len(set(values)) == 1:  # the same for every channel, however many there are
+        values = values[:1]
+    elif len(values) != channels:
+        raise ImageError(
+            f"The recipe has mean and std for {len(values)} channels, the model takes {channels}.",
+            python="Attach another: model.preprocess = "
+            "Preprocess(dataclasses.replace(model.preprocess.recipe, mean=..., std=...), model).",
+            command="Give as many in its config.json.",
+        )
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
 
 
 def pictures(images: Any) -> list[Any] | None:
     """The pictures of a list, a tuple or a 4-D batch; None where `images` is a single picture."""
-    return list(images) if isinstance(images, (list, tuple)) or getattr(images, "ndim", None) == 4 else None
+    if isinstance(images, (list, tuple)) or getattr(images, "ndim", None) == 4:
+        return list(images)
+    return None
 
 
 def read_image(file: str | PathLike[str] | BinaryIO, channels: int = 3) -> Tensor:
@@ -252,23 +232,30 @@ def read_image(file: str | PathLike[str] | BinaryIO, channels: int = 3) -> Tenso
         with Image.open(file) as image:
             pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
             if most and pixels > most:  # of which Pillow itself only warns
-                raise ImageError(f"{pixels} pixels, allowed are {most}; trusted: raise PIL.Image.MAX_IMAGE_PIXELS")
+                raise ImageError(
+                    f"{pixels} pixels, allowed are {most}.",
+                    python="Trusted: raise PIL.Image.MAX_IMAGE_PIXELS.",
+                    command="Make it smaller.",
+                )
             return _from_pillow(image, channels)
     except Exception as error:  # a broken file makes Pillow's decoders raise nearly anything
         raise _unreadable(name, error) from error
 
 
 def _unreadable(name: str, error: Exception) -> ImageError:
-    reason = "no such file" if isinstance(error, FileNotFoundError) else str(error) or type(error).__name__
-    return ImageError(f"Cannot read {name} as a picture: {reason}")
+    context = f"Cannot read {name} as a picture"
+    if isinstance(error, ImageError):
+        return error.within(context)
+    if isinstance(error, FileNotFoundError):
+        return ImageError(f"{context}: no such file")
+    return ImageError(f"{context}: {str(error) or type(error).__name__}")
 
 
 def _read(image: Any, channels: int) -> Tensor:
     """Any single picture: uint8 (h, w, channels)."""
     if isinstance(image, (str, PathLike)) or hasattr(image, "read"):
         return read_image(image, channels)
-    pillow = sys.modules.get("PIL.Image")  # a Pillow image exists only where this is loaded
-    if pillow is not None and isinstance(image, pillow.Image):
+    if _is_pillow(image):
         try:
             return _from_pillow(image, channels)
         except Exception as error:  # as above: opened lazily, it may be found broken only now
@@ -279,16 +266,16 @@ def _read(image: Any, channels: int) -> Tensor:
         except (TypeError, ValueError) as error:
             raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {image.dtype}.") from error
     if isinstance(image, Tensor):
-        if image.is_meta or image.layout != torch.strided:
-            raise ImageError(
-                f"A picture must be a dense tensor with data, got one of {image.layout} on {image.device}. "
-                "Of a sparse one, pass image.to_dense()."
-            )
-        return _from_tensor(image.detach().cpu(), channels)
+        return _from_tensor(image, channels)
     raise ImageError(
-        f"A picture is a path, an open file, a Pillow image, an array or a tensor, got {type(image).__name__}. "
-        "Several come in a list; model.predict also takes an iterator."
+        f"A picture is a path, an open file, a Pillow image, an array or a tensor, got {type(image).__name__}.",
+        python="Several come in a list; model.predict also takes an iterator.",
     )
+
+
+def _is_pillow(image: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")  # a Pillow image exists only where this is loaded
+    return pillow is not None and isinstance(image, pillow.Image)
 
 
 def _from_pillow(image: Any, channels: int) -> Tensor:
@@ -296,11 +283,12 @@ def _from_pillow(image: Any, channels: int) -> Tensor:
     from PIL import ExifTags, ImageOps
 
     if channels not in (1, 3):
-        raise ImageError(f"the model takes {channels} channels, a picture gives 1 or 3; pass an array or a tensor")
-    sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
-    tags = getattr(image, "tag_v2", {})  # of a TIFF: 258 is its bits, 262 what zero means, 0 white and 1 black
-    if sixteen_bits and tags and (tags[258], tags.get(262)) != ((16,), 1):
-        raise ImageError("a TIFF of 12 bits, or with white as 0; save it with 8 or 16 bits and black as 0")
+        raise ImageError(
+            f"the model takes {channels} channels, a picture gives 1 or 3.",
+            python="Pass an array or a tensor.",
+            command="",
+        )
+    sixteen_bits = _has_sixteen_bits(image)
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if sixteen_bits:  # convert() would clip at 255
@@ -308,29 +296,72 @@ def _from_pillow(image: Any, channels: int) -> Tensor:
         levels = ((values * 255 + 32767) // 65535).to(torch.uint8)
         return levels.view(image.height, image.width, 1).expand(-1, -1, channels)
     if image.mode in ("I", "F"):
-        raise ImageError(f"mode {image.mode!r} has no value for white; scale it to 0..1 and pass an array")
+        raise ImageError(
+            f"mode {image.mode!r} has no value for white.",
+            python="Scale it to 0..1 and pass an array.",
+            command="Save it with 8 or 16 bits.",
+        )
     if image.mode == "P" and "transparency" in image.info:  # the same colours, without Pillow's warning
         image = image.convert("RGBA")
     mode = "RGB" if channels == 3 else "L"
-    image = image if image.mode == mode else image.convert(mode)
+    if image.mode != mode:
+        image = image.convert(mode)
     return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, channels)
+
+
+def _has_sixteen_bits(image: Any) -> bool:
+    """Whether a Pillow image has grey levels from 0 to 65535.
+
+    Raises:
+        ImageError: A TIFF has others, which Pillow does not scale.
+    """
+    in_its_mode = image.mode.startswith("I;16")
+    in_its_file = image.mode == "I" and image.format in ("PNG", "PPM")  # from which Pillow reads no others so
+    if not (in_its_mode or in_its_file):
+        return False
+    tags = getattr(image, "tag_v2", {})  # of a TIFF: 258 is its bits, 262 what zero means, 0 white and 1 black
+    if tags and (tags[258], tags.get(262)) != ((16,), 1):
+        raise ImageError("a TIFF of 12 bits, or with white as 0; save it with 8 or 16 bits and black as 0")
+    return True
 
 
 def _from_tensor(image: Tensor, channels: int) -> Tensor:
     """(h, w), (h, w, c) or (c, h, w), uint8 or float in 0..1: uint8 (h, w, channels)."""
-    shape = tuple(image.shape)
+    if image.is_meta or image.layout != torch.strided:
+        raise ImageError(
+            f"A picture must be a dense tensor with data, got one of {image.layout} on {image.device}.",
+            python="Of a sparse one, pass image.to_dense().",
+        )
+    image = image.detach().cpu()
+    axes = _axes(tuple(image.shape), channels)
+    if axes == "h w":
+        image, axes = image[:, :, None], "h w c"
+    return rearrange(_levels(image), f"{axes} -> h w c").expand(-1, -1, channels)
+
+
+def _axes(shape: tuple[int, ...], channels: int) -> str:
+    """Which axis of a picture is which, as einops writes it; one channel stands for three equal ones.
+
+    Raises:
+        ImageError: A picture for this number of channels has no such shape, or it can be read in two ways.
+    """
     if len(shape) not in (2, 3) or 0 in shape:
         raise ImageError(f"A picture has the shape (h, w, c), (c, h, w) or (h, w), got {shape}.")
-    fits = (1, 3) if channels == 3 else (channels,)  # one channel stands for three equal ones
-    first = len(shape) == 3 and shape[0] in fits
-    last = shape[2] in fits if len(shape) == 3 else 1 in fits
-    if first and last:
-        raise ImageError(f"The shape {shape} can be read as (c, h, w) and as (h, w, c). Pass a Pillow image instead.")
-    if not first and not last:
-        hint = " To drop an alpha channel: image[..., :3]." if 4 in shape else ""
-        raise ImageError(f"The model takes {channels} channels, and no axis of the shape {shape} has as many.{hint}")
-    pattern = "h w -> h w 1" if len(shape) == 2 else "h w c -> h w c" if last else "c h w -> h w c"
-    return rearrange(_levels(image), pattern).expand(-1, -1, channels)
+    fitting = (1, 3) if channels == 3 else (channels,)
+    if len(shape) == 2:
+        found = ["h w"] if 1 in fitting else []
+    else:
+        found = [axes for axes, c in (("c h w", shape[0]), ("h w c", shape[2])) if c in fitting]
+    if len(found) == 2:
+        raise ImageError(
+            f"The shape {shape} can be read as (c, h, w) and as (h, w, c).", python="Pass a Pillow image instead."
+        )
+    if not found:
+        raise ImageError(
+            f"The model takes {channels} channels, and no axis of the shape {shape} has as many.",
+            python="To drop an alpha channel: image[..., :3]." if 4 in shape else "",
+        )
+    return found[0]
 
 
 def _levels(image: Tensor) -> Tensor:
@@ -381,10 +412,3 @@ def _resample(rows: Tensor, taps: Tensor, weights: Tensor) -> Tensor:
     for tap, weight in zip(taps, weights, strict=True):
         total += rows.index_select(0, tap) * weight[:, None]
     return (total >> PRECISION).clamp(0, 255).to(torch.uint8)
-
-
-def _wanted(config: Mapping[str, Any], *names: str) -> list[Any]:
-    missing = [name for name in names if config.get(name) is None]
-    if missing:
-        raise ConfigError(f"The preprocessing config has no {', '.join(missing)}. Write an images.Recipe by hand.")
-    return [config[name] for name in names]

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import islice
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -64,21 +65,30 @@ def classify(model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32)
     labels = _labels(model)
     if type(top) is not int or top < 1:
         raise InputError(f"top is how many labels to give: a whole number of at least 1, got {top!r}.")
+    return work_through(model, images, partial(_best, model, labels, top), batch)
 
-    def best(pixels: Tensor) -> list[list[Prediction]]:
-        logits = model(pixels).float()
-        if logits.shape[1] != len(labels):
-            raise InputError(
-                f"The model has {len(labels)} labels and gave {logits.shape[1]} numbers: its head was replaced. "
-                f"model.reset_head({logits.shape[1]}) first; then its weights, and model.labels = [...]."
-            )
-        if not logits.isfinite().all():
-            raise InputError(f"The model's answers are not finite numbers in {model.dtype}. Use float32 or bfloat16.")
-        scores, places = logits.softmax(-1).topk(min(top, len(labels)))
-        rows = zip(scores.tolist(), places.tolist(), strict=True)
-        return [[Prediction(labels[i], i, score) for score, i in zip(*row, strict=True)] for row in rows]
 
-    return work_through(model, images, best, batch)
+def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list[list[Prediction]]:
+    """The best labels of each of the images (b, c, h, w)."""
+    logits = model(images).float()  # (b, k)
+    classes = logits.shape[1]
+    if classes != len(labels):
+        raise InputError(
+            f"The model has {len(labels)} labels and gave {classes} numbers: its head was replaced.",
+            python=f"model.reset_head({classes}) first; then its weights, and model.labels = [...].",
+        )
+    if not logits.isfinite().all():
+        raise InputError(
+            f"The model's answers are not finite numbers in {model.dtype}.",
+            python="Use float32 or bfloat16.",
+            command="Use --dtype float32 or --dtype bfloat16.",
+        )
+    scores, indices = logits.softmax(-1).topk(min(top, classes))  # (b, top)
+    answers = []
+    for row_of_scores, row_of_indices in zip(scores.tolist(), indices.tolist(), strict=True):
+        best = zip(row_of_indices, row_of_scores, strict=True)
+        answers.append([Prediction(labels[index], index, score) for index, score in best])
+    return answers
 
 
 def embed(model: "ViT", images: Iterable[Any], batch: int = 32) -> Outcomes[Tensor]:
@@ -102,8 +112,9 @@ def work_through(
     """
     if not isinstance(model.preprocess, Preprocess):
         raise ImageError(
-            "This model does not know how to prepare pictures. Set it: "
-            "model.preprocess = vitlite.images.Preprocess(vitlite.images.Recipe(...), model)."
+            "This model does not know how to prepare pictures.",
+            python="Set it: model.preprocess = vitlite.images.Preprocess(vitlite.images.Recipe(...), model).",
+            command="Name a checkpoint like it: --model NAME --weights PATH.",
         )
     return _work_through(model, model.preprocess, images, work, batch)
 
@@ -111,26 +122,40 @@ def work_through(
 def _work_through(
     model: "ViT", preprocess: Preprocess, images: Iterable[Any], work: Callable[[Tensor], Sequence[T]], batch: int
 ) -> Outcomes[T]:
+    with closing(_prepared(preprocess, images, batch)) as batches:  # also where the caller stops early
+        for prepared in batches:
+            good = [pixels for _, pixels in prepared if isinstance(pixels, Tensor)]
+            results: Iterator[T] = iter(())
+            if good:
+                with _evaluating(model):
+                    results = iter(work(preprocess.batch(good)))
+            for image, pixels in prepared:
+                if isinstance(pixels, ImageError):
+                    yield image, pixels
+                else:
+                    yield image, next(results)
+
+
+def _prepared(
+    preprocess: Preprocess, images: Iterable[Any], batch: int
+) -> Generator[list[tuple[Any, Tensor | ImageError]], None, None]:
+    """Batches of pictures, each with its pixels or what is wrong with it; while one is used, the next is prepared."""
+    stays = isinstance(images, (list, tuple))  # any other may give one object again and again, and change it
     waiting: deque[tuple[Any, Future[Tensor]]] = deque()
-    reuse = not isinstance(images, (list, tuple))  # any other may give one object again and again, and change it
-    images = iter(images)
+    source = iter(images)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="vitlite-images") as background:
         try:
             while True:
-                for image in islice(images, 2 * batch - len(waiting)):
-                    waiting.append((image, background.submit(preprocess.pixels, image)))
-                    if reuse and not isinstance(image, (str, PathLike)):
-                        wait([waiting[-1][1]])
+                for image in islice(source, 2 * batch - len(waiting)):
+                    pixels = background.submit(preprocess.pixels, image)
+                    waiting.append((image, pixels))
+                    if not stays and not isinstance(image, (str, PathLike)):
+                        wait([pixels])
                 if not waiting:
                     return
-                now = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
-                prepared = [_outcome(pixels) for _, pixels in now]
-                good = [pixels for pixels in prepared if isinstance(pixels, Tensor)]
-                with _evaluating(model):
-                    results = iter(work(preprocess.batch(good)) if good else ())
-                for (image, _), outcome in zip(now, prepared, strict=True):
-                    yield image, outcome if isinstance(outcome, ImageError) else next(results)
-        finally:  # also where the caller stops early
+                ready = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
+                yield [(image, _outcome(pixels)) for image, pixels in ready]
+        finally:
             for _, pixels in waiting:
                 pixels.cancel()
 
@@ -157,19 +182,30 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _labels(model: "ViT") -> Sequence[str]:
+    """The labels of a model, one for each of its classes."""
     classes = model.config.num_classes
     if classes == 0:
-        raise InputError("This model has no head. For vectors: model.embed(model.preprocess(images)).")
+        raise InputError(
+            "This model has no head.",
+            python="For vectors: model.embed(model.preprocess(images)).",
+            command="For vectors: vitlite embed.",
+        )
     if model.labels is None:
-        raise InputError(f"The model has no labels. Name its {classes} classes in order: model.labels = ['...', ...].")
+        raise InputError(
+            "The model has no labels.",
+            python=f"Name its {classes} classes in order: model.labels = ['...', ...].",
+            command=f"Name its {classes} classes in order in its config.json, or name a checkpoint like it: "
+            "--model NAME --weights PATH.",
+        )
     if len(model.labels) != classes:
         raise InputError(f"model.labels has {len(model.labels)} names, and the model {classes} classes.")
     return model.labels
 
 
 def _answers(results: Outcomes[list[Prediction]]) -> Iterator[list[Prediction]]:
+    """The answers alone; the first picture that has none ends them."""
     with closing(results):
         for i, (_, result) in enumerate(results):
             if isinstance(result, ImageError):
-                raise ImageError(f"Picture {i}: {result}") from result
+                raise result.within(f"Picture {i}") from result
             yield result
