@@ -3,25 +3,22 @@
 import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 
 from vitlite.cli.options import image_size, is_place, positive
-from vitlite.config import ViTConfig
 from vitlite.draw import draw_curves, need_matplotlib
-from vitlite.errors import TrainError
 from vitlite.factory import create, load
-from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
-from vitlite.training import distributed as ranks
+from vitlite.training import distributed
 from vitlite.training.augment import STRENGTHS
-from vitlite.training.datasets import class_names, is_cifar10, read_cifar10, read_folder
-from vitlite.training.evaluate import cifar10_reader, preprocess_of
+from vitlite.training.datasets import read_split, training_classes
+from vitlite.training.evaluate import preprocess_of
 from vitlite.training.loop import train
 from vitlite.training.run import History
-from vitlite.training.settings import Optimizer, Settings
-from vitlite.weights import zoo
+from vitlite.training.settings import Settings, usual_layer_decay, usual_lr, usual_optimizer
+from vitlite.training.start import random_model, with_drop_path
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,31 +55,38 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Trains, and draws the curves after each epoch."""
-    with ranks.together(args.device):
-        return _run(args)
+    with distributed.process_group(args.device):
+        return _train(args)
 
 
-def _run(args: Namespace) -> int:
+def _train(args: Namespace) -> int:
     need_matplotlib()  # says at once if it is missing
-
-    cifar = is_cifar10(args.data)
-    classes = read_cifar10(args.data, "val").classes if cifar else class_names(args.data / "train")
-    if len(classes) < 2:
-        raise TrainError(f"{args.data / 'train'} has one class only, {classes[0]}. Training needs at least two.")
+    classes = training_classes(args.data)  # a wrong DATA is said before the model is fetched
     model = _model(args, len(classes))
-    prepare = cast(Preprocess, model.preprocess)
-    if cifar:
-        data, validation = (read_cifar10(args.data, split, cifar10_reader(prepare)) for split in ("train", "val"))
-    else:
-        data, validation = (read_folder(args.data / split, prepare.pixels, classes) for split in ("train", "val"))
-    fresh = args.weights == "none"
-    optimizer: Optimizer = args.optimizer or ("muon" if fresh and not args.frozen else "adamw")
-    settings = Settings(
+    preprocess = preprocess_of(model)
+    data = read_split(args.data, "train", preprocess, classes)
+    validation = read_split(args.data, "val", preprocess, classes)
+
+    def show(history: History) -> None:
+        print(json.dumps(history[-1]), flush=True)
+        draw_curves(history, args.out / "curves.png")
+
+    settings = _settings(args)
+    train(model, data, args.out, settings, validation=validation, after_epoch=show, save_every=args.save_every)
+    return 0
+
+
+def _settings(args: Namespace) -> Settings:
+    random_weights = args.weights == "none"
+    optimizer = args.optimizer or usual_optimizer(random_weights=random_weights, frozen=args.frozen)
+    lr = usual_lr(optimizer, frozen=args.frozen) if args.lr is None else args.lr
+    layer_decay = usual_layer_decay(random_weights=random_weights) if args.layer_decay is None else args.layer_decay
+    return Settings(
         epochs=args.epochs,
         batch=args.batch,
         optimizer=optimizer,
-        lr=(3e-3 if optimizer == "muon" else 1e-3 if args.frozen else 3e-4) if args.lr is None else args.lr,
-        layer_decay=(1.0 if fresh else 0.75) if args.layer_decay is None else args.layer_decay,
+        lr=lr,
+        layer_decay=layer_decay,
         weight_decay=args.weight_decay,
         smoothing=args.smoothing,
         clip=args.clip,
@@ -94,45 +98,21 @@ def _run(args: Namespace) -> int:
         augmentation=STRENGTHS[args.augment],
     )
 
-    def show(history: History) -> None:
-        print(json.dumps(history[-1]), flush=True)
-        draw_curves(history, args.out / "curves.png")
-
-    train(model, data, args.out, settings, validation=validation, after_epoch=show, save_every=args.save_every)
-    return 0
-
 
 def _model(args: Namespace, classes: int) -> ViT:
     """The model to begin with, with its preprocessing: its weights' own, or with random ones what is usual."""
-    options = {"num_classes": classes, "image_size": args.size, "device": args.device}
     torch.manual_seed(args.seed)
-    if args.weights == "none":
-        model = create(args.model, weights=None, **options)
-        model.preprocess = Preprocess(_usual_recipe(args.model, model.config), model)
-    elif args.weights is not None:
-        model = create(args.model, weights=args.weights, **options)
-    elif is_place(args.model):
-        model = load(args.model, **options)
-    else:
-        model = create(args.model, **options)
+    model = _open_model(args, classes)
     preprocess_of(model, args.weights or args.model)
-    if args.drop_path:
-        model = _with_drop_path(model, args.drop_path)
-    return model
+    return with_drop_path(model, args.drop_path) if args.drop_path else model
 
 
-def _usual_recipe(name: str, config: ViTConfig) -> Recipe:
-    """That of the zoo's record of this name, else the whole picture."""
-    if name in zoo.NAMES:
-        return Recipe.from_record(zoo.find(name), config.size)
-    half = (0.5,) * config.channels
-    return Recipe(size=config.size, resize=config.size, mode="center", interpolation="bicubic", mean=half, std=half)
-
-
-def _with_drop_path(model: ViT, rate: float) -> ViT:
-    """The same weights, and what is known of them, in a model with stochastic depth."""
-    changed = ViT(model.config.replace(drop_path=rate)).to(model.device)
-    changed.load_state_dict(model.state_dict())
-    changed.labels, changed.source = model.labels, model.source
-    changed.preprocess = Preprocess(cast(Preprocess, model.preprocess).recipe, changed)
-    return changed
+def _open_model(args: Namespace, classes: int) -> ViT:
+    options: dict[str, Any] = {"num_classes": classes, "image_size": args.size, "device": args.device}
+    if args.weights == "none":
+        return random_model(args.model, **options)
+    if args.weights is not None:  # an empty one is a mistake, not a wish for the model's own
+        return create(args.model, weights=args.weights, **options)
+    if is_place(args.model):
+        return load(args.model, **options)
+    return create(args.model, **options)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange, reduce
 from torch import Tensor
 
 MIX = 0x5851F42D4C957F2D  # Knuth's multiplier of 64-bit congruential generators; odd, below 2^63
@@ -41,7 +42,7 @@ class Draws:
     """Uniform numbers in [0, 1), one per sample and name."""
 
     def __init__(self, seed: int, epoch: int, samples: Tensor) -> None:
-        self.keys = _scramble(_scramble(_scramble(torch.tensor(seed)) + epoch) + samples)
+        self.keys = _scramble(_scramble(_scramble(torch.tensor(seed)) + epoch) + samples)  # (b,)
 
     def __call__(self, name: str, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Between low and high: (b,)."""
@@ -55,25 +56,29 @@ class Draws:
 
 def shuffled(seed: int, epoch: int, count: int) -> Tensor:
     """The order in which an epoch visits the samples: (count,)."""
-    return torch.argsort(_scramble(_scramble(_scramble(torch.tensor(seed)) + ~epoch) + torch.arange(count)))
+    keys = _scramble(_scramble(torch.tensor(seed)) + ~epoch)
+    return torch.argsort(_scramble(keys + torch.arange(count)))
 
 
-def augment(images: Tensor, draws: Draws, how: Augmentation) -> Tensor:
+def augment(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
     """Moves, recolours and blanks parts of pictures with values from 0 to 1: (b, c, h, w) as given."""
-    images = _colour(_move(images, draws, how), draws, how)
-    return images.masked_fill(_rectangle(draws, "erase", images, 0.02, 0.2, how.erase), 0.5)
+    images = _move(images, draws, augmentation)
+    images = _colour(images, draws, augmentation)
+    blank = _rectangle(draws, "erase", images, 0.02, 0.2) & _column(draws.chance("erase", augmentation.erase))
+    return images.masked_fill(blank, 0.5)
 
 
 def mix(
-    images: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor, draws: Draws, how: Augmentation
+    images: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor, draws: Draws, augmentation: Augmentation
 ) -> tuple[Tensor, Tensor]:
     """Blends pictures and label vectors with those of partners: (b, c, h, w) and (b, k) as given."""
-    kind = draws("mix")
-    blend = (kind < how.mixup).float() * draws("lam", 0.0, 0.5)  # the partner's share
-    cut = _rectangle(draws, "cutmix", images, 0.05, 0.6, 1.0)
-    cut &= ((kind >= how.mixup) & (kind < how.mixup + how.cutmix))[:, None, None, None]
-    share = torch.where(cut, 1.0, blend[:, None, None, None])  # (b, 1, h, w)
-    weight = share.mean((1, 2, 3))[:, None]
+    kind = draws("mix")  # mixup below the one share, cutmix above it, and above both neither
+    is_mixup = kind < augmentation.mixup
+    is_cutmix = (kind >= augmentation.mixup) & (kind < augmentation.mixup + augmentation.cutmix)
+    blend = is_mixup.float() * draws("lam", 0.0, 0.5)  # the partner's share in all pixels
+    cut = _rectangle(draws, "cutmix", images, 0.05, 0.6) & _column(is_cutmix)
+    share = torch.where(cut, 1.0, _column(blend))  # (b, 1, h, w)
+    weight = reduce(share, "b 1 h w -> b 1", "mean")
     return images.lerp(others, share), labels.lerp(other_labels, weight)
 
 
@@ -85,42 +90,55 @@ def _scramble(x: Tensor) -> Tensor:
     return x
 
 
-def _move(images: Tensor, draws: Draws, how: Augmentation) -> Tensor:
+def _move(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
     """Flip, shift, turn, shear and zoom, as one affine map of bilinear samples; unmoved pixels keep their values."""
     b, _, h, w = images.shape
-    flip = torch.where(draws.chance("flip", how.flip), -1.0, 1.0)
-    right = draws("right", -how.shift, how.shift).mul(w).round() * 2 / w
-    down = draws("down", -how.shift, how.shift).mul(h).round() * 2 / h
-    warp = draws.chance("warp", how.warp).float()
+    shift = augmentation.shift
+    flip = torch.where(draws.chance("flip", augmentation.flip), -1.0, 1.0)
+    right = draws("right", -shift, shift).mul(w).round() * 2 / w
+    down = draws("down", -shift, shift).mul(h).round() * 2 / h
+    warp = draws.chance("warp", augmentation.warp).float()
     angle = draws("angle", -15, 15) * warp * (math.pi / 180)
     zoom = torch.exp(draws("zoom", -0.2, 0.2) * warp)
     shear = draws("shear", -0.2, 0.2) * warp
     cos, sin = angle.cos() * zoom, angle.sin() * zoom
-    theta = torch.stack(
-        [torch.stack([cos * flip, shear - sin, right], 1), torch.stack([sin * flip, cos + shear * sin, down], 1)], 1
-    )
-    grid = F.affine_grid(theta, [b, 1, h, w], align_corners=False)
+    across = torch.stack([cos * flip, shear - sin, right], 1)  # (b, 3)
+    along = torch.stack([sin * flip, cos + shear * sin, down], 1)  # (b, 3)
+    grid = F.affine_grid(torch.stack([across, along], 1), [b, 1, h, w], align_corners=False)  # (b, h, w, 2)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
-def _colour(images: Tensor, draws: Draws, how: Augmentation) -> Tensor:
-    def factor(name: str) -> Tensor:
-        return torch.where(draws.chance("colour", how.colour), draws(name, 0.6, 1.4), 1.0)[:, None, None, None]
+def _colour(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
+    """Moves some pictures away from, or towards, their grey version (saturation), mean grey (contrast), and black."""
+    chosen = draws.chance("colour", augmentation.colour)
 
-    grey = images.mean(1, keepdim=True)
+    def factor(name: str) -> Tensor:
+        return _column(torch.where(chosen, draws(name, 0.6, 1.4), 1.0))
+
+    grey = images.mean(1, keepdim=True)  # (b, 1, h, w)
     images = grey.lerp(images, factor("saturation"))
-    level = grey.mean((2, 3), keepdim=True)
+    level = grey.mean((2, 3), keepdim=True)  # (b, 1, 1, 1)
     return level.lerp(images, factor("contrast")).mul_(factor("brightness")).clamp_(0, 1)
 
 
-def _rectangle(draws: Draws, name: str, images: Tensor, low: float, high: float, share: float) -> Tensor:
-    """A mask with one rectangle, low to high of the area, in that share of the pictures: (b, 1, h, w)."""
+def _rectangle(draws: Draws, name: str, images: Tensor, low: float, high: float) -> Tensor:
+    """A mask with one rectangle in each picture, of low to high of its area: (b, 1, h, w)."""
     h, w = images.shape[2:]
     area, ratio = draws(name + "area", low, high), torch.exp(draws(name + "ratio", -0.7, 0.7))
-    tall, wide = ((area * ratio).sqrt() * h).clamp(max=h).round(), ((area / ratio).sqrt() * w).clamp(max=w).round()
-    top = (draws(name + "top") * (h - tall + 1)).floor()[:, None]
-    left = (draws(name + "left") * (w - wide + 1)).floor()[:, None]
-    rows, columns = torch.arange(h), torch.arange(w)
-    inside = (rows >= top) & (rows < top + tall[:, None]) & draws.chance(name, share)[:, None]  # (b, h)
-    across = (columns >= left) & (columns < left + wide[:, None])  # (b, w)
-    return (inside[:, :, None] & across[:, None, :])[:, None]
+    tall = ((area * ratio).sqrt() * h).clamp(max=h).round()
+    wide = ((area / ratio).sqrt() * w).clamp(max=w).round()
+    rows = _interval(draws(name + "top"), tall, h)
+    columns = _interval(draws(name + "left"), wide, w)
+    return rearrange(rows, "b h -> b 1 h 1") & rearrange(columns, "b w -> b 1 1 w")
+
+
+def _interval(where: Tensor, length: Tensor, side: int) -> Tensor:
+    """A mask with so many places of a side, as near to its end as `where` says, from 0 to 1: (b,) -> (b, side)."""
+    first = rearrange((where * (side - length + 1)).floor(), "b -> b 1")
+    places = torch.arange(side)
+    return (places >= first) & (places < first + rearrange(length, "b -> b 1"))
+
+
+def _column(values: Tensor) -> Tensor:
+    """A value for each picture, to go with its pixels: (b,) -> (b, 1, 1, 1)."""
+    return rearrange(values, "b -> b 1 1 1")

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitlite.bulk.local import SUFFIXES
 from vitlite.errors import TrainError
+from vitlite.images import SUFFIXES, Preprocess
 
 CACHE = 2**31  # bytes of prepared pictures kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red, green and blue planes
@@ -38,7 +38,7 @@ class Prepared:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         with ThreadPoolExecutor() as pool:
-            return torch.stack(list(pool.map(self._picture, rows.tolist())))
+            return torch.stack(list(pool.map(self._picture, rows.tolist())))  # (b, c, h, w)
 
     def _picture(self, row: int) -> Tensor:
         if row in self._kept:
@@ -48,6 +48,17 @@ class Prepared:
             self._room -= picture.nbytes
             self._kept[row] = picture
         return picture
+
+    def origin(self) -> list[Tensor | str]:
+        """What tells these pictures from others: the pixels; or of files names and sizes, wherever the folder is."""
+        if isinstance(self.pictures, Tensor):
+            return [self.pictures]
+        folder = os.path.commonpath(self.pictures)
+        files: list[Tensor | str] = []
+        for path in self.pictures:
+            size = os.path.getsize(path) if os.path.exists(path) else -1  # a missing one is an error when it is read
+            files.append(f"{size} {str(path).removeprefix(folder)}")
+        return files
 
 
 @dataclass(frozen=True)
@@ -67,19 +78,20 @@ class Pictures:
         images, labels, k = self.images, self.labels, len(self.classes)
         if isinstance(images, Tensor) and (images.dtype != torch.uint8 or images.ndim != 4):
             raise TrainError(
-                f"Pictures takes images (n, c, h, w) of uint8, got {tuple(images.shape)} of {images.dtype}. "
-                "Those from 0 to 1: (255 * images).round().to(torch.uint8)."
+                f"Pictures takes images (n, c, h, w) of uint8, got {tuple(images.shape)} of {images.dtype}.",
+                python="Those from 0 to 1: (255 * images).round().to(torch.uint8).",
             )
         if labels.shape != (len(images),) or labels.dtype != torch.int64 or not len(images):
             raise TrainError(
                 f"Pictures takes at least one image, and a label of int64 for each, got {len(images)} images and "
-                f"labels {tuple(labels.shape)} of {labels.dtype}. Give as many of both."
+                f"labels {tuple(labels.shape)} of {labels.dtype}.",
+                python="Give as many of both.",
             )
-        least, most = map(int, labels.aminmax())
+        least, most = labels.min().item(), labels.max().item()
         if least < 0 or most >= k:
             raise TrainError(
-                f"Pictures has {k} classes, whose labels are 0 to {k - 1}, got {least} to {most}. Name every class in "
-                "classes=, in the order of the labels."
+                f"Pictures has {k} classes, whose labels are 0 to {k - 1}, got {least} to {most}.",
+                python="Name every class in classes=, in the order of the labels.",
             )
 
     def __len__(self) -> int:
@@ -91,25 +103,80 @@ class Pictures:
 
     def digest(self) -> str:
         """A hash of labels and pixels; of files, names and sizes are taken, wherever the folder is."""
-        pictures = self.images.pictures if isinstance(self.images, Prepared) else self.images
-        if isinstance(pictures, Tensor):
-            return digest([self.labels, pictures])
-        folder = os.path.commonpath(pictures)
-        sizes = (os.path.getsize(path) if os.path.exists(path) else -1 for path in pictures)
-        files = (f"{size} {str(path).removeprefix(folder)}" for size, path in zip(sizes, pictures, strict=True))
-        return digest([self.labels, *files])
+        origin = self.images.origin() if isinstance(self.images, Prepared) else [self.images]
+        return digest([self.labels, *origin])
 
 
 def digest(values: Iterable[Tensor | str]) -> str:
     """A hash of what the tensors and texts hold, to tell them from others."""
     found = sha256()
     for value in values:
-        if isinstance(value, Tensor):  # by its address: numpy need not be there
-            value = value.detach().cpu().contiguous()
-            found.update((ctypes.c_char * value.nbytes).from_address(value.data_ptr()))
-        else:
+        if isinstance(value, str):
             found.update(value.encode(errors="surrogateescape") + b"\0")
+        else:
+            whole = value.detach().cpu().contiguous()
+            memory = (ctypes.c_char * whole.nbytes).from_address(whole.data_ptr())  # numpy need not be there
+            found.update(memory)
     return f"sha256 {found.hexdigest()[:16]}"
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The classes of a folder per class, sorted.
+
+    Raises:
+        TrainError: There is no such folder, or none in it.
+    """
+    remedy = "It should hold a folder per class, with the pictures in it."
+    if not folder.is_dir():
+        raise TrainError(f"There is no folder {folder}.", python=remedy)
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not names:
+        raise TrainError(f"{folder} holds no folders.", python=remedy)
+    return tuple(names)
+
+
+def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
+    """Lists the pictures of a folder per class.
+
+    Args:
+        folder: Holds folders named after classes, with pictures anywhere below.
+        read: `Preprocess.pixels` of the model.
+        classes: Those that the model knows, in order.
+
+    Raises:
+        TrainError: A folder that is none of the classes, or has no pictures.
+    """
+    names = class_names(folder)
+    strange = [name for name in names if name not in classes]
+    if strange:
+        raise TrainError(
+            f"{folder} has the classes {listed(strange)}, and those of the model are {listed(classes)}.",
+            python="Rename or remove these folders.",
+        )
+    paths: list[Path] = []
+    labels: list[int] = []
+    for name in names:
+        found = _pictures_below(folder / name)
+        paths += found
+        labels += [classes.index(name)] * len(found)
+    return Pictures(Prepared(paths, read), torch.tensor(labels), tuple(classes))
+
+
+def _pictures_below(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not found:
+        raise TrainError(
+            f"{folder} holds no pictures ({' '.join(sorted(SUFFIXES))}).", python="Add some, or remove the folder."
+        )
+    return found
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names, or the first few of many."""
+    shown = ", ".join(names[:8])
+    if len(names) > 8:
+        return f"{shown}, … ({len(names)} in all)"
+    return shown
 
 
 def is_cifar10(folder: Path) -> bool:
@@ -126,74 +193,68 @@ def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Rea
         read: `Preprocess.pixels` of the model; None: the pictures are taken as they are, 32 x 32.
 
     Raises:
-        TrainError: a file is missing or damaged.
+        TrainError: A file is missing or damaged.
     """
     names = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
-    rows = torch.cat([_cifar10_batch(folder / f"{name}.bin") for name in names])
-    meta = folder / "batches.meta.txt"
-    if not meta.exists():
-        raise TrainError(f"{folder} has no batches.meta.txt, which names CIFAR-10's classes. Unpack the data again.")
-    classes = tuple(meta.read_text(encoding="utf-8").split())
-    if (highest := int(rows[:, 0].max())) >= len(classes):
-        raise TrainError(f"{folder} has the label {highest}, and {meta.name} names {len(classes)} classes.")
-    images = rows[:, 1:].reshape(-1, 3, 32, 32).contiguous()
+    rows = torch.cat([_cifar10_batch(folder / f"{name}.bin") for name in names])  # (n, RECORD)
+    classes = _cifar10_classes(folder, int(rows[:, 0].max()))
     part = {"train": slice(-HOLDOUT), "val": slice(-HOLDOUT, None), "test": slice(None)}[split]
-    return Pictures(Prepared(images[part], read) if read else images[part], rows[part, 0].long(), classes)
+    images = rows[:, 1:].reshape(-1, 3, 32, 32).contiguous()[part]
+    return Pictures(Prepared(images, read) if read else images, rows[part, 0].long(), classes)
+
+
+def cifar10_reader(preprocess: Preprocess) -> Read | None:
+    """How CIFAR-10's pictures are prepared for a model; None where that would leave them as they are."""
+    recipe = preprocess.recipe
+    return None if recipe.size == recipe.resize == (32, 32) else preprocess.pixels
 
 
 def _cifar10_batch(path: Path) -> Tensor:
+    """The records of one file: (n, RECORD)."""
     if not path.exists():
-        raise TrainError(f"{path} is missing; CIFAR-10's binary version has six files. Unpack it again.")
+        raise TrainError(f"{path} is missing; CIFAR-10's binary version has six files.", python="Unpack it again.")
     data = path.read_bytes()
     if not data or len(data) % RECORD:
-        raise TrainError(f"{path} has {len(data):,} bytes, which is no multiple of {RECORD:,}. Unpack the data again.")
+        raise TrainError(
+            f"{path} has {len(data):,} bytes, which is no multiple of {RECORD:,}.", python="Unpack the data again."
+        )
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, RECORD)
 
 
-def class_names(folder: Path) -> tuple[str, ...]:
-    """The classes of a folder per class, sorted.
-
-    Raises:
-        TrainError: there is no such folder, or none in it.
-    """
-    if not folder.is_dir():
-        raise TrainError(f"There is no folder {folder}. It should hold a folder per class, with the pictures in it.")
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not names:
-        raise TrainError(f"{folder} holds no folders. It should hold a folder per class, with the pictures in it.")
-    return tuple(names)
-
-
-def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
-    """Lists the pictures of a folder per class.
-
-    Args:
-        folder: Holds folders named after classes, with pictures anywhere below.
-        read: `Preprocess.pixels` of the model.
-        classes: Those that the model knows, in order.
-
-    Raises:
-        TrainError: A folder that is none of the classes, or has no pictures.
-    """
-    names = class_names(folder)
-    if strange := sorted(set(names) - set(classes)):
+def _cifar10_classes(folder: Path, highest: int) -> tuple[str, ...]:
+    """The names of the classes, of which the data have labels up to `highest`."""
+    file = folder / "batches.meta.txt"
+    if not file.exists():
         raise TrainError(
-            f"{folder} has the classes {listed(strange)}, and those of the model are {listed(classes)}. "
-            "Rename or remove these folders."
+            f"{folder} has no {file.name}, which names CIFAR-10's classes.", python="Unpack the data again."
         )
-    paths: list[Path] = []
-    labels: list[int] = []
-    for name in names:
-        inside = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in SUFFIXES)
-        if not inside:
-            raise TrainError(
-                f"{folder / name} holds no pictures ({' '.join(sorted(SUFFIXES))}). Add some, or remove the folder."
-            )
-        paths += inside
-        labels += [list(classes).index(name)] * len(inside)
-    return Pictures(Prepared(paths, read), torch.tensor(labels), tuple(classes))
+    classes = tuple(file.read_text(encoding="utf-8").split())
+    if highest >= len(classes):
+        raise TrainError(f"{folder} has the label {highest}, and {file.name} names {len(classes)} classes.")
+    return classes
 
 
-def listed(names: Sequence[str]) -> str:
-    """The names, or the first few of many."""
-    return ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")
+def training_classes(data: Path) -> tuple[str, ...]:
+    """The classes of data to train on: of CIFAR-10, or of train/ with a folder for each.
+
+    Raises:
+        TrainError: There are no such data, or only one class.
+    """
+    if is_cifar10(data):
+        classes = read_cifar10(data, "val").classes
+    else:
+        classes = class_names(data / "train")
+    if len(classes) < 2:
+        raise TrainError(f"{data / 'train'} has one class only, {classes[0]}.", python="Training needs at least two.")
+    return classes
+
+
+def read_split(data: Path, split: Literal["train", "val"], preprocess: Preprocess, classes: Sequence[str]) -> Pictures:
+    """What to train on, or to compare epochs with: of CIFAR-10, or of the folder of that name in the data.
+
+    Raises:
+        TrainError: As `read_cifar10` and `read_folder` do.
+    """
+    if is_cifar10(data):
+        return read_cifar10(data, split, cifar10_reader(preprocess))
+    return read_folder(data / split, preprocess.pixels, classes)

@@ -1,18 +1,30 @@
-"""How good a model is on labelled pictures."""
+"""How good a model is on labelled pictures.
 
-from dataclasses import dataclass
+Shapes: b pictures at once, k classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import cast
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import TrainError
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess, normalise
 from vitlite.model import ViT
-from vitlite.training import distributed as ranks
-from vitlite.training.datasets import Pictures, Read, listed
+from vitlite.training import distributed
+from vitlite.training.datasets import (
+    Pictures,
+    cifar10_reader,
+    class_names,
+    is_cifar10,
+    listed,
+    read_cifar10,
+    read_folder,
+)
 
 
 @dataclass(frozen=True)
@@ -49,24 +61,25 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
     """
     check_fit(model, pictures)
     model.eval()
-    recipe = cast(Preprocess, model.preprocess).recipe
+    recipe, channels = preprocess_of(model).recipe, model.config.channels
     k, total = model.config.num_classes, len(pictures)
-    loss, right = torch.zeros(2, dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64)
+    top5 = torch.zeros((), dtype=torch.int64)
     confusion = torch.zeros(k * k, dtype=torch.int64)
-    mine = ranks.part(total)
+    mine = distributed.shard(total)
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
         for first in range(0, len(mine), batch):
             rows = mine[first : first + batch]
-            images, labels = normalise(pictures.fetch(rows), recipe), pictures.labels[rows]
-            logits = model(images.to(model.device, model.dtype)).float().cpu()
+            images, labels = normalise(pictures.images[rows], recipe, channels), pictures.labels[rows]
+            logits = model(images.to(model.device, model.dtype)).float().cpu()  # (b, k)
             best = logits.topk(min(5, k)).indices
             loss += F.cross_entropy(logits, labels, reduction="sum")
-            right += (best == labels[:, None]).sum()
+            top5 += (best == labels[:, None]).sum()
             confusion += torch.bincount(labels * k + best[:, 0], minlength=k * k)
-    ranks.add(loss, right, confusion)
+    distributed.all_reduce(loss, top5, confusion)
     confusion = confusion.view(k, k)
     top1 = confusion.diagonal().sum().item() / total
-    return Measured(loss.item() / total, top1, right.item() / total, confusion)
+    return Measured(loss.item() / total, top1, top5.item() / total, confusion)
 
 
 def check_fit(model: ViT, pictures: Pictures) -> None:
@@ -75,45 +88,113 @@ def check_fit(model: ViT, pictures: Pictures) -> None:
     Raises:
         TrainError: They are of other classes, or of the same in another order; or of another size.
     """
-    classes, labels, k = pictures.classes, model.labels or pictures.classes, model.config.num_classes
+    _check_classes(model, pictures.classes)
+    height, width = pictures.fetch(torch.tensor([0])).shape[2:]
+    wanted = preprocess_of(model).recipe.size
+    if (height, width) != wanted:
+        raise TrainError(
+            f"The pictures are of {height} x {width} pixels, and the model's preprocessing makes them "
+            f"{wanted[0]} x {wanted[1]}.",
+            python="Prepare them with model.preprocess.pixels.",
+        )
+
+
+def _check_classes(model: ViT, classes: Sequence[str]) -> None:
+    k = model.config.num_classes
     if len(classes) != k:
-        raise TrainError(f"The pictures have {len(classes)} classes and the model {k}. Give the model's, all of them.")
-    if moved := [f"{name} for {label}" for name, label in zip_longest(classes, labels) if name != label]:
         raise TrainError(
-            f"The pictures' classes are not the model's: {listed(moved)}. Give them its names (model.labels), in its "
-            "order, and labels to match."
+            f"The pictures have {len(classes)} classes and the model {k}.", python="Give the model's, all of them."
         )
-    size, wanted = tuple(pictures.fetch(torch.tensor([0])).shape[2:]), cast(Preprocess, model.preprocess).recipe.size
-    if size != wanted:
+    labels = model.labels or classes
+    moved = [f"{name} for {label}" for name, label in zip_longest(classes, labels) if name != label]
+    if moved:
         raise TrainError(
-            f"The pictures are of {size[0]} x {size[1]} pixels, and the model's preprocessing makes them "
-            f"{wanted[0]} x {wanted[1]}. Prepare them with model.preprocess.pixels."
+            f"The pictures' classes are not the model's: {listed(moved)}.",
+            python="Give them its names (model.labels), in its order, and labels to match.",
         )
 
 
-def normalise(images: Tensor, recipe: Recipe) -> Tensor:
-    """Values from 0 to 1 as the model wants them: (b, c, h, w) as given."""
-    white = 255 * recipe.scale  # what 1 stands for there
-    mean, std = (torch.tensor(x, device=images.device)[:, None, None] / white for x in (recipe.mean, recipe.std))
-    return (images - mean) / std
+def preprocess_of(model: ViT, name: str = "The model") -> Preprocess:
+    """How pictures are prepared for a model.
 
-
-def preprocess_of(model: ViT, name: str) -> Preprocess:
-    """How pictures are prepared for a model, which came by that name.
+    Args:
+        model: Any.
+        name: What the error calls it, such as the name that it came by.
 
     Raises:
         TrainError: The weights came without it.
     """
     if not isinstance(model.preprocess, Preprocess):
         raise TrainError(
-            f"{name} has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint like it: --model "
-            "NAME --weights PATH; or give it its own in Python (model.preprocess = ...), and name the folder that "
-            "model.save writes."
+            f"{name} has no preprocessing, so pictures cannot be prepared for it.",
+            python="Set it: model.preprocess = vitlite.images.Preprocess(recipe, model).",
+            command="Name a checkpoint like it: --model NAME --weights PATH; or give it its own in Python "
+            "(model.preprocess = ...), and name the folder that model.save writes.",
         )
     return model.preprocess
 
 
-def cifar10_reader(preprocess: Preprocess) -> Read | None:
-    """How CIFAR-10's pictures are prepared; None where that would leave them as they are."""
-    recipe = preprocess.recipe
-    return None if recipe.size == recipe.resize == (32, 32) else preprocess.pixels
+def check_data(data: Path) -> None:
+    """Whether there is something to measure on, for those who would not fetch a model in vain.
+
+    Raises:
+        TrainError: It is neither CIFAR-10 nor a folder per class.
+    """
+    if not is_cifar10(data):
+        class_names(_folder_per_class(data))
+
+
+def read_to_measure(data: Path, model: ViT, name: str) -> Pictures:
+    """The test pictures of CIFAR-10, or those of a folder per class, or of such a val/ in it, labelled as by the model.
+
+    Args:
+        data: The folder.
+        model: Its preprocessing makes the pictures, and its classes give the order.
+        name: What errors call the model.
+
+    Returns:
+        The pictures, with the classes named as in the data.
+
+    Raises:
+        TrainError: The data are damaged, or of other classes than the model's.
+    """
+    preprocess = preprocess_of(model, name)
+    if not is_cifar10(data):
+        folder = _folder_per_class(data)
+        return read_folder(folder, preprocess.pixels, classes_in_order(model, class_names(folder)))
+    pictures = read_cifar10(data, "test", cifar10_reader(preprocess))
+    if len(pictures.classes) != model.config.num_classes:
+        raise TrainError(
+            f"The data have {len(pictures.classes)} classes, and {name} {model.config.num_classes}.",
+            python="Fine-tune it first: vitlite.training.train.",
+            command="Fine-tune it first: vitlite train.",
+        )
+    classes = classes_in_order(model, pictures.classes)
+    moved_to = torch.tensor([classes.index(name) for name in pictures.classes])
+    return replace(pictures, labels=moved_to[pictures.labels], classes=classes)
+
+
+def _folder_per_class(data: Path) -> Path:
+    inside = data / "val"
+    return inside if inside.is_dir() else data
+
+
+def classes_in_order(model: ViT, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the model's classes: its labels, if these names are among them; else the names, one for each class.
+
+    Raises:
+        TrainError: Only some of the names are labels, or none is and they are not as many as the classes.
+    """
+    labels = tuple(model.labels or ())
+    strange = [name for name in names if name not in labels]
+    if not strange:
+        return labels
+    alike = {label.casefold() for label in labels} & {name.casefold() for name in names}
+    if len(names) == model.config.num_classes and not alike:  # such as ImageNet's n01440764, in the labels' order
+        return tuple(names)
+    known = f" ({listed(labels)})" if labels else ""
+    raise TrainError(
+        f"Of the model's {model.config.num_classes} classes{known}, none is named {listed(strange)}.",
+        python="Name the folders after its labels; or give one folder for each class, none of them named after a "
+        "label, sorted in the model's order.",
+    )

@@ -2,6 +2,7 @@
 
 Every random number is a function of (seed, epoch, sample) or (seed, step): started again with the same command on the
 same machine, a run ends with the same weights, bit for bit.
+Shapes: b pictures in a batch, or in this rank's share of it; c channels, h and w pixels, k classes.
 """
 
 import math
@@ -10,19 +11,20 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlite.errors import TrainError
-from vitlite.images import Preprocess
+from vitlite.images import normalise
 from vitlite.model import ViT
-from vitlite.training import distributed as ranks
+from vitlite.training import distributed
 from vitlite.training.augment import Draws, augment, mix, shuffled
 from vitlite.training.datasets import Pictures
-from vitlite.training.evaluate import check_fit, measure, normalise
-from vitlite.training.run import LOG, STATE, History, Progress, Run, save_checkpoint
+from vitlite.training.evaluate import check_fit, measure, preprocess_of
+from vitlite.training.run import LOG, STATE, History, Progress, Run
 from vitlite.training.schedule import learning_rate
 from vitlite.training.settings import Settings
 
@@ -55,78 +57,60 @@ def train(
         TrainError: The data do not fit the model, the loss diverged, the disk is full, or `out` holds another run.
         ImageError: A picture cannot be read.
     """
-    if not isinstance(model.preprocess, Preprocess):
-        raise TrainError("The model has no preprocessing, so its checkpoints would have none. Set model.preprocess.")
-    if len(data.classes) < 2 or model.config.num_classes != len(data.classes):
-        raise TrainError(
-            f"The data have {len(data.classes)} classes and the model's head {model.config.num_classes}; both must "
-            "have the same number, at least 2. Create the model with num_classes= to match."
-        )
-    if 1 < ranks.world() > min(settings.batch, len(data)) // 2:
-        raise TrainError(
-            f"{len(data)} pictures in batches of {settings.batch} are too few for {ranks.world()} processes: each "
-            "needs two of every batch. Raise --batch, or start fewer processes."
-        )
+    _check_start(model, data, settings)
     model.labels = data.classes
-    for pictures in [data] if validation is None else [data, validation]:
-        check_fit(model, pictures)
+    check_fit(model, data)
+    if validation is not None:
+        check_fit(model, validation)
     out.mkdir(parents=True, exist_ok=True)
     run = Run(model, data, settings, validation)
     if (out / STATE).exists():
         run.resume(out / STATE)
-        if run.history and not ranks.rank():
+        if run.history and distributed.is_main():
             after_epoch(run.history)
-    ranks.agree("pictures, epoch and step", len(data), run.progress.epoch, run.progress.step)
+    distributed.assert_equal_on_all_ranks("pictures, epoch and step", len(data), run.progress.epoch, run.progress.step)
     while run.progress.epoch < settings.epochs:
-        _finish_epoch(run, out, save_every)
-        progress = run.progress
-        record = {
-            "epoch": progress.epoch + 1,
-            "loss": round(progress.loss / run.steps, 5),
-            "accuracy": round(progress.right / run.steps, 5),
-            "lr": learning_rate(settings, progress.epoch + 1),
-            "seconds": round(progress.seconds, 1),
-        }
-        with run.averaged():
-            if validation is not None:
-                measured = measure(model, validation, bfloat16=settings.bfloat16)
-                record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
-                if record["val_top1"] > max((past.get("val_top1", -1) for past in run.history), default=-1):
-                    save_checkpoint(model, out / "best")
-            save_checkpoint(model, out / "last")
-        run.history.append(record)
-        run.progress = Progress(epoch=progress.epoch + 1)
-        run.write_log(out / LOG)
-        run.save(out / STATE)
-        if not ranks.rank():
+        _take_steps(run, out, save_every)
+        _end_epoch(run, out, validation)
+        if distributed.is_main():
             after_epoch(run.history)
-    run._swap()
+    run.swap_averages()
     model.eval()
     return run.history
 
 
-def _finish_epoch(run: Run, out: Path, save_every: float) -> None:
-    """Takes the steps that are left of the present epoch."""
-    from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
+def _check_start(model: ViT, data: Pictures, settings: Settings) -> None:
+    """Whether model, data, batches and processes can go together at all."""
+    preprocess_of(model)
+    if len(data.classes) < 2 or model.config.num_classes != len(data.classes):
+        raise TrainError(
+            f"The data have {len(data.classes)} classes and the model's head {model.config.num_classes}; both must "
+            "have the same number, at least 2.",
+            python="Create the model with num_classes= to match.",
+        )
+    processes = distributed.world_size()
+    if 1 < processes > min(settings.batch, len(data)) // 2:
+        raise TrainError(
+            f"{len(data)} pictures in batches of {settings.batch} are too few for {processes} processes: each needs "
+            "two of every batch.",
+            python="Raise Settings.batch, or start fewer processes.",
+            command="Raise --batch, or start fewer processes.",
+        )
 
-    s, progress = run.settings, run.progress
-    order = shuffled(s.seed, progress.epoch, len(run.data))
-    title = f"epoch {progress.epoch + 1}/{s.epochs}"
-    hidden = True if ranks.rank() else None  # None: where stderr is no terminal
-    bar = tqdm(total=run.steps, initial=progress.step, desc=title, disable=hidden, leave=False, file=sys.stderr)
+
+def _take_steps(run: Run, out: Path, save_every: float) -> None:
+    """Takes the steps that are left of the present epoch, and saves the state now and then."""
+    settings, progress = run.settings, run.progress
+    order = shuffled(settings.seed, progress.epoch, len(run.data))
     saved = time.monotonic()
-    run.model.train(not s.frozen)  # a frozen backbone shall give the features that it will give later
-    with bar:
+    run.model.train(not settings.frozen)  # a frozen backbone shall give the features that it will give later
+    with _progress_bar(run) as bar:
         while progress.step < run.steps:
+            first = progress.step * settings.batch
             start = time.perf_counter()
             with run.products:  # not timed: a run that goes on must compute as it did before
-                loss, right = _step(run, order[progress.step * s.batch :][: s.batch])
-            if not math.isfinite(loss):
-                raise TrainError(
-                    f"The loss became {loss} in epoch {progress.epoch + 1}, step {progress.step + 1}, at a learning "
-                    f"rate of up to {s.lr:g}. {out / 'last'} holds the weights of the epoch before. Begin again with "
-                    "a lower --lr and another --out."
-                )
+                loss, right = _step(run, order[first : first + settings.batch])
+            _check_finite(loss, run, out)
             progress.step += 1
             progress.loss += loss
             progress.right += right
@@ -134,42 +118,117 @@ def _finish_epoch(run: Run, out: Path, save_every: float) -> None:
             if time.monotonic() - saved >= save_every:
                 run.save(out / STATE)
                 saved = time.monotonic()
-            speed = progress.step * s.batch / progress.seconds
-            shown = {"loss": progress.loss / progress.step, "accuracy": progress.right / progress.step}
-            bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()} | {"images/s": f"{speed:.0f}"})
+            bar.set_postfix(_shown(progress, settings.batch))
             bar.update()
+
+
+def _check_finite(loss: float, run: Run, out: Path) -> None:
+    if math.isfinite(loss):
+        return
+    raise TrainError(
+        f"The loss became {loss} in epoch {run.progress.epoch + 1}, step {run.progress.step + 1}, at a learning rate "
+        f"of up to {run.settings.lr:g}. {out / 'last'} holds the weights of the epoch before.",
+        python="Begin again with a lower lr and another `out`.",
+        command="Begin again with a lower --lr and another --out.",
+    )
+
+
+def _progress_bar(run: Run) -> Any:
+    """A bar with a mark for each step of the epoch, where stderr is a terminal."""
+    from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
+
+    return tqdm(
+        total=run.steps,
+        initial=run.progress.step,
+        desc=f"epoch {run.progress.epoch + 1}/{run.settings.epochs}",
+        disable=None if distributed.is_main() else True,  # None: where it is no terminal
+        leave=False,
+        file=sys.stderr,
+    )
+
+
+def _shown(progress: Progress, batch: int) -> dict[str, str]:
+    """What the bar says of the epoch so far."""
+    return {
+        "loss": f"{progress.loss / progress.step:.3f}",
+        "accuracy": f"{progress.right / progress.step:.3f}",
+        "images/s": f"{progress.step * batch / progress.seconds:.0f}",
+    }
+
+
+def _end_epoch(run: Run, out: Path, validation: Pictures | None) -> None:
+    """Measures the averaged weights, and writes checkpoints, log and state."""
+    progress = run.progress
+    record = {
+        "epoch": progress.epoch + 1,
+        "loss": round(progress.loss / run.steps, 5),
+        "accuracy": round(progress.right / run.steps, 5),
+        "lr": learning_rate(run.settings, progress.epoch + 1),
+        "seconds": round(progress.seconds, 1),
+    }
+    with run.averaged() as model:
+        if validation is not None:
+            measured = measure(model, validation, bfloat16=run.settings.bfloat16)
+            record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
+            best_so_far = max((past.get("val_top1", -1) for past in run.history), default=-1)
+            if record["val_top1"] > best_so_far:
+                run.save_checkpoint(out / "best")
+        run.save_checkpoint(out / "last")
+    run.history.append(record)
+    run.progress = Progress(epoch=progress.epoch + 1)
+    run.write_log(out / LOG)
+    run.save(out / STATE)
 
 
 def _step(run: Run, rows: Tensor) -> tuple[float, float]:
     """One step on some of the pictures: its loss, and the share of right answers. Without finite gradients, no step."""
-    s, model, epoch = run.settings, run.model, run.progress.epoch
-    done = epoch * run.steps + run.progress.step
-    torch.manual_seed(s.seed * 1_000_003 + done + (ranks.rank() << 40))  # for dropout and stochastic depth
-    total, rows = len(rows), rows[ranks.share(len(rows))]
-    draws = Draws(s.seed, epoch, rows)
-    k = len(run.data.classes)
-    labels = F.one_hot(run.data.labels[rows], k) * (1 - s.smoothing) + s.smoothing / k
-    images = augment(run.data.fetch(rows), draws, s.augmentation)
-    images, labels = mix(images, labels, images.flip(0), labels.flip(0), draws, s.augmentation)
-    images, labels = normalise(images, run.recipe).to(model.device), labels.to(model.device)
-    sums = torch.zeros(2, dtype=torch.float64)  # the loss, and the share of right answers
-    parts = list(zip(images.chunk(s.accumulate), labels.chunk(s.accumulate), strict=True))
-    for i, (x, y) in enumerate(parts, 1):
-        with nullcontext() if i == len(parts) else ranks.unconnected(run.network):
-            with torch.autocast(x.device.type, torch.bfloat16, enabled=s.bfloat16):
-                logits = run.network(x).float()
-            part = F.cross_entropy(logits, y, reduction="sum") / total
-            (part * ranks.world()).backward()  # type: ignore[no-untyped-call]  # the ranks' gradients are averaged
-        sums += torch.stack([part.detach(), (logits.argmax(1) == y.argmax(1)).sum() / total]).cpu()
-    ranks.add(sums)
-    loss, right = sums.tolist()
-    norm = nn.utils.clip_grad_norm_(run.weights.values(), s.clip)
+    settings = run.settings
+    done = run.progress.epoch * run.steps + run.progress.step
+    torch.manual_seed(settings.seed * 1_000_003 + done + (distributed.rank() << 40))  # for dropout, stochastic depth
+    images, labels = _batch(run, rows[distributed.paired_share(len(rows))])
+    loss, right = _add_gradients(run, images, labels, len(rows))
+    norm = nn.utils.clip_grad_norm_(run.weights.values(), settings.clip)
     if not math.isfinite(norm):
         return math.nan, right
+    lr = learning_rate(settings, done / run.steps)
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["scale"] * learning_rate(s, done / run.steps)
+            group["lr"] = group["scale"] * lr
         optimizer.step()
         optimizer.zero_grad()
     run.average(done)
     return loss, right
+
+
+def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Changed and mixed pictures, and what share of each class is in them: (b,) -> (b, c, h, w) and (b, k)."""
+    settings, k = run.settings, len(run.data.classes)
+    draws = Draws(settings.seed, run.progress.epoch, rows)
+    images = augment(run.data.fetch(rows), draws, settings.augmentation)
+    labels = F.one_hot(run.data.labels[rows], k) * (1 - settings.smoothing) + settings.smoothing / k
+    images, labels = mix(images, labels, images.flip(0), labels.flip(0), draws, settings.augmentation)
+    pixels = images * 255
+    images = normalise(pixels, run.recipe, run.model.config.channels)
+    return images.to(run.model.device), labels.to(run.model.device)
+
+
+def _add_gradients(run: Run, images: Tensor, labels: Tensor, total: int) -> tuple[float, float]:
+    """Adds to the gradients, in as many parts as are wanted: the loss of all ranks, and the share of right answers.
+
+    `total` is the number of pictures of all ranks.
+    """
+    sums = torch.zeros(2, dtype=torch.float64)  # the loss, and the share of right answers
+    parts = list(zip(images.chunk(run.settings.accumulate), labels.chunk(run.settings.accumulate), strict=True))
+    for i, (x, y) in enumerate(parts, 1):
+        is_last = i == len(parts)
+        with nullcontext() if is_last else distributed.unsynchronised(run.network):
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=run.settings.bfloat16):
+                logits = run.network(x).float()  # (b, k)
+            loss = F.cross_entropy(logits, y, reduction="sum") / total
+            right = (logits.argmax(1) == y.argmax(1)).sum() / total
+            gradients_of = loss * distributed.world_size()  # whose gradients are averaged, and are to be summed
+            gradients_of.backward()  # type: ignore[no-untyped-call]
+        sums += torch.stack([loss.detach(), right]).cpu()
+    distributed.all_reduce(sums)
+    loss_of_all, right_of_all = sums.tolist()
+    return loss_of_all, right_of_all

@@ -2,9 +2,8 @@
 
 import json
 import math
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,12 +12,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from vitlite import disk
 from vitlite.errors import TrainError
-from vitlite.images import Preprocess
 from vitlite.model import ViT
 from vitlite.speed.onednn import float32_products, float32_products_are_exact
-from vitlite.training import distributed as ranks
+from vitlite.training import distributed
 from vitlite.training.datasets import Pictures, digest
+from vitlite.training.evaluate import preprocess_of
 from vitlite.training.optim import optimizers, weights_of
 from vitlite.training.settings import Settings
 from vitlite.weights.save import write_tensors
@@ -26,6 +26,7 @@ from vitlite.weights.save import write_tensors
 History = list[dict[str, Any]]
 
 STATE, LOG = "state.safetensors", "log.jsonl"
+METADATA = "vitlite.run"  # in the header of the state
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Run:
 
     def __init__(self, model: ViT, data: Pictures, settings: Settings, validation: Pictures | None = None) -> None:
         self.model, self.data, self.settings = model, data, settings
-        self.recipe = cast(Preprocess, model.preprocess).recipe
+        self.recipe = preprocess_of(model).recipe
         self.steps = max(len(data) // settings.batch, 1)  # in an epoch
         self.progress = Progress()
         self.history: History = []
@@ -52,127 +53,158 @@ class Run:
             model.requires_grad_(False)
             model.head.requires_grad_(True)
         self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        frozen = [weight for weight in model.parameters() if not weight.requires_grad]
-        self.start = {
-            "pictures": f"{len(data)}, {data.digest()}",
-            "validation": validation.digest() if validation else None,
-            "weights": model.source.sha256 if model.source else None,  # None: random ones, as the seed says
-            "frozen weights": digest(frozen) if frozen else None,
-        }
+        self.begun_with = _begun_with(model, data, validation)
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.optimizers = optimizers(model, self.weights, settings)
-        self.network = ranks.connected(model)
-        tokens, head_dim = model.config.prefix_tokens + math.prod(model.config.grid), model.config.attention_dim
-        exact = model.device.type == "cpu" and float32_products_are_exact(tokens, head_dim // model.config.heads)
-        self.products = float32_products if exact and not settings.bfloat16 else nullcontext()
+        self.network = distributed.wrap_ddp(model)
+        self.products = _float32_products(model, settings)
 
     def states(self) -> dict[str, dict[str, Tensor]]:
         """What the optimizers remember of each weight."""
-        found = {weight: optimizer.state for optimizer in self.optimizers for weight in weights_of(optimizer)}
-        return {name: found[weight][weight] for name, weight in self.weights.items()}
-
-    def save(self, path: Path) -> None:
-        """Writes everything that a resumed run needs."""
-        tensors: dict[str, Tensor] = {}
-        for name, state in self.states().items():
-            tensors |= {f"weight.{name}": self.weights[name].detach(), f"average.{name}": self.averages[name]}
-            tensors |= {f"{key}.{name}": value for key, value in state.items()}
-        about = {"identity": self.identity(), "progress": asdict(self.progress), "history": self.history}
-        write(path, lambda temporary: write_tensors(temporary, tensors, {"vitlite.run": json.dumps(about)}))
-
-    def write_log(self, path: Path) -> None:
-        """Writes the history, a line an epoch."""
-        lines = "".join(json.dumps(record) + "\n" for record in self.history)
-        write(path, lambda temporary: temporary.write_text(lines, encoding="utf-8"))
-
-    def resume(self, path: Path) -> None:
-        """Goes on from what `save` wrote."""
-        try:
-            with safe_open(path, "pt") as file:
-                about = json.loads(file.metadata()["vitlite.run"])
-                self._check(path, about)
-                states = self.states()
-                for key in file.keys():  # noqa: SIM118  # no dictionary
-                    kind, name = key.split(".", 1)
-                    if kind == "weight":
-                        self.weights[name].data.copy_(file.get_tensor(key))
-                    elif kind == "average":
-                        self.averages[name].copy_(file.get_tensor(key))
-                    else:
-                        states[name][kind] = file.get_tensor(key).to(self.model.device if kind != "step" else "cpu")
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise TrainError(
-                f"{path} is not the state of a run, or is damaged ({error}). Remove it to begin anew; or begin another "
-                f"run, perhaps with --model {path.parent / 'last'} and another --out."
-            ) from error
-        self.progress, self.history = Progress(**about["progress"]), about["history"]
-
-    def _check(self, path: Path, about: dict[str, Any]) -> None:
-        """Everything must be the same; only the end may move, as long as the learning rate does not know of it."""
-        old, new, progress = about["identity"], self.identity(), about["progress"]
-        epochs = old["epochs"], new["epochs"]
-        if progress["epoch"] + progress["step"] / self.steps <= min(epochs) * (1 - self.settings.decay):
-            old = old | {"epochs": epochs[1]}
-        if old.get("validation") is None:  # `best` compares with none so far
-            old = old | {"validation": new["validation"]}
-        changed = [f"{name} was {old.get(name)!r} and is {new[name]!r}" for name in new if old.get(name) != new[name]]
-        if changed:
-            hint = " More epochs fit in only before the learning rate begins to fall." if "epochs" in changed[0] else ""
-            raise TrainError(
-                f"{path.parent} holds another run: {'; '.join(changed)}.{hint} Use its settings to go on; or begin "
-                f"another run, perhaps with --model {path.parent / 'last'} and another --out."
-            )
+        state_of = {}
+        for optimizer in self.optimizers:
+            for weight in weights_of(optimizer):
+                state_of[weight] = optimizer.state[weight]
+        return {name: state_of[weight] for name, weight in self.weights.items()}
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on, as JSON has it."""
-        about = asdict(self.settings) | self.model.config.to_dict() | self.recipe.to_dict()
-        about |= {"classes": self.data.classes} | self.start
-        return cast(dict[str, Any], json.loads(json.dumps(about)))
+        fields = asdict(self.settings) | self.model.config.to_dict() | self.recipe.to_dict()
+        fields |= {"classes": self.data.classes} | self.begun_with
+        return cast(dict[str, Any], json.loads(json.dumps(fields)))
+
+    def save(self, path: Path) -> None:
+        """Writes everything that a resumed run needs."""
+        if not distributed.is_main():
+            return
+        tensors: dict[str, Tensor] = {}
+        for name, state in self.states().items():
+            tensors[f"weight.{name}"] = self.weights[name].detach()
+            tensors[f"average.{name}"] = self.averages[name]
+            for kind, value in state.items():
+                tensors[f"{kind}.{name}"] = value
+        saved = {"identity": self.identity(), "progress": asdict(self.progress), "history": self.history}
+        with _explained(path), disk.replacing(path) as temporary:
+            write_tensors(temporary, tensors, {METADATA: json.dumps(saved)})
+
+    def write_log(self, path: Path) -> None:
+        """Writes the history, a line an epoch."""
+        if not distributed.is_main():
+            return
+        lines = [json.dumps(record) + "\n" for record in self.history]
+        with _explained(path):
+            disk.write_text(path, "".join(lines))
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Writes the model as it is now to a folder that `vitlite.load` opens."""
+        if not distributed.is_main():
+            return
+        with _explained(folder):
+            self.model.save(folder)
+
+    def resume(self, path: Path) -> None:
+        """Goes on from what `save` wrote.
+
+        Raises:
+            TrainError: It is the state of another run, or damaged.
+        """
+        try:
+            with safe_open(path, "pt") as file:
+                saved = json.loads(file.metadata()[METADATA])
+                self._check_same_run(path.parent, saved)
+                states = self.states()
+                for key in file.keys():  # noqa: SIM118  # no dictionary
+                    self._take_over(key, file.get_tensor(key), states)
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise TrainError(
+                f"{path} is not the state of a run, or is damaged ({error}).",
+                python=f"Remove it to begin anew; or begin another run, perhaps from {path.parent / 'last'}, with "
+                "another `out`.",
+                command="Remove it to begin anew; or begin another run, perhaps with --model "
+                f"{path.parent / 'last'} and another --out.",
+            ) from error
+        self.progress, self.history = Progress(**saved["progress"]), saved["history"]
+
+    def _take_over(self, key: str, value: Tensor, states: dict[str, dict[str, Tensor]]) -> None:
+        """One tensor of a state: a weight, its average, or what its optimizer remembers."""
+        kind, name = key.split(".", 1)
+        if kind == "weight":
+            self.weights[name].data.copy_(value)
+        elif kind == "average":
+            self.averages[name].copy_(value)
+        else:
+            states[name][kind] = value.to("cpu" if kind == "step" else self.model.device)
+
+    def _check_same_run(self, out: Path, saved: dict[str, Any]) -> None:
+        """Everything must be the same; only the end may move, as long as the learning rate does not know of it."""
+        old, new = dict(saved["identity"]), self.identity()
+        done = saved["progress"]["epoch"] + saved["progress"]["step"] / self.steps
+        falls_from = min(old["epochs"], new["epochs"]) * (1 - self.settings.decay)
+        if done <= falls_from:
+            old["epochs"] = new["epochs"]
+        if old.get("validation") is None:  # `best` compares with none so far
+            old["validation"] = new["validation"]
+        changed = [name for name in new if old.get(name) != new[name]]
+        if not changed:
+            return
+        changes = "; ".join(f"{name} was {old.get(name)!r} and is {new[name]!r}" for name in changed)
+        hint = " More epochs fit in only before the learning rate begins to fall." if changed[0] == "epochs" else ""
+        raise TrainError(
+            f"{out} holds another run: {changes}.{hint}",
+            python=f"Use its settings to go on; or begin another run, perhaps from {out / 'last'}, with another `out`.",
+            command="Use its settings to go on; or begin another run, perhaps with --model "
+            f"{out / 'last'} and another --out.",
+        )
 
     def average(self, step: int) -> None:
         """Moves the averages towards the weights; fast at first, since early weights are worth little."""
         keep = min(self.settings.ema, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.averages.values()), [w.detach() for w in self.weights.values()], 1 - keep)
+        weights = [weight.detach() for weight in self.weights.values()]
+        torch._foreach_lerp_(list(self.averages.values()), weights, 1 - keep)
 
     @contextmanager
     def averaged(self) -> Iterator[ViT]:
         """The model with the averages as its weights."""
-        self._swap()
+        self.swap_averages()
         try:
             yield self.model
         finally:
-            self._swap()
+            self.swap_averages()
 
-    def _swap(self) -> None:
+    def swap_averages(self) -> None:
+        """Gives the model the averages as its weights, and keeps its weights in their place."""
         for name, weight in self.weights.items():
             weight.data, self.averages[name] = self.averages[name], weight.data
 
 
-def write(path: Path, content: Callable[[Path], object]) -> None:
-    """Replaces a file whole, or leaves it as it was. Of several processes, the first writes."""
-    if ranks.rank():
-        return
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        content(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except (OSError, SafetensorError) as error:
-        raise TrainError(
-            f"Cannot write {path}: {error}. What was there before is intact: make room, and start the same command."
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+def _begun_with(model: ViT, data: Pictures, validation: Pictures | None) -> dict[str, str | None]:
+    """What a run begins with, of which a state knows its own."""
+    frozen = [weight for weight in model.parameters() if not weight.requires_grad]
+    return {
+        "pictures": f"{len(data)}, {data.digest()}",
+        "validation": validation.digest() if validation else None,
+        "weights": model.source.sha256 if model.source else None,  # None: random ones, as the seed says
+        "frozen weights": digest(frozen) if frozen else None,
+    }
 
 
-def save_checkpoint(model: ViT, folder: Path) -> None:
-    """Writes a folder that `vitlite.load` opens. Of several processes, the first writes."""
-    if ranks.rank():
-        return
+def _float32_products(model: ViT, settings: Settings) -> AbstractContextManager[Any]:
+    """A context in which a step computes by oneDNN, if that is wanted and as exact."""
+    if model.device.type != "cpu" or settings.bfloat16:
+        return nullcontext()
+    tokens = model.config.prefix_tokens + math.prod(model.config.grid)
+    head_dim = model.config.attention_dim // model.config.heads
+    return float32_products if float32_products_are_exact(tokens, head_dim) else nullcontext()
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Says what to do where a file cannot be written."""
     try:
-        model.save(folder)
+        yield
     except (OSError, SafetensorError) as error:
         raise TrainError(
-            f"Cannot write {folder}: {error}. Make room, and start the same command: it goes on from the last state."
+            f"Cannot write {path}: {error}. The last state of the run is intact.",
+            python="Make room, and call train again with the same arguments: it goes on from there.",
+            command="Make room, and start the same command: it goes on from there.",
         ) from error

@@ -1,4 +1,4 @@
-"""The recipe of a training run."""
+"""The recipe of a training run, and what is usual where it leaves something open."""
 
 import math
 from dataclasses import dataclass, field
@@ -25,7 +25,11 @@ RANGES = {  # the least and the most that a recipe may ask for
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A training recipe."""
+    """A training recipe.
+
+    Raises:
+        TrainError: A number is out of its range.
+    """
 
     epochs: int
     batch: int = 128
@@ -48,4 +52,21 @@ class Settings:
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             if not least <= value <= most:
-                raise TrainError(f"{name.replace('_', '-')} must be from {least:g} to {most:g}, got {value:g}.")
+                raise TrainError(f"{name} must be from {least:g} to {most:g}, got {value:g}.", field=name)
+
+
+def usual_optimizer(*, random_weights: bool, frozen: bool) -> Optimizer:
+    """Muon for matrices that begin with random weights; AdamW for fine-tuning, and for a head alone."""
+    return "muon" if random_weights and not frozen else "adamw"
+
+
+def usual_lr(optimizer: Optimizer, *, frozen: bool) -> float:
+    """The highest learning rate that suits most models."""
+    if optimizer == "muon":
+        return 3e-3
+    return 1e-3 if frozen else 3e-4
+
+
+def usual_layer_decay(*, random_weights: bool) -> float:
+    """All blocks alike from random weights; when fine-tuning, early blocks are to change less than late ones."""
+    return 1.0 if random_weights else 0.75
