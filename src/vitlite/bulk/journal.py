@@ -10,49 +10,28 @@ import os
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from vitlite.disk import locked, replacing
 from vitlite.errors import InputError
 
 
 def check_target(target: Path) -> Path:
     """Refuses, before any work is done, a file that could not be written at its end."""
     if target.suffix not in WRITERS:
-        raise InputError(f"--out {target}: the name must end in one of {', '.join(WRITERS)}.")
+        raise _refused(target, f": the name must end in one of {', '.join(WRITERS)}.")
     if not target.parent.is_dir():
-        raise InputError(f"--out {target}: there is no folder {target.parent}. Make it first.")
+        raise _refused(target, f": there is no folder {target.parent}. Make it first.")
     if target.is_dir():
-        raise InputError(f"--out {target} is a folder. Name a file that is new, or may be replaced.")
+        raise _refused(target, " is a folder. Name a file that is new, or may be replaced.")
     return target
 
 
-@contextmanager
-def alone(target: Path) -> Iterator[None]:
-    """Keeps every other process from writing the same file.
-
-    Raises:
-        InputError: One is writing it.
-    """
-    from filelock import FileLock, Timeout  # comes with huggingface-hub
-
-    path = target.with_name(target.name + ".lock")
-    lock = FileLock(path)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout as error:
-        raise InputError(
-            f"--out {target}: another process is writing it. Wait for it, or name another file. "
-            f"If there is none, delete {path}."
-        ) from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # on Windows it goes with the lock
-            path.unlink()
-        lock.release()
+def _refused(target: Path, reason: str) -> InputError:
+    return InputError(f"target {target}{reason}", field="target")
 
 
 class Picture(NamedTuple):
@@ -73,28 +52,42 @@ class Picture(NamedTuple):
         return cls(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
+class Batch(NamedTuple):
+    """Where a line of the journal begins, and the pictures whose vectors it holds."""
+
+    offset: int
+    pictures: list[Picture]
+
+
+class Row(NamedTuple):
+    """Where a picture's vector stands: where its line of the journal begins, and how many vectors there precede it."""
+
+    offset: int
+    position: int
+
+
 class Journal:
     """Batches of (pictures, float32 bytes) beside the file that they will become."""
 
-    def __init__(self, target: Path, run: dict[str, Any]) -> None:
+    def __init__(self, target: Path, identity: dict[str, Any]) -> None:
         """Opens the journal of `target`, new or left by an interrupted run.
 
         Args:
             target: The file to be written.
-            run: What decides the numbers: the weights' hash, config, preprocessing, precision, where names begin.
+            identity: What decides the numbers: the weights' hash, config, preprocessing, precision, where names begin.
 
         Raises:
             InputError: The journal was left by a run with other weights or options, or elsewhere.
         """
         self.target = target
         self.path = target.with_name(target.name + ".partial")
-        self.offsets: list[tuple[int, list[Picture]]] = []  # where each batch's line starts, and its pictures
+        self.batches: list[Batch] = []
         self.broken: list[str] = []  # paths that gave no vector
-        end = self._read(json.loads(json.dumps(run))) if self.path.exists() else 0
+        end = self._read(json.loads(json.dumps(identity))) if self.path.exists() else 0
         self._file = self.path.open("a+b")
         self._file.truncate(end)  # cuts off a line that was not finished
         if end == 0:
-            self._append(run)
+            self._append(identity)
 
     def __enter__(self) -> "Journal":
         return self
@@ -105,121 +98,163 @@ class Journal:
         if not self.done:
             self.path.unlink()
 
-    def _read(self, run: dict[str, Any]) -> int:
-        """Notes the batches of an earlier run, and where the last whole line ends."""
+    def _read(self, identity: dict[str, Any]) -> int:
+        """Notes the batches of an earlier run, and returns where the last whole line ends."""
         end = 0
         with self.path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise InputError(f"{self.path} is not the journal of an interrupted run. Move it away.") from error
-                if end:
-                    self.offsets.append((end, [Picture(*fields) for fields in record["pictures"]]))
+                record = self._parsed(line)
+                if end == 0:
+                    self._check_identity(record, identity)
+                else:
+                    self.batches.append(Batch(end, [Picture(*fields) for fields in record["pictures"]]))
                     self.broken += record["broken"]
-                elif record != run:
-                    changed = sorted(key for key in {*record, *run} if record.get(key) != run.get(key))
-                    raise InputError(
-                        f"{self.path} was left by a run with another {', '.join(changed)}. "
-                        "Repeat that command to continue it, or delete the file to start afresh."
-                    )
                 end += len(line)
         return end
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{self.path} is not the journal of an interrupted run. Move it away.") from error
+
+    def _check_identity(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        if found != wanted:
+            changed = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
+            raise InputError(
+                f"{self.path} was left by a run with another {', '.join(changed)}. "
+                "Repeat that command to continue it, or delete the file to start afresh."
+            )
 
     @property
     def done(self) -> set[Picture]:
         """The pictures whose vectors are in the journal."""
-        return {picture for _, pictures in self.offsets for picture in pictures}
+        return {picture for batch in self.batches for picture in batch.pictures}
+
+    @property
+    def tried(self) -> set[str]:
+        """The paths that an earlier run came to, whether they gave a vector or not."""
+        return {picture.path for picture in self.done}.union(self.broken)
+
+    def missing(self, wanted: Iterable[Picture]) -> list[Picture]:
+        """Those of `wanted` whose vectors are not in the journal yet."""
+        done = self.done
+        return [picture for picture in wanted if picture not in done]
 
     def add(self, pictures: Sequence[Picture], vectors: bytes, broken: Sequence[str] = ()) -> None:
         """Keeps one batch: pictures, as many rows of little-endian float32 numbers, and the paths that gave none."""
         end = self._file.seek(0, os.SEEK_END)
         encoded = base64.b64encode(vectors).decode()
         self._append({"pictures": list(pictures), "vectors": encoded, "broken": list(broken)})
-        self.offsets.append((end, list(pictures)))
+        self.batches.append(Batch(end, list(pictures)))
 
     def _append(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def finish(self, wanted: Iterable[Picture], about: dict[str, str]) -> int:
+    def finish(self, wanted: Iterable[Picture], metadata: dict[str, str]) -> int:
         """Writes the target with the vectors of `wanted`, in that order, removes the journal, and says how many."""
-        places = {picture: (offset, i) for offset, batch in self.offsets for i, picture in enumerate(batch)}
-        found = {picture: places[picture] for picture in wanted if picture in places}
-        paths = [picture.path for picture in found]
-        if not paths:
+        rows = self._rows(wanted)
+        if not rows:
             raise InputError(f"There is nothing to write to {self.target}: no picture could be read.")
-        unfinished = self.target.with_name(self.target.name + ".writing")
+        paths = [picture.path for picture in rows]
+        write = WRITERS[self.target.suffix]
         try:
-            with unfinished.open("wb") as file:
-                WRITERS[self.target.suffix](file, paths, self._rows(found), about)
-            os.replace(unfinished, self.target)
+            with replacing(self.target) as temporary, temporary.open("wb") as file:
+                write(file, paths, self._vectors(rows), metadata)
         except OSError as error:
             raise InputError(
                 f"Cannot write {self.target}: {error.strerror}. The vectors stay in {self.path}: make room, and start "
                 "the same command."
             ) from error
-        finally:
-            unfinished.unlink(missing_ok=True)
         self._file.close()
         self.path.unlink()
         return len(paths)
 
-    def _rows(self, places: dict[Picture, tuple[int, int]]) -> Iterator[bytes]:
-        """The vectors of pictures, each at the offset of its batch and its place there."""
-        last = None
-        for picture, (offset, i) in places.items():
-            if offset != last:
-                self._file.seek(offset)
-                record = json.loads(self._file.readline())
-                vectors, last = base64.b64decode(record["vectors"]), offset
-            if record["pictures"][i : i + 1] != [list(picture)]:
+    def _rows(self, wanted: Iterable[Picture]) -> dict[Picture, Row]:
+        """Where the vectors of `wanted` stand, as far as there are any."""
+        rows = {}
+        for batch in self.batches:
+            for position, picture in enumerate(batch.pictures):
+                rows[picture] = Row(batch.offset, position)
+        return {picture: rows[picture] for picture in wanted if picture in rows}
+
+    def _vectors(self, rows: dict[Picture, Row]) -> Iterator[bytes]:
+        """The vectors one after the other; a line is read once for all that follow each other in it."""
+        offset = -1
+        for picture, row in rows.items():
+            if row.offset != offset:
+                offset = row.offset
+                pictures, vectors = self._read_batch(offset)
+                width = len(vectors) // len(pictures)
+            if pictures[row.position : row.position + 1] != [picture]:
                 raise InputError(f"{self.path} was changed while it was in use. Delete it, and start afresh.")
-            width = len(vectors) // len(record["pictures"])
-            yield vectors[i * width : (i + 1) * width]
+            yield vectors[row.position * width : (row.position + 1) * width]
+
+    def _read_batch(self, offset: int) -> tuple[list[tuple[Any, ...]], bytes]:
+        """The pictures and the vectors of the line that begins here."""
+        self._file.seek(offset)
+        record = json.loads(self._file.readline())
+        return [tuple(fields) for fields in record["pictures"]], base64.b64decode(record["vectors"])
 
 
-def _write_safetensors(file: BinaryIO, paths: list[str], rows: Iterator[bytes], about: dict[str, str]) -> None:
+@contextmanager
+def open_journal(target: Path, identity: dict[str, Any]) -> Iterator[Journal]:
+    """The journal of `target`, and the right to write it: every other process that asks for it is refused.
+
+    Raises:
+        InputError: Another process is writing `target`; or the journal there is one of other weights or options.
+    """
+    lock = target.with_name(target.name + ".lock")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(lock, wait=False))
+        except BlockingIOError as error:
+            raise _refused(
+                target,
+                f": another process is writing it. Wait for it, or name another file. If there is none, delete {lock}.",
+            ) from error
+        yield stack.enter_context(Journal(target, identity))
+
+
+def _write_safetensors(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
     """One tensor, `vectors` (n, d); the paths are a JSON list in the metadata."""
-    first = next(rows)
+    first = next(vectors)
     shape = [len(paths), len(first) // 4]
-    header = json.dumps(
-        {
-            "__metadata__": about | {"paths": json.dumps(paths)},
-            "vectors": {"dtype": "F32", "shape": shape, "data_offsets": [0, len(paths) * len(first)]},
-        }
-    ).encode()
+    tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, len(paths) * len(first)]}
+    header = json.dumps({"__metadata__": metadata | {"paths": json.dumps(paths)}, "vectors": tensor}).encode()
     header += b" " * (-len(header) % 8)
     file.write(struct.pack("<Q", len(header)) + header + first)
-    file.writelines(rows)
+    file.writelines(vectors)
 
 
-def _write_npz(file: BinaryIO, paths: list[str], rows: Iterator[bytes], about: dict[str, str]) -> None:
+def _write_npz(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
     """Two arrays, `paths` (n) and `vectors` (n, d)."""
-    first = next(rows)
-    longest = max(map(len, paths))
+    first = next(vectors)
+    longest = max(len(path) for path in paths)
     names = (path.encode("utf-32-le", "surrogatepass").ljust(4 * longest, b"\0") for path in paths)
-    members = {
-        "paths": (f"<U{longest}", f"({len(paths)},)", names),
-        "vectors": ("<f4", f"({len(paths)}, {len(first) // 4})", chain([first], rows)),
-    }
     with zipfile.ZipFile(file, "w") as archive:
-        for name, (dtype, shape, content) in members.items():
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
-                header = header.ljust(127 - 10) + "\n"  # numpy's own padding: 128 bytes with what stands before it
-                member.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode())
-                for row in content:
-                    member.write(row)
+        _write_array(archive, "paths", f"<U{longest}", f"({len(paths)},)", names)
+        _write_array(archive, "vectors", "<f4", f"({len(paths)}, {len(first) // 4})", chain([first], vectors))
 
 
-def _write_jsonl(file: BinaryIO, paths: list[str], rows: Iterator[bytes], about: dict[str, str]) -> None:
+def _write_array(archive: zipfile.ZipFile, name: str, dtype: str, shape: str, rows: Iterable[bytes]) -> None:
+    """One array as `numpy.save` writes it."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    header = header.ljust(127 - 10) + "\n"  # numpy's own padding: 128 bytes with what stands before it
+    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+        member.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode())
+        for row in rows:
+            member.write(row)
+
+
+def _write_jsonl(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
     """A line for each picture: its path, and its vector with the nine digits that float32 has."""
-    for path, row in zip(paths, rows, strict=True):
-        numbers = [float(f"{number:.9g}") for (number,) in struct.iter_unpack("<f", row)]
+    for path, vector in zip(paths, vectors, strict=True):
+        numbers = [float(f"{number:.9g}") for (number,) in struct.iter_unpack("<f", vector)]
         file.write(json.dumps({"path": path, "vector": numbers}).encode() + b"\n")
 
 

@@ -1,66 +1,139 @@
-"""Which pictures the words of a command line mean, and what decides the numbers of a vector."""
+"""Pictures on this machine: which files are meant, and their vectors, batch by batch into a journal."""
 
 import glob
 import os
-import sys
-from argparse import Namespace
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitlite.bulk.journal import Journal, Picture
 from vitlite.errors import ImageError, missing_extra
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vitlite.model import ViT
+    from vitlite.predict import Outcomes
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jp2"}
 
-
-def gather(places: Sequence[str]) -> list[str]:
-    """The picture files that the words of a command line mean, each once.
+def gather(sources: Sequence[str], listing: Iterable[str] = ()) -> list[str]:
+    """The picture files that words mean, each file once.
 
     Args:
-        places: Files; folders, searched for names that end as pictures do; patterns such as 'photos/**/*.jpg'; or
-            '-' for a list of files on standard input, one a line.
+        sources: Files; folders, searched for names that end as pictures do; patterns such as 'photos/**/*.jpg'; or
+            '-' for the files of `listing`.
+        listing: A file a line, such as standard input.
 
     Raises:
         ImageError: A folder or a pattern without pictures, or none of the files is there.
         MissingExtraError: Pillow, which opens them, is not installed.
     """
     found: list[str] = []
-    for place in places:
-        if place == "-":
-            found += [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
-        elif os.path.isdir(place):
-            inside = sorted(str(path) for path in Path(place).rglob("*") if path.suffix.lower() in SUFFIXES)
-            if not inside:
-                raise ImageError(f"No pictures in the folder {place}. Looked for {' '.join(sorted(SUFFIXES))}.")
-            found += inside
-        elif glob.has_magic(place) and not os.path.exists(place):
-            matching = sorted(path for path in glob.glob(place, recursive=True) if os.path.isfile(path))
-            if not matching:
-                raise ImageError(f"No file matches {place}.")
-            found += matching
+    for source in sources:
+        if source == "-":
+            found += _listed(listing)
+        elif os.path.isdir(source):
+            found += _in_folder(source)
+        elif glob.has_magic(source) and not os.path.exists(source):
+            found += _matching(source)
         else:
-            found.append(place)
+            found.append(source)
     found = list(dict.fromkeys(found))
-    if not any(map(os.path.exists, found)):  # said before a model is fetched for nothing
-        raise ImageError(f"No such file: {found[0]}" if found else "There are no pictures: the list is empty.")
-    try:
-        import PIL  # noqa: F401  # the same
-    except ImportError as error:
-        raise missing_extra("Opening pictures", "images") from error
+    _check_found(found)
     return found
 
 
-def identity(model: "ViT", args: Namespace) -> dict[str, Any]:
-    """All that decides the numbers of a vector, as JSON takes it."""
+def _listed(listing: Iterable[str]) -> list[str]:
+    return [line.rstrip("\r\n") for line in listing if line.strip()]
+
+
+def _in_folder(folder: str) -> list[str]:
+    from vitlite.images import SUFFIXES  # here, since it imports torch, and `vitlite classify --help` is to be quick
+
+    found = sorted(str(path) for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not found:
+        raise ImageError(f"No pictures in the folder {folder}. Looked for {' '.join(sorted(SUFFIXES))}.")
+    return found
+
+
+def _matching(pattern: str) -> list[str]:
+    found = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+    if not found:
+        raise ImageError(f"No file matches {pattern}.")
+    return found
+
+
+def _check_found(paths: Sequence[str]) -> None:
+    """Says what is missing before a model is fetched for nothing."""
+    if not paths:
+        raise ImageError("There are no pictures: the list is empty.")
+    if not any(os.path.exists(path) for path in paths):
+        raise ImageError(f"No such file: {paths[0]}")
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise missing_extra("Opening pictures", "images") from error
+
+
+def identity_of(model: "ViT", name: str, *, dtype: str | None, fast: bool) -> dict[str, Any]:
+    """All that decides the numbers of a vector, as JSON takes it.
+
+    Args:
+        model: What the vectors come from.
+        name: What to call its weights where it does not know their hash.
+        dtype: What it computes in, if not what it is stored in.
+        fast: Whether it is optimized.
+    """
     from vitlite.images import Preprocess
 
     return {
-        "weights": model.source.sha256 if model.source else args.model,
+        "weights": model.source.sha256 if model.source else name,
         "config": model.config.to_dict(),
         "preprocessing": model.preprocess.recipe.to_dict() if isinstance(model.preprocess, Preprocess) else None,
-        "dtype": args.dtype,
-        "fast": args.fast,
+        "dtype": dtype,
+        "fast": fast,
     }
+
+
+def embed_into(journal: Journal, model: "ViT", pictures: Sequence[Picture], batch: int) -> "Outcomes[Tensor]":
+    """Puts the vectors of pictures into a journal, batch by batch.
+
+    Args:
+        journal: Where they go, and the paths that give none.
+        model: What makes them.
+        pictures: Those that the journal does not have yet: `journal.missing(...)`.
+        batch: Pictures at a time.
+
+    Returns:
+        A generator of each path with its vector or its error; what is not asked for is not done.
+    """
+    tried = journal.tried
+    new = [picture for picture in pictures if picture.path not in tried]
+    again = [picture for picture in pictures if picture.path in tried]
+    yield from _embed_part(journal, model, new, batch)  # apart, so that the batches are those of one run
+    yield from _embed_part(journal, model, again, batch)
+
+
+def _embed_part(journal: Journal, model: "ViT", pictures: Sequence[Picture], batch: int) -> "Outcomes[Tensor]":
+    from vitlite.predict import embed
+
+    by_path = {picture.path: picture for picture in pictures}
+    with closing(embed(model, list(by_path), batch)) as outcomes:
+        while found := list(islice(outcomes, batch)):
+            yield from found
+            _add(journal, by_path, found)
+
+
+def _add(journal: Journal, by_path: dict[str, Picture], found: "Sequence[tuple[str, Tensor | ImageError]]") -> None:
+    """Adds a batch to the journal: the vectors, and the paths that gave an error."""
+    good, vectors, broken = [], [], []
+    for path, outcome in found:
+        if isinstance(outcome, ImageError):
+            broken.append(path)
+        else:
+            good.append(by_path[path])
+            vectors.append(struct.pack(f"<{len(outcome)}f", *outcome.tolist()))
+    journal.add(good, b"".join(vectors), broken)

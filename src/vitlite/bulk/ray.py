@@ -1,24 +1,24 @@
-"""Pictures by the million: `Embedder` and `Classifier` for Ray Data's `map_batches`, and `--engine ray` made of them.
+"""Pictures by the million on Ray: `Embedder` and `Classifier` for Ray Data's `map_batches`, and whole jobs of them.
 
 Scheduling, memory limits, and recovery from lost actors and nodes are Ray's. Paths travel through it, and each actor
 reads its own pictures: `ray.data.read_binary_files` ends the whole job at the first file that it cannot open.
 """
 
 import json
+import math
 import os
 import sys
-import time
-from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from vitlite.bulk.local import SUFFIXES, identity
-from vitlite.cli.options import open_model
+from vitlite.bulk.local import identity_of
 from vitlite.errors import ImageError, InputError, missing_extra
+from vitlite.images import SUFFIXES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,7 @@ class Embedder:
     Other columns stay; `bytes` goes. A broken picture gets an error and no vector.
 
         ds = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)
-        ds.map_batches(vitlite.ray.Embedder, fn_constructor_args=(ray.put(model),), batch_format="pyarrow",
+        ds.map_batches(vitlite.bulk.ray.Embedder, fn_constructor_args=(ray.put(model),), batch_format="pyarrow",
                        batch_size=256, num_cpus=1, compute=ray.data.ActorPoolStrategy(size=64))
     """
 
@@ -71,8 +71,8 @@ class Embedder:
 
         from vitlite.predict import embed
 
-        table, outcomes, errors = _outcomes(table, lambda files: embed(self.model, files, self.batch))
-        vectors = [None if vector is None else vector.numpy() for vector in outcomes]
+        table, answers, errors = _answered(table, lambda files: embed(self.model, files, self.batch))
+        vectors = [None if vector is None else vector.numpy() for vector in answers]
         table = table.append_column("vector", pa.array(vectors, pa.list_(pa.float32())))
         return table.append_column("error", errors)
 
@@ -98,15 +98,16 @@ class Classifier:
 
         from vitlite.predict import classify
 
-        table, outcomes, errors = _outcomes(table, lambda files: classify(self.model, files, self.top, self.batch))
-        labels = [None if best is None else [label for label, _, _ in best] for best in outcomes]
-        scores = [None if best is None else [score for _, _, score in best] for best in outcomes]
+        table, answers, errors = _answered(table, lambda files: classify(self.model, files, self.top, self.batch))
+        labels = [None if best is None else [prediction.label for prediction in best] for best in answers]
+        scores = [None if best is None else [prediction.score for prediction in best] for best in answers]
         table = table.append_column("labels", pa.array(labels, pa.list_(pa.string())))
         table = table.append_column("scores", pa.array(scores, pa.list_(pa.float32())))
         return table.append_column("error", errors)
 
 
 def _ready(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None, threads: int) -> "ViT":
+    """The actor's own copy of the model, where it computes, and optimized."""
     import torch
 
     from vitlite.model import ViT
@@ -120,26 +121,41 @@ def _ready(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None,
     return optimize(model.to(device or model.device), dtype=getattr(torch, dtype) if dtype else None)
 
 
-def _outcomes(
+def _answered(
     table: "pa.Table", work: "Callable[[Iterator[BytesIO]], Outcomes[T]]"
 ) -> "tuple[pa.Table, list[T | None], pa.Array]":
     """The table without `bytes`, what `work` makes of each picture, and the errors of those that it cannot take."""
     import pyarrow as pa
 
+    _check_table(table)
+    paths = table["path"].to_pylist()
+    if "bytes" in table.column_names:
+        files: Iterator[BytesIO] = map(_Picture, paths, table["bytes"].to_pylist())
+    else:
+        files = _read_ahead(paths)
+    answers: list[T | None] = []
+    errors: list[str | None] = []
+    for _, outcome in work(files):
+        if isinstance(outcome, ImageError):
+            answers.append(None)
+            errors.append(str(outcome))
+        else:
+            answers.append(outcome)
+            errors.append(None)
+    kept = [name for name in table.column_names if name != "bytes"]
+    return table.select(kept), answers, pa.array(errors, pa.string())
+
+
+def _check_table(table: "pa.Table") -> None:
+    import pyarrow as pa
+
     columns = table.column_names if isinstance(table, pa.Table) else ()
     if "path" not in columns:
-        got = f"the columns {', '.join(columns)}" if columns else type(table).__name__
+        given = f"the columns {', '.join(columns)}" if columns else type(table).__name__
         raise InputError(
-            f"This takes Arrow tables with a column path, got {got}. "
-            'In map_batches, say batch_format="pyarrow"; in read_binary_files, include_paths=True.'
+            f"This takes Arrow tables with a column path, got {given}.",
+            python='In map_batches, say batch_format="pyarrow"; in read_binary_files, include_paths=True.',
         )
-    paths = table["path"].to_pylist()
-    files = map(_Picture, paths, table["bytes"].to_pylist()) if "bytes" in columns else _read_ahead(paths)
-    outcomes = [outcome for _, outcome in work(files)]
-    results = [None if isinstance(outcome, ImageError) else outcome for outcome in outcomes]
-    errors = [str(outcome) if isinstance(outcome, ImageError) else None for outcome in outcomes]
-    kept = table.select([name for name in columns if name != "bytes"])
-    return kept, results, pa.array(errors, pa.string())
 
 
 class _Picture(BytesIO):
@@ -148,7 +164,9 @@ class _Picture(BytesIO):
     def __init__(self, name: str, content: bytes | Exception | None) -> None:
         super().__init__(content if isinstance(content, bytes) else b"")
         self.name = name
-        self.error = None if isinstance(content, bytes) else content or InputError("the column bytes is null")
+        self.error: Exception | None = None
+        if not isinstance(content, bytes):
+            self.error = content or InputError("the column bytes is null")
 
     def read(self, size: int | None = -1) -> bytes:
         if self.error:
@@ -187,12 +205,12 @@ def _locate(path: str) -> tuple["FileSystem", str]:
     """The file system of a path or URL, and what it calls the place."""
     from pyarrow.fs import LocalFileSystem
 
-    scheme, mark, rest = path.partition("://")
-    if not mark:
+    scheme, separator, location = path.partition("://")
+    if not separator:
         return LocalFileSystem(), os.path.abspath(path)
-    host, _, inner = rest.partition("/")
-    files, start = _file_system(f"{scheme}://{host}/")
-    return files, f"{start.rstrip('/')}/{inner}"
+    host, _, inside = location.partition("/")
+    files, root = _file_system(f"{scheme}://{host}/")
+    return files, f"{root.rstrip('/')}/{inside}"
 
 
 @lru_cache(maxsize=64)
@@ -202,188 +220,342 @@ def _file_system(url: str) -> tuple["FileSystem", str]:
     return FileSystem.from_uri(url)
 
 
-def run_embed(args: Namespace) -> int:
-    """`vitlite embed --engine ray`."""
-    from vitlite.predict import embed
+class Source(NamedTuple):
+    """Pictures to work through.
 
-    return _run(args, Embedder, {}, {"vector": "float"}, lambda model: embed(model, ()))
+    Attributes:
+        name: The folder, list or Parquet that they are in.
+        paths: Theirs, each once; None for Parquet that holds their bytes, which is read where it is needed.
+    """
 
-
-def run_classify(args: Namespace) -> int:
-    """`vitlite classify --engine ray`."""
-    from vitlite.predict import classify
-
-    answers = {"labels": "string", "scores": "float"}
-    return _run(args, Classifier, {"top": args.top}, answers, lambda model: classify(model, (), args.top))
+    name: str
+    paths: "pa.Array | None"
 
 
-def _run(
-    args: Namespace, worker: type, options: dict[str, Any], answers: dict[str, str], check: "Callable[[ViT], object]"
-) -> int:
-    """Puts the pictures that the output does not hold yet through actors, and says what it holds then."""
-    if len(args.paths) != 1 or not args.out:
-        raise InputError("--engine ray takes one folder, list or Parquet file as PATH, and --out with a folder.")
+@dataclass(frozen=True)
+class Actors:
+    """How the actors work.
+
+    Attributes:
+        batch: Pictures at a time.
+        dtype: What to compute in, such as "bfloat16"; None: the model's own.
+        device: Such as "cuda"; None: where the model is.
+        count: How many there are; None: one a core, or with `device="cuda"` one a GPU.
+    """
+
+    batch: int = 32
+    dtype: str | None = None
+    device: str | None = None
+    count: int | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether each of them needs a GPU of its own."""
+        return self.device is not None and self.device.startswith("cuda")
+
+
+class Summary(NamedTuple):
+    """What an output holds after a job: its pictures, those among them that are broken, and those that are new."""
+
+    pictures: int
+    broken: int
+    new: int
+
+
+class _Task(NamedTuple):
+    """A kind of job: its worker with the options that decide the answers, and the type of each column of answers."""
+
+    worker: type
+    options: dict[str, Any]
+    columns: dict[str, str]
+
+
+def check_installed() -> None:
+    """Says at once if Ray is missing."""
     try:
-        import pyarrow as pa
-        import ray.data
+        import pyarrow  # noqa: F401
+        import ray.data  # noqa: F401
     except ImportError as error:
         raise missing_extra("--engine ray", "ray") from error
 
-    begun = time.monotonic()
-    paths = _paths(args.paths[0])
-    model = open_model(Namespace(**vars(args) | {"fast": False, "device": None, "dtype": None}))  # left to the actors
-    check(model)
-    about = identity(model, args) | options | {"fast": True}
-    fields = [("path", pa.string()), *((name, pa.list_(pa.type_for_alias(kind))) for name, kind in answers.items())]
-    schema = pa.schema([*fields, ("error", pa.string())], {"vitlite": json.dumps(about, sort_keys=True)})
-    files, place = _locate(args.out)
-    done = _done(files, place, schema)
-    if len(done):
-        print(f"vitlite: continuing {args.out}: {len(done)} pictures are done", file=sys.stderr)
 
-    if not ray.is_initialized():
-        ray.init()
-    ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
-    unit = "GPU" if args.device and args.device.startswith("cuda") else "CPU"
-    workers = args.workers or int(ray.cluster_resources().get(unit, 1))
-    rows, most = _rows(args.paths[0], paths, done)
-    if rows is not None:
-        workers = min(workers, most)
-        options |= {"batch": args.batch, "dtype": args.dtype, "device": args.device}
-        rows.map_batches(
-            worker,
-            fn_constructor_args=(ray.put(model),),
-            fn_constructor_kwargs=options,
-            batch_format="pyarrow",
-            batch_size=BLOCK,
-            num_cpus=1,
-            num_gpus=1 if unit == "GPU" else None,
-            compute=ray.data.ActorPoolStrategy(size=workers),
-        ).write_parquet(
-            place,
+def embed_pictures(
+    model: "ViT", source: Source, out: str, actors: Actors, *, name: str, on_resume: Callable[[int], None]
+) -> Summary:
+    """Writes a vector for each picture into Parquet files; a job started again goes on where it stood.
+
+    Args:
+        model: With preprocessing, not optimized yet.
+        source: What `find_pictures` found.
+        out: The folder for the files, or its URL.
+        actors: How many work, and how.
+        name: What to call the model's weights where it does not know their hash.
+        on_resume: Called with the number of pictures that are done already, if there are any.
+
+    Raises:
+        ImageError: The model has no preprocessing.
+        InputError: The folder holds the answers of other weights or options.
+    """
+    from vitlite.predict import embed
+
+    embed(model, ())  # says what the model lacks
+    return _run(_Task(Embedder, {}, {"vector": "float"}), model, source, out, actors, name, on_resume)
+
+
+def classify_pictures(
+    model: "ViT", source: Source, out: str, actors: Actors, *, top: int, name: str, on_resume: Callable[[int], None]
+) -> Summary:
+    """Writes the `top` best labels of each picture, as `embed_pictures` writes vectors.
+
+    Raises:
+        ImageError: The model has no preprocessing.
+        InputError: The model has no labels, or the folder holds the answers of other weights or options.
+    """
+    from vitlite.predict import classify
+
+    classify(model, (), top)  # says what the model lacks
+    task = _Task(Classifier, {"top": top}, {"labels": "string", "scores": "float"})
+    return _run(task, model, source, out, actors, name, on_resume)
+
+
+def _run(
+    task: _Task,
+    model: "ViT",
+    source: Source,
+    out: str,
+    actors: Actors,
+    name: str,
+    on_resume: Callable[[int], None],
+) -> Summary:
+    """Puts the pictures that the output does not hold yet through actors, and counts what it holds then."""
+    identity = identity_of(model, name, dtype=actors.dtype, fast=True) | task.options
+    schema = _schema(task.columns, identity)
+    files, folder = _locate(out)
+    done = _done(files, folder, schema)
+    if len(done):
+        on_resume(len(done))
+    _start_ray()
+    remaining, units = _remaining(source, done)
+    if remaining is not None:
+        count = min(actors.count or _cores_or_gpus(actors), units)
+        answers = _answers(remaining, task, model, actors, count)
+        answers.write_parquet(
+            folder,
             filesystem=files,
             min_rows_per_file=FILE,
             arrow_parquet_args_fn=lambda: {"schema": schema},
             ray_remote_args={"num_cpus": 0},  # the actors have all cores
-            concurrency=min(max(2, workers // 16), most),
+            concurrency=min(max(2, count // 16), units),
         )
-    total, broken = _count(files, place)
-    seconds, new = time.monotonic() - begun, total - len(done)
-    print(f"{args.out}: {total} pictures, {broken} of them broken (column error); {new} new in {seconds:.0f} s")
-    return int(broken > 0)
+    pictures, broken = _count(files, folder)
+    return Summary(pictures, broken, pictures - len(done))
 
 
-def _paths(source: str) -> "pa.Array | None":
-    """The pictures that a folder, a list or Parquet means, each once; None for Parquet that holds their bytes."""
+def _schema(columns: dict[str, str], identity: dict[str, Any]) -> "pa.Schema":
+    """The output's columns; what decided its numbers stands beside them."""
     import pyarrow as pa
-    from pyarrow import dataset
-    from pyarrow.fs import FileSelector, FileType
 
-    files, place = _locate(source.rstrip("/"))
+    fields = [("path", pa.string())]
+    for name, kind in columns.items():
+        fields.append((name, pa.list_(pa.type_for_alias(kind))))
+    fields.append(("error", pa.string()))
+    return pa.schema(fields, {"vitlite": json.dumps(identity, sort_keys=True)})
+
+
+def _start_ray() -> None:
+    import ray.data
+
+    if not ray.is_initialized():
+        ray.init()
+    ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
+
+
+def _cores_or_gpus(actors: Actors) -> int:
+    """How many of what each actor needs one of."""
+    import ray
+
+    return int(ray.cluster_resources().get("GPU" if actors.on_gpu else "CPU", 1))
+
+
+def _answers(rows: "Dataset", task: _Task, model: "ViT", actors: Actors, count: int) -> "Dataset":
+    """What so many actors make of the pictures."""
+    import ray.data
+
+    return rows.map_batches(
+        task.worker,
+        fn_constructor_args=(ray.put(model),),
+        fn_constructor_kwargs=task.options | {"batch": actors.batch, "dtype": actors.dtype, "device": actors.device},
+        batch_format="pyarrow",
+        batch_size=BLOCK,
+        num_cpus=1,
+        num_gpus=1 if actors.on_gpu else None,
+        compute=ray.data.ActorPoolStrategy(size=count),
+    )
+
+
+def find_pictures(name: str) -> Source:
+    """The pictures that a folder, a list or Parquet means, also one with a URL.
+
+    Raises:
+        ImageError: There is nothing of this name, or no picture in it.
+        InputError: Parquet without a column `path`.
+    """
+    from pyarrow.fs import FileType
+
+    name = name.rstrip("/") or name
+    files, place = _locate(name)
     kind = files.get_file_info(place).type
     if kind == FileType.NotFound:
-        raise ImageError(f"No such folder, list or Parquet file: {source}")
-    inside = [place]
-    if kind == FileType.Directory:
-        inside = sorted(file.path for file in files.get_file_info(FileSelector(place, recursive=True)) if file.is_file)
-    root = source.rstrip("/") if "://" in source else place
-    found = [root + path[len(place) :] for path in inside if path.lower().endswith(tuple(SUFFIXES))]
-    if not found and any(path.endswith(".parquet") for path in inside):
-        rows = dataset.dataset(place, filesystem=files, format="parquet")
-        if "path" not in rows.schema.names:
-            raise InputError(f"{source} needs a column path, and bytes if it holds the pictures: {rows.schema.names}.")
-        if "bytes" not in rows.schema.names:
-            found = rows.to_table(columns=["path"])["path"].to_pylist()
-        elif rows.count_rows():
-            return None
-    elif not found and kind == FileType.File:
-        with files.open_input_stream(place, compression=None) as file:
-            found = [line for line in file.read().decode().splitlines() if line.strip()]
-    if not found:
-        raise ImageError(f"No pictures in {source}. In folders, names end in {' '.join(sorted(SUFFIXES))}.")
-    absolute = [path if "://" in path else os.path.abspath(path) for path in found]  # the cluster works elsewhere
+        raise ImageError(f"No such folder, list or Parquet file: {name}")
+    inside = _files_below(files, place) if kind == FileType.Directory else [place]
+    paths = _pictures_among(inside, name, place)
+    if not paths and any(path.endswith(".parquet") for path in inside):
+        if _holds_bytes(files, name, place):
+            return Source(name, None)
+        paths = _paths_in_parquet(files, place)
+    elif not paths and kind == FileType.File:
+        paths = _lines(files, place)
+    if not paths:
+        raise ImageError(f"No pictures in {name}. In folders, names end in {' '.join(sorted(SUFFIXES))}.")
+    return Source(name, _unique(paths))
+
+
+def _files_below(files: "FileSystem", folder: str) -> list[str]:
+    from pyarrow.fs import FileSelector
+
+    below = files.get_file_info(FileSelector(folder, recursive=True))
+    return sorted(file.path for file in below if file.is_file)
+
+
+def _pictures_among(paths: Sequence[str], name: str, place: str) -> list[str]:
+    """Those that end as pictures do, under the name that was asked for: a URL stays one."""
+    root = name if "://" in name else place
+    suffixes = tuple(SUFFIXES)
+    return [root + path.removeprefix(place) for path in paths if path.lower().endswith(suffixes)]
+
+
+def _holds_bytes(files: "FileSystem", name: str, place: str) -> bool:
+    """Whether Parquet has the pictures themselves, and at least one."""
+    from pyarrow import dataset
+
+    rows = dataset.dataset(place, filesystem=files, format="parquet")
+    columns = rows.schema.names
+    if "path" not in columns:
+        raise InputError(f"{name} needs a column path, and bytes if it holds the pictures: {columns}.")
+    return "bytes" in columns and rows.count_rows() > 0
+
+
+def _paths_in_parquet(files: "FileSystem", place: str) -> list[str]:
+    from pyarrow import dataset
+
+    rows = dataset.dataset(place, filesystem=files, format="parquet")
+    return rows.to_table(columns=["path"])["path"].to_pylist()
+
+
+def _lines(files: "FileSystem", place: str) -> list[str]:
+    with files.open_input_stream(place, compression=None) as file:
+        return [line for line in file.read().decode().splitlines() if line.strip()]
+
+
+def _unique(paths: Sequence[str]) -> "pa.Array":
+    """Each path once, and absolute, since the cluster works elsewhere."""
+    import pyarrow as pa
+
+    absolute = [path if "://" in path else os.path.abspath(path) for path in paths]
     return pa.chunked_array([absolute], pa.string()).unique()
 
 
-def _rows(source: str, paths: "pa.Array | None", done: "pa.Array") -> "tuple[Dataset | None, int]":
+def _remaining(source: Source, done: "pa.Array") -> "tuple[Dataset | None, int]":
     """What is left to do as a dataset, if anything; and at most how many units of work that is."""
     import pyarrow as pa
-    import pyarrow.compute as pc
     import ray.data
 
-    if paths is None:
-        return _stored_rows(source, done)
-    paths = paths.filter(pc.invert(pc.is_in(paths, value_set=done)))
-    table = pa.table({"path": paths})
-    parts = [table.slice(start, BLOCK) for start in range(0, len(table), BLOCK)]
-    return ray.data.from_arrow(parts) if parts else None, len(parts)
+    if source.paths is None:
+        return _remaining_stored(source.name, done)
+    table = _without(pa.table({"path": source.paths}), done)
+    units = [table.slice(start, BLOCK) for start in range(0, len(table), BLOCK)]
+    return ray.data.from_arrow(units) if units else None, len(units)
 
 
-def _stored_rows(source: str, done: "pa.Array") -> "tuple[Dataset, int]":
+def _without(table: "pa.Table", done: "pa.Array") -> "pa.Table":
+    """The rows whose paths are not done."""
+    import pyarrow.compute as pc
+
+    return table.filter(pc.invert(pc.is_in(table["path"], value_set=done)))
+
+
+def _remaining_stored(name: str, done: "pa.Array") -> "tuple[Dataset, int]":
     """The same of Parquet that holds the pictures, read a row group a task.
 
     The tasks need no core, since the actors have all of them; `ray.data.read_parquet` lists its files in one that does.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
     import ray.data
     from pyarrow import dataset, parquet
 
-    files, place = _locate(source)
+    files, place = _locate(name)
     fragments = list(dataset.dataset(place, filesystem=files, format="parquet").get_fragments())
     with ThreadPoolExecutor(READERS) as readers:
-        groups = list(readers.map(lambda fragment: [group.num_rows for group in fragment.row_groups], fragments))
+        groups_of = list(readers.map(lambda fragment: fragment.row_groups, fragments))
     held = ray.put(done)
 
-    def left(units: pa.Table) -> Iterator[pa.Table]:
-        for unit in units.to_pylist():
-            with files.open_input_file(unit["file"]) as file:
+    def read(groups: pa.Table) -> Iterator[pa.Table]:
+        for group in groups.to_pylist():
+            with files.open_input_file(group["file"]) as file:
                 stored = parquet.ParquetFile(file)
-                for rows in stored.iter_batches(BLOCK, row_groups=[unit["group"]], columns=["path", "bytes"]):
-                    table = pa.Table.from_batches([rows])
-                    yield table.filter(pc.invert(pc.is_in(table["path"], value_set=ray.get(held))))
+                for rows in stored.iter_batches(BLOCK, row_groups=[group["index"]], columns=["path", "bytes"]):
+                    yield _without(pa.Table.from_batches([rows]), ray.get(held))
 
-    units = [
-        pa.table({"file": [fragment.path], "group": [index]})
-        for fragment, rows in zip(fragments, groups, strict=True)
-        for index in range(len(rows))
-    ]
-    rows = ray.data.from_arrow(units).map_batches(left, batch_format="pyarrow", batch_size=None, num_cpus=0)
-    return rows, -(-sum(map(sum, groups)) // BLOCK)
+    tasks, total = [], 0
+    for fragment, groups in zip(fragments, groups_of, strict=True):
+        for index, group in enumerate(groups):
+            tasks.append(pa.table({"file": [fragment.path], "index": [index]}))
+            total += group.num_rows
+    rows = ray.data.from_arrow(tasks).map_batches(read, batch_format="pyarrow", batch_size=None, num_cpus=0)
+    return rows, math.ceil(total / BLOCK)
 
 
-def _done(files: "FileSystem", place: str, schema: "pa.Schema") -> "pa.Array":
+def _done(files: "FileSystem", folder: str, schema: "pa.Schema") -> "pa.Array":
     """The paths in the output's whole files. A file that a killed job left unfinished is removed."""
     import pyarrow as pa
-    from pyarrow import parquet
     from pyarrow.fs import FileSelector
 
-    def read(path: str) -> "pa.ChunkedArray | None":
-        with files.open_input_file(path) as file:
-            try:
-                table = parquet.read_table(file, columns=["path"])
-            except pa.ArrowInvalid:  # Parquet is complete only with its last bytes
-                table = None
-        if table is None:
-            files.delete_file(path)
-            return None
-        ours = (table.schema.metadata or {}).get(b"vitlite")
-        if ours != schema.metadata[b"vitlite"]:
-            raise InputError(
-                f"{path} was not written by this command with these weights and options. Choose another --out."
-            )
-        return table["path"]
-
-    found = files.get_file_info(FileSelector(place, allow_not_found=True))
+    found = files.get_file_info(FileSelector(folder, allow_not_found=True))
+    written = [file.path for file in found if file.path.endswith(".parquet")]
     with ThreadPoolExecutor(READERS) as readers:
-        columns = list(readers.map(read, [file.path for file in found if file.path.endswith(".parquet")]))
-    chunks = [chunk for column in columns if column is not None for chunk in column.chunks]
+        columns = list(readers.map(partial(_paths_written, files, schema), written))
+    chunks = []
+    for column in columns:
+        chunks += column.chunks
     return pa.chunked_array(chunks, pa.string()).combine_chunks()
 
 
-def _count(files: "FileSystem", place: str) -> tuple[int, int]:
+def _paths_written(files: "FileSystem", schema: "pa.Schema", path: str) -> "pa.ChunkedArray":
+    """The column `path` of an output file; empty where it was not finished, and then it is removed."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with files.open_input_file(path) as file:
+        try:
+            table = parquet.read_table(file, columns=["path"])
+        except pa.ArrowInvalid:  # Parquet is complete only with its last bytes
+            table = None
+    if table is None:
+        files.delete_file(path)
+        return pa.chunked_array([], pa.string())
+    identity = (table.schema.metadata or {}).get(b"vitlite")
+    if identity != schema.metadata[b"vitlite"]:
+        raise InputError(
+            f"{path} was not written by this command with these weights and options.",
+            python="Choose another folder.",
+            command="Choose another --out.",
+        )
+    return table["path"]
+
+
+def _count(files: "FileSystem", folder: str) -> tuple[int, int]:
     """How many rows the output has, and how many of them have an error."""
     from pyarrow import dataset
 
-    rows = dataset.dataset(place, filesystem=files, format="parquet")
+    rows = dataset.dataset(folder, filesystem=files, format="parquet")
     return rows.count_rows(), rows.count_rows(filter=~dataset.field("error").is_null())

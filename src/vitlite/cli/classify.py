@@ -6,10 +6,12 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vitlite.bulk.local import gather
-from vitlite.cli.options import add_engine, add_model_arguments, add_paths, add_speed_arguments, open_model, positive
+from vitlite.cli.engine import add_engine_arguments, run_on_ray
+from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model, positive
 from vitlite.cli.progress import Watch
 from vitlite.cli.tables import bold, terminal_width
 from vitlite.errors import InputError
@@ -26,24 +28,28 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="where --engine ray writes")
     add_model_arguments(parser)
     add_speed_arguments(parser)
-    add_engine(parser)
+    add_engine_arguments(parser)
 
 
 def run(args: Namespace) -> int:
     """Prints the best labels of each picture as soon as its batch is done."""
-    from vitlite.predict import classify
-
     if args.engine == "ray":
-        from vitlite.bulk.ray import run_classify as run_on_ray
+        from vitlite.bulk.ray import classify_pictures
 
-        return run_on_ray(args)
+        return run_on_ray(args, partial(classify_pictures, top=args.top))
     if args.out:
         raise InputError("--out belongs to --engine ray. Without it, the answers are printed.")
-    paths = gather(args.paths)
+    return _run_here(args)
+
+
+def _run_here(args: Namespace) -> int:
+    from vitlite.predict import classify
+
+    paths = gather(args.paths, sys.stdin)
     model = open_model(args)
     watch = Watch(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the answers show how far it is
     show = {"table": _show_table, "jsonl": _show_jsonl, "csv": _show_csv}[args.format]
-    show(watch.good(classify(model, paths, args.top, args.batch)))
+    show(watch.answers(classify(model, paths, args.top, args.batch)))
     return watch.exit_code()
 
 

@@ -21,13 +21,20 @@ def run(args: Namespace) -> int:
     """Rewrites weights in another library's layout."""
     from vitlite.weights.save import convert
 
-    if not Path(args.source).expanduser().exists():
-        if args.source in zoo.NAMES:
-            raise ConfigError(
-                f"convert rewrites a file or a folder, and {args.source} is a name. For a folder of it, in Python: "
-                f"vitlite.create({args.source!r}).save('FOLDER')."
-            )
-        raise CheckpointError(f"There is no file or folder {args.source}.")
-    convert(args.source, args.target, args.to, config=zoo.find(args.like).config if args.like else None)
+    _check_source(args.source)
+    config = zoo.find(args.like).config if args.like else None
+    convert(args.source, args.target, args.to, config=config)
     print(f"wrote {args.target}")
     return 0
+
+
+def _check_source(source: str) -> None:
+    """Tells a name of the zoo from a file that is not there."""
+    if Path(source).expanduser().exists():
+        return
+    if source in zoo.NAMES:
+        raise ConfigError(
+            f"convert rewrites a file or a folder, and {source} is a name. For a folder of it, in Python: "
+            f"vitlite.create({source!r}).save('FOLDER')."
+        )
+    raise CheckpointError(f"There is no file or folder {source}.")

@@ -15,20 +15,23 @@ def run(args: Namespace) -> int:
     """Fetches checkpoints, so that later calls need no network."""
     records = [zoo.find(name) for name in args.names]  # a wrong name is said before anything is fetched
     for record in dict.fromkeys(records):
-        if not record.repo:
+        if record.repo:
+            _download(record, update=args.update)
+        else:
             print(f"{record.name}: comes with vitlite, nothing to download")
-            continue
-        before = hub.pins().get(record.name)
-        fetched = hub.fetch(
-            record.repo,
-            record.filename,
-            revision=record.commit,
-            sha256=record.sha256,
-            pin=record.name,
-            update=args.update,
-        )
-        print(f"{record.name}: {fetched.path}\n  sha256 {fetched.sha256}, verified by {fetched.verified}")
-        if args.update and before is not None:
-            moved = before.sha256 != fetched.sha256
-            print(f"  the pin moved from commit {before.commit} to {fetched.commit}" if moved else "  nothing newer")
     return 0
+
+
+def _download(record: zoo.Record, *, update: bool) -> None:
+    """Fetches one checkpoint, and says where it is; with `update` also from where to where its pin moved."""
+    before = hub.pins().get(record.name)
+    fetched = hub.fetch(
+        record.repo, record.filename, revision=record.commit, sha256=record.sha256, pin=record.name, update=update
+    )
+    print(f"{record.name}: {fetched.path}\n  sha256 {fetched.sha256}, verified by {fetched.verified}")
+    if not update or before is None:
+        return
+    if before.sha256 == fetched.sha256:
+        print("  nothing newer")
+    else:
+        print(f"  the pin moved from commit {before.commit} to {fetched.commit}")

@@ -1,21 +1,15 @@
 """`vitlite embed`: write a vector for each picture."""
 
 import os
-import struct
 import sys
 from argparse import ArgumentParser, Namespace
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vitlite.bulk.journal import WRITERS, Journal, Picture, alone, check_target
-from vitlite.bulk.local import gather, identity
-from vitlite.cli.options import add_engine, add_model_arguments, add_paths, add_speed_arguments, open_model
+from vitlite.bulk.journal import WRITERS, Picture, check_target, open_journal
+from vitlite.bulk.local import embed_into, gather, identity_of
+from vitlite.cli.engine import add_engine_arguments, run_on_ray
+from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model
 from vitlite.cli.progress import Watch
-from vitlite.errors import ImageError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,40 +20,33 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add_speed_arguments(parser)
-    add_engine(parser)
+    add_engine_arguments(parser)
 
 
 def run(args: Namespace) -> int:
     """Writes a vector for each picture, and continues where an interrupted run stopped."""
-    from vitlite.predict import embed
-
     if args.engine == "ray":
-        from vitlite.bulk.ray import run_embed as run_on_ray
+        from vitlite.bulk.ray import embed_pictures
 
-        return run_on_ray(args)
+        return run_on_ray(args, embed_pictures)
+    return _run_here(args)
+
+
+def _run_here(args: Namespace) -> int:
     target = check_target(Path(args.out))
-    paths = gather(args.paths)
+    paths = gather(args.paths, sys.stdin)
     model = open_model(args)
-    pictures = {path: Picture.at(path) for path in paths}
-    run = {"working folder": os.getcwd()} | identity(model, args)
-    with alone(target), Journal(target, run) as journal:
-        done = journal.done
-        tried = {picture.path for picture in done}.union(journal.broken)
-        left = [path for path, picture in pictures.items() if picture not in done]
-        if tried:
-            print(f"vitlite: continuing {journal.path}: {len(paths) - len(left)} pictures are done", file=sys.stderr)
-        watch = Watch(len(left), bar=True)
-        new, again = [path for path in left if path not in tried], [path for path in left if path in tried]
-        for part in (new, again):  # apart, so that the batches are those of a run without interruption
-            outcomes = watch.all(embed(model, part, args.batch))
-            while batch := list(islice(outcomes, args.batch)):
-                good = [(path, vector) for path, vector in batch if not isinstance(vector, ImageError)]
-                bad = [path for path, vector in batch if isinstance(vector, ImageError)]
-                journal.add([pictures[path] for path, _ in good], b"".join(_bytes(vector) for _, vector in good), bad)
-        about = {"model": args.model, "sha256": model.source.sha256 if model.source else ""}
-        print(f"wrote {target}: {journal.finish(pictures.values(), about)} vectors of {model.config.embed_dim}")
+    pictures = [Picture.at(path) for path in paths]
+    identity = {"working folder": os.getcwd()} | identity_of(model, args.model, dtype=args.dtype, fast=args.fast)
+    with open_journal(target, identity) as journal:
+        missing = journal.missing(pictures)
+        if journal.tried:
+            done = len(pictures) - len(missing)
+            print(f"vitlite: continuing {journal.path}: {done} pictures are done", file=sys.stderr)
+        watch = Watch(len(missing), bar=True)
+        for _ in watch.outcomes(embed_into(journal, model, missing, args.batch)):
+            pass  # each stands in the journal, or was said to be broken
+        metadata = {"model": args.model, "sha256": model.source.sha256 if model.source else ""}
+        count = journal.finish(pictures, metadata)
+    print(f"wrote {target}: {count} vectors of {model.config.embed_dim}")
     return watch.exit_code()
-
-
-def _bytes(vector: "Tensor") -> bytes:
-    return struct.pack(f"<{len(vector)}f", *vector.tolist())

@@ -7,17 +7,16 @@ import argparse
 import codecs
 import io
 import os
-import re
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NoReturn
 
 from vitlite import __version__
 from vitlite.errors import VitliteError, closest
-
 
 COMMANDS = {  # each is a module of this folder: `add_arguments` fills its parser, `run` returns the exit code
     "list": "the models of the zoo",
@@ -34,24 +33,10 @@ COMMANDS = {  # each is a module of this folder: `add_arguments` fills its parse
     "train": "train or fine-tune on a folder of pictures",
     "eval": "measure accuracy on labelled pictures",
 }
+RESUMABLE = ("embed", "train")
 
-# How errors of the library, which say what to write in Python, say it on the command line.
-WORDS = {
-    r"vitlite\.list_models\(\)": "`vitlite list`",
-    r"vitlite\.load\(PATH\)": "--model PATH",
-    r"vitlite\.load\(source\)": "--model PATH, --model OWNER/NAME",
-    r"create\('(\S+)', weights=None\)": r"vitlite train --model \1 --weights none",
-    r"create\(\.\.\., weights=PATH\) or load\(PATH\)": "--weights PATH or --model PATH",
-    r"weights=PATH": "--weights PATH",
-    r"image_size=": "--size",
-    r"^ViTConfig: image_size": "--size",
-    r"^ViTConfig: drop_path": "--drop-path",
-    r"^layers has": "--layer is",
-    r"model\.embed\(.*\)": "vitlite embed",
-    r"Set it: model\.preprocess = .*": "Name a checkpoint like it: --model NAME --weights PATH.",
-    r": model\.labels = .*": " in its config.json, or name a checkpoint like it: --model NAME --weights PATH.",
-    r"Say so: .*, or vitlite\.create\(.*\) with": "Say --model NAME --weights PATH, or convert's --like NAME, with",
-}
+# What an error's field is called on the command line.
+OPTION_OF = {"image_size": "--size", "drop_path": "--drop-path", "layers": "--layer", "target": "--out"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,7 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 the reader of a pipe went away.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, where it is not installed: not needed
     _prepare_streams()
     try:
@@ -91,16 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it exits
         return 141
     except (Exception, KeyboardInterrupt) as error:
-        if debug:
-            traceback.print_exc()
-        if _by_ctrl_c(error):
-            resumes = words[:1] in (["train"], ["embed"])
-            print(f"vitlite: interrupted{'; the same command goes on' if resumes else ''}", file=sys.stderr)
-            return 130
-        known, first = isinstance(error, (VitliteError, OSError)), str(error).partition("\n")[0]
-        text = _in_words(str(error)) if known else f"{type(error).__name__}: {first} (--debug shows where)"
-        print(f"vitlite: error: {text}", file=sys.stderr)
-        return 1
+        return _failed(error, words)
+
+
+def command(name: str) -> ModuleType:
+    """The module of a subcommand."""
+    return import_module(f"vitlite.cli.{name}")
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -110,21 +90,21 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser = Parser(prog="vitlite", description="Vision Transformers on the command line.", parents=[debug])
     parser.add_argument("--version", action="version", version=f"vitlite {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    wanted = next((word for word in words if not word.startswith("-")), None)
-    if wanted is not None and wanted not in COMMANDS:
-        parser.error(f"No command {wanted!r}.{closest(wanted, COMMANDS)} Commands: {', '.join(COMMANDS)}")
-    asked = parser
+    parsers = {}
     for name, summary in COMMANDS.items():
         description = f"{summary[0].upper()}{summary[1:]}."
-        sub = commands.add_parser(name, help=summary, description=description, parents=[debug])
-        if name == wanted:
-            asked = sub
-            command = import_module(f"vitlite.cli.{name}")
-            command.add_arguments(sub)
-            sub.set_defaults(run=command.run)
+        parsers[name] = commands.add_parser(name, help=summary, description=description, parents=[debug])
+
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    if wanted is None:
+        return parser.parse_args(words)
+    if wanted not in COMMANDS:
+        parser.error(f"No command {wanted!r}.{closest(wanted, COMMANDS)} Commands: {', '.join(COMMANDS)}")
+    command(wanted).add_arguments(parsers[wanted])
+    parsers[wanted].set_defaults(run=command(wanted).run)
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        asked.error(f"unrecognized arguments: {' '.join(unknown)}")
+        parsers[wanted].error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
 
 
@@ -140,6 +120,18 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="surrogateescape" if unicode else "replace")
 
 
+def _failed(error: BaseException, words: list[str]) -> int:
+    """Says in one line on stderr why a command ended, and returns its exit code."""
+    if "--debug" in words:
+        traceback.print_exc()
+    if _by_ctrl_c(error):
+        goes_on = "; the same command goes on" if words[:1] and words[0] in RESUMABLE else ""
+        print(f"vitlite: interrupted{goes_on}", file=sys.stderr)
+        return 130
+    print(f"vitlite: error: {_explained(error)}", file=sys.stderr)
+    return 1
+
+
 def _by_ctrl_c(error: BaseException | None) -> bool:
     """Whether Ctrl-C is behind an error; torch catches it now and then, and raises something else."""
     if error is None:
@@ -147,9 +139,22 @@ def _by_ctrl_c(error: BaseException | None) -> bool:
     return isinstance(error, KeyboardInterrupt) or _by_ctrl_c(error.__cause__) or _by_ctrl_c(error.__context__)
 
 
-def _in_words(text: str) -> str:
-    """An error of the library for somebody who does not write Python."""
-    for python, word in WORDS.items():
-        text = re.sub(python, word, text)
-    return text
+def _explained(error: BaseException) -> str:
+    """An error in the words of the command line; one that is a mistake of vitlite's own as such."""
+    if isinstance(error, VitliteError):
+        return _with_its_option(error)
+    if isinstance(error, OSError):
+        return str(error)
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line} (--debug shows where)"
 
+
+def _with_its_option(error: VitliteError) -> str:
+    """The error's text; where it begins with a field that an option sets, with the option in its place."""
+    text, field = error.for_command_line(), error.field
+    if field is None or field not in OPTION_OF:
+        return text
+    without_class = text.removeprefix("ViTConfig: ")
+    if not without_class.startswith(field):
+        return text
+    return OPTION_OF[field] + without_class.removeprefix(field)

@@ -8,6 +8,8 @@ from vitlite.errors import ConfigError, DownloadError
 from vitlite.weights import zoo
 
 if TYPE_CHECKING:
+    import torch
+
     from vitlite.model import ViT
 
 OFFLINE_MODEL = "vit_nano_4.cifar10"
@@ -38,32 +40,50 @@ def add_speed_arguments(parser: ArgumentParser) -> None:
     )
 
 
+def add_paths(parser: ArgumentParser) -> None:
+    """Which pictures a command takes."""
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="files, folders with all below them, patterns such as '**/*.jpg', or - for a list on standard input",
+    )
+
+
 def open_model(args: Namespace) -> "ViT":
     """The model that the arguments of `add_model_arguments` and `add_speed_arguments` name, ready for inference."""
     import torch
 
+    _check_device(args.device)
+    dtype_name = getattr(args, "dtype", None)
+    dtype = getattr(torch, dtype_name) if dtype_name else None
+    if not getattr(args, "fast", False):
+        return _create_or_load(args, args.device, dtype)
+
+    from vitlite.speed.optimize import optimize
+
+    return optimize(_create_or_load(args, args.device), dtype=dtype)
+
+
+def open_stored_model(args: Namespace) -> "ViT":
+    """The same model as it is stored, for those who bring it to its device, precision and speed themselves."""
+    return _create_or_load(args)
+
+
+def _create_or_load(args: Namespace, device: str | None = None, dtype: "torch.dtype | None" = None) -> "ViT":
     from vitlite.factory import create, load
 
-    _check_device(args.device)
-    dtype = getattr(torch, args.dtype) if getattr(args, "dtype", None) else None
-    fast = getattr(args, "fast", False)
-    options = {"image_size": args.size, "device": args.device, "dtype": None if fast else dtype}
     try:
         if args.weights is not None:  # an empty one is a mistake, not a wish for the model's own
-            model = create(args.model, weights=args.weights, **options)
-        elif is_place(args.model):
-            model = load(args.model, **options)
-        else:
-            model = create(args.model, **options)
+            return create(args.model, weights=args.weights, image_size=args.size, device=device, dtype=dtype)
+        if is_place(args.model):
+            return load(args.model, image_size=args.size, device=device, dtype=dtype)
+        return create(args.model, image_size=args.size, device=device, dtype=dtype)
     except DownloadError as error:
         raise DownloadError(
-            f"{error} Without a network: --model {OFFLINE_MODEL} (the ten classes of CIFAR-10) comes with vitlite."
+            f"{error.for_command_line()} Without a network: --model {OFFLINE_MODEL} (the ten classes of CIFAR-10) "
+            "comes with vitlite."
         ) from error
-    if fast:
-        from vitlite.speed.optimize import optimize
-
-        return optimize(model, dtype=dtype)
-    return model
 
 
 def _check_device(device: str | None) -> None:
@@ -72,9 +92,12 @@ def _check_device(device: str | None) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch's answer, depending on how it was built
-        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        names = ", ".join(["cpu", *(name for name, is_there in there.items() if is_there)])
-        raise ConfigError(f"--device {device} cannot be used here. This machine has: {names}.") from error
+        names = ["cpu"]
+        if torch.cuda.is_available():
+            names.append("cuda")
+        if torch.backends.mps.is_available():
+            names.append("mps")
+        raise ConfigError(f"--device {device} cannot be used here. This machine has: {', '.join(names)}.") from error
 
 
 def is_place(model: str) -> bool:
@@ -102,25 +125,3 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"a whole number of at least 1, not {text!r}")
     return int(text)
-
-
-def add_paths(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="files, folders with all below them, patterns such as '**/*.jpg', or - for a list on standard input",
-    )
-
-
-def add_engine(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="ray: a Ray cluster (RAY_ADDRESS), or all cores of this machine; PATH is one folder, list or Parquet, "
-        "also a URL, and --out a folder for Parquet; default: %(default)s",
-    )
-    parser.add_argument(
-        "--workers", type=positive, metavar="N", help="models at once on Ray; default: one a core or GPU"
-    )

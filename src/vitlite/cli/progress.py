@@ -1,4 +1,4 @@
-"""Says on stderr which pictures are broken, and how far a long run is."""
+"""What a run over many pictures says on stderr while it works."""
 
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Watch:
-    """Says on stderr which pictures are broken, and how far a long run is."""
+    """Says which pictures are broken, and how far a long run is."""
 
     def __init__(self, total: int, *, bar: bool) -> None:
         """With `bar`, a progress bar where stderr is a terminal and there is more than a batch or two to do."""
@@ -23,20 +23,24 @@ class Watch:
         self.broken = 0
         self.bar = tqdm(total=total, unit=" pictures", disable=not (bar and total > 50 and sys.stderr.isatty()))
 
-    def all(self, outcomes: "Outcomes[T]") -> "Outcomes[T]":
+    def outcomes(self, outcomes: "Outcomes[T]") -> "Outcomes[T]":
         """Every outcome, as it came."""
         with closing(outcomes), self.bar:
             for path, outcome in outcomes:
                 if isinstance(outcome, ImageError):
-                    self.broken += 1
-                    text = str(outcome)
-                    self.bar.write(f"vitlite: {text if path in text else f'{path}: {text}'}", file=sys.stderr)
+                    self._say_broken(path, outcome)
                 self.bar.update()
                 yield path, outcome
 
-    def good(self, outcomes: "Outcomes[T]") -> Iterator[tuple[str, T]]:
+    def _say_broken(self, path: str, error: ImageError) -> None:
+        self.broken += 1
+        text = error.for_command_line()
+        named = text if path in text else f"{path}: {text}"
+        self.bar.write(f"vitlite: {named}", file=sys.stderr)
+
+    def answers(self, outcomes: "Outcomes[T]") -> Iterator[tuple[str, T]]:
         """The outcomes that are no errors."""
-        for path, outcome in self.all(outcomes):
+        for path, outcome in self.outcomes(outcomes):
             if not isinstance(outcome, ImageError):
                 yield path, outcome
 

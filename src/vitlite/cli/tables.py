@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
+GAP = 2  # spaces between columns
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
     """Text in columns: the first to the left, the others to the right; what `width` cannot hold is left out.
@@ -14,15 +16,26 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | Non
     vit_tiny_16   5.7 M
     vit_base_16  86.6 M
     """
-    cells = [list(header), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    while width is not None and len(widths) > 1 and sum(widths) + 2 * (len(widths) - 1) > width:
-        widths.pop()  # the last columns matter least
-    lines = []
-    for row in cells:
-        padded = [f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths))]  # noqa: B905
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    if width is not None:
+        widths = _first_that_fit(widths, width)
+    return "\n".join(_line(cells[: len(widths)], widths) for cells in lines)
+
+
+def _first_that_fit(widths: Sequence[int], width: int) -> list[int]:
+    """The first columns, at least one, that fit side by side; the last matter least."""
+    fitting = list(widths)
+    while len(fitting) > 1 and sum(fitting) + GAP * (len(fitting) - 1) > width:
+        fitting.pop()
+    return fitting
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [f"{cells[0]:<{widths[0]}}"]
+    for cell, width in zip(cells[1:], widths[1:], strict=True):
+        padded.append(f"{cell:>{width}}")
+    return (" " * GAP).join(padded).rstrip()
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
@@ -43,8 +56,8 @@ def bold(text: str, stream: TextIO | None = None) -> str:
 
 def with_bold_header(text: str) -> str:
     """A table whose first line is bold on a terminal."""
-    first, *rest = text.split("\n")
-    return "\n".join([bold(first), *rest])
+    header, newline, rows = text.partition("\n")
+    return bold(header) + newline + rows
 
 
 def count(number: float) -> str:

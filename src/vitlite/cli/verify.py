@@ -19,14 +19,20 @@ def run(args: Namespace) -> int:
     failed = 0
     for target in targets:
         try:
-            record = zoo.find(target) if target in zoo.NAMES else None
-            if record and record.file:
-                fetched = hub.verify(zoo.DATA / record.file, record.sha256)
-            else:
-                fetched = hub.verify(record.name if record else target)
+            fetched = _verify(target)
         except VitliteError as error:
             failed = 1
-            print(f"{target}: FAILED: {error}")
+            print(f"{target}: FAILED: {error.for_command_line()}")
         else:
             print(f"{target}: good, sha256 {fetched.sha256} ({fetched.verified}), {fetched.path}")
     return failed
+
+
+def _verify(target: str) -> hub.Fetched:
+    """The file of a name or path, as it is now."""
+    if target not in zoo.NAMES:
+        return hub.verify(target)
+    record = zoo.find(target)
+    if record.file:  # comes with vitlite
+        return hub.verify(zoo.DATA / record.file, record.sha256)
+    return hub.verify(record.name)
