@@ -1,0 +1,220 @@
+"""A weights file -> another library's layout: its tensors alone, or a folder that the library loads.
+
+It also opens pickles (.pth, .bin), which nothing else in vitlite does, and only with weights_only=True.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlite.config import ViTConfig
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.factory import load
+from vitlite.model import ViT
+from vitlite.weights.build import Wish, build
+from vitlite.weights.files import FLOATS, PICKLES, WEIGHTS, WeightsFile, described_by, explain_damage, open_weights
+from vitlite.weights.layouts import LAYOUTS, Layout, to_their_names
+from vitlite.weights.resolve import CALLER, Claim, understand
+from vitlite.weights.save import save, write_tensors
+from vitlite.weights.sidecar import CONFIG, PICTURES, model_type, read_sidecar, write_sidecar_for_transformers
+
+Target = Literal["timm", "transformers", "torchvision", "vitlite"]
+
+NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
+AVERAGED = ("model_ema", "state_dict_ema", "ema")  # where they keep an average of its weights
+NOT_IN_NAMES = {"heads": 1, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"}  # any value gives the same tensors
+
+
+def convert(
+    source: str | PathLike[str], target: str | PathLike[str], to: Target, *, config: ViTConfig | None = None
+) -> None:
+    """Rewrites a weights file in another layout; the numbers and their type stay as they are.
+
+    Args:
+        source: A file or folder as `vitlite.load` takes it, or a pickle (.pth, .bin), opened with weights_only=True.
+        target: A .safetensors file, for the tensors alone; or a folder, for a whole model with its config.json.
+        to: Whose layout. vitlite's is timm's.
+        config: As in `vitlite.load`. A file needs of it only what gives tensors their shape.
+
+    Raises:
+        CheckpointError: `source` is no whole plain ViT, or the library has no model that computes the same.
+        ConfigError: A folder is wanted, and `source` does not tell all of the config; or a pickle is wanted.
+    """
+    if to not in get_args(Target):
+        raise ConfigError(f"Cannot convert to {to!r}. Valid: {', '.join(get_args(Target))}.")
+    target = Path(target)
+    if target.suffix in PICKLES:
+        raise ConfigError(f"Cannot write {target}: no pickles are made. Name a folder, or a .safetensors file.")
+    if target.suffix == ".safetensors":
+        with _without_pickles(Path(source)) as path:
+            model = _load_for_tensors(path, config, to)
+        write_tensors(target, _their_tensors(model, to))
+    else:
+        with _without_pickles(Path(source)) as path:
+            with open_weights(path) as file:
+                dtype = _common_dtype(file)
+            model = load(path, config=config, dtype=dtype)
+        _write_folder(model, target, to)
+
+
+def _write_folder(model: ViT, folder: Path, to: Target) -> None:
+    if to in ("timm", "vitlite"):
+        save(model, folder)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / WEIGHTS, _their_tensors(model, to))
+    if to == "transformers":
+        recipe = getattr(model.preprocess, "recipe", None)
+        write_sidecar_for_transformers(folder, model.config, model.labels, recipe)
+
+
+@contextmanager
+def _without_pickles(source: Path) -> Iterator[Path]:
+    """The source itself; or of a pickle, a folder with its tensors in a safetensors file, which is gone afterwards."""
+    source = source.expanduser()
+    pickle = _pickle_of(source)
+    if pickle is None:
+        yield source
+        return
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        copy = folder / WEIGHTS
+        write_tensors(copy, _unpickled(pickle))
+        for beside in (CONFIG, PICTURES):
+            if pickle.with_name(beside).exists():
+                shutil.copy(pickle.with_name(beside), folder)
+        try:
+            yield folder
+        except (CheckpointError, ConfigError) as error:
+            error.text = error.text.replace(str(copy), str(pickle))
+            raise
+
+
+def _pickle_of(source: Path) -> Path | None:
+    """The pickle that is to be opened: the source, or in a folder without other weights the only one."""
+    if source.suffix in PICKLES and not source.exists():
+        raise CheckpointError(f"There is no file {source}.")
+    if source.is_file():
+        return source if source.suffix in PICKLES else None
+    if not source.is_dir() or (source / WEIGHTS).exists():
+        return None
+    pickles = [file for file in source.iterdir() if file.suffix in PICKLES]
+    return pickles[0] if len(pickles) == 1 else None
+
+
+def _unpickled(pickle: Path) -> dict[str, Tensor]:
+    """The tensors of a network in a pickle, however deep a training script put them.
+
+    Raises:
+        CheckpointError: It holds more than tensors and plain values, or no network.
+    """
+    try:
+        content = torch.load(pickle, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file that is no pickle makes torch raise nearly anything
+        raise CheckpointError(f"{pickle} cannot be opened with weights_only=True: {error}") from error
+    while isinstance(content, Mapping):
+        tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+        if tensors:
+            return tensors
+        content = _network_in(pickle, content)
+    raise CheckpointError(f"{pickle} has no tensors with names, but one {type(content).__name__}.")
+
+
+def _network_in(pickle: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a training script keeps the network in.
+
+    Raises:
+        CheckpointError: It is in none of the usual places, or an average of it is there too.
+    """
+    for name in content:
+        if name in AVERAGED:
+            choice = f'torch.save(torch.load(path, weights_only=True)["{name}"], "chosen.pth")'
+            raise CheckpointError(
+                f"{pickle} has averaged weights, {name}, beside others.",
+                python=f"Choose: {choice}",
+                command=f"Choose, in Python: {choice}",
+            )
+    for name in NESTED:
+        nested = content.get(name)
+        if isinstance(nested, Mapping):
+            return nested
+    raise CheckpointError(f"{pickle} has no tensors, but: {', '.join(map(str, content))[:300]}.")
+
+
+def _common_dtype(file: WeightsFile) -> torch.dtype | None:
+    """The narrowest type that holds all numbers of a file; None where none are floats."""
+    common = None
+    for entry in file.entries.values():
+        if entry.dtype in FLOATS:
+            dtype = FLOATS[entry.dtype]
+            common = torch.promote_types(common or dtype, dtype)
+    return common
+
+
+def _load_for_tensors(path: Path, config: ViTConfig | None, to: Target) -> ViT:
+    """The model of a file, for its tensors only: what gives them no shape may remain unknown, and is made up."""
+    claims = []
+    folder = described_by(path)
+    if folder is not None:
+        with explain_damage(folder / CONFIG):
+            claims.append(Claim("its config.json says", read_sidecar(folder).claims))
+    if config is not None:
+        claims.append(Claim(CALLER, {name: getattr(config, name) for name in config.given}))
+    fixed = LAYOUTS[to].fixed if to in LAYOUTS else {}  # what the target's code decides has to be known
+    made_up = {name: value for name, value in NOT_IN_NAMES.items() if name not in fixed}
+    claims.append(Claim("convert assumes", made_up, firm=False))
+    with open_weights(path) as file:
+        translation, resolved = understand(file, claims)
+        dtype = _common_dtype(file) or torch.float32
+        wish = Wish(resolved.config, new_head=False, device=torch.device("cpu"), dtype=dtype)
+        model, _ = build(file, translation, resolved.config, wish, resolved.said_by, scan=True)
+    return model
+
+
+def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:
+    """The tensors under the names of a library that has a model which computes the same."""
+    tensors, config = model.state_dict(), model.config
+    if to in ("timm", "vitlite"):
+        return tensors
+    layout, prefix = LAYOUTS["torchvision"], ""
+    if to == "transformers":
+        kind = model_type(config)
+        layout = LAYOUTS["transformers-dinov2" if kind == "dinov2" else "transformers"]
+        prefix = f"{kind}." if config.num_classes else ""
+    _refuse_other_arithmetic(config, layout, to)
+    if config.class_token and not config.cls_position:
+        tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # zeros for the class token
+    if to == "torchvision" and not config.qkv_bias:
+        for block in range(config.depth):
+            tensors[f"blocks.{block}.attn.qkv.bias"] = torch.zeros(3 * config.dim)
+    return dict(to_their_names(layout, prefix, tensors))
+
+
+def _refuse_other_arithmetic(config: ViTConfig, layout: Layout, to: Target) -> None:
+    """Makes sure that a library has a model which computes what this one does.
+
+    Raises:
+        CheckpointError: It has none; by which fields of the config.
+    """
+    wanted = dict(layout.fixed) | {"class_token": True, "positions": "learned", "registers": 0, "head_dim": None}
+    wanted["pool"] = "cls" if config.class_token else "mean"
+    if to == "transformers" and model_type(config) == "ijepa":
+        wanted["class_token"] = False
+    if to == "transformers" and model_type(config) == "dinov2":
+        wanted["mlp_dim"] = config.mlp_dim // config.dim * config.dim  # its config has a ratio
+        if config.num_classes:
+            wanted["pool"] = "cls_and_mean"
+    differing = []
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            differing.append(f"{name}={getattr(config, name)!r}")
+    if differing:
+        raise CheckpointError(f"{to} has no model that computes what this one does: {', '.join(differing)}.")
