@@ -19,12 +19,11 @@ from torch import Tensor
 import vitlite
 from vitlite import ViT, ViTConfig, create, load
 from vitlite.weights import zoo
-from vitlite.cli.main import _in_words
 from vitlite.config import PRESETS
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
 from vitlite.images import Preprocess, Recipe
 from vitlite.weights.labels import labels_of
-from vitlite.weights.layouts import LAYOUTS, to_theirs
+from vitlite.weights.layouts import LAYOUTS, to_their_names
 
 DEIT = "vit_tiny_16.deit_fb_in1k"
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
@@ -132,7 +131,7 @@ def test_a_preset_s_name_fills_in_and_brings_neither_labels_nor_preprocessing(sh
 
 def test_a_preset_does_not_say_how_a_layout_stretches_positions(tmp_path: Path) -> None:
     state = state_of(PRESETS["vit_nano_4"])
-    save_file(dict(to_theirs(LAYOUTS["torchvision"], "", state)), tmp_path / "vit.safetensors")
+    save_file(dict(to_their_names(LAYOUTS["torchvision"], "", state)), tmp_path / "vit.safetensors")
     for image_size in (32, 48):
         ours, named = (
             load(tmp_path / "vit.safetensors", config=ViTConfig(heads=3), image_size=image_size),
@@ -174,7 +173,7 @@ def test_a_fine_tune_is_not_loaded_in_the_name_of_what_it_began_with(tmp_path: P
     model.save(tmp_path / "labelled")
     with pytest.raises(ConfigError, match=r"has it: 0 ant, not airplane\. For the file's own") as refused:
         create(name, weights=tmp_path / "labelled")
-    assert _in_words(str(refused.value)).endswith("labels and preprocessing: --model PATH.")
+    assert refused.value.for_command_line().endswith("labels and preprocessing: --model PATH.")
     assert load(tmp_path / "labelled").labels == own
     assert create("vit_nano_4", weights=tmp_path / "labelled").labels == own
     assert create(name, weights=tmp_path / "labelled", num_classes=2).labels is None

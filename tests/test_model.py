@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 import vitlite
 from vitlite import model as module
+from vitlite import positions
 from vitlite.config import PRESETS, ViTConfig
 from vitlite.errors import ConfigError, ImageError, InputError
-from vitlite.model import Attention, DropPath, ViT, resample_positions, sincos_positions
+from vitlite.model import Attention, DropPath, ViT
+from vitlite.positions import resample_positions, sincos_positions
 
 TINY = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=5)
 
@@ -210,7 +212,7 @@ def resampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         grids.append(new)
         return resample_positions(table, old, new, method)
 
-    monkeypatch.setattr(module, "resample_positions", count)
+    monkeypatch.setattr(positions, "resample_positions", count)
     return grids
 
 
@@ -230,7 +232,7 @@ def test_few_tables_are_kept(resampled: list[tuple[int, int]]) -> None:
     with torch.no_grad():
         for width in range(8, 8 * 40, 8):
             model(pictures(1, 8, width))
-            assert len(model._kept.tables) <= 16
+            assert len(model.tables.stretched.tables) <= 16
 
 
 def test_no_table_is_kept_while_it_learns(resampled: list[tuple[int, int]]) -> None:
@@ -343,7 +345,7 @@ def test_inference_then_training_on_one_model() -> None:
     model.pos_embed.requires_grad_(False)  # the table is now taken from what inference kept
     with torch.inference_mode():
         model(images)
-    assert not any(table.is_inference() for table in model._kept.tables.values()), "one would break a later backward"
+    assert not any(table.is_inference() for table in model.tables.stretched.tables.values()), "one would break a later backward"
     model(images).sum().backward()
     model.train()
     model(images).sum().backward()
@@ -391,7 +393,7 @@ def test_a_pickled_model_answers_the_same() -> None:
     with torch.no_grad():
         wanted = model(pictures(2, 48, 24))
         again = pickle.loads(pickle.dumps(model))
-        assert again._kept is None, "what can be computed is not written"
+        assert again.tables.stretched is None, "what can be computed is not written"
         assert torch.equal(again(pictures(2, 48, 24)), wanted)
     assert again.config == model.config
     assert again.config.given == model.config.given

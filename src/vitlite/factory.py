@@ -18,12 +18,12 @@ from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, ImageError, UnknownNameError, closest
 from vitlite.images import Preprocess
 from vitlite.model import ViT
-from vitlite.weights import hub, zoo
+from vitlite.weights import stamps, zoo
 from vitlite.weights.build import Source, Wish, build
 from vitlite.weights.files import WeightsFile, explain_damage, open_weights
 from vitlite.weights.labels import labels_of
 from vitlite.weights.locate import Location, locate, locate_record
-from vitlite.weights.resolve import CALLER, Claim, understand
+from vitlite.weights.resolve import CALLER, OPTION, Claim, understand
 from vitlite.weights.sidecar import Sidecar, read_sidecar, recipe_from_record, recipe_of
 
 P = ParamSpec("P")
@@ -203,18 +203,18 @@ def _open(location: Location, claims: Sequence[Claim], options: Options, record:
         relative = _record_of_architecture(sidecar)
         said = [*_claims_of_sidecar(sidecar, relative), *claims]
         if options.pool:
-            said.append(Claim("pool= says", {"pool": options.pool}, firm=False))
+            said.append(Claim(OPTION, {"pool": options.pool}, firm=False))
 
         translation, resolved = understand(file, said)
         wish = _wish(resolved.config, options)
         if record is not None and not wish.new_head:
             _refuse_another_fine_tune(file, sidecar, record)
 
-        scan = not all(hub.is_scanned(path) for path in file.files)
+        scan = not all(stamps.is_scanned(path) for path in file.files)
         model, report = build(file, translation, resolved.config, wish, resolved.said_by, scan=scan)
     if scan and not report.dropped:
         for path in file.files:
-            hub.mark_scanned(path)
+            stamps.mark_scanned(path)
 
     name = record.name if record else None
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
@@ -228,8 +228,8 @@ def _open(location: Location, claims: Sequence[Claim], options: Options, record:
 def _verify(file: WeightsFile, location: Location) -> str:
     """The sha256 of the bytes, compared where there is something to compare with; of shards: of all their hashes."""
     if len(file.files) == 1:
-        return hub.check_file(file.files[0], location.sha256)
-    hashes = [hub.check_file(path) for path in file.files]
+        return stamps.check_file(file.files[0], location.sha256)
+    hashes = [stamps.check_file(path) for path in file.files]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 

@@ -325,7 +325,7 @@ class ViT(nn.Module):
             if cls is not None and self.config.cls_position:
                 cls = cls + positions[:, :-rows]
             patches = patches + positions[:, -rows:]
-        prefix = [token.expand(len(images), -1, -1) for token in (cls, self.reg_token) if token is not None]
+        prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
         return self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
 
     def _check(self, images: Tensor) -> None:

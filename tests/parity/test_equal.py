@@ -11,7 +11,8 @@ from references import REFERENCES, SIZES, Reference, distance, spread
 from torch import Tensor
 
 from vitlite.config import ViTConfig
-from vitlite.model import ViT, resample_positions
+from vitlite.model import ViT
+from vitlite.positions import resample_positions
 
 LOGITS, LAYERS, GRADIENTS, TABLES = 1e-5, 1e-5, 5e-5, 1e-6
 

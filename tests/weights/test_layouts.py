@@ -5,14 +5,15 @@ import torch
 
 from vitlite import ViT, ViTConfig
 from vitlite.errors import CheckpointError
-from vitlite.weights.layouts import AXES, BACK, LAYOUTS, OPS, Layout, detect, facts, to_theirs, translate
+from vitlite.weights.layouts import LAYOUTS, OPS, REVERSED_OPS, Layout, to_their_names
+from vitlite.weights.translate import AXES, detect, facts_of, translate
 
 TINY = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
 
 
 def first_block(layout: Layout, prefix: str = "") -> set[str]:
     """The names of a file of this layout, with one block."""
-    names = {layout.full(prefix, theirs, "0") for rule in layout.rules for theirs in rule.theirs}
+    names = {layout.full_name(prefix, theirs, "0") for rule in layout.rules for theirs in rule.theirs}
     return names - {layout.without}
 
 
@@ -50,10 +51,10 @@ def test_what_is_written_is_read_back(name: str, prefixed: bool) -> None:
     prefix = layout.prefixes[0] if prefixed and layout.prefixes else ""
     config = TINY.replace(layer_scale=0.1) if name == "transformers-dinov2" else TINY
     state = {key: torch.randn(tensor.shape) for key, tensor in ViT(config).state_dict().items()}
-    theirs = dict(to_theirs(layout, prefix, state))
+    theirs = dict(to_their_names(layout, prefix, state))
     translation = translate({key: tuple(tensor.shape) for key, tensor in theirs.items()})
     assert (translation.layout, translation.prefix) == (layout, prefix)
-    assert not translation.extra
+    assert not translation.unknown
     assert translation.found.keys() == state.keys()
     for key, found in translation.found.items():
         assert torch.equal(OPS[found.op]([theirs[part] for part in found.parts], None), state[key])
@@ -65,7 +66,7 @@ def test_a_layout_without_a_place_for_a_tensor_says_so() -> None:
     with pytest.raises(
         CheckpointError, match=r"torchvision layout has no place for: blocks.0.ls1.gamma, .*norm_pre.bias"
     ):
-        dict(to_theirs(LAYOUTS["torchvision"], "", state))
+        dict(to_their_names(LAYOUTS["torchvision"], "", state))
 
 
 def test_only_declared_names_are_dropped() -> None:
@@ -76,14 +77,14 @@ def test_only_declared_names_are_dropped() -> None:
     inside = {"visual.transformer.resblocks.0.gate": (4,), "visual.text_projection": (4,)}
     translation = translate(shapes | text | inside)
     assert set(translation.dropped) == set(text)
-    assert set(translation.extra) == set(inside)
+    assert set(translation.unknown) == set(inside)
     bare = translate({name.removeprefix("visual."): shape for name, shape in (shapes | inside).items()})
-    assert set(bare.extra) == {"transformer.resblocks.0.gate", "text_projection"}
+    assert set(bare.unknown) == {"transformer.resblocks.0.gate", "text_projection"}
 
 
 def test_shapes_of_no_layout_and_files_without_a_first_block() -> None:
     shapes = {key: tuple(tensor.shape) for key, tensor in ViT(TINY).state_dict().items()}
-    theirs = dict(to_theirs(LAYOUTS["transformers"], "", ViT(TINY).state_dict()))
+    theirs = dict(to_their_names(LAYOUTS["transformers"], "", ViT(TINY).state_dict()))
     odd = {key: tuple(tensor.shape) for key, tensor in theirs.items()}
     odd["encoder.layer.0.attention.attention.query.weight"] = (16, 17)
     with pytest.raises(CheckpointError, match=r"query.weight, .*key.weight, .* are not of this layout"):
@@ -96,14 +97,14 @@ def test_shapes_of_no_layout_and_files_without_a_first_block() -> None:
     with pytest.raises(
         CheckpointError, match=r"has no patch_embed.proj.weight, which every file of the timm layout has"
     ):
-        facts(translate(shapes), shapes)
+        facts_of(translate(shapes), shapes)
     for patch in ((8, 4), (0, 0)):
         shapes["patch_embed.proj.weight"] = (16, 3, *patch)
         with pytest.raises(CheckpointError, match=f"{patch[0]} x {patch[1]} pixels; vitlite's are square"):
-            facts(translate(shapes), shapes)
+            facts_of(translate(shapes), shapes)
 
 
 def test_the_way_back_undoes_the_way_in() -> None:
-    for op, back in BACK.items():
+    for op, back in REVERSED_OPS.items():
         tensor = torch.randn(12, 5)
         assert torch.equal(OPS[op](back(tensor), None), tensor)

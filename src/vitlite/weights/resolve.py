@@ -17,6 +17,7 @@ from vitlite.weights.layouts import Layout
 from vitlite.weights.translate import Translation, facts_of, translate
 
 TENSORS, CALLER = "the tensors say", "config= says"
+OPTION = "pool= says"  # what shall be, which is believed of what is only where nobody says anything
 
 # Fields that tensors may leave open, in the order in which they are asked for.
 NOT_IN_TENSORS = ("image_size", "positions", "heads", "norm_eps", "gelu", "pool")
@@ -116,13 +117,14 @@ def _words_by_field(layout: Layout, facts: Mapping[str, Any], claims: Sequence[C
     fixed = {field: value for field, value in layout.fixed.items() if field not in layout.assumed}
     usual = {field: value for field, value in layout.fixed.items() if field in layout.assumed}
     usual["resample"] = layout.resample[facts["registers"] > 0]
-    code = f"the layout of {layout.name} files says"
+    code = f"the {layout.name} layout says"
     fields = ViTConfig.__dataclass_fields__
     everybody = [
         Claim(TENSORS, {field: fact for field, fact in facts.items() if field in fields}),
         Claim(code, fixed, firm=False),
-        *claims,
+        *(claim for claim in claims if claim.who != OPTION),
         Claim(code, usual, firm=False),
+        *(claim for claim in claims if claim.who == OPTION),
     ]
     words: dict[str, list[Word]] = {field: [] for field in fields}
     for claim in everybody:
