@@ -1,2 +1,1 @@
 """A model becomes a fast one."""
-

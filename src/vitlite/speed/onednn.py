@@ -1,7 +1,8 @@
 """Products by oneDNN, which torch carries but often does not use for float32: what there is, and whether it pays.
 
 The operators are private to torch, so each is compared with public ones in float64, and timed, before its first use.
-Nothing is decided by the name of a CPU.
+Nothing is decided by the name of a CPU. First comes what computes, then whether it may and whether it pays, last how
+that is found out. Shapes: b images, n tokens, d numbers taken, k numbers given.
 """
 
 import math
@@ -19,7 +20,11 @@ from torch.nn import Parameter
 # Private to torch: should they go, no tensor counts as plain, and no CPU as exact.
 _is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda x: True)
 _has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+
 ACTIVATIONS = ("none", "tanh", "swish")  # GELU by its two formulas, and x sigmoid(x), which serves quick GELU
+PACKABLE = (torch.float32, torch.bfloat16)
+EXACT = 1e-5  # of the largest number: what float32 may be off by
+ROUNDED = 1e-2  # the same for bfloat16
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
@@ -94,7 +99,9 @@ class _Float32Products:
 
     def __init__(self) -> None:
         self.matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)  # not in older torch
-        self.lock, self.inside, self.before = threading.Lock(), 0, ""
+        self.lock = threading.Lock()
+        self.inside = 0  # threads
+        self.before = ""  # the process's own setting
 
     def __enter__(self) -> None:
         with self.lock:
@@ -125,7 +132,8 @@ def float32_products_are_exact(tokens: int, head_dim: int) -> bool:
     q, k, v = _random(3, 2, tokens, head_dim)
     right = torch.bmm(torch.bmm(q.double(), k.double().mT), v.double())
     with float32_products:
-        return _distance(torch.bmm(torch.bmm(q, k.mT), v), right) < 1e-5
+        found = torch.bmm(torch.bmm(q, k.mT), v)
+    return _distance(found, right) < EXACT
 
 
 @lru_cache(maxsize=64)
@@ -133,14 +141,14 @@ def float32_products_pay(tokens: int, head_dim: int) -> bool:
     """Whether they also take it less time than the default."""
     q, k, v = _random(3, 2, tokens, head_dim)
 
-    def products() -> Tensor:
+    def by_default() -> Tensor:
         return torch.bmm(torch.bmm(q, k.mT), v)
 
     def by_onednn() -> Tensor:
         with float32_products:
-            return products()
+            return by_default()
 
-    return float32_products_are_exact(tokens, head_dim) and _is_faster(by_onednn, products)
+    return float32_products_are_exact(tokens, head_dim) and _is_faster(by_onednn, by_default)
 
 
 @lru_cache
@@ -152,35 +160,37 @@ def unpacked_pays() -> bool:
         error = _distance(linear(x, weight, bias), right)
     except (AttributeError, RuntimeError):  # not in this build of torch, or not on this CPU
         return False
-    return error < 1e-5 and _is_faster(lambda: linear(x, weight, bias), lambda: F.linear(x, weight, bias))
+    return error < EXACT and _is_faster(lambda: linear(x, weight, bias), lambda: F.linear(x, weight, bias))
 
 
 @lru_cache
 def packing_pays(dtype: torch.dtype) -> bool:
     """Whether oneDNN's packed linear layers exist here, are right, and are faster than torch's own."""
-    if dtype not in (torch.float32, torch.bfloat16) or not _packing_is_right(dtype):
+    if dtype not in PACKABLE or not _packing_is_right(dtype):
         return False
     return _is_faster(_layer(PackedLinear, dtype), _layer(PlainLinear, dtype))
 
 
 def _packing_is_right(dtype: torch.dtype) -> bool:
     """Compares each operator with torch's own in float64."""
-    x, weight, bias, other = (_random(*shape).to(dtype) for shape in ((3, 17, 48), (64, 48), (64,), (3, 17, 64)))
+    x, other = _random(3, 17, 48).to(dtype), _random(3, 17, 64).to(dtype)
+    weight, bias = _random(64, 48).to(dtype), _random(64).to(dtype)
     right = PlainLinear(weight, bias, torch.float64)
     try:
         packed = PackedLinear(weight, bias, dtype)
         errors = [_distance(packed(x), right(x.double()))]
-        errors += [_distance(packed.activated(x, act), right.activated(x.double(), act)) for act in ACTIVATIONS]
-        errors += [_distance(packed.added(x, other), right.added(x.double(), other.double()))]
+        for kind in ACTIVATIONS:
+            errors.append(_distance(packed.activated(x, kind), right.activated(x.double(), kind)))
+        errors.append(_distance(packed.added(x, other), right.added(x.double(), other.double())))
     except (AttributeError, RuntimeError):  # not in this build of torch, or not on this CPU
         return False
-    return max(errors) < (1e-5 if dtype is torch.float32 else 1e-2)
+    return max(errors) < (EXACT if dtype is torch.float32 else ROUNDED)
 
 
 @lru_cache
 def powers_pay(dtype: torch.dtype) -> bool:
     """Whether powers of two and their sum are quicker than a softmax; float16 has no range for sums."""
-    if dtype not in (torch.float32, torch.bfloat16):
+    if dtype not in PACKABLE:
         return False
     scores = _random(12, 197, 197).to(dtype)
     weights, sums = torch.empty_like(scores), scores[..., :1].clone()
@@ -188,7 +198,27 @@ def powers_pay(dtype: torch.dtype) -> bool:
     def powers() -> None:
         torch.sum(torch.exp2(scores, out=weights), -1, keepdim=True, out=sums)
 
-    return _is_faster(powers, lambda: torch.softmax(scores, -1, out=weights))
+    def softmax() -> None:
+        torch.softmax(scores, -1, out=weights)
+
+    return _is_faster(powers, softmax)
+
+
+@lru_cache
+def layer_times(*dtypes: torch.dtype) -> list[float]:
+    """Seconds that a layer of ViT-Base takes on one image in each dtype, the way `optimize` would compute it."""
+    layers = []
+    for dtype in dtypes:
+        linear = PackedLinear if packing_pays(dtype) else PlainLinear
+        layers.append(_layer(linear, dtype))
+    return _times(*layers)
+
+
+def _layer(linear: Linear, dtype: torch.dtype) -> Callable[[], Tensor]:
+    """The first half of ViT-Base's MLP, for one image."""
+    layer = linear(_random(3072, 768), _random(3072), dtype)
+    x = _random(197, 768).to(dtype)
+    return lambda: layer.activated(x, "none")
 
 
 def _random(*shape: int) -> Tensor:
@@ -197,17 +227,23 @@ def _random(*shape: int) -> Tensor:
 
 
 def _distance(found: Tensor, right: Tensor) -> float:
+    """The largest difference, of the largest number."""
     return float((found.double() - right).abs().max() / right.abs().max())
 
 
-def _is_faster(ours: Callable[[], Any], theirs: Callable[[], Any]) -> bool:
-    """Whether ours wins one of three heats: a busy machine can spoil one for either, and hardly all three."""
-    return any(mine < other for mine, other in (_times(ours, theirs) for _ in range(3)))
+def _is_faster(candidate: Callable[[], Any], usual: Callable[[], Any]) -> bool:
+    """Whether the candidate wins one of three heats: a busy machine can spoil one for either, and hardly all three."""
+    for _ in range(3):
+        seconds, usual_seconds = _times(candidate, usual)
+        if seconds < usual_seconds:
+            return True
+    return False
 
 
 def _times(*contestants: Callable[[], Any]) -> list[float]:
     """The best time of each, in turns, for a twentieth of a second and eight rounds at least."""
-    best, end = [math.inf] * len(contestants), time.perf_counter() + 0.05
+    best = [math.inf] * len(contestants)
+    end = time.perf_counter() + 0.05
     rounds = 0
     while rounds < 8 or time.perf_counter() < end:
         rounds += 1
@@ -216,15 +252,3 @@ def _times(*contestants: Callable[[], Any]) -> list[float]:
             run()
             best[i] = min(best[i], time.perf_counter() - start)
     return best
-
-
-@lru_cache
-def layer_times(*dtypes: torch.dtype) -> list[float]:
-    """Seconds that a layer of ViT-Base takes on one image in each dtype, the way `optimize` would compute it."""
-    return _times(*(_layer(PackedLinear if packing_pays(dtype) else PlainLinear, dtype) for dtype in dtypes))
-
-
-def _layer(linear: Linear, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """The first half of ViT-Base's MLP, for one image."""
-    layer, x = linear(_random(3072, 768), _random(3072), dtype), _random(197, 768).to(dtype)
-    return lambda: layer.activated(x, "none")
