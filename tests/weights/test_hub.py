@@ -17,9 +17,10 @@ import pytest
 from huggingface_hub import hf_hub_download
 from server import Hub
 
-from vitlite.weights import hub
-from vitlite.weights import download as transfer
 from vitlite.errors import DownloadError
+from vitlite.weights import download, hub, stamps
+from vitlite.weights.cache import cache_folder
+from vitlite.weights.pins import all_pins
 
 SIZE = 4 << 20  # 16 blocks of 1/4 MiB
 WEIGHTS = random.Random(0).randbytes(SIZE)
@@ -121,12 +122,12 @@ def test_a_name_keeps_its_bytes_until_updated(server: Hub, caplog: pytest.LogCap
     server.log.clear()
     assert fetch() == old
     assert not server.log
-    assert hub.pins() == {"vit": (REPO, FILE, old.commit, SHA256, "hub")}
+    assert all_pins() == {"vit": (REPO, FILE, old.commit, SHA256, "hub")}
     with caplog.at_level(logging.INFO, "vitlite"):
         moved = fetch(update=True)
     assert f"vit: the pin moved from {old.commit} to {new}" in caplog.text
     assert moved.path.read_bytes() == OTHER
-    assert hub.pins()["vit"].commit == new
+    assert all_pins()["vit"].commit == new
     assert fetch() == moved
 
 
@@ -163,7 +164,7 @@ def test_another_commit_with_the_same_file_costs_no_bytes(server: Hub) -> None:
 
 
 def test_a_file_that_another_program_cached(server: Hub) -> None:
-    path = hf_hub_download(REPO, FILE, cache_dir=hub.cache_folder(), endpoint=server.url)
+    path = hf_hub_download(REPO, FILE, cache_dir=cache_folder(), endpoint=server.url)
     sent = server.sent
     assert fetch().verified == "hub"
     assert server.sent == sent
@@ -172,7 +173,7 @@ def test_a_file_that_another_program_cached(server: Hub) -> None:
 
 
 def test_a_full_commit_needs_no_network_even_unseen(server: Hub) -> None:
-    hf_hub_download(REPO, FILE, cache_dir=hub.cache_folder(), endpoint=server.url)
+    hf_hub_download(REPO, FILE, cache_dir=cache_folder(), endpoint=server.url)
     server.log.clear()
     commit = server.repos[REPO]["branches"]["main"]
     found = hub.fetch(REPO, FILE, revision=commit)
@@ -186,10 +187,10 @@ def test_where_things_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VITLITE_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/me")
-    seen = [hub.cache_folder()]
+    seen = [cache_folder()]
     for name in ("XDG_CACHE_HOME", "HF_HOME", "HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE", "VITLITE_CACHE"):
         monkeypatch.setenv(name, f"/{name}")
-        seen.append(hub.cache_folder())
+        seen.append(cache_folder())
     assert [str(path) for path in seen] == [
         "/home/me/.cache/huggingface/hub",
         "/XDG_CACHE_HOME/huggingface/hub",
@@ -220,7 +221,7 @@ def test_wrong_bytes_twice_are_an_error_and_leave_nothing(server: Hub, tmp_path:
     assert "try another network or HF_ENDPOINT" in str(error.value)
     assert server.count("HEAD") == 2  # the client was never shown the wrong bytes
     assert not list((tmp_path / "cache/hub/models--timm--vit/blobs").iterdir())
-    assert not hub.pins()
+    assert not all_pins()
 
 
 def test_wrong_bytes_of_a_small_file(server: Hub) -> None:
@@ -263,12 +264,12 @@ def test_damage_without_a_network_is_explained(server: Hub, monkeypatch: pytest.
 
 def rot(path: Path, cache: Path) -> None:
     """A change that the stamp does not show."""
-    before = hub._stat(path)
+    before = stamps.stat_of(path)
     flip(path)
     for stamp in (cache / "stamps").iterdir():
         content = json.loads(stamp.read_text())
         if content["stat"] == before:
-            stamp.write_text(json.dumps({**content, "stat": hub._stat(path)}))
+            stamp.write_text(json.dumps({**content, "stat": stamps.stat_of(path)}))
 
 
 def test_rot_below_the_stamp_is_found_when_asked(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,12 +361,12 @@ def test_silence_times_out_and_is_tried_again(server: Hub, monkeypatch: pytest.M
 
 
 def test_errors_without_a_text_are_tried_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
     failures = [TimeoutError(), TimeoutError("\n")]
-    file = transfer.RemoteFile(REPO, FILE, "main")
-    assert transfer._patiently(file, lambda: failures and _raise(failures.pop()), tries=3) == []
+    file = download.RemoteFile(REPO, FILE, "main")
+    assert download._with_retries(file, lambda: failures and _raise(failures.pop()), tries=3) == []
     with pytest.raises(DownloadError, match=r"cannot be reached \(TimeoutError: \)"):
-        transfer._patiently(file, lambda: _raise(TimeoutError()), tries=1)
+        download._with_retries(file, lambda: _raise(TimeoutError()), tries=1)
 
 
 def _raise(error: Exception) -> None:
@@ -573,35 +574,35 @@ def test_a_disk_that_fills_up_on_the_way(server: Hub) -> None:
 def test_local_files_are_hashed_once(server: Hub, tmp_path: Path) -> None:
     path = tmp_path / "mine.safetensors"
     path.write_bytes(WEIGHTS)
-    assert hub.check_file(path) == hub.check_file(str(path), SHA256) == SHA256
+    assert stamps.check_file(path) == stamps.check_file(str(path), SHA256) == SHA256
     rot(path, tmp_path / "cache")
-    assert hub.check_file(path) == SHA256  # not read again
+    assert stamps.check_file(path) == SHA256  # not read again
     path.write_bytes(OTHER)
-    assert hub.check_file(path) == hashlib.sha256(OTHER).hexdigest()
+    assert stamps.check_file(path) == hashlib.sha256(OTHER).hexdigest()
     with pytest.raises(DownloadError, match=f"Wrong bytes in {path}: expected hash {SHA256}"):
-        hub.check_file(path, SHA256)
+        stamps.check_file(path, SHA256)
     with pytest.raises(DownloadError, match=r"Cannot read .*none"):
-        hub.check_file(tmp_path / "none")
+        stamps.check_file(tmp_path / "none")
 
 
 def test_scans_are_remembered_with_the_bytes(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.safetensors"
     path.write_bytes(WEIGHTS)
-    hub.mark_scanned(path)
-    assert not hub.is_scanned(path)  # nobody has hashed it
-    hub.check_file(path)
-    assert not hub.is_scanned(path)
-    hub.mark_scanned(path)
-    assert hub.is_scanned(path)
-    assert hub.check_file(path) == SHA256
-    assert hub.is_scanned(path)
+    stamps.mark_scanned(path)
+    assert not stamps.is_scanned(path)  # nobody has hashed it
+    stamps.check_file(path)
+    assert not stamps.is_scanned(path)
+    stamps.mark_scanned(path)
+    assert stamps.is_scanned(path)
+    assert stamps.check_file(path) == SHA256
+    assert stamps.is_scanned(path)
     hub.verify(path)
-    assert hub.is_scanned(path)
+    assert stamps.is_scanned(path)
     monkeypatch.setenv("VITLITE_VERIFY", "always")
-    assert not hub.is_scanned(path)
+    assert not stamps.is_scanned(path)
     monkeypatch.delenv("VITLITE_VERIFY")
     path.write_bytes(WEIGHTS)
-    assert not hub.is_scanned(path)
+    assert not stamps.is_scanned(path)
 
 
 def test_verify(server: Hub, tmp_path: Path) -> None:
@@ -624,7 +625,7 @@ def test_verify(server: Hub, tmp_path: Path) -> None:
 def test_progress_is_for_terminals(server: Hub) -> None:
     pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
     assert finish(start(FETCH)).count("\n") == 1
-    shutil.rmtree(hub.cache_folder())
+    shutil.rmtree(cache_folder())
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     subprocess.run([sys.executable, "-c", FETCH], stderr=theirs, stdout=subprocess.PIPE, check=True, timeout=60)

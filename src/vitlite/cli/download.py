@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 
 from vitlite.weights import hub, zoo
+from vitlite.weights.pins import all_pins
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def run(args: Namespace) -> int:
 
 def _download(record: zoo.Record, *, update: bool) -> None:
     """Fetches one checkpoint, and says where it is; with `update` also from where to where its pin moved."""
-    before = hub.pins().get(record.name)
+    before = all_pins().get(record.name)
     fetched = hub.fetch(
         record.repo, record.filename, revision=record.commit, sha256=record.sha256, pin=record.name, update=update
     )

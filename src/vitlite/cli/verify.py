@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from vitlite.errors import UnknownNameError, VitliteError
 from vitlite.weights import hub, zoo
+from vitlite.weights.pins import all_pins
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -13,7 +14,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Hashes files again and compares, each on its own line; 1 where any is not what it should be."""
-    targets = args.targets or sorted(hub.pins())
+    targets = args.targets or sorted(all_pins())
     if not targets:
         raise UnknownNameError("Nothing to verify: no name was downloaded so far. Give a name or the path of a file.")
     failed = 0

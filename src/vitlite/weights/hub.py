@@ -1,30 +1,38 @@
-"""A record or a repo id -> a verified local file.
+"""A file of a repository on the Hub -> a verified file in the cache.
 
 The cache, tokens, endpoint and offline switches are those of huggingface_hub, which checks no hash. Here every file is
-hashed once and remembered by its stamp, and a zoo name keeps its bytes (a pin), so that a warm start needs no socket.
-How the bytes came does not matter; see `transfer` for how they come.
+hashed once and remembered (`stamps`), and a zoo name keeps its bytes (`pins`), so that a warm start needs no socket.
+How the bytes came does not matter; see `download` for how they come.
 """
 
 import hashlib
-import json
-import os
 import re
-import secrets
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from logging import getLogger
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from vitlite.disk import locked
 from vitlite.errors import DownloadError
-from vitlite.weights.download import AbsentError, RemoteFile, UnreachableError, ask, endpoint, receive, transport_error
-
-Verified = Literal["record", "hub", "first use"]
+from vitlite.weights import stamps
+from vitlite.weights.cache import cache_folder, state_folder
+from vitlite.weights.download import (
+    AbsentError,
+    RemoteFile,
+    Statement,
+    UnreachableError,
+    ask_hub,
+    endpoint,
+    finish_download,
+    transport_error,
+)
+from vitlite.weights.pins import Pin, all_pins, read_pin, write_pin
+from vitlite.weights.stamps import Stamp, Verified, WrongBytesError
 
 _log = getLogger("vitlite")
 _COMMIT = re.compile("[0-9a-f]{40}")
-_CLOCK_TICK = 0.02  # s; a file system's clock may stand still as long as this
+SHA256_LENGTH = 64
 
 
 class Fetched(NamedTuple):
@@ -40,14 +48,14 @@ class Fetched(NamedTuple):
     verified: Verified
 
 
-class Pin(NamedTuple):
-    """The bytes a zoo name stands for, for this user: set by the first verified download."""
+class _Request(NamedTuple):
+    """The arguments of `fetch`, and who says that the sha256 is right."""
 
-    repo: str
-    filename: str
-    commit: str
-    sha256: str
+    file: RemoteFile
+    sha256: str | None
     verified: Verified
+    zoo_name: str | None  # the name to pin
+    update: bool
 
 
 def fetch(
@@ -67,24 +75,18 @@ def fetch(
         revision: Branch, tag or commit; None is "main". With a full commit hash and a warm cache no socket is opened.
         sha256: What the file must hash to. None: what the pin, else the Hub, states.
         pin: A zoo name. Its first verified download is remembered, and later calls hand over those bytes.
-        update: Forget the pin, ask the Hub, and pin what it has now (compare `pins()` before and after).
+        update: Forget the pin, ask the Hub, and pin what it has now (compare `all_pins()` before and after).
 
     Raises:
         DownloadError: The file is not there, cannot be fetched, or its bytes are wrong. The text says what to do.
     """
-    wish = _Wish(RemoteFile(repo, filename, revision or "main"), sha256, "record", pin, update)
+    request = _Request(RemoteFile(repo, filename, revision or "main"), sha256, "record", pin, update)
     try:
-        return _fetch_once(wish)
-    except _WrongBytes as damage:
+        return _fetch(request)
+    except WrongBytesError as damage:
         _log.warning("%s Fetching it once more.", damage)
         _remove(damage)
-        try:
-            return _fetch_once(wish)
-        except _WrongBytes as again:
-            _remove(again)
-            raise
-        except DownloadError as error:
-            raise DownloadError(f"{damage} {error}") from error
+        return _fetch_again(request, damage)
 
 
 def fetch_optional(repo: str, filename: str, *, revision: str | None = None) -> Fetched | None:
@@ -99,337 +101,231 @@ def fetch_optional(repo: str, filename: str, *, revision: str | None = None) -> 
         return None
 
 
-def check_file(path: Path | str, sha256: str | None = None) -> str:
-    """The sha256 of a local file; hashed once, then remembered by its stamp until the file changes.
-
-    Raises:
-        DownloadError: The file cannot be read, or does not hash to `sha256` (when given).
-    """
-    stamp = _hash(Path(path))
-    if sha256 not in (None, stamp.sha256):
-        raise _WrongBytes(Path(path), str(sha256), stamp.sha256)
-    _remember(Path(path), stamp)
-    return stamp.sha256
-
-
-def is_scanned(path: Path | str) -> bool:
-    """Whether every tensor of this very file was found finite before, so that the scan may be skipped.
-
-    Always False with VITLITE_VERIFY=always. A file never seen by `fetch` or `check_file` is not scanned.
-    """
-    stamp = _fresh_stamp(Path(path))
-    return stamp is not None and stamp.finite
-
-
-def mark_scanned(path: Path | str) -> None:
-    """Remember that every tensor of this file is finite; after `fetch` or `check_file` and a scan without finds."""
-    if stamp := _fresh_stamp(Path(path)):
-        _remember(Path(path), stamp._replace(finite=True))
-
-
 def verify(target: Path | str, sha256: str | None = None) -> Fetched:
     """Hash a file again whatever its stamp says: a pinned zoo name, or the path of a file, and what it must hash to.
 
     Raises:
         DownloadError: Not here, or its bytes are not those wanted, pinned or remembered, and what to do.
     """
-    pin = pins().get(str(target))
+    pin = all_pins().get(str(target))
     path = _cached(RemoteFile(pin.repo, pin.filename, pin.commit)) if pin else Path(target)
     if path is None or not path.is_file():
         raise DownloadError(
-            f"Cannot verify {target}: it is neither a file nor a model in the cache. Check the path, or fetch the "
-            "model with `vitlite download NAME`."
+            f"Cannot verify {target}: it is neither a file nor a model in the cache.",
+            python="Check the path, or fetch the model with `vitlite download NAME`.",
         )
-    stamp, known = _hash(path, anew=True), _read_stamp(path)
-    if known is None or known.stat != stamp.stat:
-        known = stamp
-    expected = sha256 or (pin or known).sha256
-    if stamp.sha256 != expected:
-        _stamp_path(path).unlink(missing_ok=True)  # so that the next start does not trust it either
-        raise _WrongBytes(path, expected, stamp.sha256)
-    _remember(path, known)
-    return Fetched(path, pin and pin.commit, stamp.sha256, "record" if sha256 else (pin or stamp).verified)
+    if pin is None:
+        verified: Verified = "record" if sha256 else "first use"
+        return Fetched(path, None, stamps.check_again(path, sha256), verified)
+    verified = "record" if sha256 else pin.verified
+    return Fetched(path, pin.commit, stamps.check_again(path, sha256 or pin.sha256), verified)
 
 
-def pins() -> dict[str, Pin]:
-    """Every zoo name this user has downloaded, and the bytes it is pinned to."""
-    names = sorted(path.stem for path in (_state_folder() / "pins").glob("*.json"))
-    return {name: pin for name in names if (pin := _read_pin(name))}
-
-
-def cache_folder() -> Path:
-    """Where weights are kept: VITLITE_CACHE/hub, else the Hub's own cache, as the environment says now."""
-    env = os.environ.get
-    home = env("HF_HOME") or os.path.join(env("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    own = os.path.join(env("VITLITE_CACHE") or home, "hub")
-    theirs = None if env("VITLITE_CACHE") else env("HF_HUB_CACHE") or env("HUGGINGFACE_HUB_CACHE")
-    return Path(os.path.expandvars(theirs or own)).expanduser()
-
-
-def _state_folder() -> Path:
-    return cache_folder().parent / ("" if os.environ.get("VITLITE_CACHE") else "vitlite")
-
-
-class _Wish(NamedTuple):
-    """The arguments of `fetch`, and who says that the sha256 is right."""
-
-    file: RemoteFile
-    sha256: str | None
-    verified: Verified
-    pin: str | None
-    update: bool
-
-
-class _Stamp(NamedTuple):
-    """What is known of a file, and what it looked like then: size, mtime_ns, ctime_ns, inode."""
-
-    stat: list[int]
-    sha256: str
-    verified: Verified = "first use"
-    finite: bool = False
-
-
-class _WrongBytes(DownloadError):
-    def __init__(self, path: Path, expected: str, got: str):
-        super().__init__(
-            f"Wrong bytes in {path}: expected hash {expected}, got {got}. A copy in the cache is replaced by the next "
-            "`vitlite download NAME`; a file of your own has to be fetched again. If fresh copies are wrong too, try "
-            "another network or HF_ENDPOINT; if the Hub has new bytes for a zoo name, add --update."
-        )
-        self.path = path
-
-
-def _fetch_once(wish: _Wish) -> Fetched:
+def _fetch(request: _Request) -> Fetched:
+    """The file, in one attempt; whatever goes wrong is a DownloadError that says what to do."""
     try:
-        found = _from_cache(_settled(wish))
-        if found is None:
-            with _alone(wish.file):
-                settled = _settled(wish)
-                found = _from_cache(settled) or _from_hub(settled)
-        return found
+        return _from_cache_or_hub(request)
     except UnreachableError as error:
-        raise DownloadError(f"{error} It is not in the cache, {cache_folder()}.") from error
+        raise DownloadError(
+            f"{error.text} It is not in the cache, {cache_folder()}.", python=error.python, command=error.command
+        ) from error
     except DownloadError:
         raise
     except (OSError, transport_error()) as error:
         raise DownloadError(
-            f"Cannot keep {wish.file} in {cache_folder()}: {error}. Nothing unfinished is ever used. Run it again, "
-            "after freeing some space or setting VITLITE_CACHE (or HF_HUB_CACHE) to a folder that can be written."
+            f"Cannot keep {request.file} in {cache_folder()}: {error}. Nothing unfinished is ever used.",
+            python="Run it again, after freeing some space or setting VITLITE_CACHE (or HF_HUB_CACHE) to a folder that "
+            "can be written.",
         ) from error
     except ValueError as error:  # the client's, for names that cannot be
-        raise DownloadError(f"Cannot fetch {wish.file}: {error} A repository id is owner/name.") from error
+        raise DownloadError(f"Cannot fetch {request.file}: {error}", python="A repository id is owner/name.") from error
 
 
-def _settled(wish: _Wish) -> _Wish:
-    """With the pin's commit and hash, where there is one that does not contradict the caller."""
-    pin = _read_pin(wish.pin) if wish.pin and not wish.update else None
-    if (
-        pin is None
-        or (pin.repo, pin.filename) != wish.file[:2]
-        or wish.file.revision not in ("main", pin.commit)
-        or wish.sha256 not in (None, pin.sha256)
-    ):
-        return wish
-    return wish._replace(file=wish.file._replace(revision=pin.commit), sha256=pin.sha256, verified=pin.verified)
-
-
-def _pin(name: str, now: Pin) -> None:
-    before = _read_pin(name)
-    if now != before:
-        _write_json(_pin_path(name), now._asdict())
-    if before and now.commit != before.commit:
-        _log.info("%s: the pin moved from %s to %s.", name, before.commit, now.commit)
-
-
-def _from_cache(wish: _Wish) -> Fetched | None:
-    """The cached file, where a full commit hash says which one; the network is not looked at."""
-    if not _COMMIT.fullmatch(wish.file.revision):
-        return None
-    path = _cached(wish.file)
-    return _checked(path, wish, wish.file.revision) if path else None
-
-
-def _from_hub(wish: _Wish) -> Fetched:
-    """The file as the Hub has it now; the cached one, with a log line, where the Hub cannot be reached."""
+def _fetch_again(request: _Request, damage: WrongBytesError) -> Fetched:
+    """The file, after a damaged one was removed."""
     try:
-        remote, token = ask(wish.file, again=wish.update or _look_up(wish.file) is None)
+        return _fetch(request)
+    except WrongBytesError as again:
+        _remove(again)
+        raise
+    except DownloadError as error:
+        raise DownloadError(f"{damage} {error.text}", python=error.python, command=error.command) from error
+
+
+def _remove(damage: WrongBytesError) -> None:
+    """Removes a file with wrong bytes, and the link to it."""
+    try:
+        for path in (damage.path.resolve(), damage.path):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise DownloadError(f"{damage} It cannot be removed: {error}.") from error
+
+
+def _from_cache_or_hub(request: _Request) -> Fetched:
+    found = _from_cache(_with_pin(request))
+    if found is not None:
+        return found
+    with _download_lock(request.file):
+        pinned = _with_pin(request)  # another process may have fetched and pinned it while we waited
+        found = _from_cache(pinned)
+        return _from_hub(pinned) if found is None else found
+
+
+@contextmanager
+def _download_lock(file: RemoteFile) -> Iterator[None]:
+    """One process at a time downloads a file. Without locks, or a place for them, each does: see `finish_download`."""
+    name = hashlib.sha256(f"{file.repo}/{file.filename}".encode()).hexdigest()[:32]
+    path = state_folder() / "locks" / f"{name}.lock"
+    with ExitStack() as held:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(path, wait=True))
+        yield
+
+
+def _with_pin(request: _Request) -> _Request:
+    """The request with the pin's commit and hash, where there is a pin that does not contradict the caller."""
+    if request.zoo_name is None or request.update:
+        return request
+    pin = read_pin(request.zoo_name)
+    if pin is None:
+        return request
+    file = request.file
+    is_this_file = (file.repo, file.filename) == (pin.repo, pin.filename)
+    is_this_commit = file.revision in ("main", pin.commit)
+    has_these_bytes = request.sha256 in (None, pin.sha256)
+    if not (is_this_file and is_this_commit and has_these_bytes):
+        return request
+    return request._replace(file=file._replace(revision=pin.commit), sha256=pin.sha256, verified=pin.verified)
+
+
+def _from_cache(request: _Request) -> Fetched | None:
+    """The cached file, where a full commit hash says which one; the network is not looked at."""
+    commit = request.file.revision
+    if not _COMMIT.fullmatch(commit):
+        return None
+    path = _cached(request.file)
+    return None if path is None else _check_and_pin(path, request, commit)
+
+
+def _from_hub(request: _Request) -> Fetched:
+    """The file as the Hub has it now; the cached one, with a log line, where the Hub cannot be reached."""
+    patient = request.update or _look_up(request.file) is None
+    try:
+        statement = ask_hub(request.file, patient=patient)
     except AbsentError:
-        with suppress(OSError):  # the client notes the absence, which is then known offline too
-            _client_download(wish.file, None)
+        with suppress(OSError):
+            _link(request.file, None)  # the client notes the absence, which is then known offline too
         raise
     except UnreachableError as error:
-        path = None if wish.update else _cached(wish.file)
+        path = None if request.update else _cached(request.file)
         if path is None:
             raise
-        commit = next(filter(_COMMIT.fullmatch, path.parts), None)
-        _log.warning("%s: %s. Using the cached commit %s.", wish.file, error.why, commit or "(unknown)")
-        return _checked(path, wish, commit)
-    at_commit = wish.file._replace(revision=remote.commit_hash)
-    path = _cached(at_commit) or _place(wish, at_commit, remote, token)
-    return _checked(path, wish, remote.commit_hash, remote.etag)
+        commit = _commit_in(path)
+        _log.warning("%s: %s. Using the cached commit %s.", request.file, error.why, commit or "(unknown)")
+        return _check_and_pin(path, request, commit)
+    path = _cached(request.file._replace(revision=statement.commit))
+    if path is None:
+        path = _download(request, statement)
+    return _check_and_pin(path, request, statement.commit, statement.etag)
 
 
-def _place(wish: _Wish, file: RemoteFile, remote: Any, token: bool | None) -> Path:
-    """Put the right bytes where the Hub's client looks for them. (Were that to change, it would fetch them again.)"""
+def _download(request: _Request, statement: Statement) -> Path:
+    """Puts the right bytes where the Hub's client looks for them. (Were that to change, it would fetch them again.)"""
     from huggingface_hub.file_download import repo_folder_name
 
-    blob = cache_folder() / repo_folder_name(repo_id=file.repo, repo_type="model") / "blobs" / remote.etag
+    folder = cache_folder() / repo_folder_name(repo_id=request.file.repo, repo_type="model")
+    blob = folder / "blobs" / statement.etag
     if not blob.exists():  # if it does, it is another commit's, and checked like any other
-        partial = blob.with_name(f"{blob.name}.vitlite.incomplete")  # the ending that `hf cache` knows and prunes
-        receive(file, partial, remote.size, token)
-        try:
-            stamp = _hash(partial)
-            verified = _compare(partial, stamp, wish, remote.etag)
-            partial.replace(blob)
-            _remember(blob, _Stamp(_stat(blob), stamp.sha256, verified))
-        except OSError:
-            if not blob.exists():  # unless another process was quicker
-                raise
-    path = _client_download(wish.file, token)
+        _download_blob(blob, request, statement)
+    path = _link(request.file, statement.token)
     if not path.is_symlink():  # where there are no links (Windows) the client has made a copy
         blob.unlink(missing_ok=True)
     return path
 
 
-def _client_download(file: RemoteFile, token: bool | None) -> Path:
-    """Let the Hub's client link the blob that was placed, and keep its own notes; it fetches what it misses."""
+def _download_blob(blob: Path, request: _Request, statement: Statement) -> None:
+    incomplete = blob.with_name(f"{blob.name}.vitlite.incomplete")  # the ending that `hf cache` knows and prunes
+    finish_download(request.file._replace(revision=statement.commit), statement, incomplete)
+    try:
+        stamp = stamps.stamp_of(incomplete)
+        verified = _compare(incomplete, stamp, request, statement.etag)
+        incomplete.replace(blob)
+        stamps.remember(blob, Stamp(stamps.stat_of(blob), stamp.sha256, verified))
+    except OSError:
+        if not blob.exists():  # unless another process was quicker
+            raise
+
+
+def _link(file: RemoteFile, token: bool | None) -> Path:
+    """Lets the Hub's client link the blob that was placed, and keep its own notes; it fetches what it misses."""
     from huggingface_hub import hf_hub_download
 
     place: dict[str, Any] = {"cache_dir": cache_folder(), "endpoint": endpoint(), "token": token}
     return Path(hf_hub_download(file.repo, file.filename, revision=file.revision, **place))
 
 
+def _cached(file: RemoteFile) -> Path | None:
+    """The file in the Hub's cache; None where nothing is known of it.
+
+    Raises:
+        AbsentError: It is known that the repository has no such file.
+    """
+    known = _look_up(file)
+    if known is None:
+        return None
+    if isinstance(known, str):
+        return Path(known)
+    raise AbsentError(file)
+
+
 def _look_up(file: RemoteFile) -> Any:
     """What the client knows without a network: the path, a mark that there is no such file, or None."""
-    folder = cache_folder() / f"models--{file.repo.replace('/', '--')}" / "snapshots"  # as the client documents it
-    if _COMMIT.fullmatch(file.revision) and (path := folder / file.revision / file.filename).is_file():
-        return str(path)  # a warm start spares importing the client, which takes longer than checking the stamp
+    if _COMMIT.fullmatch(file.revision):
+        # A warm start spares importing the client, which takes longer than checking the stamp.
+        folder = cache_folder() / f"models--{file.repo.replace('/', '--')}"  # as the client documents it
+        path = folder / "snapshots" / file.revision / file.filename
+        if path.is_file():
+            return str(path)
     from huggingface_hub import try_to_load_from_cache
 
     return try_to_load_from_cache(file.repo, file.filename, cache_dir=cache_folder(), revision=file.revision)
 
 
-def _cached(file: RemoteFile) -> Path | None:
-    known = _look_up(file)
-    if known is None or isinstance(known, str):
-        return Path(known) if known else None
-    raise AbsentError(file)
+def _commit_in(path: Path) -> str | None:
+    """The commit that a file in the cache is of, which is the name of a folder."""
+    for part in path.parts:
+        if _COMMIT.fullmatch(part):
+            return part
+    return None
 
 
-@contextmanager
-def _alone(file: RemoteFile) -> Iterator[None]:
-    """One process at a time per file. Without locks, or a place for them: see `transfer.receive`."""
-    from huggingface_hub.utils import WeakFileLock
-
-    name = hashlib.sha256(f"{file.repo}/{file.filename}".encode()).hexdigest()[:32]
-    path = _state_folder() / "locks" / f"{name}.lock"
-    with ExitStack() as stack:
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(WeakFileLock(path))
-        yield
-
-
-def _checked(path: Path, wish: _Wish, commit: str | None, etag: str | None = None) -> Fetched:
-    """The cached file, if it has the bytes that the caller, else the Hub, else our memory says."""
-    stamp = _hash(path)
-    verified = _compare(path, stamp, wish, etag)
-    _remember(path, stamp._replace(verified=verified))
-    if wish.pin and commit:
-        _pin(wish.pin, Pin(wish.file.repo, wish.file.filename, commit, stamp.sha256, verified))
+def _check_and_pin(path: Path, request: _Request, commit: str | None, etag: str | None = None) -> Fetched:
+    """The cached file, if it has the bytes that it should have; it is then remembered, and pinned where asked."""
+    stamp = stamps.stamp_of(path)
+    verified = _compare(path, stamp, request, etag)
+    stamps.remember(path, stamp._replace(verified=verified))
+    if request.zoo_name and commit:
+        write_pin(request.zoo_name, Pin(request.file.repo, request.file.filename, commit, stamp.sha256, verified))
     return Fetched(path, commit, stamp.sha256, verified)
 
 
-def _compare(path: Path, stamp: _Stamp, wish: _Wish, etag: str | None) -> Verified:
-    """Who vouches for these bytes. The Hub states a sha256 for large files, and git's own hash for small ones."""
-    known = _read_stamp(path) or stamp
+def _compare(path: Path, stamp: Stamp, request: _Request, etag: str | None) -> Verified:
+    """Who vouches for the bytes of a file: the caller, else the Hub, else our memory.
+
+    The Hub states a sha256 for large files, and git's own hash for small ones.
+
+    Raises:
+        WrongBytesError: They are others.
+    """
+    known = stamps.read_stamp(path) or stamp
     verified, expected, got = known.verified, known.sha256, stamp.sha256
-    if wish.sha256:
-        verified, expected = wish.verified, wish.sha256
-    elif etag and len(etag) == 64:
+    if request.sha256:
+        verified, expected = request.verified, request.sha256
+    elif etag and len(etag) == SHA256_LENGTH:
         verified, expected = "hub", etag
     elif etag and _COMMIT.fullmatch(etag):
-        sha1 = hashlib.sha1(b"blob %d\0" % stamp.stat[0], usedforsecurity=False)
-        verified, expected, got = "hub", etag, _digest(path, sha1)
+        verified, expected, got = "hub", etag, stamps.git_hash(path)
     if expected != got:
-        raise _WrongBytes(path, expected, got)
+        raise WrongBytesError(path, expected, got)
     return verified
-
-
-def _hash(path: Path, anew: bool = False) -> _Stamp:
-    if not anew and (stamp := _fresh_stamp(path)):
-        return stamp
-    try:
-        age = time.time() - path.stat().st_ctime
-        if 0 <= age < _CLOCK_TICK:  # a change within one tick of the clock would not show
-            time.sleep(_CLOCK_TICK - age)
-        return _Stamp(_stat(path), _digest(path, hashlib.sha256()))
-    except OSError as error:
-        raise DownloadError(f"Cannot read {path}: {error}. Check the path and its permissions.") from error
-
-
-def _digest(path: Path, digest: Any) -> str:
-    block = memoryview(bytearray(1 << 20))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-    return str(digest.hexdigest())
-
-
-def _stat(path: Path) -> list[int]:
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def _fresh_stamp(path: Path) -> _Stamp | None:
-    """The stamp of a file that has not changed since; None where VITLITE_VERIFY says to look at the bytes."""
-    stamp = None if os.environ.get("VITLITE_VERIFY") == "always" else _read_stamp(path)
-    return stamp if stamp and path.exists() and stamp.stat == _stat(path) else None
-
-
-def _read_stamp(path: Path) -> _Stamp | None:
-    try:
-        return _Stamp(**json.loads(_stamp_path(path).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _remember(path: Path, stamp: _Stamp) -> None:
-    if stamp != _read_stamp(path) and stamp.stat == _stat(path):
-        _write_json(_stamp_path(path), stamp._asdict())
-
-
-def _stamp_path(path: Path) -> Path:
-    name = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:32]
-    return _state_folder() / "stamps" / f"{name}.json"
-
-
-def _read_pin(name: str) -> Pin | None:
-    path = _pin_path(name)
-    try:
-        return Pin(**json.loads(path.read_text("utf-8")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise DownloadError(f"Cannot read the pin {path}: {error}. Delete it; the next download pins anew.") from error
-
-
-def _pin_path(name: str) -> Path:
-    return _state_folder() / "pins" / f"{name}.json"
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write at once or not at all. Where nothing can be written, files are hashed each time; that is no error."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content), "utf-8")
-        temporary.replace(path)
-
-
-def _remove(damage: _WrongBytes) -> None:
-    try:
-        for path in (Path(os.path.realpath(damage.path)), damage.path):
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise DownloadError(f"{damage} It cannot be removed: {error}.") from error

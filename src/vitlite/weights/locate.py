@@ -8,6 +8,7 @@ from typing import NamedTuple
 from vitlite.errors import CheckpointError, DownloadError, closest
 from vitlite.weights import hub, zoo
 from vitlite.weights.files import INDEX, PICKLES, WEIGHTS, described_by, files_of
+from vitlite.weights.stamps import Verified
 
 REPOSITORY = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?")
 
@@ -20,7 +21,7 @@ class Location(NamedTuple):
     repo: str | None = None
     commit: str | None = None
     sha256: str | None = None
-    verified: hub.Verified | None = None
+    verified: Verified | None = None
 
 
 def locate_record(record: zoo.Record) -> Location:
