@@ -1,11 +1,33 @@
-"""A small model for tests that need one on the disk."""
+"""Small models with all that belongs to them, for tests of what is done with one."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitlite import ViT, ViTConfig
 from vitlite.images import Preprocess, Recipe
+
+TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
+RECIPE = Recipe(size=(32, 32), resize=(36, 36), mode="center", interpolation="bicubic", mean=(0.5,) * 3, std=(0.4,) * 3)
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def tiny_model(**changes: Any) -> ViT:
+    """A model of `TINY` with these changes, in which every number matters; with labels and preprocessing."""
+    model = ViT(TINY.replace(**changes)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
+    model.labels = ("ant", "bee", "cow") if model.config.num_classes else None
+    model.preprocess = Preprocess(RECIPE, model)
+    return model
+
+
+def near(ours: Tensor, theirs: Tensor) -> bool:
+    return bool((ours - theirs).abs().max() <= 1e-5 * theirs.abs().max())
 
 
 def small_model(folder: Path, labels: tuple[str, ...]) -> Path:

@@ -13,6 +13,7 @@ from vitlite.errors import ImageError, InputError
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
 from vitlite.predict import classify, embed, predict, work_through
+from vitlite.weights.sidecar import recipe_from_record
 
 PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
 RECIPE = Recipe(size=(32, 32), resize=(32, 32), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
@@ -250,7 +251,7 @@ def test_deit_tiny_knows_the_photos(shared):
     model = ViT(preset("vit_tiny_16")).eval()
     model.load_state_dict(load_file(shared / "weights" / "deit_tiny_16.timm.safetensors"))
     record = zoo.find("deit_tiny_patch16_224.fb_in1k")
-    model.preprocess = Preprocess(Recipe.from_record(record, (224, 224)), model)
+    model.preprocess = Preprocess(recipe_from_record(record, (224, 224)), model)
     model.labels = labels_of(record)
     cat, coffee = model.predict([shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"])
     assert [(p.label, p.index) for p in cat[:3]] == [("Egyptian cat", 285), ("tabby", 281), ("tiger cat", 282)]

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from einops import rearrange
 
 import vitlite
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess
 from vitlite.draw import arrange, picture_of_attention, picture_of_positions, to_pillow
+from vitlite.weights.sidecar import recipe_from_record
 
 HERE = Path(__file__).parent
 PHOTOS = HERE.parents[1] / "examples" / "photos"
@@ -17,7 +18,7 @@ MODEL = "vit_nano_4.cifar10"
 
 def patches() -> None:
     """A photo as ViT-B/16 gets it, and the same in 14 x 14 patches."""
-    recipe = Recipe.from_record(vitlite.info("vit_base_16"), (224, 224))
+    recipe = recipe_from_record(vitlite.info("vit_base_16"), (224, 224))
     photo = Preprocess(recipe, vitlite.create(MODEL)).pixels(PHOTOS / "chelsea.png").float()
     cut = F.pad(rearrange(photo, "c (h p) (w q) -> c h w p q", p=16, q=16), (0, 5, 0, 5), value=255)
     cut = rearrange(cut, "c h w p q -> (h p) (w q) c")[:-5, :-5]

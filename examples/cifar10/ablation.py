@@ -27,10 +27,11 @@ from vitlite.weights import zoo
 from vitlite.training.augment import STRENGTHS, Augmentation
 from vitlite.training.datasets import read_cifar10
 from vitlite.training.evaluate import measure
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess
 from vitlite.model import Attention
 from vitlite.training.settings import Optimizer, Settings
 from vitlite.training.loop import train
+from vitlite.weights.sidecar import recipe_from_record
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
 SEEDS = (0, 1)
@@ -121,7 +122,7 @@ ROWS = {
 
 def run(row: Row, rate: float, seed: int, folder: Path) -> dict[str, Any]:
     """Trains and measures one row with one learning rate and seed."""
-    recipe = Recipe.from_record(zoo.find("vit_nano_4.cifar10"), (32, 32))
+    recipe = recipe_from_record(zoo.find("vit_nano_4.cifar10"), (32, 32))
     parts = {split: read_cifar10(folder, split) for split in ("train", "val", "test")}
     start = time.process_time()
     if row.config is None:

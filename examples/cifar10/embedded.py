@@ -15,10 +15,11 @@ from torch import Tensor
 from vitlite.weights import zoo
 from vitlite.config import PRESETS
 from vitlite.training.datasets import read_cifar10
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess
 from vitlite.model import ViT, sincos_positions
 from vitlite.training.settings import Settings
 from vitlite.training.loop import train
+from vitlite.weights.sidecar import recipe_from_record
 
 
 def mimetic(model: ViT) -> None:
@@ -55,7 +56,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     model = ViT(PRESETS["vit_nano_4"])
     mimetic(model)
-    model.preprocess = Preprocess(Recipe.from_record(zoo.find("vit_nano_4.cifar10"), (32, 32)), model)
+    model.preprocess = Preprocess(recipe_from_record(zoo.find("vit_nano_4.cifar10"), (32, 32)), model)
     settings = Settings(epochs=args.epochs, seed=args.seed, optimizer="muon", lr=3e-3)
     data, validation = (read_cifar10(args.data, split) for split in ("train", "val"))
     train(model, data, args.out, settings, validation=validation, after_epoch=lambda history: print(history[-1]))

@@ -19,7 +19,7 @@ import vitlite
 from vitlite.training.augment import shuffled
 from vitlite.training.datasets import Pictures, read_cifar10
 from vitlite.training.evaluate import normalise
-from vitlite.images import Recipe
+from vitlite.weights.sidecar import recipe_from_record
 
 RESULTS = Path(__file__).parent / "results" / "fewshot.json"
 NAME, SHOTS, DRAWS = "vit_nano_4.cifar10", (1, 5, 10), 10
@@ -27,7 +27,7 @@ NAME, SHOTS, DRAWS = "vit_nano_4.cifar10", (1, 5, 10), 10
 
 def features(model: vitlite.ViT, pictures: Pictures) -> Tensor:
     """What the head sees, each vector of length one: (n, d)."""
-    recipe = Recipe.from_record(vitlite.info(NAME), (32, 32))
+    recipe = recipe_from_record(vitlite.info(NAME), (32, 32))
     with torch.inference_mode():
         parts = [
             model.embed(normalise(pictures.fetch(rows), recipe)) for rows in torch.arange(len(pictures)).split(250)

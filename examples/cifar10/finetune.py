@@ -18,9 +18,10 @@ import vitlite
 from vitlite.training.augment import shuffled
 from vitlite.training.datasets import Pictures, read_cifar10
 from vitlite.training.evaluate import measure
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess
 from vitlite.training.settings import Settings
 from vitlite.training.loop import train
+from vitlite.weights.sidecar import recipe_from_record
 
 RESULTS = Path(__file__).parent / "results" / "finetune.json"
 NAME, SIZE, COUNT, TESTED, EPOCHS = "vit_tiny_16.deit_fb_in1k", 112, 1000, 2000, 5
@@ -34,7 +35,7 @@ def run(weights: Path | None, folder: Path, settings: Settings) -> float:
     """Trains on a few pictures: the accuracy on others."""
     torch.manual_seed(settings.seed)
     model = vitlite.create(NAME, weights=weights, num_classes=10, image_size=SIZE)
-    model.preprocess = Preprocess(Recipe.from_record(vitlite.info(NAME), model.config.size), model)
+    model.preprocess = Preprocess(recipe_from_record(vitlite.info(NAME), model.config.size), model)
     read = model.preprocess.pixels
     with TemporaryDirectory() as out:
         train(model, some(read_cifar10(folder, "train", read), COUNT), Path(out), settings)

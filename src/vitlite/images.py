@@ -7,7 +7,7 @@ Shapes: b images, c channels, h and w pixels.
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from os import PathLike, fspath
@@ -65,31 +65,6 @@ class Recipe:
             raise ConfigError(f"Recipe: a crop of {self.size} does not fit in a picture resized to {self.resize}.")
         if not self.mean or len(self.mean) != len(self.std) or not all(self.std):
             raise ConfigError(f"Recipe: need one mean and std per channel, no std 0, got {self.mean}, {self.std}.")
-
-    # TEMPORARY: these four are functions of vitlite.weights.sidecar, until the last caller has gone there
-    @classmethod
-    def from_record(cls, record: Any, size: tuple[int, int]) -> "Recipe":
-        from vitlite.weights.sidecar import recipe_from_record
-
-        return recipe_from_record(record, size)
-
-    @classmethod
-    def from_timm(cls, config: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
-        from vitlite.weights.sidecar import recipe_from_timm
-
-        return recipe_from_timm(config, size)
-
-    @classmethod
-    def from_transformers(cls, config: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
-        from vitlite.weights.sidecar import recipe_from_transformers
-
-        return recipe_from_transformers(config, size)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any], size: tuple[int, int] | None = None) -> "Recipe":
-        from vitlite.weights.sidecar import recipe_from_vitlite
-
-        return recipe_from_vitlite(fields, size)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""

@@ -14,10 +14,11 @@ from peers import timm, torchvision, transformers
 from PIL import Image
 
 from vitlite import ViT
-from vitlite.weights import zoo
 from vitlite.config import preset
 from vitlite.images import Preprocess, Recipe
+from vitlite.weights import zoo
 from vitlite.weights.labels import labels_of
+from vitlite.weights.sidecar import recipe_from_record, recipe_from_timm, recipe_from_transformers
 
 PHOTOS = sorted((Path(__file__).parents[2] / "examples" / "photos").glob("*.[jp][pn]g"))
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -45,7 +46,7 @@ def test_timm(size, crop_pct, crop_mode):
     for interpolation in ("bicubic", "bilinear"):
         config = {"crop_pct": crop_pct, "crop_mode": crop_mode, "interpolation": interpolation, **IMAGENET}
         theirs = timm.data.create_transform(input_size=(3, *size), **config)
-        assert levels_apart(Recipe.from_timm(config, size), theirs) == 0
+        assert levels_apart(recipe_from_timm(config, size), theirs) == 0
 
 
 @pytest.mark.parametrize(("crop", "resize"), [(224, 256), (224, 242), (224, 224), (384, 384), (512, 512), (518, 518)])
@@ -77,7 +78,7 @@ def test_transformers(name, options):
     pillow = getattr(__import__(f"{pillow.__name__}.image_processing_pil_{family}", fromlist=["x"]), f"{name}Pil")
     for kind, most in ((pillow, 0), (getattr(transformers, name), 1)):
         processor = kind(**options)
-        recipe = Recipe.from_transformers(processor.to_dict())
+        recipe = recipe_from_transformers(processor.to_dict())
 
         def theirs(image, processor=processor):
             return torch.as_tensor(np.asarray(processor(image, return_tensors="pt")["pixel_values"][0]))
@@ -95,7 +96,7 @@ def test_answers(shared):
     ours.load_state_dict(weights)
     theirs.load_state_dict(weights)
     ours.labels = labels_of(record)
-    ours.preprocess = Preprocess(Recipe.from_record(record, (224, 224)), ours)
+    ours.preprocess = Preprocess(recipe_from_record(record, (224, 224)), ours)
     transform = timm.data.create_transform(**timm.data.resolve_data_config(model=theirs))
     for path in sorted((shared / "photos").iterdir()):
         with Image.open(path) as image, torch.no_grad():

@@ -34,7 +34,6 @@ __all__ = [
     "Sidecar",
     "UnreadRecipe",
     "model_type",
-    "read_json",
     "read_sidecar",
     "recipe_from_record",
     "recipe_from_timm",
@@ -50,26 +49,24 @@ __all__ = [
 CONFIG, PICTURES = "config.json", "preprocessor_config.json"
 
 
-def read_json(file: Path) -> Any:
-    """The content of a JSON file."""
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
 def read_sidecar(folder: Path) -> Sidecar:
     """What stands beside the weights of a folder, as vitlite, timm or transformers wrote it; empty where nothing does.
 
     Raises:
         CheckpointError: It is a model that vitlite does not run.
     """
-    config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    pictures = read_json(folder / PICTURES) if (folder / PICTURES).exists() else {}
+    config = _read(folder / CONFIG)
     if "vitlite" in config:
         return sidecar_from_vitlite(config)
     if "architecture" in config:
         return sidecar_from_timm(config)
     if "model_type" in config:
-        return sidecar_from_transformers(config, pictures)
+        return sidecar_from_transformers(config, _read(folder / PICTURES))
     return Sidecar()
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def recipe_of(sidecar: Sidecar, size: tuple[int, int] | None) -> Recipe | None:
@@ -107,7 +104,3 @@ def write_sidecar_for_transformers(
         (folder / PICTURES).unlink(missing_ok=True)  # of what was there before
     else:
         write_json(folder / PICTURES, pictures)
-
-
-describe = read_sidecar
-Description = Sidecar

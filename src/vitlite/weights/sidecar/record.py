@@ -40,14 +40,6 @@ class Sidecar:
     not_claimed: Sequence[str] = ()  # fields of that config which it does not stand for here
     written_by_vitlite: bool = False
 
-    @property
-    def untold(self) -> Sequence[str]:  # TEMPORARY: until factory reads not_claimed
-        return self.not_claimed
-
-    @property
-    def ours(self) -> bool:  # TEMPORARY: until factory reads written_by_vitlite
-        return self.written_by_vitlite
-
     def contradictions(self, labels: Sequence[str] | None, recipe: Mapping[str, Any]) -> dict[Any, tuple[Any, Any]]:
         """Where labels, by number, and fields of a recipe are not what they are here: here's value, and the other."""
         here: dict[Any, Any] = dict(enumerate(self.labels or ()))

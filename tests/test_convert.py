@@ -1,0 +1,205 @@
+"""Conversions keep the logits: timm, transformers and torchvision load them, and they come back as they were."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from files_made import flax
+from models import IMAGES, RECIPE, TINY, near, tiny_model
+from peers import torchvision, transformers
+from safetensors.torch import load_file, save_file
+
+from vitlite import ViT, ViTConfig, load
+from vitlite.convert import convert
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.images import Preprocess, Recipe
+
+EXACT = ViTConfig(norm_eps=1e-6, gelu="exact", pool="cls")  # what tensors do not tell
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"num_classes": 0}, {"norm_eps": 1e-12, "gelu": "tanh", "qkv_bias": False}, {"cls_position": False},
+    {"class_token": False, "pool": "mean"}, {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 64},
+])  # fmt: skip
+def test_transformers_loads_what_was_converted_and_it_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_model(**changes)
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
+    kind = transformers.AutoModelForImageClassification if model.config.num_classes else transformers.AutoModel
+    theirs, report = kind.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    assert set(report["missing_keys"]) <= {"pooler.dense.weight", "pooler.dense.bias"} | {
+        key for key in report["missing_keys"] if key.endswith("mask_token")
+    }
+    assert not report["unexpected_keys"]
+    with torch.no_grad():
+        output = theirs(IMAGES)
+        logits = output.logits if model.config.num_classes else output.last_hidden_state[:, 0]
+        assert near(logits, model(IMAGES))
+    again = load(tmp_path / "theirs")
+    assert torch.equal(again(IMAGES), model(IMAGES))
+    assert again.labels == model.labels
+    assert again.preprocess.recipe.resize == RECIPE.resize
+
+
+def test_squashed_pictures_stay_squashed(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.preprocess = Preprocess(Recipe(**RECIPE.to_dict() | {"mode": "squash", "margin": "down"}), model)
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
+    assert load(tmp_path / "theirs").preprocess.recipe == model.preprocess.recipe
+
+
+@pytest.mark.parametrize("changes", [{}, {"pre_logits": 8}, {"qkv_bias": False}])
+def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_model(**changes)
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "tv.safetensors", "torchvision")
+    theirs = torchvision.models.VisionTransformer(
+        32, 8, 2, 2, 16, 24, num_classes=3, representation_size=model.config.pre_logits or None
+    ).eval()
+    theirs.load_state_dict(load_file(tmp_path / "tv.safetensors"))
+    assert near(theirs(IMAGES), model(IMAGES))
+    again = load(tmp_path / "tv.safetensors", config=ViTConfig(heads=2))
+    assert near(again(IMAGES), model(IMAGES))
+    convert(tmp_path / "tv.safetensors", tmp_path / "timm.safetensors", "timm")  # heads are not needed for names
+    state = load_file(tmp_path / "timm.safetensors")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("to", "changes", "what"), [
+    ("torchvision", {"norm_eps": 1e-12}, "norm_eps=1e-12"), ("torchvision", {"gelu": "quick"}, "gelu='quick'"),
+    ("torchvision", {"pool": "mean"}, "pool='mean'"), ("transformers", {"pool": "mean"}, "pool='mean'"),
+    ("transformers", {"head_dim": 4}, "head_dim=4"), ("torchvision", {"positions": "none"}, "positions='none'"),
+    ("transformers", {"registers": 1, "cls_position": False}, "registers=1"),
+    ("torchvision", {"class_token": False, "pool": "mean"}, "class_token=False"),
+    ("transformers", {"fc_norm": True}, "no place for: fc_norm.bias"),
+    ("transformers", {"pre_norm": True}, "no place for: norm_pre.bias"),
+    ("transformers", {"layer_scale": 0.1, "num_classes": 0}, "mlp_dim=24"),
+    ("torchvision", {"layer_scale": 0.1}, "torchvision layout has no place for: blocks.0.ls1.gamma"),
+])  # fmt: skip
+def test_models_that_others_cannot_compute_are_refused(
+    to: Any, changes: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    tiny_model(**changes).save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match=what):
+        convert(tmp_path / "ours", tmp_path / "theirs", to)
+
+
+def test_what_the_target_s_code_decides_must_be_known(tmp_path: Path) -> None:
+    save_file(tiny_model().state_dict(), tmp_path / "vit.safetensors")
+    with pytest.raises(ConfigError, match="do not tell norm_eps, gelu, pool"):
+        convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision")
+    with pytest.raises(ConfigError, match="do not tell heads, norm_eps, gelu, pool"):
+        convert(tmp_path / "vit.safetensors", tmp_path / "folder", "vitlite")
+    said = ViTConfig(dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="cls")
+    convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision", config=said)
+    convert(tmp_path / "vit.safetensors", tmp_path / "folder", "vitlite", config=said)
+    assert torch.equal(load(tmp_path / "folder")(IMAGES), tiny_model()(IMAGES))
+    with pytest.raises(ConfigError, match=r"Cannot convert to 'jax'. Valid: timm, transformers, torchvision, vitlite"):
+        convert(tmp_path / "vit.safetensors", tmp_path / "out", "jax")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda state: state, lambda state: {"model": state, "epoch": 3}, lambda state: {"state_dict": {"model": state}},
+    lambda state: {"encoder": {f"module.{name}": tensor for name, tensor in state.items()}},
+])  # fmt: skip
+def test_pickles_are_converted(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+    torch.save(wrap(tiny_model().half().state_dict()), tmp_path / "vit.pth")
+    convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+    state = load_file(tmp_path / "vit.safetensors")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in tiny_model().half().state_dict().items())
+
+
+def test_of_averaged_weights_and_others_none_is_taken_by_itself(tmp_path: Path) -> None:
+    state = tiny_model().state_dict()
+    torch.save({"epoch": 3, "state_dict": state, "state_dict_ema": state}, tmp_path / "vit.pth")
+    with pytest.raises(
+        CheckpointError, match=r"averaged weights, state_dict_ema, beside others. Choose: torch.save"
+    ) as error:
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+    assert "Choose, in Python: torch.save" in error.value.for_command_line()
+
+
+def test_what_the_target_held_before_says_nothing_of_the_new_model(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "one")
+    ViT(TINY).save(tmp_path / "two")
+    convert(tmp_path / "one", tmp_path / "theirs", "transformers")
+    convert(tmp_path / "two", tmp_path / "theirs", "transformers")
+    assert not (tmp_path / "theirs" / "preprocessor_config.json").exists()
+    assert load(tmp_path / "theirs").labels == ("LABEL_0", "LABEL_1", "LABEL_2")  # as transformers calls them
+
+
+def test_a_folder_with_a_pickle_keeps_its_config(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "old", "transformers")
+    torch.save(load_file(tmp_path / "old" / "model.safetensors"), tmp_path / "old" / "pytorch_model.bin")
+    (tmp_path / "old" / "model.safetensors").unlink()
+    convert(tmp_path / "old", tmp_path / "new", "vitlite")
+    again = load(tmp_path / "new")
+    assert torch.equal(again(IMAGES), tiny_model()(IMAGES))
+    assert again.labels == ("ant", "bee", "cow")
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("evil"),))
+
+
+def test_pickles_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": Evil()}, tmp_path / "evil.pth")
+    with pytest.raises(CheckpointError, match=r"evil.pth cannot be opened with weights_only=True"):
+        convert(tmp_path / "evil.pth", tmp_path / "out.safetensors", "timm")
+    assert not (tmp_path / "evil").exists()
+    torch.save({"step": 3}, tmp_path / "none.pth")
+    with pytest.raises(CheckpointError, match=r"none.pth has no tensors, but: step"):
+        convert(tmp_path / "none.pth", tmp_path / "out.safetensors", "timm")
+    torch.save([torch.ones(1)], tmp_path / "list.pth")
+    with pytest.raises(CheckpointError, match=r"list.pth has no tensors with names, but one list"):
+        convert(tmp_path / "list.pth", tmp_path / "out.safetensors", "timm")
+    torch.save({"model": tiny_model().state_dict() | {"more": torch.ones(1)}}, tmp_path / "more.pth")
+    with pytest.raises(CheckpointError, match=r"more.pth .*\n\+ more \(1,\)"):
+        convert(tmp_path / "more.pth", tmp_path / "out.safetensors", "timm")
+
+
+def test_an_npz_is_converted(tmp_path: Path) -> None:
+    np.savez(tmp_path / "vit.npz", **flax())
+    convert(tmp_path / "vit.npz", tmp_path / "ours", "vitlite")
+    images = torch.randn(1, 3, 16, 16)
+    assert torch.equal(load(tmp_path / "ours")(images), load(tmp_path / "vit.npz")(images))
+
+
+def test_transformers_covers_squares_only(tmp_path: Path) -> None:
+    model = tiny_model(image_size=(32, 24))
+    model.preprocess = Preprocess(replace(RECIPE, size=(32, 24), resize=(36, 36)), model)
+    model.save(tmp_path)
+    convert(tmp_path, tmp_path / "theirs", "transformers")
+    assert load(tmp_path / "theirs").preprocess.recipe.resize == (36, 36)
+    model.preprocess = Preprocess(replace(RECIPE, size=(32, 24), resize=(36, 27)), model)
+    model.save(tmp_path)
+    with pytest.raises(CheckpointError, match="no preprocessing that resizes pictures to cover 36 x 27 pixels"):
+        convert(tmp_path, tmp_path / "others", "transformers")
+
+
+def test_transformers_takes_no_mean_over_a_class_token(tmp_path: Path) -> None:
+    tiny_model(pool="mean", num_classes=0).save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="no model that computes what this one does: pool='mean'"):
+        convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
+
+
+def test_a_file_of_several_types_loses_no_digit(tmp_path: Path) -> None:
+    model = tiny_model()
+    state = model.state_dict()
+    state = {name: tensor.bfloat16() if name < "head" else tensor for name, tensor in state.items()}
+    save_file(state, tmp_path / "mixed.safetensors")
+    convert(tmp_path / "mixed.safetensors", tmp_path / "torchvision.safetensors", "torchvision", config=EXACT)
+    assert torch.equal(load_file(tmp_path / "torchvision.safetensors")["heads.head.weight"], state["head.weight"])

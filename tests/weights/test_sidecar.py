@@ -1,0 +1,293 @@
+"""What stands beside weights is read as each library means it, and written so that it is read back."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from models import RECIPE, TINY
+
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.weights.sidecar import (
+    Sidecar,
+    read_sidecar,
+    recipe_from_record,
+    recipe_from_timm,
+    recipe_from_transformers,
+    recipe_from_vitlite,
+    recipe_of,
+    recipe_to_timm,
+    recipe_to_transformers,
+    write_sidecar,
+    write_sidecar_for_transformers,
+)
+
+
+def beside(folder: Path, config: dict[str, Any], pictures: dict[str, Any] | None = None) -> Sidecar:
+    """What is read of these files."""
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").unlink(missing_ok=True)
+    if pictures is not None:
+        (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
+    return read_sidecar(folder)
+
+
+def test_a_folder_without_any_says_nothing(tmp_path: Path) -> None:
+    assert read_sidecar(tmp_path) == beside(tmp_path, {"some": "other"}, {"size": 3}) == Sidecar()
+    assert recipe_of(Sidecar(), (32, 32)) is None
+
+
+# ---- vitlite's
+
+
+def test_what_is_written_is_read_back_whole(tmp_path: Path) -> None:
+    write_sidecar(tmp_path, TINY, ("ant", "bee", "cow"), RECIPE)
+    again = read_sidecar(tmp_path)
+    assert again.claims == TINY.to_dict()
+    assert again.labels == ("ant", "bee", "cow")
+    assert recipe_of(again, None) == RECIPE
+    assert recipe_of(again, (64, 64)).resize == (72, 72)
+    assert again.written_by_vitlite
+    write_sidecar(tmp_path, TINY, None, None)
+    again = read_sidecar(tmp_path)
+    assert (again.labels, again.recipe) == (None, None)
+
+
+def test_contradictions_are_named_with_both_values(tmp_path: Path) -> None:
+    write_sidecar(tmp_path, TINY, ("ant", "bee", "cow"), RECIPE)
+    again = read_sidecar(tmp_path)
+    assert again.contradictions(("ant", "bee", "cow"), RECIPE.to_dict()) == {}
+    assert again.contradictions(None, {}) == {}, "where only the file says something"
+    assert again.contradictions(("ant", "bat"), RECIPE.to_dict() | {"mean": (0.1,) * 3}) == {
+        1: ("bee", "bat"),
+        "mean": ([0.5] * 3, [0.1] * 3),
+    }
+    assert Sidecar().contradictions(("ant",), RECIPE.to_dict()) == {}
+
+
+def test_recipe_survives_json():
+    assert recipe_from_vitlite(json.loads(json.dumps(RECIPE.to_dict()))) == RECIPE
+    with pytest.raises(ConfigError, match=r"not the fields of a Recipe: .*colour"):
+        recipe_from_vitlite(RECIPE.to_dict() | {"colour": 1})
+    with pytest.raises(ConfigError, match=r"size must be \(height, width\) in pixels, got 'big'"):
+        recipe_from_vitlite(RECIPE.to_dict() | {"size": "big"})
+
+
+# ---- timm's
+
+
+def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
+    sidecar = beside(tmp_path, {
+        "architecture": "vit_base_patch16_224", "num_classes": 3, "global_pool": "avg",
+        "label_names": ["n1", "n2", "n3"],
+        "model_args": {"img_size": [64, 32], "num_heads": 4, "act_layer": "gelu_tanh", "no_embed_class": True,
+                       "norm_layer": "layernorm"},
+        "pretrained_cfg": {"tag": "some", "global_pool": "token", "mean": [0.5], "input_size": [3, 224, 224],
+                           "label_descriptions": {"n1": "ant"}},
+    })  # fmt: skip
+    assert sidecar.claims == {
+        "pool": "mean", "num_classes": 3, "heads": 4, "image_size": [64, 32], "gelu": "tanh", "cls_position": False,
+    }  # fmt: skip
+    assert sidecar.labels == ("ant", "n2", "n3")
+    assert (sidecar.architecture, sidecar.not_claimed) == ("vit_base_patch16_224.some", ("norm_eps",))
+    library, fields = sidecar.recipe or ("", {})
+    assert (library, fields["input_size"]) == ("timm", [0, 64, 32]), "the model takes no other"
+    bare = beside(tmp_path, {"architecture": "vit_base_patch16_224"})
+    assert (bare.claims, bare.labels, bare.recipe) == ({}, None, None)
+    assert (bare.architecture, bare.not_claimed) == ("vit_base_patch16_224", ())
+
+
+@pytest.mark.parametrize(("args", "input_size"), [
+    ({"img_size": 64}, [0, 64, 64]), ({"img_size": 64, "dynamic_img_size": True}, [3, 224, 224]), ({}, [3, 224, 224]),
+])  # fmt: skip
+def test_the_size_that_timm_prepares_pictures_for(args: dict[str, Any], input_size: list[int], tmp_path: Path) -> None:
+    pretrained = {"mean": [0.5], "input_size": [3, 224, 224]}
+    sidecar = beside(tmp_path, {"architecture": "vit", "model_args": args, "pretrained_cfg": pretrained})
+    _, fields = sidecar.recipe or ("", {})
+    assert fields["input_size"] == input_size
+
+
+@pytest.mark.parametrize(("config", "text"), [
+    ({"global_pool": "map"}, "global_pool 'map'; vitlite runs token, avg"),
+    ({"global_pool": ""}, "global_pool ''; vitlite runs token, avg"),
+    ({"model_args": {"act_layer": "silu"}}, "act_layer 'silu'; vitlite runs gelu"),
+    ({"model_args": {"pool_include_prefix": True}}, "mean is that of the patches"),
+    ({"architecture": "vit_base_patch16_rope_224"}, "no plain ViT .*: its attention turns by position"),
+    ({"architecture": "vit_base_patch16_rpn_224"}, "no plain ViT .*: its norms stand after the layers"),
+])  # fmt: skip
+def test_timm_models_that_compute_otherwise(config: dict[str, Any], text: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=text):
+        beside(tmp_path, {"architecture": "vit"} | config)
+
+
+def test_timm_pools_nothing_where_there_is_no_head(tmp_path: Path) -> None:
+    sidecar = beside(tmp_path, {"architecture": "vit", "global_pool": "", "num_classes": 0})
+    assert sidecar.claims == {"num_classes": 0}
+
+
+def test_a_recipe_goes_to_timm_and_comes_back() -> None:
+    fields = recipe_to_timm(RECIPE)
+    assert fields is not None
+    assert recipe_from_timm(fields, RECIPE.size) == RECIPE
+
+
+def test_timm_config():
+    config = {"input_size": [3, 224, 224], "crop_pct": 0.9, "interpolation": "bicubic", "mean": [0.5], "std": [0.25]}
+    recipe = recipe_from_timm({"architecture": "vit", "pretrained_cfg": config})
+    assert (recipe.size, recipe.resize, recipe.mode, recipe.margin) == ((224, 224), (248, 248), "center", "nearest")
+    assert recipe_from_timm(config | {"crop_pct": 1.0}, (384, 320)).resize == (384, 320)
+    assert recipe_from_timm(config | {"crop_mode": "squash"}).resized(1, 1000) == (248, 248)
+    with pytest.raises(ConfigError, match=r"has no crop_pct, mean\. Write an images.Recipe by hand"):
+        recipe_from_timm({"interpolation": "bicubic", "std": [1]})
+    with pytest.raises(ConfigError, match=r"mode must be one of \('center', 'squash'\), got 'border'"):
+        recipe_from_timm(config | {"crop_mode": "border"})
+
+
+def test_record():
+    fields = {"crop_pct": 0.875, "crop_mode": "squash", "interpolation": "bilinear", "mean": (0.0,), "std": (1.0,)}
+    recipe = recipe_from_record(SimpleNamespace(**fields), (16, 32))
+    assert (recipe.size, recipe.resize, recipe.mode) == ((16, 32), (18, 36), "squash")
+
+
+@pytest.mark.parametrize("size", [(224, 224), (224, 448), (96, 64)])
+@pytest.mark.parametrize("crop_pct", [0.875, 0.9, 0.95, 1.0])
+def test_a_recipe_is_scaled_as_timm_counts(size, crop_pct):
+    config = {"crop_pct": crop_pct, "interpolation": "bicubic", "mean": [0.5], "std": [0.25]}
+    for other in ((384, 384), (256, 320), size):
+        assert recipe_from_timm(config, size).scaled(other) == recipe_from_timm(config, other)
+
+
+# ---- transformers'
+
+
+def test_configs_say_what_their_classes_assume(tmp_path: Path) -> None:
+    for kind, eps, gelu in (("vit", 1e-12, "exact"), ("dinov2", 1e-6, "exact"), ("clip_vision_model", 1e-5, "quick")):
+        assert beside(tmp_path, {"model_type": kind}).claims == {"heads": 12, "norm_eps": eps, "gelu": gelu}
+    for kind, named in (("vit", "ViT"), ("clip", "CLIP")):
+        for pictures in ({"size": 16}, {"size": 16, "feature_extractor_type": "X"}):
+            _, fields = beside(tmp_path, {"model_type": kind}, pictures).recipe or ("", {})
+            assert fields.get("image_processor_type") == (None if "feature_extractor_type" in pictures else named)
+    for sides, patch_size in (([8, 8], 8), ([8, 16], [8, 16])):
+        assert beside(tmp_path, {"model_type": "vit", "patch_size": sides}).claims["patch_size"] == patch_size
+    other = beside(tmp_path, {"model_type": "altclip", "vision_config": {"hidden_size": 8}})
+    assert other.claims == {"dim": 8}, "nothing is guessed of classes that are not known here"
+
+
+def test_the_width_of_the_mlp_is_said_in_two_ways(tmp_path: Path) -> None:
+    config = {"model_type": "dinov2", "intermediate_size": 64}
+    assert beside(tmp_path, config).claims["mlp_dim"] == 64
+    assert "mlp_dim" not in beside(tmp_path, config | {"mlp_ratio": 4}).claims, "DINOv2 uses the ratio"
+
+
+@pytest.mark.parametrize(("config", "classes", "labels"), [
+    ({"id2label": {"1": "bee", "0": "ant"}}, 2, ("ant", "bee")), ({}, 2, ("LABEL_0", "LABEL_1")),
+    ({"id2label": {"0": "ant", "2": "cow"}}, 2, None), ({"architectures": ["ViTModel"]}, None, None),
+    ({"id2label": {"0": "ant"}, "problem_type": "multi_label_classification"}, 1, None),
+    ({"id2label": {"0": "ant"}, "problem_type": "single_label_classification"}, 1, ("ant",)),
+    ({"architectures": None}, None, None),
+])  # fmt: skip
+def test_classes(config: dict[str, Any], classes: int | None, labels: tuple[str, ...] | None, tmp_path: Path) -> None:
+    sidecar = beside(tmp_path, {"model_type": "vit", "architectures": ["ViTForImageClassification"]} | config)
+    assert sidecar.claims.get("num_classes") == classes
+    assert sidecar.labels == labels
+
+
+def test_an_activation_that_vitlite_does_not_run(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="hidden_act 'relu'; vitlite runs gelu"):
+        beside(tmp_path, {"model_type": "vit", "hidden_act": "relu"})
+
+
+@pytest.mark.parametrize("mode", ["center", "squash"])
+def test_a_recipe_goes_to_transformers_and_comes_back(mode: Any, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, mode=mode, margin="down")
+    assert recipe_from_transformers(recipe_to_transformers(recipe)) == recipe
+    write_sidecar_for_transformers(tmp_path, TINY, ("ant", "bee", "cow"), recipe)
+    again = read_sidecar(tmp_path)
+    assert recipe_of(again, None) == recipe
+    assert again.labels == ("ant", "bee", "cow")
+    assert again.claims == {name: getattr(TINY, name) for name in again.claims}
+
+
+def test_a_recipe_that_transformers_has_not_leaves_what_was_there(tmp_path: Path) -> None:
+    write_sidecar_for_transformers(tmp_path, TINY, None, RECIPE)
+    before = read_sidecar(tmp_path)
+    with pytest.raises(CheckpointError, match=r"cover 36 x 40 pixels\. Convert to a \.safetensors file"):
+        write_sidecar_for_transformers(tmp_path, TINY.replace(depth=3), None, replace(RECIPE, resize=(36, 40)))
+    assert read_sidecar(tmp_path) == before
+    write_sidecar_for_transformers(tmp_path, TINY, None, None)
+    assert read_sidecar(tmp_path).recipe is None, "what was there before says nothing of another model"
+
+
+HUGGING = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "image_processor_type": "ViTImageProcessor"}
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "resize", "mode"),
+    [
+        ({"size": 224, "resample": 2, "feature_extractor_type": "ViTFeatureExtractor"}, 224, 224, "squash"),
+        ({"size": {"height": 224, "width": 224}, "resample": 2}, 224, 224, "squash"),
+        ({"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}, 224, 256, "squash"),
+        (
+            {"size": {"shortest_edge": 256}, "resample": 3, "image_processor_type": "BitImageProcessorFast"},
+            224,
+            256,
+            "center",
+        ),
+        (
+            {"size": 224, "crop_size": 224, "resample": 3, "image_processor_type": "CLIPImageProcessorPil"},
+            224,
+            224,
+            "center",
+        ),
+        ({"size": 256, "resample": 3, "image_processor_type": "DeiTImageProcessor"}, 224, 256, "squash"),
+        (
+            {"size": 224, "crop_size": 192, "resample": 3, "do_center_crop": None, "do_rescale": None},
+            224,
+            224,
+            "squash",
+        ),
+        ({"size": 224, "crop_size": 192, "do_center_crop": False, "resample": 3}, 224, 224, "squash"),
+    ],
+)
+def test_transformers_config(config, size, resize, mode):
+    recipe = recipe_from_transformers(HUGGING | config)
+    assert (recipe.size, recipe.resize, recipe.mode, recipe.margin) == ((size,) * 2, (resize,) * 2, mode, "down")
+    assert recipe.interpolation == {2: "bilinear", 3: "bicubic"}[config["resample"]]
+    assert recipe.scale == 1 / 255
+
+
+def test_transformers_switches():
+    config = {"size": 256, "crop_size": 224, "resample": 3, "do_center_crop": True} | HUGGING
+    assert recipe_from_transformers(config, (384, 384)).resize == (438, 438)
+    assert recipe_from_transformers(config | {"do_rescale": False}).scale == 1
+    assert recipe_from_transformers(config | {"rescale_factor": 1 / 127.5}).scale == 1 / 127.5
+    assert recipe_from_transformers(config | {"do_normalize": False}).mean == (0.0,)
+    with pytest.raises(ConfigError, match=r"fixes no image size"):
+        recipe_from_transformers(config | {"do_resize": False})
+    with pytest.raises(ConfigError, match=r"fixes no image size"):
+        recipe_from_transformers({"size": {"shortest_edge": 224}, "resample": 3} | HUGGING)
+    with pytest.raises(ConfigError, match=r"fixes no image size"):
+        recipe_from_transformers(config | {"size": {"shortest_edge": 224, "longest_edge": 300}})
+    with pytest.raises(ConfigError, match="has no crop_size"):
+        recipe_from_transformers({"size": 224, "do_center_crop": True, "resample": 3} | HUGGING)
+    with pytest.raises(ConfigError, match="has no size, resample"):
+        recipe_from_transformers(HUGGING)
+    with pytest.raises(ConfigError, match=r"interpolation must be one of .*, got 1"):
+        recipe_from_transformers(config | {"resample": 1})
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"crop_pct": 0.875}, "crop_pct"), ({"keep_aspect_ratio": True}, "keep_aspect_ratio"), ({"do_pad": True}, "do_pad"),
+    ({"do_thumbnail": True}, "do_thumbnail"), ({"include_top": True}, "include_top"),
+    ({"rescale_offset": True}, "rescale_offset"), ({"do_flip_channel_order": True}, "do_flip_channel_order"),
+    ({"image_processor_type": "LevitImageProcessor"}, "LevitImageProcessor"),
+    ({"image_processor_type": "ViTHybridImageProcessor"}, "ViTHybridImageProcessor"),
+    ({"image_processor_type": None}, "no image_processor_type"),
+])  # fmt: skip
+def test_processors_that_do_something_else_are_refused(change, text):
+    config = {"size": 224, "resample": 3, **HUGGING}
+    assert recipe_from_transformers(config | {"do_pad": False, "crop_pct": None}).resize == (224, 224)
+    with pytest.raises(ConfigError, match=f"config has {text}, which is not understood. Write an images.Recipe"):
+        recipe_from_transformers(config | change)
