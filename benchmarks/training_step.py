@@ -23,8 +23,8 @@ from vitlite.training.augment import shuffled
 from vitlite.config import PRESETS, ViTConfig
 from vitlite.training.datasets import read_cifar10
 from vitlite.training.evaluate import normalise
-from vitlite.images import Recipe
 from vitlite.speed.onednn import float32_products, float32_products_are_exact
+from vitlite.weights.sidecar import recipe_from_record
 from vitlite.peers import load
 
 
@@ -88,7 +88,7 @@ def speed(config: ViTConfig, batch: int, turns: int, bfloat16: bool) -> dict[str
 def curves(config: ViTConfig, batch: int, steps: int, folder: Path) -> dict[str, list[float]]:
     """The losses of both over the same pictures, and of vitlite's over others."""
     data = read_cifar10(folder, "train")
-    recipe = Recipe.from_record(zoo.find("vit_nano_4.cifar10"), (32, 32))
+    recipe = recipe_from_record(zoo.find("vit_nano_4.cifar10"), (32, 32))
     runs = {"timm": (theirs, 0), "vitlite": (ours, 0), "vitlite, another order": (ours, 1)}
     losses: dict[str, list[float]] = {}
     for name, (build, seed) in runs.items():

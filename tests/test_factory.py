@@ -24,6 +24,7 @@ from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageErr
 from vitlite.images import Preprocess, Recipe
 from vitlite.weights.labels import labels_of
 from vitlite.weights.layouts import LAYOUTS, to_their_names
+from vitlite.weights.sidecar import recipe_from_record
 
 DEIT = "vit_tiny_16.deit_fb_in1k"
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
@@ -147,7 +148,7 @@ def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:
     for name in (DEIT, "timm/deit_tiny_patch16_224.fb_in1k"):
         model = create(name, weights=weights)
         assert model.labels == labels_of(zoo.info(DEIT))
-        assert model.preprocess.recipe == Recipe.from_record(zoo.info(DEIT), (224, 224))
+        assert model.preprocess.recipe == recipe_from_record(zoo.info(DEIT), (224, 224))
         assert model.source.name == DEIT
     top = model.predict([shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"], top=2)
     assert [guess.label for guess in top[0]] == ["Egyptian cat", "tabby"]

@@ -19,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Rewrites weights in another library's layout."""
-    from vitlite.weights.save import convert
+    from vitlite.convert import convert
 
     _check_source(args.source)
     config = zoo.find(args.like).config if args.like else None
