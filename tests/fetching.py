@@ -1,0 +1,73 @@
+"""A file that a Hub has, programs that fetch it, and damage: what the tests of hub, download, stamps and pins share."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitlite.weights import hub, stamps
+from vitlite.weights.cache import state_folder
+
+SIZE = 4 << 20  # 16 blocks of 1/4 MiB
+WEIGHTS = random.Random(0).randbytes(SIZE)
+OTHER = random.Random(1).randbytes(SIZE)
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+REPO, FILE = "timm/vit", "model.safetensors"
+FETCH = f"from vitlite.weights import hub; print(hub.fetch({REPO!r}, {FILE!r}, pin='vit').path.read_bytes().__hash__())"
+
+
+def fetch(**options: object) -> hub.Fetched:
+    return hub.fetch(REPO, FILE, pin="vit", **options)  # type: ignore[arg-type]
+
+
+def start(code: str, *wrapper: str, **env: str) -> "subprocess.Popen[str]":
+    """A program of its own, with this one's environment."""
+    command = [*wrapper, sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **env})
+
+
+def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    """What a program that ends with this exit code has printed."""
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    return out + err
+
+
+def in_namespace(command: str) -> tuple[str, ...]:
+    """Runs a program after mounting something that only it sees."""
+    probe = ["unshare", "-m", "true"]
+    if not shutil.which("unshare") or subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    return ("unshare", "-m", "sh", "-c", command + ' && exec "$@"', "sh")
+
+
+def finished_files(folder: Path) -> list[Path]:
+    """Everything in the cache that the Hub's client would take for a finished file."""
+    files = [path for path in (folder / "hub").rglob("*") if path.is_file() and ".locks" not in path.parts]
+    return [path for path in files if path.stat().st_size > 1000 and path.suffix != ".incomplete"]
+
+
+def flip(path: Path) -> None:
+    """Another byte in the middle, as a disk may read it."""
+    stat = path.stat()
+    with path.open("r+b") as file:
+        file.seek(SIZE // 2)
+        file.write(bytes([255 - WEIGHTS[SIZE // 2]]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as if it had never been written
+
+
+def rot(path: Path) -> None:
+    """A change that the stamp does not show."""
+    before = stamps.stat_of(path)
+    flip(path)
+    for stamp in (state_folder() / "stamps").iterdir():
+        content = json.loads(stamp.read_text())
+        if content["stat"] == before:
+            stamp.write_text(json.dumps({**content, "stat": stamps.stat_of(path)}))
