@@ -1,13 +1,17 @@
 """Two processes under torchrun do what one does alone. tests/cluster has more of them, and what they survive."""
 
+import socket
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torchrun import history, pictures, same_weights, torchrun, train_words
 
-from vitlite.training import distributed as ranks
 from vitlite.cli.main import main
+from vitlite.errors import TrainError
+from vitlite.training import distributed
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
@@ -15,24 +19,24 @@ from vitlite.cli.main import main
 def test_each_place_in_a_batch_has_one_rank_and_its_partner_the_same(
     world: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "world", lambda: world)
+    monkeypatch.setattr(distributed, "world_size", lambda: world)
     shares, parts = [], []
     for rank in range(world):
-        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-        share = ranks.share(count)
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        share = distributed.paired_share(count)
         assert torch.equal(share.flip(0), count - 1 - share)  # the batch reversed is the share reversed
         assert len(share) >= 1
         shares += share.tolist()
-        parts += ranks.part(count).tolist()
+        parts += distributed.shard(count).tolist()
     assert sorted(shares) == sorted(parts) == list(range(count))
 
 
 def test_alone_nothing_is_shared() -> None:
-    with ranks.together("cpu"):
-        assert (ranks.rank(), ranks.world()) == (0, 1)
-        assert ranks.share(4).tolist() == ranks.part(4).tolist() == [0, 1, 2, 3]
-        ranks.agree("nothing", 1)
-        ranks.add(value := torch.ones(1))
+    with distributed.process_group("cpu"):
+        assert (distributed.rank(), distributed.world_size()) == (0, 1)
+        assert distributed.paired_share(4).tolist() == distributed.shard(4).tolist() == [0, 1, 2, 3]
+        distributed.assert_equal_on_all_ranks("nothing", 1)
+        distributed.all_reduce(value := torch.ones(1))
         assert value == 1
 
 
@@ -58,6 +62,59 @@ def test_too_few_pictures_for_the_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = pictures(tmp_path / "data", train=8, val=2)
-    monkeypatch.setattr(ranks, "world", lambda: 5)
+    monkeypatch.setattr(distributed, "world_size", lambda: 5)
     assert main(train_words(data, tmp_path / "out")) == 1
     assert "8 pictures in batches of 8 are too few for 5 processes" in capsys.readouterr().err
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under torchrun, of which nothing else is there."""
+    monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setattr(distributed, "_join", lambda device: None)
+    monkeypatch.setattr(distributed, "_is_first_to_fail", lambda: True)
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize("error", [dist.DistNetworkError("gone\nand more"), RuntimeError("[gloo] gone")])
+def test_who_lost_another_process_says_what_helps(error: Exception) -> None:
+    with (
+        pytest.raises(TrainError, match=r"lost another process of this run \(.*gone\)\. With `torchrun --max-restarts"),
+        distributed.process_group("cpu"),
+    ):
+        raise error
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize("error", [TrainError("of gloo"), KeyError("other")])
+def test_other_errors_pass_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, distributed.process_group("cpu"):
+        raise error
+    assert caught.value is error
+
+
+@pytest.mark.usefixtures("launched")
+def test_those_who_fail_later_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_is_first_to_fail", lambda: False)
+    with pytest.raises(SystemExit), distributed.process_group("cpu"):
+        raise RuntimeError("gloo")
+
+
+@pytest.mark.parametrize(("restarts", "rank", "warned"), [("1", "0", True), ("0", "0", False), ("1", "1", False)])
+def test_restarts_that_may_hang_are_warned_of(
+    restarts: str, rank: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": restarts, "RANK": rank}
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    distributed._warn_of_hanging_restarts()
+    assert [record.getMessage().startswith("vitlite: torch may hang") for record in caplog.records] == [True] * warned
+
+
+def test_without_torchrun_the_first_to_fail_is_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed_soon:
+        port = closed_soon.getsockname()[1]
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed, "timedelta", lambda seconds: timedelta(milliseconds=100))
+    assert distributed._is_first_to_fail()

@@ -1,53 +1,54 @@
-"""What `vitlite eval` prints and refuses; `measure` itself is tested with training."""
+"""What is measured, of which pictures, and in which order of the classes."""
 
-import json
-import re
-import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from tiny_run import CONFIG, RECIPE, new_model, small_cifar10
+from torch import nn
 
 from vitlite import ViT, ViTConfig
-from vitlite.cli import main as cli
-from vitlite.training import evaluate
 from vitlite.errors import TrainError
-from vitlite.images import Preprocess, Recipe
-
-PHOTOS = Path(__file__).parents[2] / "examples" / "photos"
-NANO = ("--model", "vit_nano_4.cifar10")
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Two of CIFAR-10's ten classes, with a picture each."""
-    for name, photo in (("cat", "chelsea.png"), ("horse", "rocket.jpg")):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        shutil.copy(PHOTOS / photo, tmp_path / "data" / name)
-    return tmp_path / "data"
+from vitlite.images import Preprocess
+from vitlite.training import Pictures, measure
+from vitlite.training.evaluate import check_data, classes_in_order, read_to_measure
 
 
-def test_what_is_printed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["eval", str(photos), *NANO, "--out", str(tmp_path / "out")]) == 0
-    header, cat, horse, _, last = capsys.readouterr().out.splitlines()
-    assert header.split() == ["class", "pictures", "recognised", "precision"]
-    assert cat.split() == ["cat", "1", "100.0%", "100.0%"]
-    assert horse.split() == ["horse", "1", "0.0%", "-"]  # nothing was taken for one
-    assert re.fullmatch(r"top-1 50.00%   top-5 \d+.00%   2 pictures", last)
-    figures = json.loads((tmp_path / "out" / "eval.json").read_text())
-    assert (figures["top1"], len(figures["classes"])) == (0.5, 10)
-    assert "top5" in figures
+class Oracle(nn.Module):
+    """Answers with a fixed class for each picture, read from its first pixel."""
+
+    def __init__(self, model: ViT, answers: list[int], k: int) -> None:
+        super().__init__()
+        self.config, self.preprocess = model.config.replace(num_classes=k), model.preprocess
+        self.answers, self.k, self.labels = torch.tensor(answers), k, None
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+
+    def forward(self, images):
+        which = ((images[:, 0, 0, 0] * 0.25 + 0.5) * 255).round().long()
+        return -(torch.arange(self.k) - self.answers[which][:, None]).abs().float()
 
 
-def test_what_is_refused(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2)
-    ViT(config).save(tmp_path / "bare")
-    assert cli.main(["eval", str(photos), "--model", str(tmp_path / "bare")]) == 1
-    assert "has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint" in capsys.readouterr().err
-    monkeypatch.setattr(evaluate, "open_model", lambda _: pytest.fail("the model was fetched"))
-    assert cli.main(["eval", str(tmp_path / "none"), *NANO]) == 1
-    assert "There is no folder" in capsys.readouterr().err
+def test_measure_counts_right_and_wrong():
+    images = torch.zeros(6, 3, 16, 16, dtype=torch.uint8)
+    images[:, 0, 0, 0] = torch.arange(6)
+    pictures = Pictures(images, torch.tensor([0, 0, 1, 2, 2, 9]), tuple("abcdefghij"))
+    measured = measure(Oracle(new_model(), [0, 1, 1, 2, 9, 0], 10), pictures, batch=4)
+    assert measured.top1 == 3 / 6
+    assert measured.top5 == 4 / 6
+    assert measured.confusion.nonzero().tolist() == [[0, 0], [0, 1], [1, 1], [2, 2], [2, 9], [9, 0]]
+    assert measured.recall[:3].tolist() == [0.5, 1.0, 0.5]
+    assert measured.precision[:3].tolist() == [0.5, 0.5, 1.0]
+
+
+def test_pictures_are_measured_as_predict_prepares_them():
+    model, seen = new_model(), []
+    pixels = torch.arange(3 * 256).view(1, 3, 16, 16).to(torch.uint8)
+    model.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    for changes in ({"mean": (0.4, 0.5, 0.6)}, {"scale": 1 / 127.5, "mean": (1.0,), "std": (1.0,)}):
+        model.preprocess = Preprocess(replace(RECIPE, **changes), model)
+        measure(model, Pictures(pixels, torch.tensor([0]), ("lying", "standing")))
+        assert torch.equal(seen.pop(), model.preprocess.batch(list(pixels)))
 
 
 @pytest.mark.parametrize(
@@ -57,18 +58,30 @@ def test_what_is_refused(
 def test_folders_that_are_nearly_the_labels(folders: tuple[str, ...], strange: str) -> None:
     model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2))
     model.labels = ("dog", "cat")
-    assert evaluate._classes(model, ["cat"]) == ("dog", "cat")
-    assert evaluate._classes(model, ["n1", "n2"]) == ("n1", "n2")  # none is a label: in the model's order
+    assert classes_in_order(model, ["cat"]) == ("dog", "cat")
+    assert classes_in_order(model, ["n1", "n2"]) == ("n1", "n2")  # none is a label: in the model's order
     with pytest.raises(TrainError, match=rf"model's 2 classes \(dog, cat\), none is named {strange}\. Name"):
-        evaluate._classes(model, folders)
+        classes_in_order(model, folders)
 
 
-def test_folders_in_the_order_of_the_labels(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (photos / "horse").rename(photos / "n02")
-    (photos / "cat").rename(photos / "n01")
-    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2))
-    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,))
-    model.labels, model.preprocess = ("tabby", "missile"), Preprocess(recipe, model)
-    model.save(tmp_path / "model")
-    assert cli.main(["eval", str(photos), "--model", str(tmp_path / "model")]) == 0
-    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:3]] == [["n01", "1"], ["n02", "1"]]
+def test_cifar10_in_the_order_of_the_labels(tmp_path: Path) -> None:
+    data, model = small_cifar10(tmp_path / "data"), new_model()
+    plain = read_to_measure(data, model, "it")
+    model.labels = ("car", "plane")
+    turned = read_to_measure(data, model, "it")
+    assert (plain.classes, turned.classes) == (("plane", "car"), ("car", "plane"))
+    assert torch.equal(plain.labels, 1 - turned.labels)
+    with pytest.raises(TrainError, match=r"The data have 2 classes, and mine 5. .*vitlite.training.train"):
+        read_to_measure(data, new_model(CONFIG.replace(num_classes=5)), "mine")
+
+
+def test_folders_to_measure_on(folders: Path, tmp_path: Path) -> None:
+    model = new_model()
+    inside, itself = (read_to_measure(data, model, "it") for data in (folders, folders / "val"))
+    assert inside.images.pictures == itself.images.pictures
+    assert len(inside) == 8
+    check_data(folders)
+    with pytest.raises(TrainError, match="There is no folder"):
+        check_data(tmp_path / "nowhere")
+    with pytest.raises(TrainError, match="it has no preprocessing"):
+        read_to_measure(folders, ViT(CONFIG), "it")

@@ -35,8 +35,21 @@ COMMANDS = {  # each is a module of this folder: `add_arguments` fills its parse
 }
 RESUMABLE = ("embed", "train")
 
-# What an error's field is called on the command line.
-OPTION_OF = {"image_size": "--size", "drop_path": "--drop-path", "layers": "--layer", "target": "--out"}
+OPTION_OF = {  # what an error's field is called on the command line
+    "image_size": "--size",
+    "layers": "--layer",
+    "target": "--out",
+    "epochs": "--epochs",
+    "batch": "--batch",
+    "lr": "--lr",
+    "layer_decay": "--layer-decay",
+    "weight_decay": "--weight-decay",
+    "drop_path": "--drop-path",
+    "smoothing": "--smoothing",
+    "clip": "--clip",
+    "ema": "--ema",
+    "accumulate": "--accumulate",
+}
 
 
 class Parser(argparse.ArgumentParser):

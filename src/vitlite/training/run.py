@@ -84,8 +84,8 @@ class Run:
             for kind, value in state.items():
                 tensors[f"{kind}.{name}"] = value
         saved = {"identity": self.identity(), "progress": asdict(self.progress), "history": self.history}
-        with _explained(path), disk.replacing(path) as temporary:
-            write_tensors(temporary, tensors, {METADATA: json.dumps(saved)})
+        with _explained(path):
+            write_tensors(path, tensors, {METADATA: json.dumps(saved)})
 
     def write_log(self, path: Path) -> None:
         """Writes the history, a line an epoch."""

@@ -1,0 +1,88 @@
+"""`vitlite eval`: what it prints, writes and refuses; `measure` itself is tested with training."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_run import CONFIG, new_model, small_cifar10
+
+from vitlite import ViT, ViTConfig
+from vitlite.cli import eval as eval_command
+from vitlite.cli.main import main
+from vitlite.draw import draw_confusion
+from vitlite.images import Preprocess, Recipe
+
+PHOTOS = Path(__file__).parents[2] / "examples" / "photos"
+NANO = ("--model", "vit_nano_4.cifar10")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two of CIFAR-10's ten classes, with a picture each."""
+    for name, photo in (("cat", "chelsea.png"), ("horse", "rocket.jpg")):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        shutil.copy(PHOTOS / photo, tmp_path / "data" / name)
+    return tmp_path / "data"
+
+
+def test_what_is_printed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(photos), *NANO, "--out", str(tmp_path / "out")]) == 0
+    header, cat, horse, _, last = capsys.readouterr().out.splitlines()
+    assert header.split() == ["class", "pictures", "recognised", "precision"]
+    assert cat.split() == ["cat", "1", "100.0%", "100.0%"]
+    assert horse.split() == ["horse", "1", "0.0%", "-"]  # nothing was taken for one
+    assert re.fullmatch(r"top-1 50.00%   top-5 \d+.00%   2 pictures", last)
+    figures = json.loads((tmp_path / "out" / "eval.json").read_text())
+    assert (figures["top1"], len(figures["classes"])) == (0.5, 10)
+    assert "top5" in figures
+
+
+def test_what_is_refused(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2)
+    ViT(config).save(tmp_path / "bare")
+    assert main(["eval", str(photos), "--model", str(tmp_path / "bare")]) == 1
+    assert "has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint" in capsys.readouterr().err
+    monkeypatch.setattr(eval_command, "open_model", lambda _: pytest.fail("the model was fetched"))
+    assert main(["eval", str(tmp_path / "none"), *NANO]) == 1
+    assert "There is no folder" in capsys.readouterr().err
+
+
+def test_folders_in_the_order_of_the_labels(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "horse").rename(photos / "n02")
+    (photos / "cat").rename(photos / "n01")
+    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2))
+    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+    model.labels, model.preprocess = ("tabby", "missile"), Preprocess(recipe, model)
+    model.save(tmp_path / "model")
+    assert main(["eval", str(photos), "--model", str(tmp_path / "model")]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:3]] == [["n01", "1"], ["n02", "1"]]
+
+
+def test_a_name_that_is_no_unicode(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "horse").rename(photos / "\udcff")
+    (photos / "cat").rename(photos / "n01")
+    config = ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2)
+    model = ViT(config)
+    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+    model.labels, model.preprocess = ("tabby", "missile"), Preprocess(recipe, model)
+    model.save(tmp_path / "model")
+    assert main(["eval", str(photos), "--model", str(tmp_path / "model"), "--out", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "eval.json").read_text())["classes"] == ["n01", "\udcff"]
+
+
+def test_what_to_do_about_other_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = small_cifar10(tmp_path / "data")
+    new_model(CONFIG.replace(num_classes=5)).save(tmp_path / "five")
+    assert main(f"eval {data} --model {tmp_path / 'five'}".split()) == 1
+    said = f"The data have 2 classes, and {tmp_path / 'five'} 5. Fine-tune it first: vitlite train.\n"
+    assert capsys.readouterr().err == f"vitlite: error: {said}"
+
+
+def test_many_classes_are_drawn_without_names(tmp_path: Path) -> None:
+    draw_confusion(torch.eye(60, dtype=torch.int64), [str(i) for i in range(60)], tmp_path / "matrix.png")
+    assert (tmp_path / "matrix.png").stat().st_size > 1000

@@ -1,0 +1,181 @@
+"""`vitlite train`: what it begins with, what it leaves, and that it goes on when it was killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tiny_run import CONFIG, RECIPE, new_model, small_cifar10, stop, stripes_in_folders
+
+from vitlite import ViT
+from vitlite.cli import eval as eval_command
+from vitlite.cli import train as train_command
+from vitlite.cli.main import main
+from vitlite.config import PRESETS
+from vitlite.images import Preprocess
+from vitlite.training import read_cifar10
+from vitlite.training.run import STATE
+from vitlite.weights import zoo
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """train/ and val/, with a folder per class in each."""
+    return stripes_in_folders(tmp_path / "data")
+
+
+def test_the_commands(folders, tmp_path, capsys):
+    words = f"--model vit_nano_4 --weights none --size 16 --epochs 1 --batch 8 --out {tmp_path / 'run'}".split()
+    assert main(["train", str(folders), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["epoch"] == 1
+    best = str(tmp_path / "run" / "best")
+    assert main(["eval", str(folders), "--model", best, "--out", str(tmp_path / "eval")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"lying +4 +\d+.\d%", out)
+    assert re.search(r"top-1 \d+.\d\d%   8 pictures", out)  # of two classes, all are among the best five
+    figures = json.loads((tmp_path / "eval" / "eval.json").read_text())
+    assert figures["classes"] == ["lying", "standing"]
+    assert "top5" not in figures
+    assert sum(map(sum, figures["confusion"])) == 8
+    with Image.open(tmp_path / "eval" / "confusion.png") as picture:
+        assert picture.width > 200
+
+
+def test_the_commands_on_cifar10(tmp_path, capsys):
+    data, out = small_cifar10(tmp_path / "data"), tmp_path / "run"
+    assert main(f"train {data} --model vit_nano_4 --weights none --size 8 --epochs 1 --out {out}".split()) == 0
+    assert main(f"eval {data} --model {out / 'last'} --out {tmp_path / 'one'}".split()) == 0
+    assert "300 pictures" in capsys.readouterr().out
+    config = json.loads((out / "last" / "config.json").read_text())
+    config["vitlite"]["labels"].reverse()
+    (out / "last" / "config.json").write_text(json.dumps(config))
+    assert main(f"eval {data} --model {out / 'last'} --out {tmp_path / 'other'}".split()) == 0
+    one, other = (json.loads((tmp_path / name / "eval.json").read_text()) for name in ("one", "other"))
+    assert (one["classes"], other["classes"]) == (["plane", "car"], ["car", "plane"])
+    assert other["confusion"] == one["confusion"][::-1]
+    new_model(CONFIG.replace(num_classes=5)).save(tmp_path / "five")
+    assert main(f"eval {data} --model {tmp_path / 'five'}".split()) == 1
+    assert "The data have 2 classes" in capsys.readouterr().err
+    ViT(CONFIG).save(tmp_path / "bare")
+    assert main(f"eval {data} --model {tmp_path / 'bare'}".split()) == 1
+    assert "has no preprocessing" in capsys.readouterr().err
+
+
+def test_killed_with_sigkill_and_started_again(folders, tmp_path):
+    def command(out: str) -> list[str]:
+        words = "--model vit_nano_4 --weights none --size 16 --epochs 3 --batch 8 --save-every 0"
+        return [sys.executable, "-m", "vitlite", "train", str(folders), *words.split(), "--out", str(tmp_path / out)]
+
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    subprocess.run(command("whole"), check=True, env=environment, capture_output=True)
+    state, deadline = tmp_path / "killed" / STATE, time.monotonic() + 120
+    with subprocess.Popen(command("killed"), env=environment, stdout=subprocess.DEVNULL) as process:
+        while not state.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert state.exists()
+    done = subprocess.run(command("killed"), check=True, env=environment, capture_output=True, text=True)
+    assert json.loads(done.stdout.splitlines()[-1])["epoch"] == 3
+    for name in ("last/model.safetensors", "best/model.safetensors", "last/config.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert not list(tmp_path.glob("killed/**/*.partial"))
+    assert (tmp_path / "killed" / "curves.png").exists()
+
+
+def test_cifar10_is_prepared_as_predict_does_it(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        train_command, "train", lambda model, data, *_, validation, **__: seen.extend([data, validation])
+    )
+    monkeypatch.setattr(eval_command, "measure", lambda model, data, **_: (seen.append(data), stop(None)))
+    folder, model, row = small_cifar10(tmp_path / "data"), new_model(CONFIG.replace(image_size=32)), torch.tensor([3])
+    for resize, name in (((35, 35), "cropped"), ((32, 32), "whole")):
+        model.preprocess = Preprocess(replace(RECIPE, size=(32, 32), resize=resize), model)
+        model.save(tmp_path / name)
+        assert main(f"train {folder} --model {tmp_path / name} --epochs 1 --out {tmp_path / 'run'}".split()) == 0
+        assert main(f"eval {folder} --model {tmp_path / name}".split()) == 1  # killed once the pictures are there
+        for split in ("train", "val", "test"):
+            raw = read_cifar10(folder, split).images[row]
+            got = seen.pop(0).images[row]
+            assert torch.equal(got[0], model.preprocess.pixels(raw[0])), (name, split)
+            assert torch.equal(got, raw) == (name == "whole")
+
+
+def test_what_training_begins_with(tmp_path):
+    def model(**options):
+        defaults = {"model": "vit_nano_4", "weights": "none", "size": None, "device": None, "seed": 0, "drop_path": 0.0}
+        return train_command._model(Namespace(**defaults | options), 2)
+
+    fresh = model(size=16, drop_path=0.1)
+    assert fresh.preprocess.recipe.std == (0.2470, 0.2435, 0.2616)  # the zoo's for this name
+    assert fresh.preprocess.model is fresh
+    assert (fresh.config.drop_path, fresh.config.size) == (0.1, (16, 16))
+    assert model(model="vit_small_14", size=14).preprocess.recipe.mean == (0.5, 0.5, 0.5)  # no default in the zoo
+    trained = new_model()
+    trained.head.bias.data.fill_(3)
+    trained.labels = ("a", "b")
+    trained.save(tmp_path / "model")
+    again = model(model=str(tmp_path / "model"), weights=None)
+    assert again.preprocess.recipe == RECIPE
+    assert again.head.bias.tolist() == [3, 3]
+    embedded = model(weights=None)
+    assert embedded.source.verified == "record"
+    assert model(weights=None, drop_path=0.1).source == embedded.source
+    file = str(zoo.DATA / "vit_nano_4.cifar10.safetensors")
+    other = model(model="vit_nano_4.cifar10", weights=file)
+    assert torch.equal(other.blocks[0].mlp.fc1.weight, embedded.blocks[0].mlp.fc1.weight)
+    assert other.preprocess.recipe == embedded.preprocess.recipe
+
+
+def test_weights_without_preprocessing_get_none_of_another(folders, tmp_path, capsys):
+    ViT(CONFIG.replace(num_classes=0)).save(tmp_path / "bare")
+    ViT(PRESETS["vit_nano_4"]).save(tmp_path / "nano")
+    (tmp_path / "nano" / "config.json").unlink()
+    nano = str(tmp_path / "nano" / "model.safetensors")
+    for words in (["--model", str(tmp_path / "bare")], ["--model", "vit_nano_4", "--weights", nano]):
+        command = ["train", str(folders), *words, "--epochs", "1", "--drop-path", "0.1", "--out", str(tmp_path / "run")]
+        assert main(command) == 1
+        said = f"{words[-1]} has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint like it"
+        assert said in capsys.readouterr().err
+    command = ["train", str(folders), "--model", "vit_nano_4.cifar10", "--epochs", "1", "--out", str(tmp_path / "run")]
+    assert main([*command, "--weights", ""]) == 1  # a mistake, not a wish for the model's own
+    assert main([*command, "--weights", nano]) == 0
+
+
+def test_the_commands_say_what_is_wrong(folders, tmp_path, capsys):
+    train_words = f"--model vit_nano_4 --weights none --size 16 --epochs 1 --out {tmp_path / 'run'}".split()
+    for path in (folders / "train" / "standing").iterdir():
+        path.unlink()
+    (folders / "train" / "standing").rmdir()
+    assert main(["train", str(folders), *train_words]) == 1
+    assert "has one class only, lying" in capsys.readouterr().err
+    (folders / "val" / "standing").rename(folders / "val" / "sitting")
+    new_model().save(tmp_path / "model")
+    assert main(["eval", str(folders), "--model", str(tmp_path / "model")]) == 0  # as many folders as classes
+    (folders / "val" / "third").mkdir()
+    assert main(["eval", str(folders), "--model", str(tmp_path / "model")]) == 1
+    assert "Of the model's 2 classes, none is named lying, sitting, third. Name" in capsys.readouterr().err
+
+
+def test_its_own_words_for_what_is_to_be_done(folders, tmp_path, capsys):
+    begin = f"train {folders} --model vit_nano_4 --weights none --size 16 --epochs 1 --batch 8 --out {tmp_path / 'run'}"
+
+    def error(words: str) -> str:
+        assert main(f"{begin} {words}".split()) == 1
+        return capsys.readouterr().err
+
+    assert "Begin again with a lower --lr and another --out." in error("--lr 1000 --clip inf")
+    assert "error: --layer-decay must be from 0.001 to 1, got 2." in error("--layer-decay 2")
+    assert main(begin.split()) == 0
+    capsys.readouterr()
+    assert f"perhaps with --model {tmp_path / 'run' / 'last'} and another --out" in error("--seed 1")

@@ -1,0 +1,197 @@
+"""That it learns, that a killed run ends as if nothing had been, and errors that leave the last good state."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from tiny_run import CONFIG, RECIPE, Killed, new_model, settings, stripes
+from torch import nn
+
+import vitlite
+from vitlite import ViT
+from vitlite.errors import ImageError, TrainError
+from vitlite.images import Preprocess
+from vitlite.training import STRENGTHS, loop, measure, read_folder, train
+from vitlite.training.run import STATE, Run
+
+
+def test_learns_and_leaves_checkpoints_that_load(tmp_path):
+    model, data, validation = new_model(), stripes(256), stripes(32, seed=1)
+    recipe = settings(epochs=8, batch=16, optimizer="muon", lr=5e-3)
+    history = train(model, data, tmp_path, recipe, validation=validation)
+    assert history[-1]["val_top1"] >= 0.9
+    assert history[-1]["val_loss"] < history[0]["val_loss"] < 0.7
+    assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == history
+    assert not model.training
+    again: list[list] = []
+    train(new_model(), data, tmp_path, recipe, validation=validation, after_epoch=again.append)
+    assert again == [history]  # it was done already
+    best = vitlite.load(tmp_path / "best")
+    assert best.labels == ("lying", "standing")
+    picture = validation.images[1].permute(1, 2, 0)
+    assert best.predict(picture, top=1)[0].label == "standing"
+    last = vitlite.load(tmp_path / "last")
+    torch.testing.assert_close(last(last.preprocess(picture)), model(model.preprocess(picture)))
+
+
+RECIPES = {
+    "adamw": {},
+    "muon": {"optimizer": "muon", "augmentation": STRENGTHS["strong"]},
+    "parts": {"accumulate": 2, "layer_decay": 0.7},
+    "bfloat16": {"bfloat16": True},
+}
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, monkeypatch, kind):
+    config, recipe = CONFIG.replace(drop_path=0.2, dropout=0.1), settings(**RECIPES[kind])
+    whole = new_model(config)
+    train(whole, stripes(24), tmp_path / "whole", recipe)
+    step, ends = loop._step, iter([2, 3, 100])  # killed in the first epoch, in the second, and no more
+
+    def mortal(run, rows):
+        if (left := limits.pop()) == 0:
+            raise Killed
+        limits.append(left - 1)
+        return step(run, rows)
+
+    monkeypatch.setattr(loop, "_step", mortal)
+    for limit in ends:
+        limits = [limit]
+        torch.rand(limit)  # the state of torch's own generator shall not matter
+        model = new_model(config)
+        try:
+            train(model, stripes(24), tmp_path / "parts", recipe, save_every=0)
+        except Killed:
+            assert limit < 100
+    for (name, wanted), weight in zip(whole.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(weight, wanted), name
+
+
+def test_every_epoch_sees_every_picture_once(tmp_path, monkeypatch):
+    step, seen = loop._step, []
+    monkeypatch.setattr(loop, "_step", lambda run, rows: (seen.extend(rows.tolist()), step(run, rows))[1])
+    train(new_model(), stripes(24), tmp_path, settings())
+    assert sorted(seen[:24]) == sorted(seen[24:]) == list(range(24))
+    assert seen[:24] != seen[24:]
+
+
+def test_pictures_are_trained_on_as_predict_prepares_them():
+    model, data, rows = new_model(), stripes(8), torch.tensor([5, 2, 7])
+    for changes in ({"mean": (0.4, 0.5, 0.6)}, {"scale": 1 / 127.5, "mean": (1.0,), "std": (1.0,)}):
+        model.preprocess = Preprocess(replace(RECIPE, **changes), model)
+        begun = Run(model, data, settings(augmentation=STRENGTHS["none"]))
+        images, labels = loop._batch(begun, rows)
+        assert torch.allclose(images, model.preprocess.batch(list(data.images[rows])), atol=1e-5)
+        assert labels.argmax(1).tolist() == data.labels[rows].tolist()
+
+
+def test_a_frozen_backbone_stays(tmp_path):
+    model = new_model(CONFIG.replace(drop_path=0.5))
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    modes: list[bool] = []
+    model.register_forward_hook(lambda *_: modes.append(model.blocks[1].drop_path.training))
+    train(model, stripes(24), tmp_path, settings(frozen=True))
+    assert not any(modes)  # its features are those it will give later
+    changed = [name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])]
+    assert changed == ["head.weight", "head.bias"]
+
+
+def test_plain_attention_has_the_gradients_of_the_fused():
+    attention = new_model().blocks[0].attn
+    x = torch.randn(2, 5, 32, requires_grad=True)
+    (plain,) = torch.autograd.grad(attention(x).square().sum(), x)
+    q, k, v = attention.split(x)
+    fused = attention.proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+    (wanted,) = torch.autograd.grad(fused.square().sum(), x)
+    torch.testing.assert_close(plain, wanted)
+
+
+def test_fewer_pictures_than_a_batch(tmp_path):
+    assert len(train(new_model(), stripes(6), tmp_path, settings(batch=64))) == 2
+
+
+def test_a_diverged_loss_is_an_error_and_leaves_the_last_checkpoint(tmp_path):
+    model, data = new_model(), stripes(24)
+    train(model, data, tmp_path, settings(epochs=2))
+    before = (tmp_path / STATE).read_bytes()
+    broken = new_model()
+    nn.init.constant_(broken.head.bias, torch.nan)
+    with pytest.raises(TrainError, match=r"loss became nan in epoch \d, step \d.*last holds.*lower lr") as caught:
+        train(broken, data, tmp_path / "new", settings())
+    assert "lower --lr and another --out" in caught.value.for_command_line()
+    assert (tmp_path / STATE).read_bytes() == before
+    assert not (tmp_path / "new" / STATE).exists()
+
+
+def test_infinite_gradients_take_no_step(tmp_path):
+    model = new_model()
+    model.head.weight.register_hook(lambda gradient: gradient * torch.inf)
+    with pytest.raises(TrainError, match="loss became nan in epoch 1, step 1"):
+        train(model, stripes(24), tmp_path, settings())
+    assert all(weight.isfinite().all() for weight in model.parameters())
+
+
+def test_a_picture_that_cannot_be_read_is_named(folders, tmp_path):
+    (folders / "train" / "lying" / "0.png").write_bytes(b"no picture")
+    model = new_model()
+    data = read_folder(folders / "train", model.preprocess.pixels, ("lying", "standing"))
+    with pytest.raises(ImageError, match=r"Cannot read .*lying/0.png"):
+        train(model, data, tmp_path, settings())
+
+
+def test_models_that_do_not_fit_the_data(tmp_path):
+    with pytest.raises(TrainError, match="data have 2 classes and the model's head 5"):
+        train(new_model(CONFIG.replace(num_classes=5)), stripes(8), tmp_path, settings())
+    for use in (partial(train, out=tmp_path, settings=settings()), measure):
+        with pytest.raises(TrainError, match=r"no preprocessing.*model.preprocess = ") as caught:
+            use(ViT(CONFIG), stripes(8))
+        assert "--model NAME --weights PATH" in caught.value.for_command_line()
+
+
+def test_pictures_that_do_not_fit_the_model(tmp_path):
+    model, data = new_model(), stripes(8)
+    large = replace(data, images=data.images.repeat(1, 1, 2, 2))
+    turned, three = replace(data, classes=data.classes[::-1]), replace(data, classes=(*data.classes, "sitting"))
+    sizes, classes = "are of 32 x 32 pixels.*makes them 16 x 16. Prepare", "the model's: standing for lying, lying for"
+    for other, text in ((large, sizes), (turned, classes), (three, "have 3 classes and the model 2")):
+        with pytest.raises(TrainError, match=text):
+            train(model, data, tmp_path / "out", settings(), validation=other)
+        with pytest.raises(TrainError, match=text):
+            measure(model, other)
+    with pytest.raises(TrainError, match=sizes):
+        train(model, large, tmp_path / "out", settings())
+    assert not (tmp_path / "out").exists()
+    model.labels = None
+    measure(model, turned)  # no names that would say otherwise
+
+
+def grey_model():
+    """Of the zoo, whose pictures had three channels."""
+    return vitlite.create("vit_nano_4.cifar10", channels=1, num_classes=2, image_size=16)
+
+
+def test_a_model_of_the_zoo_with_one_channel(folders, tmp_path):
+    model = grey_model()
+    same_for_all = replace(model.preprocess.recipe, mean=(0.5,) * 3, std=(0.25,) * 3)
+    model.preprocess = Preprocess(same_for_all, model)
+    data, validation = (
+        read_folder(folders / split, model.preprocess.pixels, ("lying", "standing")) for split in ("train", "val")
+    )
+    history = train(model, data, tmp_path / "out", settings(), validation=validation)
+    best = vitlite.load(tmp_path / "out" / "best")
+    paths = [str(path) for path in validation.images.pictures]
+    labels = [predictions[0].label for predictions in best.predict(paths, top=1)]
+    right = sum(label == validation.classes[wanted] for label, wanted in zip(labels, validation.labels, strict=True))
+    assert max(record["val_top1"] for record in history) == measure(best, validation).top1 == right / len(labels)
+
+
+def test_a_recipe_for_more_channels_than_the_model_has(folders, tmp_path):
+    model = grey_model()
+    data = read_folder(folders / "train", model.preprocess.pixels, ("lying", "standing"))
+    model.labels = data.classes
+    for use in (partial(train, out=tmp_path / "out", settings=settings()), measure):
+        with pytest.raises(ImageError, match="mean and std for 3 channels, the model takes 1"):
+            use(model, data)

@@ -1,0 +1,51 @@
+"""AdamW and Muon: which weights each has, and where they move them."""
+
+import torch
+from tiny_run import CONFIG, new_model, settings
+from torch import nn
+
+from vitlite.training.optim import Muon, optimizers, orthogonal
+
+
+def test_orthogonal_evens_out_singular_values():
+    torch.manual_seed(0)
+    for shape in ((2, 8, 32), (2, 32, 8), (1, 16, 16)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+        assert values.min() > 0.4
+        assert values.max() < 1.3
+
+
+def test_muon_takes_query_key_and_value_apart():
+    joint = nn.Parameter(torch.zeros(24, 8))
+    parts = [nn.Parameter(torch.zeros(8, 8)) for _ in range(3)]
+    joint.grad = torch.randn(24, 8)
+    for part, gradient in zip(parts, joint.grad.chunk(3), strict=True):
+        part.grad = gradient.clone()
+    tall = nn.Parameter(torch.zeros(24, 8))
+    tall.grad = joint.grad.clone()
+    Muon([{"params": [joint], "parts": 3}, {"params": [tall]}], lr=0.1).step()
+    Muon([{"params": parts}], lr=0.1).step()
+    torch.testing.assert_close(joint, torch.cat(list(parts)))
+    assert (tall - joint).abs().max() > 0.01
+
+
+def test_muon_takes_only_query_key_and_value_apart():
+    model = new_model(CONFIG.replace(mlp_dim=3 * CONFIG.dim))
+    _, muon = optimizers(model, dict(model.named_parameters()), settings(optimizer="muon"))
+    apart = {weight for group in muon.param_groups if group["parts"] == 3 for weight in group["params"]}
+    assert apart == {block.attn.qkv.weight for block in model.blocks}
+
+
+def test_layer_decay_and_what_does_not_decay():
+    model = new_model()
+    for name in ("adamw", "muon"):
+        both = optimizers(model, dict(model.named_parameters()), settings(optimizer=name, layer_decay=0.5))
+        names = {weight: name for name, weight in model.named_parameters()}
+        groups = {names[w]: (g["scale"], g["weight_decay"]) for o in both for g in o.param_groups for w in g["params"]}
+        assert set(groups) == set(names.values())
+        assert groups["head.weight"] == (1.0, 0.05)
+        assert groups["norm.weight"] == groups["head.bias"] == (1.0, 0.0)
+        assert groups["blocks.1.attn.qkv.weight"] == (0.5, 0.05)
+        assert groups["blocks.0.mlp.fc1.bias"] == (0.25, 0.0)
+        assert groups["cls_token"] == groups["pos_embed"] == (0.125, 0.0)
+        assert groups["patch_embed.proj.weight"] == (0.125, 0.05)

@@ -1,0 +1,138 @@
+"""What a state is: everything that a run needs to go on, and nothing of another run."""
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_run import Killed, new_model, settings, stop, stripes
+from torch import nn
+
+import vitlite
+from vitlite.disk import replacing
+from vitlite.errors import TrainError
+from vitlite.training import read_folder, run, train
+from vitlite.training.run import STATE, Run
+
+
+def test_the_average_follows_the_weights(tmp_path):
+    model = new_model()
+    begun = Run(model, stripes(24), settings(ema=0.5))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(2.0)
+        for average in begun.averages.values():
+            average.fill_(1.0)
+    begun.average(1000)
+    with begun.averaged() as averaged:
+        assert averaged.head.bias.tolist() == [1.5, 1.5]
+    assert model.head.bias.tolist() == [2.0, 2.0]
+
+
+def test_a_full_disk_leaves_the_last_state(tmp_path, monkeypatch):
+    data = stripes(24)
+    with pytest.raises(Killed):
+        train(new_model(), data, tmp_path, settings(), after_epoch=stop)
+    before = (tmp_path / STATE).read_bytes()
+
+    def full(path, tensors, metadata):
+        with replacing(path) as temporary:
+            temporary.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(run, "write_tensors", full)
+    with pytest.raises(TrainError, match=r"Cannot write .*state.safetensors: .*No space left.*intact"):
+        train(new_model(), data, tmp_path, settings(), save_every=0)
+    assert (tmp_path / STATE).read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "log.jsonl", STATE]
+
+
+def test_another_run_is_not_overwritten(tmp_path):
+    train(new_model(), stripes(24), tmp_path, settings())
+    changes = r"lr was 0.001 and is 0.01; pictures was '24, sha256 \w+' and is '16, sha256 \w+'\. Use its"
+    with pytest.raises(TrainError, match=f"another run: {changes}"):
+        train(new_model(), stripes(16), tmp_path, settings(lr=0.01))
+    (tmp_path / STATE).write_bytes(b"nothing like it")
+    with pytest.raises(TrainError, match=r"not the state of a run, or is damaged.*begin anew.*last"):
+        train(new_model(), stripes(24), tmp_path, settings())
+
+
+def test_a_run_goes_on_with_what_it_began_with(tmp_path):
+    first, second, data = new_model(), new_model(), stripes(24)
+    nn.init.ones_(second.blocks[0].attn.qkv.weight)
+    for name, model in (("first", first), ("second", second)):
+        model.save(tmp_path / name)
+    for out, recipe, wrong in (
+        ("whole", settings(), "weights was"),
+        ("head", settings(frozen=True), r"weights was .*; frozen weights was 'sha256 \w+' and is"),
+    ):
+        model = vitlite.load(tmp_path / "first")
+        with pytest.raises(Killed):
+            train(model, data, tmp_path / out, recipe, after_epoch=stop)
+        with pytest.raises(TrainError, match=f"another run: {wrong}"):
+            train(vitlite.load(tmp_path / "second"), data, tmp_path / out, recipe)
+        assert len(train(model, data, tmp_path / out, recipe)) == 2  # as in a notebook: changed by the run itself
+    train(first, data, tmp_path / "made", settings(frozen=True))
+    with pytest.raises(TrainError, match="another run: frozen weights was"):
+        train(second, data, tmp_path / "made", settings(frozen=True))
+
+
+def test_a_run_goes_on_with_the_same_pictures(tmp_path, folders, monkeypatch):
+    out, data = tmp_path / "out", stripes(24)
+    train(new_model(), data, out, settings())
+    for other in (replace(data, labels=1 - data.labels), replace(data, images=data.images.flip(0))):
+        with pytest.raises(TrainError, match="another run: pictures was"):
+            train(new_model(), other, out, settings())
+
+    def read(folder):
+        return read_folder(folder, new_model().preprocess.pixels, data.classes).digest()
+
+    before, (lying, standing) = read(folders / "train"), (folders / "train" / name for name in data.classes)
+    monkeypatch.chdir(folders)
+    assert read(Path("train")) == before  # the same from elsewhere
+    with (lying / "0.png").open("ab") as picture:
+        picture.write(b"more")
+    assert read(folders / "train") != before
+    (lying / "0.png").unlink()
+    (lying / "0.png").symlink_to("nowhere")
+    missing = read(folders / "train")
+    (lying / "0.png").unlink()
+    fewer = read(folders / "train")
+    lying.rename(folders / "train" / "other")
+    standing.rename(lying)
+    (folders / "train" / "other").rename(standing)
+    assert len({before, missing, fewer, read(folders / "train")}) == 4
+
+
+def test_the_state_of_a_run_before_pictures_were_hashed(tmp_path, monkeypatch):
+    identity = Run.identity
+    monkeypatch.setattr(Run, "identity", lambda run: identity(run) | {"pictures": len(run.data)})
+    train(new_model(), stripes(24), tmp_path, settings())
+    monkeypatch.setattr(Run, "identity", identity)
+    with pytest.raises(TrainError, match="holds another run: pictures was 24 and is '24, sha256"):
+        train(new_model(), stripes(24), tmp_path, settings())
+
+
+def test_the_end_may_move_before_the_learning_rate_knows_of_it(tmp_path):
+    whole, moved, data = new_model(), new_model(), stripes(24)
+    train(whole, data, tmp_path / "whole", settings(epochs=4))
+    with pytest.raises(Killed):
+        train(moved, data, tmp_path / "moved", settings(epochs=2), after_epoch=stop)
+    train(moved, data, tmp_path / "moved", settings(epochs=4))
+    assert all(map(torch.equal, moved.parameters(), whole.parameters()))
+    with pytest.raises(TrainError, match="another run: epochs was 4 and is 6"):
+        train(moved, data, tmp_path / "moved", settings(epochs=6))
+
+
+def test_a_run_may_be_given_pictures_to_validate_with_later(tmp_path):
+    model, data = new_model(), stripes(24)
+    with pytest.raises(Killed):
+        train(model, data, tmp_path, settings(), after_epoch=stop)
+    first, second = train(model, data, tmp_path, settings(), validation=stripes(8, seed=1))
+    for other in (stripes(8, seed=2), None):  # with which `best` would compare what cannot be compared
+        with pytest.raises(TrainError, match="another run: validation was 'sha256"):
+            train(model, data, tmp_path, settings(), validation=other)
+    assert "val_top1" not in first
+    assert second["val_top1"] >= 0
+    assert (tmp_path / "best").exists()

@@ -1,0 +1,32 @@
+"""The model that a run begins with."""
+
+import torch
+from tiny_run import RECIPE, new_model
+
+from vitlite.training.start import random_model, usual_recipe, with_drop_path
+
+
+def test_random_weights_with_the_preprocessing_that_is_usual() -> None:
+    model = random_model("vit_nano_4", num_classes=3, image_size=16, device="cpu")
+    assert (model.config.num_classes, model.config.size) == (3, (16, 16))
+    assert model.preprocess.model is model
+    assert model.preprocess.recipe.std == (0.2470, 0.2435, 0.2616)  # the zoo's for this name
+    assert model.source is None
+
+
+def test_a_name_without_a_record_gets_the_whole_picture() -> None:
+    config = new_model().config.replace(channels=1)
+    recipe = usual_recipe("vit_small_14", config)
+    assert (recipe.size, recipe.resize) == (config.size, config.size)
+    assert recipe.mean == recipe.std == (0.5,)
+
+
+def test_stochastic_depth_changes_nothing_else() -> None:
+    model = new_model()
+    model.labels = ("a", "b")
+    changed = with_drop_path(model, 0.1)
+    assert (changed.config.drop_path, model.config.drop_path) == (0.1, 0.0)
+    assert all(map(torch.equal, changed.parameters(), model.parameters()))
+    assert changed.labels == model.labels
+    assert changed.preprocess.recipe == RECIPE
+    assert changed.preprocess.model is changed
