@@ -63,18 +63,6 @@ def test_folders_in_the_order_of_the_labels(photos: Path, tmp_path: Path, capsys
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:3]] == [["n01", "1"], ["n02", "1"]]
 
 
-def test_a_name_that_is_no_unicode(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (photos / "horse").rename(photos / "\udcff")
-    (photos / "cat").rename(photos / "n01")
-    config = ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2)
-    model = ViT(config)
-    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,))
-    model.labels, model.preprocess = ("tabby", "missile"), Preprocess(recipe, model)
-    model.save(tmp_path / "model")
-    assert main(["eval", str(photos), "--model", str(tmp_path / "model"), "--out", str(tmp_path / "out")]) == 0
-    assert json.loads((tmp_path / "out" / "eval.json").read_text())["classes"] == ["n01", "\udcff"]
-
-
 def test_what_to_do_about_other_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = small_cifar10(tmp_path / "data")
     new_model(CONFIG.replace(num_classes=5)).save(tmp_path / "five")

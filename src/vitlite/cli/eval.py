@@ -1,6 +1,5 @@
 """`vitlite eval`: measure accuracy on labelled pictures."""
 
-import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -49,8 +48,7 @@ def _evaluate(args: Namespace) -> int:
         _print(measured, pictures)
         if args.out:
             args.out.mkdir(parents=True, exist_ok=True)
-            figures = json.dumps(_figures(args.model, model, measured, pictures), indent=1)
-            disk.write_text(args.out / "eval.json", figures + "\n")
+            disk.write_json(args.out / "eval.json", _figures(args.model, model, measured, pictures))
             draw_confusion(measured.confusion, pictures.classes, args.out / "confusion.png")
     return 0
 
