@@ -1,5 +1,7 @@
 """Errors are vitlite's own and also what Python callers expect, and hints name what is near."""
 
+import pickle
+
 import pytest
 
 from vitlite import errors
@@ -41,3 +43,23 @@ def test_a_hint_names_what_is_near_or_nothing() -> None:
     assert closest("vit_base_16", names, count=1) == " Did you mean vit_base_16?"
     assert closest("resnet", names) == ""
     assert closest(None, names) == ""  # type: ignore[arg-type]
+
+
+def test_an_error_speaks_both_tongues() -> None:
+    error = errors.CheckpointError("It is cut short.", python="Call fetch().", command="Say --update.", field="weights")
+    assert str(error) == "It is cut short. Call fetch()."
+    assert error.for_command_line() == "It is cut short. Say --update."
+    assert errors.CheckpointError("It is cut short.", python="Fetch it.").for_command_line().endswith("Fetch it.")
+    assert errors.CheckpointError("It is cut short.", python="Fetch it.", command="").for_command_line()[-1] == "."
+
+
+@pytest.mark.parametrize("name", ALSO)
+def test_context_and_pickling_keep_everything(name: str) -> None:
+    kind = getattr(errors, name)
+    error = kind("It is cut short.", python="Call fetch().", command="Say --update.", field="weights")
+    inside = error.within("a.npz")
+    again = pickle.loads(pickle.dumps(inside))
+    assert type(again) is kind
+    assert str(again) == "a.npz: It is cut short. Call fetch()."
+    assert again.for_command_line() == "a.npz: It is cut short. Say --update."
+    assert again.field == "weights"

@@ -153,7 +153,9 @@ def load(
         DownloadError, CheckpointError, ConfigError: as in `create`; what remains unknown is asked for by name.
     """
     if str(source) in zoo.NAMES and not Path(source).exists() and "/" not in str(source):
-        raise UnknownNameError(f"{source!r} is a name of the zoo, not a place: vitlite.create({str(source)!r}).")
+        raise UnknownNameError(
+            f"{source!r} is a name of the zoo, not a place:", python=f"vitlite.create({str(source)!r})."
+        )
     if config is not None and not isinstance(config, ViTConfig):
         raise ConfigError(f"config= takes a vitlite.ViTConfig, got {config!r}.")
     claims = []
@@ -262,8 +264,9 @@ def _wish(config: ViTConfig, options: Options) -> Wish:
     moved = target.pool != config.pool
     if moved and config.num_classes and options.num_classes is None:
         raise ConfigError(
-            f"These weights pool {config.pool!r}, and their head means nothing after {target.pool!r}. Leave pool out, "
-            "or say which head you want with it: num_classes=0 for none, another number for a new one."
+            f"These weights pool {config.pool!r}, and their head means nothing after {target.pool!r}.",
+            python="Leave pool out, or say which head you want with it: num_classes=0 for none, another number for a "
+            "new one.",
         )
     if moved and "cls_and_mean" in (target.pool, config.pool) and (config.fc_norm or config.pre_logits):
         raise ConfigError(f"pool={target.pool!r} changes the width of a trained layer before the head. Leave it out.")

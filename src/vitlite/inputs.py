@@ -17,37 +17,41 @@ def check_images(images: Any, config: ViTConfig, device: torch.device, dtype: to
     """
     if not isinstance(images, Tensor):
         raise InputError(
-            f"The model takes a tensor (batch, {config.channels}, height, width), got {type(images).__name__}. "
-            "For pictures: model.predict(picture), or model(model.preprocess(picture))."
+            f"The model takes a tensor (batch, {config.channels}, height, width), got {type(images).__name__}.",
+            python="For pictures: model.predict(picture), or model(model.preprocess(picture)).",
         )
     _check_shape(tuple(images.shape), config)
     if not images.is_floating_point():
         raise InputError(
-            f"The model takes normalised floats, got {images.dtype}. "
-            "For pictures of whole numbers: model.preprocess(images), which scales and normalises."
+            f"The model takes normalised floats, got {images.dtype}.",
+            python="For pictures of whole numbers: model.preprocess(images), which scales and normalises.",
         )
     if images.device != device:
-        raise InputError(f"Images are on {images.device}, the model on {device}. Move one: images.to(model.device).")
+        raise InputError(
+            f"Images are on {images.device}, the model on {device}.", python="Move one: images.to(model.device)."
+        )
     if images.dtype != dtype and not torch.is_autocast_enabled(images.device.type):
-        raise InputError(f"Images are {images.dtype}, the model {dtype}. Convert one: images.to(model.dtype).")
+        raise InputError(
+            f"Images are {images.dtype}, the model {dtype}.", python="Convert one: images.to(model.dtype)."
+        )
 
 
 def _check_shape(shape: tuple[int, ...], config: ViTConfig) -> None:
     c, p = config.channels, config.patch_size
     wanted = f"(batch, {c}, height, width)"
     if len(shape) != 4:
-        hint = " Add the batch: images[None]." if len(shape) == 3 else ""
-        raise InputError(f"The model takes {wanted}, got shape {shape}.{hint}")
+        hint = "Add the batch: images[None]." if len(shape) == 3 else ""
+        raise InputError(f"The model takes {wanted}, got shape {shape}.", python=hint)
     batch, channels, height, width = shape
     if channels != c:
-        hint = f" For other channels: create(..., channels={channels})."
+        hint = f"For other channels: create(..., channels={channels})."
         if width == c:
-            hint = " Channels come second: images.permute(0, 3, 1, 2)."
-        raise InputError(f"The model takes {wanted}, got shape {shape}.{hint}")
+            hint = "Channels come second: images.permute(0, 3, 1, 2)."
+        raise InputError(f"The model takes {wanted}, got shape {shape}.", python=hint)
     if batch == 0:
         raise InputError(f"The batch is empty: got shape {shape}. Pass at least one image.")
     if height % p or width % p or height < p or width < p:
         raise InputError(
-            f"Images of {height} x {width} pixels do not divide into patches of {p}. "
-            f"{fitting((height, width), p)} Resize or crop them; model.preprocess does."
+            f"Images of {height} x {width} pixels do not divide into patches of {p}. {fitting((height, width), p)}",
+            python="Resize or crop them; model.preprocess does.",
         )

@@ -361,7 +361,8 @@ class ViT(nn.Module):
         wanted = [layers] if isinstance(layers, int) else list(layers)
         for i in wanted:
             if type(i) is not int or not -depth <= i < depth:
-                raise InputError(f"layers has {i!r}; the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1.")
+                text = f"layers has {i!r}; the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1."
+                raise InputError(text, field="layers")
         return [i % depth for i in wanted]
 
 

@@ -224,8 +224,9 @@ def image_size_from_table(layout: Layout, facts: Mapping[str, Any], settled: Map
     if size is None:
         return {"positions": Word("learned", TENSORS, True)}
     raise CheckpointError(
-        f"Its position table has {rows} rows, which is not an image of {size} in patches of {patch}."
-        " To run it at another size: image_size=."
+        f"Its position table has {rows} rows, which is not an image of {size} in patches of {patch}.",
+        python="To run it at another size: image_size=.",
+        command="To run it at another size: --size.",
     )
 
 

@@ -1,0 +1,60 @@
+"""The rooms of vitlite, and who may import whom: for the test of imports, and for the plan on the page inside.md.
+
+A room is a folder, or a module that stands by itself. Each line says what the room does, and which rooms it may use.
+"""
+
+from typing import NamedTuple
+
+
+class Room(NamedTuple):
+    """A room: what it does, in words for the plan, and the rooms that it uses."""
+
+    does: str
+    uses: str = ""
+
+
+ROOMS = {
+    # The floor that a reader meets, from the ground up.
+    "errors": Room("what went wrong, and what to do, in Python and at the command line"),
+    "config": Room("what a ViT is made of, and the presets", "errors"),
+    "costs": Room("parameters and multiply-adds, counted from a config", "config"),
+    "disk": Room("files whole or not at all, one process at a time"),
+    "positions": Room("where each patch is", "config"),
+    "inputs": Room("images that fit, or an error", "config errors"),
+    "speed.onednn": Room("which operators this CPU is quick with, each proved before its use"),
+    "model": Room("the network", "positions inputs speed.onednn config errors"),
+    "images": Room("pictures become tensors, as the weights saw them", "errors"),
+    "predict": Room("pictures become answers", "images errors"),
+    # Behind it.
+    "weights": Room(
+        "a name or a place becomes verified bytes, and these a filled model; and back",
+        "model positions images config costs disk errors",
+    ),
+    "factory": Room("create and load", "weights model images config errors"),
+    "convert": Room("weights in another library's layout", "factory weights model config disk errors"),
+    "speed": Room("a model becomes a fast one", "model costs config errors speed.onednn"),
+    "export": Room("a model becomes a file for other runtimes", "speed model images disk errors"),
+    "draw": Room("what a model looks at, as pictures; and the curves of a run", "model positions images disk errors"),
+    "training": Room(
+        "labelled pictures become weights", "factory weights model images config speed.onednn disk errors"
+    ),
+    "bulk": Room("many pictures become rows", "predict images model disk errors"),
+    "cli": Room(
+        "words of a command line become calls of all the others",
+        "bulk training draw export convert speed factory weights predict model images config costs disk errors",
+    ),
+}
+
+# Inside a function, for convenience: the only arrows up.
+UP = {("model", "images"), ("model", "predict"), ("model", "weights")}
+
+
+def room_of(module: str) -> str:
+    """The room of a module, by its dotted name without `vitlite.`: "weights.zoo" is in "weights".
+
+    >>> room_of("weights.sidecar.timm"), room_of("speed.onednn"), room_of("config")
+    ('weights', 'speed.onednn', 'config')
+    """
+    if module in ROOMS:
+        return module
+    return module.split(".")[0]

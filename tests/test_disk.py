@@ -1,0 +1,91 @@
+"""Files are there whole or not at all, and one process works at a time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vitlite.disk import locked, replacing, write_json, write_text
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "first\r\nline")
+    assert path.read_bytes() == b"first\r\nline"
+    write_json(path, {"é": [1, 2]})
+    assert json.loads(path.read_text("utf-8")) == {"é": [1, 2]}
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def write_half(path: Path) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text("half of the n")
+        raise RuntimeError("stop")
+
+
+def test_what_was_there_survives_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(RuntimeError, match="stop"):
+        write_half(path)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from vitlite.disk import replacing
+with replacing(Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_was_there_survives_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    child = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "writing\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    assert path.read_text() == "old"
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from vitlite.disk import locked
+with locked(Path(sys.argv[1]), wait=False):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.lock"
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(BlockingIOError, match="another process holds"), locked(path, wait=False):
+        pass
+    started = time.monotonic()
+    child.stdin.close()
+    with locked(path, wait=True):
+        assert child.wait(30) == 0
+    child.stdout.close()
+    assert time.monotonic() - started < 30
+    with locked(path, wait=False):
+        pass
+    assert not path.exists()
