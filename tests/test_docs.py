@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import pytest
 from server import Hub
 
-from vitlite.cli import main as cli
+from vitlite.cli.main import main
 from vitlite.weights import zoo
 from vitlite.model import ViT
 
@@ -130,7 +130,7 @@ def run_line(line: str, place: str) -> str:
     """Runs a line of a shell block, in this process where it is only vitlite's own."""
     if line.startswith("vitlite ") and not set(line) & set("|<>$&;"):
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-            code = cli.main(shlex.split(line, comments=True)[1:])
+            code = main(shlex.split(line, comments=True)[1:])
         assert code == 0, f"{place}: {line!r} ended with {code}: {err.getvalue()}"
         return out.getvalue()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
