@@ -23,14 +23,10 @@ from cnn import accuracy, stem, train_cnn
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig
-from vitlite.weights import zoo
-from vitlite.training.augment import STRENGTHS, Augmentation
-from vitlite.training.datasets import read_cifar10
-from vitlite.training.evaluate import measure
-from vitlite.images import Preprocess
+from vitlite.images import Preprocess, Recipe
 from vitlite.model import Attention
-from vitlite.training.settings import Optimizer, Settings
-from vitlite.training.loop import train
+from vitlite.training import STRENGTHS, Augmentation, Optimizer, Pictures, Settings, measure, read_cifar10, train
+from vitlite.weights import zoo
 from vitlite.weights.sidecar import recipe_from_record
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
@@ -61,8 +57,10 @@ class RelativeAttention(Attention):
         super().__init__(config)
         h, w = config.grid
         self.offsets = nn.Parameter(torch.zeros(config.heads, (2 * h - 1) * (2 * w - 1)))
-        rows, columns = (axis.flatten() for axis in torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij"))
-        down, right = (axis[:, None] - axis + side - 1 for axis, side in ((rows, h), (columns, w)))
+        rows = torch.arange(h).repeat_interleave(w)  # of each patch
+        columns = torch.arange(w).repeat(h)
+        down = rows[:, None] - rows + h - 1  # from each patch to each, from 0
+        right = columns[:, None] - columns + w - 1
         self.register_buffer("which", down * (2 * w - 1) + right, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,46 +124,64 @@ def run(row: Row, rate: float, seed: int, folder: Path) -> dict[str, Any]:
     parts = {split: read_cifar10(folder, split) for split in ("train", "val", "test")}
     start = time.process_time()
     if row.config is None:
-        cnn = train_cnn(parts["train"], recipe, LIGHT, epochs=row.epochs, seed=seed, batch=BATCH)
-        scores = {split: accuracy(cnn, parts[split], recipe) for split in ("val", "test")}
-        weights = sum(weight.numel() for weight in cnn.parameters())
+        model: nn.Module = train_cnn(parts["train"], recipe, LIGHT, epochs=row.epochs, seed=seed, batch=BATCH)
+        scores = {split: accuracy(model, parts[split], recipe) for split in ("val", "test")}
     else:
-        torch.manual_seed(seed)
-        model = row.kind(row.config)
-        model.preprocess = Preprocess(recipe, model)
-        settings = Settings(
-            epochs=row.epochs,
-            batch=BATCH,
-            lr=rate,
-            seed=seed,
-            warmup=0.3,
-            decay=0.6,
-            ema=0.99,
-            augmentation=LIGHT,
-            optimizer=row.optimizer,
-        )
-        with TemporaryDirectory() as out:
-            train(model, parts["train"], Path(out), settings)
+        model = train_vit(row, rate, seed, parts["train"], recipe)
         scores = {split: measure(model, parts[split]).top1 for split in ("val", "test")}
-        weights = sum(weight.numel() for weight in model.parameters())
-    seconds = round(time.process_time() - start)
-    return {"weights": weights, "cpu_seconds": seconds} | {name: round(score, 4) for name, score in scores.items()}
+    return {
+        "weights": sum(weight.numel() for weight in model.parameters()),
+        "cpu_seconds": round(time.process_time() - start),
+        "val": round(scores["val"], 4),
+        "test": round(scores["test"], 4),
+    }
+
+
+def train_vit(row: Row, rate: float, seed: int, data: Pictures, recipe: Recipe) -> ViT:
+    """A model of that row, trained."""
+    torch.manual_seed(seed)
+    model = row.kind(row.config)
+    model.preprocess = Preprocess(recipe, model)
+    settings = Settings(
+        epochs=row.epochs,
+        batch=BATCH,
+        lr=rate,
+        seed=seed,
+        warmup=0.3,
+        decay=0.6,
+        ema=0.99,
+        augmentation=LIGHT,
+        optimizer=row.optimizer,
+    )
+    with TemporaryDirectory() as out:
+        train(model, data, Path(out), settings)
+    return model
 
 
 def table(results: dict[str, Any]) -> str:
     """The results as Markdown: mean and range over the seeds, at the learning rate that is best on `val`."""
     lines = ["| | learning rate | weights | test accuracy, mean (each seed) |", "|---|---|---|---|"]
     for name, row in ROWS.items():
-        runs = {rate: [r for s in SEEDS if (r := results.get(f"{name} {rate} {s}"))] for rate in row.rates}
-        runs = {rate: found for rate, found in runs.items() if found}
-        if runs:
-            best = max(runs, key=lambda rate: mean(r["val"] for r in runs[rate]))
-            scores = [100 * r["test"] for r in runs[best]]
-            each = ", ".join(f"{score:.1f}" for score in scores)
-            shown = "SGD, 0.1" if row.config is None else f"{best:g}"
-            millions = runs[best][0]["weights"] / 1e6
-            lines.append(f"| {row.title} | {shown} | {millions:.2f} M | **{mean(scores):.1f}** ({each}) |")
+        rate, runs = best_runs(results, name, row)
+        if not runs:
+            continue
+        scores = [100 * run["test"] for run in runs]
+        each = ", ".join(f"{score:.1f}" for score in scores)
+        shown_rate = "SGD, 0.1" if row.config is None else f"{rate:g}"
+        millions = runs[0]["weights"] / 1e6
+        lines.append(f"| {row.title} | {shown_rate} | {millions:.2f} M | **{mean(scores):.1f}** ({each}) |")
     return "\n".join(lines)
+
+
+def best_runs(results: dict[str, Any], name: str, row: Row) -> tuple[float, list[dict[str, Any]]]:
+    """The learning rate that is best on `val`, and its runs, one a seed; no runs where there are none yet."""
+    best_rate, best = 0.0, []
+    for rate in row.rates:
+        keys = [f"{name} {rate} {seed}" for seed in SEEDS]
+        runs = [results[key] for key in keys if key in results]
+        if runs and (not best or mean(run["val"] for run in runs) > mean(run["val"] for run in best)):
+            best_rate, best = rate, runs
+    return best_rate, best
 
 
 def main() -> None:
@@ -177,15 +193,16 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for seed in args.seeds:
-        for name in ROWS if "all" in args.rows else args.rows:
-            for rate in ROWS[name].rates:
-                key = f"{name} {rate} {seed}"
-                if key not in results:
-                    results[key] = run(ROWS[name], rate, seed, args.data)
-                    print(key, results[key], file=sys.stderr, flush=True)
-                    RESULTS.parent.mkdir(exist_ok=True)
-                    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    names = list(ROWS) if "all" in args.rows else args.rows
+    wanted = [(name, rate, seed) for seed in args.seeds for name in names for rate in ROWS[name].rates]
+    for name, rate, seed in wanted:
+        key = f"{name} {rate} {seed}"
+        if key in results:
+            continue
+        results[key] = run(ROWS[name], rate, seed, args.data)
+        print(key, results[key], file=sys.stderr, flush=True)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     if args.table:
         print(table(results))
 

@@ -6,12 +6,11 @@ width. Shapes: b pictures, h and w pixels.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from vitlite.training.augment import Augmentation, Draws, augment, shuffled
-from vitlite.training.datasets import Pictures
-from vitlite.training.evaluate import normalise
-from vitlite.images import Recipe
+from vitlite.images import Recipe, normalise
+from vitlite.training import Augmentation, Pictures
+from vitlite.training.augment import Draws, augment, shuffled
 
 
 class Stage(nn.Sequential):
@@ -39,7 +38,9 @@ def small_cnn(classes: int) -> nn.Sequential:
     return nn.Sequential(stem(), Stage(64, 128), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(128, classes))
 
 
-def train_cnn(data: Pictures, recipe: Recipe, how: Augmentation, *, epochs: int, seed: int, batch: int) -> nn.Module:
+def train_cnn(
+    data: Pictures, recipe: Recipe, augmentation: Augmentation, *, epochs: int, seed: int, batch: int
+) -> nn.Module:
     """SGD with momentum under a learning rate that rises and falls linearly, which suits CNNs."""
     torch.manual_seed(seed)
     model = small_cnn(len(data.classes)).to(memory_format=torch.channels_last)
@@ -50,7 +51,8 @@ def train_cnn(data: Pictures, recipe: Recipe, how: Augmentation, *, epochs: int,
     )
     for epoch in range(epochs):
         for rows in shuffled(seed, epoch, len(data))[: steps * batch].split(batch):
-            images = normalise(augment(data.fetch(rows), Draws(seed, epoch, rows), how), recipe)
+            changed = augment(data.fetch(rows), Draws(seed, epoch, rows), augmentation)
+            images = normalise(255 * changed, recipe, channels=3)
             with torch.autocast("cpu", torch.bfloat16):
                 logits = model(images.contiguous(memory_format=torch.channels_last))
             loss = F.cross_entropy(logits.float(), data.labels[rows], label_smoothing=0.1)
@@ -64,10 +66,9 @@ def train_cnn(data: Pictures, recipe: Recipe, how: Augmentation, *, epochs: int,
 def accuracy(model: nn.Module, pictures: Pictures, recipe: Recipe) -> float:
     """The share of pictures whose best class is right."""
     model.eval()
+    right = 0
     with torch.inference_mode():
-        answers = [model(normalise(pictures.fetch(rows), recipe)).argmax(1) for rows in _parts(len(pictures))]
-    return float((torch.cat(answers) == pictures.labels).float().mean())
-
-
-def _parts(count: int) -> list[Tensor]:
-    return list(torch.arange(count).split(250))
+        for rows in torch.arange(len(pictures)).split(250):
+            answers = model(normalise(pictures.images[rows], recipe, channels=3)).argmax(1)
+            right += int((answers == pictures.labels[rows]).sum())
+    return right / len(pictures)

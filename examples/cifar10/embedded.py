@@ -12,13 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitlite.weights import zoo
 from vitlite.config import PRESETS
-from vitlite.training.datasets import read_cifar10
 from vitlite.images import Preprocess
-from vitlite.model import ViT, sincos_positions
-from vitlite.training.settings import Settings
-from vitlite.training.loop import train
+from vitlite.model import ViT
+from vitlite.positions import sincos_positions
+from vitlite.training import Settings, read_cifar10, train
+from vitlite.weights import zoo
 from vitlite.weights.sidecar import recipe_from_record
 
 
@@ -30,9 +29,11 @@ def mimetic(model: ViT) -> None:
     """
     d, heads = model.config.dim, model.config.heads
     with torch.no_grad():
-        model.pos_embed[:, -model.config.grid[0] * model.config.grid[1] :] = sincos_positions(model.config.grid, d)
+        patches = model.config.grid[0] * model.config.grid[1]
+        model.pos_embed[:, -patches:] = sincos_positions(model.config.grid, d)
         for block in model.blocks:
-            queries, keys = zip(*(_halves(0.7, 0.7, d, d // heads) for _ in range(heads)), strict=True)
+            pairs = [_halves(0.7, 0.7, d, d // heads) for _ in range(heads)]
+            queries, keys = [query for query, _ in pairs], [key for _, key in pairs]
             values, out = _halves(0.4, -0.4, d, d)
             block.attn.qkv.weight.copy_(torch.cat([*queries, *keys, values]))
             block.attn.proj.weight.copy_(out.T)

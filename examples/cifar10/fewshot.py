@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import vitlite
+from vitlite.images import normalise
+from vitlite.training import Pictures, read_cifar10
 from vitlite.training.augment import shuffled
-from vitlite.training.datasets import Pictures, read_cifar10
-from vitlite.training.evaluate import normalise
 from vitlite.weights.sidecar import recipe_from_record
 
 RESULTS = Path(__file__).parent / "results" / "fewshot.json"
@@ -28,11 +28,17 @@ NAME, SHOTS, DRAWS = "vit_nano_4.cifar10", (1, 5, 10), 10
 def features(model: vitlite.ViT, pictures: Pictures) -> Tensor:
     """What the head sees, each vector of length one: (n, d)."""
     recipe = recipe_from_record(vitlite.info(NAME), (32, 32))
+    parts = []
     with torch.inference_mode():
-        parts = [
-            model.embed(normalise(pictures.fetch(rows), recipe)) for rows in torch.arange(len(pictures)).split(250)
-        ]
+        for rows in torch.arange(len(pictures)).split(250):
+            parts.append(model.embed(normalise(pictures.images[rows], recipe, channels=3)))
     return F.normalize(torch.cat(parts)).clone()
+
+
+def some_of_each(pictures: Pictures, count: int, draw: int) -> Tensor:
+    """So many pictures of each class, others in each draw: (10 * count,)."""
+    order = shuffled(draw, 0, len(pictures))
+    return torch.cat([order[pictures.labels[order] == k][:count] for k in range(10)])
 
 
 def regression(x: Tensor, labels: Tensor) -> Tensor:
@@ -64,8 +70,7 @@ def main() -> None:
         for shots in SHOTS:
             scores = []
             for draw in range(DRAWS):
-                order = shuffled(draw, 0, len(few))
-                rows = torch.cat([order[few.labels[order] == k][:shots] for k in range(10)])
+                rows = some_of_each(few, shots, draw)
                 answers = (unseen @ regression(x[rows], few.labels[rows])).argmax(1)
                 scores.append(float((answers == test.labels).float().mean()))
             results.setdefault(name, {})[str(shots)] = [round(mean(scores), 4), round(stdev(scores), 4)]

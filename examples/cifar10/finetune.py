@@ -15,12 +15,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 import vitlite
-from vitlite.training.augment import shuffled
-from vitlite.training.datasets import Pictures, read_cifar10
-from vitlite.training.evaluate import measure
 from vitlite.images import Preprocess
-from vitlite.training.settings import Settings
-from vitlite.training.loop import train
+from vitlite.training import Pictures, Settings, measure, read_cifar10, train
+from vitlite.training.augment import shuffled
 from vitlite.weights.sidecar import recipe_from_record
 
 RESULTS = Path(__file__).parent / "results" / "finetune.json"
@@ -60,9 +57,9 @@ def main() -> None:
         top1 = run(args.weights if name == "fine-tuned" else None, args.data, settings)
         results[name] = {"top1": round(top1, 4), "cpu_seconds": round(time.process_time() - start)}
         print(name, results[name], flush=True)
-    about = {"model": NAME, "pixels": SIZE, "pictures": COUNT, "epochs": EPOCHS, "test_pictures": TESTED}
+    task = {"model": NAME, "pixels": SIZE, "pictures": COUNT, "epochs": EPOCHS, "test_pictures": TESTED}
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(about | results, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(task | results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

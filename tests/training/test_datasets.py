@@ -1,20 +1,22 @@
 """Pictures of folders and of CIFAR-10: what they are, and what they must not be."""
 
-import importlib.util
-import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from tiny_run import new_model, small_cifar10, stripes
 
 from vitlite.errors import TrainError
-from vitlite.training.datasets import HOLDOUT, class_names, read_cifar10, read_folder
-
-ROOT = Path(__file__).parents[2]
+from vitlite.training import datasets
+from vitlite.training.datasets import (
+    HOLDOUT,
+    Prepared,
+    class_names,
+    read_cifar10,
+    read_folder,
+    read_split,
+    training_classes,
+)
 
 
 def test_folders_that_are_no_data(tmp_path, folders):
@@ -77,34 +79,35 @@ def test_damaged_small_cifar10(tmp_path):
         read_cifar10(folder, "train")
 
 
-def prepare():
-    spec = importlib.util.spec_from_file_location("prepare", ROOT / "examples" / "cifar10" / "prepare.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def test_data_to_train_on(tmp_path, folders):
+    preprocess = new_model().preprocess
+    assert training_classes(folders) == ("lying", "standing")
+    parts = [read_split(folders, split, preprocess, ("standing", "lying")) for split in ("train", "val")]
+    assert [len(part) for part in parts] == [24, 8]
+    assert parts[0].labels[:12].tolist() == [1] * 12  # those of the folder that comes first
+    cifar = small_cifar10(tmp_path / "cifar")
+    assert training_classes(cifar) == ("plane", "car")
+    assert read_split(cifar, "val", preprocess, ("plane", "car")).fetch(torch.tensor([0])).shape == (1, 3, 16, 16)
 
 
-def test_prepare_builds_the_binary_version_from_pngs(tmp_path, monkeypatch, capsys):
-    source, generator = tmp_path / "package", torch.Generator().manual_seed(0)
-    source.mkdir()
-    pixels = torch.randint(0, 256, (6, 2, 1024, 3), generator=generator, dtype=torch.uint8)
-    for i, rows in enumerate(pixels, 1):
-        Image.fromarray(rows.numpy()).save(source / (f"data_batch_{i}.png" if i < 6 else "test_batch.png"))
-    (source / "train_lables.json").write_text(json.dumps(list(range(10))))
-    (source / "test_lables.json").write_text("[7, 8]")
-    monkeypatch.setattr(sys, "argv", ["prepare.py", str(source), str(tmp_path / "bin")])
-    prepare().main()
-    test = read_cifar10(tmp_path / "bin", "test")
-    assert test.labels.tolist() == [7, 8]
-    assert torch.equal(test.images[1, 2].flatten(), pixels[5, 1, :, 2])
-    assert (tmp_path / "bin" / "data_batch_5.bin").read_bytes()[3073] == 9
-    assert "data_batch_1.bin  2 images" in capsys.readouterr().out
+def test_one_class_is_nothing_to_learn(tmp_path):
+    (tmp_path / "train" / "lying").mkdir(parents=True)
+    with pytest.raises(TrainError, match=r"train has one class only, lying\. Training needs at least two\."):
+        training_classes(tmp_path)
 
 
-def test_prepare_opens_no_pickle_that_is_not_the_published_one(tmp_path, monkeypatch):
-    for name in ("data_batch_1", "test_batch"):
-        (tmp_path / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    monkeypatch.setattr(sys, "argv", ["prepare.py", str(tmp_path), str(tmp_path / "bin")])
-    with pytest.raises(SystemExit, match=r"data_batch_1 has md5 .* It was not opened"):
-        prepare().main()
-    assert not (tmp_path / "bin").exists()
+def test_two_classes_of_one_name_are_the_first(folders):
+    classes = ("lying", "standing", "lying")  # as some label sets have it
+    data = read_folder(folders / "val", new_model().preprocess.pixels, classes)
+    assert sorted(set(data.labels.tolist())) == [0, 1]
+
+
+def test_prepared_pictures_are_read_once_while_there_is_room(monkeypatch):
+    read = []
+    monkeypatch.setattr(datasets, "CACHE", 2 * 3 * 16 * 16)  # two pictures
+    prepared = Prepared(stripes(3).images, lambda picture: (read.append(picture), picture)[1])
+    for _ in range(2):
+        assert torch.equal(prepared[torch.tensor([0])][0], prepared.pictures[0])
+        prepared[torch.tensor([1])]
+        prepared[torch.tensor([2])]
+    assert len(read) == 4
