@@ -6,29 +6,38 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitlite.cli.main import COMMANDS, find
+from vitlite.cli.main import command
 
-BAR = r"\|"  # which does not end a cell
 PAGE = Path(__file__).with_name("cli.md")
 
 
 def table(name: str) -> Iterator[str]:
-    """The options of one command."""
+    """The options of one command, those first that must be given."""
     parser = argparse.ArgumentParser(add_help=False)
-    find(COMMANDS[name].add_arguments)(parser)
+    command(name).add_arguments(parser)
     yield "| option | |"
     yield "|---|---|"
-    for action in sorted(parser._actions, key=lambda action: bool(action.option_strings)):  # what must be given first
-        value = "" if action.nargs == 0 else action.metavar or (action.dest.upper() if action.option_strings else "")
-        if action.choices:
-            value = "|".join(map(str, action.choices))
-        if not action.option_strings:
-            word = f"{action.metavar or action.dest}"
-        else:
-            word = f"{', '.join(action.option_strings)} {value}".strip()
+    for action in sorted(parser._actions, key=lambda action: bool(action.option_strings)):
+        option = words(action).replace("|", r"\|")  # which would end a cell
         help_text = (action.help or "") % {"default": action.default}
-        shown = re.sub(r"([|*])", r"\\\1", help_text)
-        yield f"| `{word.replace('|', BAR)}` | {shown} |"
+        yield f"| `{option}` | {escaped(help_text)} |"
+
+
+def words(action: argparse.Action) -> str:
+    """What one writes for an option, and the value that belongs to it."""
+    if not action.option_strings:
+        return str(action.metavar or action.dest)
+    names = ", ".join(action.option_strings)
+    if action.nargs == 0:
+        return names
+    if action.choices:
+        return f"{names} {'|'.join(map(str, action.choices))}"
+    return f"{names} {action.metavar or action.dest.upper()}"
+
+
+def escaped(text: str) -> str:
+    """Text without what ends a cell, or begins bold type."""
+    return re.sub(r"([|*])", r"\\\1", text)
 
 
 def page(text: str) -> str:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from vitlite.bulk import journal as vectors
+from vitlite.bulk import journal as journals
+from vitlite.bulk.journal import Journal, Picture, check_target, open_journal
 from vitlite.errors import InputError
-from vitlite.bulk.journal import Journal, Picture, alone, check_target
 
 RUN = {"sha256": "ab", "dtype": "float32"}
 ROWS = {"a.jpg": [1.0, -2.5, 1 / 3], "über/b.png": [0.0, 1e-30, 3e38], "c": [1.0, 2.0, 3.0]}
@@ -144,7 +144,7 @@ def test_a_full_disk_costs_no_vector(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     with Journal(target, RUN) as journal, monkeypatch.context() as patch:
         add(journal, *ROWS)
-        patch.setitem(vectors.WRITERS, ".npz", write)
+        patch.setitem(journals.WRITERS, ".npz", write)
         with pytest.raises(
             InputError, match=r"out\.npz: No space left on device\. The vectors stay in .*partial: make"
         ):
@@ -164,18 +164,27 @@ def test_a_run_without_any_vector_leaves_nothing(tmp_path: Path) -> None:
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     target = tmp_path / "out.npz"
-    with alone(target):
-        with pytest.raises(InputError, match=r"out\.npz: another process is writing it\. Wait for it"), alone(target):
+    refused = pytest.raises(InputError, match=r"^target .*out\.npz: another process is writing it\. Wait for it")
+    with open_journal(target, RUN):
+        with refused, open_journal(target, RUN):
             pass
-        with pytest.raises(InputError), alone(target):  # the first refusal took nothing away
+        with refused, open_journal(target, RUN):  # the first refusal took nothing away
             pass
-        with alone(tmp_path / "other.npz"):
+        with open_journal(tmp_path / "other.npz", RUN):
             pass
     assert os.listdir(tmp_path) == []
-    with pytest.raises(ZeroDivisionError), alone(target):
+    with pytest.raises(ZeroDivisionError), open_journal(target, RUN):
         raise ZeroDivisionError
-    with alone(target):
+    with open_journal(target, RUN):
         pass
+
+
+def test_what_is_missing_and_what_was_tried(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        assert (journal.missing(ALL), journal.tried) == (ALL, set())
+        journal.add(files("c"), struct.pack("<3f", *ROWS["c"]), ["a.jpg"])
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        assert (journal.missing(ALL), journal.tried) == (ALL[:2], {"a.jpg", "c"})
 
 
 def test_a_journal_that_something_else_changed(tmp_path: Path) -> None:

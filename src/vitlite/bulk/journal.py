@@ -135,7 +135,7 @@ class Journal:
 
     @property
     def tried(self) -> set[str]:
-        """The paths that an earlier run came to, whether they gave a vector or not."""
+        """The paths that this run or an earlier one came to, whether they gave a vector or not."""
         return {picture.path for picture in self.done}.union(self.broken)
 
     def missing(self, wanted: Iterable[Picture]) -> list[Picture]:
@@ -149,6 +149,7 @@ class Journal:
         encoded = base64.b64encode(vectors).decode()
         self._append({"pictures": list(pictures), "vectors": encoded, "broken": list(broken)})
         self.batches.append(Batch(end, list(pictures)))
+        self.broken += broken
 
     def _append(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record).encode() + b"\n")

@@ -1,0 +1,87 @@
+"""Which pictures words mean, and their vectors in a journal, as a program of one's own would ask for them."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from models import small_model
+from PIL import Image
+
+import vitlite
+from vitlite.bulk.journal import Journal, Picture
+from vitlite.bulk.local import embed_into, gather, identity_of
+from vitlite.errors import ImageError
+from vitlite.images import SUFFIXES
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Seven pictures, the third of them broken."""
+    made = tmp_path / "pictures"
+    made.mkdir()
+    for i in range(7):
+        Image.new("RGB", (8, 8), (30 * i, 0, 0)).save(made / f"{i}.bmp")
+    (made / "2.bmp").write_bytes(b"BM")
+    return made
+
+
+def test_words_mean_files(folder: Path) -> None:
+    first, second = str(folder / "0.bmp"), str(folder / "1.bmp")
+    everything = [str(folder / f"{i}.bmp") for i in range(7)]
+    assert gather([first, second, first]) == [first, second]
+    assert gather([str(folder)]) == everything
+    assert gather([str(folder / "[01].bmp"), "none.bmp"]) == [first, second, "none.bmp"]
+    assert gather(["-", first], [f"{second}\r\n", " \n"]) == [second, first]
+
+
+def test_every_suffix_of_pictures_is_found_however_it_is_written(tmp_path: Path) -> None:
+    names = sorted(f"a{suffix}" for suffix in SUFFIXES) + sorted(f"b{suffix.upper()}" for suffix in SUFFIXES)
+    for name in [*names, "a.txt", "png"]:
+        (tmp_path / name).touch()
+    assert gather([str(tmp_path)]) == [str(tmp_path / name) for name in names]
+
+
+def test_words_that_mean_nothing(tmp_path: Path) -> None:
+    for words, reason in (
+        ([str(tmp_path)], "No pictures in the folder"),
+        ([str(tmp_path / "*.png")], r"No file matches .*\*\.png"),
+        (["none.png", "neither.png"], "No such file: none.png"),
+        (["-"], "the list is empty"),
+    ):
+        with pytest.raises(ImageError, match=reason):
+            gather(words)
+
+
+def test_vectors_come_batch_by_batch_and_only_as_they_are_asked_for(folder: Path, tmp_path: Path) -> None:
+    model = vitlite.load(small_model(tmp_path / "model", ("one", "two", "three")))
+    pictures = [Picture.at(path) for path in gather([str(folder)])]
+    identity = identity_of(model, "small", dtype=None, fast=False)
+    with Journal(tmp_path / "out.npz", identity) as journal:
+        outcomes = embed_into(journal, model, pictures, 2)
+        for _ in range(5):
+            next(outcomes)
+        outcomes.close()
+        assert [len(batch.pictures) for batch in journal.batches] == [2, 1]
+        assert journal.broken == [pictures[2].path]
+
+    with Journal(tmp_path / "out.npz", identity) as journal:
+        answers = dict(embed_into(journal, model, journal.missing(pictures), 2))
+        assert list(answers) == [picture.path for picture in (*pictures[4:], pictures[2])]  # what was tried comes last
+        assert isinstance(answers[pictures[2].path], ImageError)
+        assert journal.finish(pictures, {}) == 6
+    with torch.no_grad():
+        torch.testing.assert_close(answers[pictures[4].path], model.embed(model.preprocess(pictures[4].path))[0])
+    assert not os.path.exists(journal.path)
+
+
+def test_what_decides_the_numbers_tells_runs_apart(tmp_path: Path) -> None:
+    model = vitlite.load(small_model(tmp_path / "model", ("one", "two", "three")))
+    identity = identity_of(model, "small", dtype="bfloat16", fast=True)
+    assert identity["weights"] == model.source.sha256
+    assert (identity["dtype"], identity["fast"]) == ("bfloat16", True)
+    assert identity["config"]["depth"] == 2
+    assert identity["preprocessing"] == model.preprocess.recipe.to_dict()
+    model.source, model.preprocess = None, lambda images: images
+    other = identity_of(model, "small", dtype=None, fast=False)
+    assert (other["weights"], other["preprocessing"]) == ("small", None)

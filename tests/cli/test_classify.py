@@ -1,0 +1,91 @@
+"""`vitlite classify`."""
+
+import csv
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from commands import Run, paths_of
+
+import vitlite
+
+
+def test_classify_gives_what_predict_gives(run: Run, model: Path, pictures: Path) -> None:
+    expected = vitlite.load(model).predict([pictures / "a.png", pictures / "b.JPG"], top=2)
+    code, out, err = run("classify", pictures / "a.png", pictures / "b.JPG", "--model", model, "--top", 2)
+    assert (code, err) == (0, "")
+    first, *answers = out.splitlines()[:3]
+    assert first == str(pictures / "a.png")
+    assert answers == [f"  {100 * score:5.1f} %  {label}" for label, _, score in expected[0]]
+
+    words = ("classify", pictures / "a.png", pictures / "b.JPG", "--model", model, "--top", 2, "--format")
+    rows = [json.loads(line) for line in run(*words, "jsonl")[1].splitlines()]
+    assert [row["path"] for row in rows] == [str(pictures / "a.png"), str(pictures / "b.JPG")]
+    for row, answer in zip(rows, expected, strict=True):
+        assert [(p["label"], p["index"]) for p in row["predictions"]] == [(p.label, p.index) for p in answer]
+        assert [p["score"] for p in row["predictions"]] == pytest.approx([p.score for p in answer], abs=1e-6)
+
+    table = list(csv.DictReader(io.StringIO(run(*words, "csv")[1])))
+    assert [(row["path"], row["rank"]) for row in table][:2] == [
+        (str(pictures / "a.png"), "1"),
+        (str(pictures / "a.png"), "2"),
+    ]
+    assert table[0]["label"] == expected[0][0].label
+
+
+def test_csv_keeps_any_name_in_one_row(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    names = ["a\rb.png", "a\nb.png", 'a "b", c.png', "plain.png"]
+    for name in names:
+        shutil.copy(pictures / "a.png", tmp_path / name)
+    out = run("classify", *(tmp_path / name for name in names), "--model", model, "--top", 1, "--format", "csv")[1]
+    rows = list(csv.DictReader(io.StringIO(out, newline="")))
+    assert [row["path"] for row in rows] == [str(tmp_path / name) for name in names]
+    assert out.endswith("\n")
+    assert f"\n{tmp_path / 'plain.png'},1," in out  # quoted only where it must be
+    assert out.count("\r") == 1
+
+
+def test_where_pictures_are_found(
+    run: Run, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--model", model, "--format", "jsonl")
+    all_four = [str(pictures / name) for name in ("a.png", "b.JPG", "inner/c.webp", "inner/d.png")]
+    assert paths_of(run("classify", pictures, *words)[1]) == all_four
+    assert paths_of(run("classify", f"{pictures}/**/*.png", *words)[1]) == [all_four[0], all_four[3]]
+    assert paths_of(run("classify", pictures, pictures / "a.png", *words)[1]) == all_four  # each once
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{all_four[1]}\n\n{all_four[2]}\r\n"))
+    assert paths_of(run("classify", "-", *words)[1]) == all_four[1:3]
+    odd = tmp_path / "[1] odd.png"  # brackets in a name that exists are no pattern
+    shutil.copy(pictures / "a.png", odd)
+    assert paths_of(run("classify", odd, *words)[1]) == [str(odd)]
+    (tmp_path / "empty").mkdir()
+    assert "No pictures in the folder" in run("classify", tmp_path / "empty", *words)[2]
+    assert "No file matches" in run("classify", tmp_path / "*.bmp", *words)[2]
+    assert "No such file: none.png" in run("classify", "none.png", *words)[2]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert "the list is empty" in run("classify", "-", *words)[2]
+
+
+def test_a_broken_picture_does_not_stop_the_rest(run: Run, model: Path, broken: Path) -> None:
+    code, out, err = run("classify", broken, broken / "missing.png", "--model", model, "--format", "jsonl")
+    assert code == 1
+    assert [Path(path).name for path in paths_of(out)] == ["a.png", "b.JPG", "c.webp", "d.png"]
+    first, second = err.splitlines()
+    assert first.startswith(f"vitlite: Cannot read {broken / 'aa.png'} as a picture: ")
+    assert second == f"vitlite: Cannot read {broken / 'missing.png'} as a picture: no such file"
+
+
+def test_real_weights(run: Run, shared: Path) -> None:
+    weights = shared / "weights" / "deit_tiny_16.timm.safetensors"
+    photos = [shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"]
+    words = ("classify", *photos, "--model", "vit_tiny_16.deit_fb_in1k", "--weights", weights, "--format", "jsonl")
+    cat, coffee = (
+        [(p["label"], p["score"]) for p in json.loads(line)["predictions"]] for line in run(*words)[1].splitlines()
+    )
+    assert [label for label, _ in cat[:2]] == ["Egyptian cat", "tabby"]
+    assert cat[0][1] == pytest.approx(0.44, abs=0.01)
+    assert coffee[0][0] == "espresso"
+    assert coffee[0][1] == pytest.approx(0.82, abs=0.01)

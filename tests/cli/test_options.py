@@ -1,0 +1,49 @@
+"""Options that several commands share."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from commands import Run
+
+from vitlite.cli.options import is_place
+
+
+def test_options_reach_the_model(run: Run, model: Path, pictures: Path) -> None:
+    words = ("classify", pictures / "a.png", "--format", "jsonl", "--model", model)
+    plain = run(*words)[1]
+    assert run(*words, "--device", "cpu", "--dtype", "float32", "--batch", 1)[1] == plain
+    assert run(*words, "--dtype", "bfloat16")[1] != plain
+    assert run(*words, "--size", "32x48")[1] != plain
+    assert run(*words, "--size", "17")[0] == 1
+    assert "--device tpu cannot be used here. This machine has: cpu" in run(*words, "--device", "tpu")[2]
+    [row], [fast] = ([json.loads(line) for line in text.splitlines()] for text in (plain, run(*words, "--fast")[1]))
+    assert [p["score"] for p in fast["predictions"]] == pytest.approx(
+        [p["score"] for p in row["predictions"]], abs=1e-5
+    )
+
+
+def test_without_a_network_the_error_names_what_needs_none(run: Run, pictures: Path) -> None:
+    code, out, err = run("classify", pictures / "a.png")
+    assert (code, out) == (1, "")
+    assert "--model vit_nano_4.cifar10" in err
+    assert "There is no file or folder nothing" in run("classify", pictures / "a.png", "--model", "./nothing")[2]
+    assert run("classify", pictures / "a.png", "--model", "vit_nano_4", "--weights", "")[0] == 1
+
+
+def test_a_missing_pillow_is_said_before_the_model_is_fetched(
+    run: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for words in (("classify", pictures), ("embed", pictures, "--out", tmp_path / "out.npz")):
+        assert run(*words)[2].endswith("needs an optional package. Install it: pip install 'vitlite[images]'\n")
+
+
+def test_names_paths_and_repositories() -> None:
+    assert not is_place("vit_base_16")
+    assert not is_place("timm/deit_tiny_patch16_224.fb_in1k")  # an alias of the zoo
+    assert not is_place("vit_bas_16")  # neither: create says what is near
+    assert is_place("google/vit-base-patch16-224")
+    assert is_place("./vit_base_16")
+    assert is_place(".")
