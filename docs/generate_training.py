@@ -21,8 +21,14 @@ def read(name: str) -> Any:
 
 def section() -> Iterator[str]:
     """The lines between the marks."""
-    import ablation
+    yield from embedded_model()
+    yield from few_pictures()
+    yield from fine_tuning()
+    yield from experiments()
 
+
+def embedded_model() -> Iterator[str]:
+    """How the model in the package was trained, epoch by epoch."""
     log = [json.loads(line) for line in (RESULTS / "embedded.jsonl").read_text(encoding="utf-8").splitlines()]
     minutes = sum(record["seconds"] for record in log) / 60
     top1 = read("embedded_eval.json")["top1"]
@@ -37,6 +43,9 @@ the averaged weights on the watched thousand:
         if record["epoch"] in (1, 2) or record["epoch"] % 5 == 0 or record is log[-1]:
             yield f"| {record['epoch']} | {record['loss']:.3f} | {record['val_top1']:.1%} |"
 
+
+def few_pictures() -> Iterator[str]:
+    """What its features are worth."""
     few = read("fewshot.json")
     yield f"""
 ### Few pictures a class
@@ -49,6 +58,9 @@ Logistic regression on frozen features (`fewshot.py`): accuracy on the test pict
         cells = " | ".join(f"{mean:.1%} ± {deviation:.1%}" for mean, deviation in few[name].values())
         yield f"| {title} | {cells} |"
 
+
+def fine_tuning() -> Iterator[str]:
+    """What trained weights are worth."""
     fine = read("finetune.json")
     yield f"""
 ### Fine-tuning against training from scratch
@@ -56,6 +68,11 @@ Logistic regression on frozen features (`fewshot.py`): accuracy on the test pict
 DeiT-Tiny on {fine["pictures"]:,} training pictures at {fine["pixels"]} pixels, {fine["epochs"]} epochs (`finetune.py`):
 **{fine["fine-tuned"]["top1"]:.1%}** of {fine["test_pictures"]:,} test pictures from its ImageNet weights,
 **{fine["from scratch"]["top1"]:.1%}** from random ones."""
+
+
+def experiments() -> Iterator[str]:
+    """Positions, pooling, and convolutions."""
+    import ablation
 
     small = ablation.SMALL
     yield f"""
