@@ -149,6 +149,32 @@ def test_a_folder_with_a_pickle_keeps_its_config(tmp_path: Path) -> None:
     assert again.labels == ("ant", "bee", "cow")
 
 
+def test_a_folder_for_torchvision_has_the_tensors_alone(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "torchvision")
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["model.safetensors"]
+    assert near(load(tmp_path / "theirs", config=ViTConfig(heads=2))(IMAGES), tiny_model()(IMAGES))
+
+
+def test_pickles_are_neither_made_nor_guessed(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "ours")
+    with pytest.raises(ConfigError, match=r"Cannot write .*out.pth: no pickles are made\. Name a folder"):
+        convert(tmp_path / "ours", tmp_path / "out.pth", "timm")
+    with pytest.raises(CheckpointError, match=r"There is no file .*none.pth"):
+        convert(tmp_path / "none.pth", tmp_path / "out", "timm")
+    (tmp_path / "two").mkdir()
+    for name in ("a.pth", "b.pth"):
+        torch.save(tiny_model().state_dict(), tmp_path / "two" / name)
+    with pytest.raises(CheckpointError, match=r"no model.safetensors, nor one other weights file; it has a.pth, b.pth"):
+        convert(tmp_path / "two", tmp_path / "out", "timm")
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
+    save_file(tiny_model().state_dict() | {"steps": torch.ones(1, dtype=torch.int64)}, tmp_path / "vit.safetensors")
+    with pytest.raises(CheckpointError, match=r"\+ steps \(1,\)"):
+        convert(tmp_path / "vit.safetensors", tmp_path / "out.safetensors", "timm")
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return (Path.touch, (Path("evil"),))

@@ -16,7 +16,7 @@ from PIL import Image
 
 from vitlite.config import ViTConfig
 from vitlite.errors import ConfigError, ImageError, MissingExtraError
-from vitlite.images import Preprocess, Recipe, read_image
+from vitlite.images import SUFFIXES, Preprocess, Recipe, normalise, read_image
 from vitlite.model import ViT
 
 PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
@@ -121,6 +121,30 @@ def test_normalisation():
     assert batch.shape == (1, 3, 32, 32)
     assert batch.dtype == torch.float32
     assert torch.allclose(batch[0, :, 0, 0], torch.tensor([0.2, 0.0, -0.5]), atol=1e-6)
+
+
+def test_floats_are_normalised_as_bytes_are_and_both_are_left_as_they_were():
+    recipe = replace(PLAIN, resize=(32, 32), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.2))
+    pixels = torch.from_numpy(picture(32, 32)).permute(2, 0, 1)[None]
+    before, values = pixels.clone(), pixels.float()
+    assert torch.equal(normalise(values, recipe, 3), normalise(pixels, recipe, 3))
+    assert torch.equal(normalise(pixels, recipe, 3), bound(recipe)(pixels))
+    assert torch.equal(pixels, before)
+    assert torch.equal(values, before.float())
+    assert normalise(values.double(), recipe, 3).dtype == torch.float32
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_equal_values_serve_any_number_of_channels(channels):
+    values = torch.full((2, channels, 4, 4), 255.0)
+    assert normalise(values, replace(PLAIN, mean=(0.5,) * 3, std=(0.25,) * 3), channels).eq(2).all()
+
+
+def test_other_values_are_for_as_many_channels():
+    recipe = replace(PLAIN, mean=(0.1, 0.2, 0.3), std=(0.5,) * 3)
+    with pytest.raises(ImageError, match=r"mean and std for 3 channels, the model takes 1\. Attach another") as error:
+        normalise(torch.zeros(1, 1, 4, 4), recipe, 1)
+    assert error.value.for_command_line().endswith("the model takes 1. Give as many in its config.json.")
 
 
 def test_every_kind_of_input_gives_the_same(tmp_path):
@@ -368,6 +392,27 @@ def test_bombs(tmp_path, monkeypatch):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
         with pytest.raises(ImageError, match=r"bomb.png as a picture: .*(MAX_IMAGE_PIXELS|decompression bomb)"):
             read_image(path)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_errors_on_the_command_line_name_nothing_of_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    bomb = save(Image.new("1", (40, 30)), tmp_path / "bomb.png")
+    nameless = save(Image.fromarray(picture(9, 9, 1)).convert("F"), tmp_path / "x.tif")
+    for path, channels, words in (
+        (bomb, 3, "1200 pixels, allowed are 1000. Make it smaller."),
+        (nameless, 3, "mode 'F' has no value for white. Save it with 8 or 16 bits."),
+        (nameless, 5, "the model takes 5 channels, a picture gives 1 or 3."),
+    ):
+        with pytest.raises(ImageError) as error:
+            read_image(path, channels)
+        assert error.value.for_command_line() == f"Cannot read {path} as a picture: {words}"
+        assert str(error.value) != error.value.for_command_line()
+
+
+@pytest.mark.parametrize("kind", sorted(FILES))
+def test_files_are_found_by_their_usual_names(kind):
+    assert {f".{kind.lower()}", f".{kind[:3].lower()}"} & SUFFIXES
 
 
 def test_without_pillow(monkeypatch):

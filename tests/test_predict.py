@@ -241,6 +241,29 @@ def test_what_is_missing_is_named(vit):
         work_through(vit, [image], list)
 
 
+def test_what_is_missing_is_named_in_the_words_of_the_command_line(vit):
+    torch.nn.init.constant_(vit.head.bias, float("nan"))
+    with pytest.raises(InputError) as not_finite:
+        vit.predict(pictures(1)[0])
+    vit.labels = None
+    with pytest.raises(InputError) as no_labels:
+        vit.predict([])
+    vit.reset_head(0)
+    with pytest.raises(InputError) as no_head:
+        vit.predict([])
+    vit.preprocess = lambda images: images
+    with pytest.raises(ImageError) as no_preprocess:
+        embed(vit, [])
+    words = [error.value.for_command_line() for error in (not_finite, no_labels, no_head, no_preprocess)]
+    assert words == [
+        "The model's answers are not finite numbers in torch.float32. Use --dtype float32 or --dtype bfloat16.",
+        "The model has no labels. Name its 3 classes in order in its config.json, or name a checkpoint like it: "
+        "--model NAME --weights PATH.",
+        "This model has no head. For vectors: vitlite embed.",
+        "This model does not know how to prepare pictures. Name a checkpoint like it: --model NAME --weights PATH.",
+    ]
+
+
 def test_deit_tiny_knows_the_photos(shared):
     """The five best, with the probabilities that timm's own pipeline gives."""
     from safetensors.torch import load_file

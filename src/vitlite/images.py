@@ -135,16 +135,21 @@ class Preprocess:
         """Resizes and crops one picture: anything -> uint8 (c, h, w) on the CPU."""
         recipe = self.recipe
         picture = _read(image, self.model.config.channels)  # (h, w, c)
-        height, width = recipe.resized(*picture.shape[:2])
-        half = round if recipe.margin == "nearest" else int
+        old_height, old_width, channels = picture.shape
+        height, width = recipe.resized(old_height, old_width)
+        half = round if recipe.margin == "nearest" else int  # of an odd margin
         top, left = half((height - recipe.size[0]) / 2), half((width - recipe.size[1]) / 2)
-        rows = _taps(picture.shape[0], height, top, recipe.size[0], recipe.interpolation)
-        columns = _taps(picture.shape[1], width, left, recipe.size[1], recipe.interpolation)
-        first, last = int(rows[0].min()), int(rows[0].max())
-        strips = torch.split(picture[first : last + 1], 512)  # which stay in the processor's cache
-        across = torch.cat([_resample(rearrange(strip, "h w c -> w (h c)"), *columns) for strip in strips], dim=1)
-        down = _resample(rearrange(across, "w (h c) -> h (w c)", c=picture.shape[2]), rows[0] - first, rows[1])
-        return rearrange(down, "h (w c) -> c h w", c=picture.shape[2]).contiguous()
+        rows, row_weights = _taps(old_height, height, top, recipe.size[0], recipe.interpolation)
+        columns, column_weights = _taps(old_width, width, left, recipe.size[1], recipe.interpolation)
+
+        first, last = int(rows.min()), int(rows.max())  # of the rows that the crop is made of
+        narrowed = []
+        for strip in torch.split(picture[first : last + 1], 512):  # which stay in the processor's cache
+            narrowed.append(_resample(rearrange(strip, "h w c -> w (h c)"), columns, column_weights))
+        across = torch.cat(narrowed, dim=1)  # (w, h c)
+        down = rearrange(across, "w (h c) -> h (w c)", c=channels)
+        crop = _resample(down, rows - first, row_weights)  # (h, w c)
+        return rearrange(crop, "h (w c) -> c h w", c=channels).contiguous()
 
     def batch(self, pixels: Sequence[Tensor]) -> Tensor:
         """Normalises what `pixels` made: a list of uint8 (c, h, w) -> (b, c, h, w) on the model's device."""
@@ -263,13 +268,11 @@ def _from_pillow(image: Any, channels: int) -> Tensor:
             python="Pass an array or a tensor.",
             command="",
         )
-    sixteen_bits = _has_sixteen_bits(image)
+    sixteen_bits = _has_sixteen_bits(image)  # of which its format tells: a turned copy has none
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)
-    if sixteen_bits:  # convert() would clip at 255
-        values = torch.frombuffer(bytearray(image.convert("I").tobytes()), dtype=torch.int32)
-        levels = ((values * 255 + 32767) // 65535).to(torch.uint8)
-        return levels.view(image.height, image.width, 1).expand(-1, -1, channels)
+    if sixteen_bits:
+        return _high_bytes(image).expand(-1, -1, channels)
     if image.mode in ("I", "F"):
         raise ImageError(
             f"mode {image.mode!r} has no value for white.",
@@ -284,15 +287,21 @@ def _from_pillow(image: Any, channels: int) -> Tensor:
     return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, channels)
 
 
+def _high_bytes(image: Any) -> Tensor:
+    """Grey levels from 0 to 65535, rounded to 0 to 255, where Pillow's convert() would clip: uint8 (h, w, 1)."""
+    values = torch.frombuffer(bytearray(image.convert("I").tobytes()), dtype=torch.int32)
+    levels = (values * 255 + 32767) // 65535
+    return levels.to(torch.uint8).view(image.height, image.width, 1)
+
+
 def _has_sixteen_bits(image: Any) -> bool:
     """Whether a Pillow image has grey levels from 0 to 65535.
 
     Raises:
         ImageError: A TIFF has others, which Pillow does not scale.
     """
-    in_its_mode = image.mode.startswith("I;16")
-    in_its_file = image.mode == "I" and image.format in ("PNG", "PPM")  # from which Pillow reads no others so
-    if not (in_its_mode or in_its_file):
+    widened = image.mode == "I" and image.format in ("PNG", "PPM")  # Pillow keeps 16 bits of these in 32
+    if not widened and not image.mode.startswith("I;16"):
         return False
     tags = getattr(image, "tag_v2", {})  # of a TIFF: 258 is its bits, 262 what zero means, 0 white and 1 black
     if tags and (tags[258], tags.get(262)) != ((16,), 1):
@@ -322,11 +331,9 @@ def _axes(shape: tuple[int, ...], channels: int) -> str:
     """
     if len(shape) not in (2, 3) or 0 in shape:
         raise ImageError(f"A picture has the shape (h, w, c), (c, h, w) or (h, w), got {shape}.")
-    fitting = (1, 3) if channels == 3 else (channels,)
-    if len(shape) == 2:
-        found = ["h w"] if 1 in fitting else []
-    else:
-        found = [axes for axes, c in (("c h w", shape[0]), ("h w c", shape[2])) if c in fitting]
+    readings = {"h w": 1} if len(shape) == 2 else {"c h w": shape[0], "h w c": shape[2]}  # and their channels
+    wanted = (1, 3) if channels == 3 else (channels,)
+    found = [axes for axes, there in readings.items() if there in wanted]
     if len(found) == 2:
         raise ImageError(
             f"The shape {shape} can be read as (c, h, w) and as (h, w, c).", python="Pass a Pillow image instead."
@@ -366,19 +373,23 @@ def _taps(old: int, new: int, start: int, count: int, interpolation: Interpolati
     scale = old / new
     stretch = max(scale, 1.0)  # a filter wider than a pixel: antialiasing
     reach = stretch * (2 if interpolation == "bicubic" else 1)
-    centers = (torch.arange(start, start + count, dtype=torch.float64, device="cpu") + 0.5) * scale
+    centers = (torch.arange(start, start + count, dtype=torch.float64, device="cpu") + 0.5) * scale  # (count)
     first = (centers - reach + 0.5).int().clamp(min=0)
     last = (centers + reach + 0.5).int().clamp(max=old)
-    taps = first + torch.arange(int((last - first).max()), dtype=torch.int32, device="cpu")[:, None]
-    x = ((taps - centers + 0.5) / stretch).abs()
-    if interpolation == "bicubic":
-        near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
-        weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
-    else:
-        weights = (1 - x).clamp(min=0)
+    most = int((last - first).max())
+    taps = first + torch.arange(most, dtype=torch.int32, device="cpu")[:, None]  # (taps, count)
+    distances = ((taps - centers + 0.5) / stretch).abs()
+    weights = _cubic(distances) if interpolation == "bicubic" else (1 - distances).clamp(min=0)
     weights = weights * (taps < last)
     weights = weights * (1 / weights.sum(0)) * 2**PRECISION
     return taps.clamp(max=old - 1), (weights + weights.sign() / 2).int()
+
+
+def _cubic(x: Tensor) -> Tensor:
+    """The bicubic filter, with Pillow's a = -0.5, at distances of up to two pixels."""
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((2.5 - 0.5 * x) * x - 4) * x + 2
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
 
 
 def _resample(rows: Tensor, taps: Tensor, weights: Tensor) -> Tensor:

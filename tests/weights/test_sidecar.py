@@ -127,10 +127,17 @@ def test_timm_pools_nothing_where_there_is_no_head(tmp_path: Path) -> None:
     assert sidecar.claims == {"num_classes": 0}
 
 
-def test_a_recipe_goes_to_timm_and_comes_back() -> None:
+def test_a_recipe_goes_to_timm_and_comes_back(tmp_path: Path) -> None:
     fields = recipe_to_timm(RECIPE)
     assert fields is not None
     assert recipe_from_timm(fields, RECIPE.size) == RECIPE
+    write_sidecar(tmp_path, TINY, ("ant", "bee", "cow"), RECIPE)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["vitlite"]  # timm does not read this
+    again = beside(tmp_path, config)
+    assert recipe_of(again, None) == RECIPE
+    assert again.labels == ("ant", "bee", "cow")
+    assert again.claims == {name: getattr(TINY, name) for name in again.claims} | {"image_size": [32, 32]}
 
 
 def test_timm_config():
@@ -291,3 +298,18 @@ def test_processors_that_do_something_else_are_refused(change, text):
     assert recipe_from_transformers(config | {"do_pad": False, "crop_pct": None}).resize == (224, 224)
     with pytest.raises(ConfigError, match=f"config has {text}, which is not understood. Write an images.Recipe"):
         recipe_from_transformers(config | change)
+
+
+def test_preprocessing_that_is_not_understood_has_a_remedy_in_both_tongues():
+    config = {"size": 224, "resample": 3, **HUGGING}
+    for wrong, text in (
+        (
+            config | {"do_pad": True},
+            "Known are the processors ViT, DeiT, CLIP, Bit, Beit, Siglip. Name a checkpoint like it",
+        ),
+        ({"image_processor_type": "ViT"}, "has no size, resample. Name a checkpoint like it"),
+    ):
+        with pytest.raises(ConfigError, match=r"Write an images\.Recipe by hand") as error:
+            recipe_from_transformers(wrong)
+        assert f"{text}: --model NAME --weights PATH." in error.value.for_command_line()
+        assert "Recipe" not in error.value.for_command_line()

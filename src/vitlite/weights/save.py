@@ -111,7 +111,4 @@ def _origin(source: Source | None) -> str:
     """The sentence that says where weights came from."""
     if source is None:
         return "It was trained from random weights."
-    sentence = f"Its weights began as `{source.name or source.repo or source.path.name}`"
-    if source.sha256:
-        sentence += f" (sha256 `{source.sha256}`)"
-    return sentence + "."
+    return f"Its weights began as `{source.name or source.repo or source.path.name}` (sha256 `{source.sha256}`)."
