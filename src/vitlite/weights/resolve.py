@@ -236,9 +236,8 @@ def _possible_cls_rows(layout: Layout, facts: Mapping[str, Any], settled: Mappin
     choices = layout.cls_rows if may_have_row else (False,)
     if "image_size" in settled:
         return choices
-    claimed = settled["cls_position"].value if "cls_position" in settled else None
-    if claimed in choices:
-        return (claimed,)
+    if "cls_position" in settled and settled["cls_position"].value in choices:
+        return (settled["cls_position"].value,)
     # Without a size, k * k rows may as well be (k - 1) * (k + 1), and one for the class token.
     return (True,) if choices[0] else choices
 
@@ -290,7 +289,7 @@ def _ask_for_the_rest(layout: Layout, settled: Mapping[str, Word]) -> None:
 
 
 def _check_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
-    """Makes sure that the heads share the width of attention equally, and says how wide they are where it is unusual."""
+    """Makes sure that the heads share the width of attention equally, and says how wide they are if that is unusual."""
     heads, width = settled["heads"], facts["attention_dim"]
     whole = type(heads.value) is int and heads.value > 0 and width % heads.value == 0
     claimed = settled.pop("head_dim", None)

@@ -102,7 +102,8 @@ def translate(shapes: Mapping[str, Shape], patch: int | None = None) -> Translat
     _fold_token_rows(layout, found)
     _supply_head_bias(layout, found)
     _supply_single_head(layout, found)
-    dropped, unknown = [], []
+    dropped: list[str] = []
+    unknown: list[str] = []
     for name in shapes:
         if name not in used:
             (dropped if layout.drops(prefix, name) else unknown).append(name)
