@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fetching import FETCH, FILE, OTHER, REPO, SHA256, SIZE, WEIGHTS, fetch, finish, finished_files, in_namespace, start
-from server import Hub
+from server import Hub, Request
 
 from vitlite.errors import DownloadError
 from vitlite.weights import download, hub
@@ -101,6 +101,27 @@ def test_errors_without_a_text_are_tried_again_too(monkeypatch: pytest.MonkeyPat
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def test_a_client_that_was_imported_offline_is_not_asked_again(server: Hub) -> None:
+    read = "import os, huggingface_hub.constants; del os.environ['HF_HUB_OFFLINE']\n"
+    began = time.perf_counter()
+    assert "cannot be reached (OfflineModeIsEnabled: " in finish(start(read + FETCH, HF_HUB_OFFLINE="1"), code=1)
+    assert time.perf_counter() - began < 7.5  # what four pauses would take
+    assert not server.log
+
+
+def test_answers_that_are_too_short(server: Hub) -> None:
+    def answer_with_nothing(request: Request) -> bool:
+        if request.method == "GET":
+            server.fail.append((206, {}))
+        return False
+
+    server.drop = answer_with_nothing
+    with pytest.raises(DownloadError, match=r"model\.safetensors sent 0 bytes of 262,144\."):
+        fetch()
+    server.drop = lambda request: False
+    assert fetch().path.read_bytes() == WEIGHTS
 
 
 def test_connections_closed_without_an_answer(server: Hub) -> None:

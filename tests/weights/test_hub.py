@@ -207,6 +207,14 @@ def test_a_branch_falls_back_to_the_cached_commit_with_a_log_line(
     assert hub.fetch(REPO, FILE).path.read_bytes() == OTHER
 
 
+def test_the_cached_commit_of_a_file_in_a_folder(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = server.publish(REPO, **{"a/b/config_json": b"{}"})
+    found = hub.fetch(REPO, "a/b/config.json")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert hub.fetch(REPO, "a/b/config.json") == found
+    assert found.commit == commit
+
+
 def test_files_that_may_be_absent(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     found = hub.fetch_optional(REPO, "config.json")
     assert found
@@ -227,6 +235,8 @@ def test_verify(server: Hub, tmp_path: Path) -> None:
     path = tmp_path / "mine.safetensors"
     path.write_bytes(WEIGHTS)
     assert hub.verify(path) == (path, None, SHA256, "first use")
+    assert hub.verify(path, SHA256) == (path, None, SHA256, "record")
+    assert hub.verify("vit", SHA256) == (found.path, found.commit, SHA256, "record")
     rot(path)
     with pytest.raises(DownloadError, match=f"Wrong bytes in {path}"):
         hub.verify(path)

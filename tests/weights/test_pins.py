@@ -31,8 +31,9 @@ def test_a_name_keeps_its_bytes_until_updated(server: Hub, caplog: pytest.LogCap
 def test_update_does_not_settle_for_the_cache(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE is set"):
+    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE is set") as error:
         fetch(update=True)
+    assert "not in the cache" not in str(error.value)
 
 
 def test_a_record_wins_over_the_pin(server: Hub) -> None:
@@ -51,6 +52,12 @@ def test_a_damaged_pin_is_not_ignored(server: Hub, tmp_path: Path) -> None:
     (tmp_path / "cache/pins/vit.json").write_text("{")
     with pytest.raises(DownloadError, match=r"Cannot read the pin .*vit\.json.*Delete it"):
         fetch()
+
+
+def test_a_pin_that_somebody_removes_just_now(server: Hub, tmp_path: Path) -> None:
+    fetch()
+    (tmp_path / "cache/pins/gone.json").symlink_to("nowhere")
+    assert list(all_pins()) == ["vit"]
 
 
 def test_a_pin_of_an_earlier_version_is_read(server: Hub, tmp_path: Path) -> None:

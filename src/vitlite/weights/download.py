@@ -247,7 +247,7 @@ def _with_retries(file: RemoteFile, send: Callable[[], T], tries: int, *, was_re
 
     Where no connection can be made at all there is no waiting, unless the Hub `was_reachable` a moment ago.
     """
-    pause = FIRST_PAUSE / 2
+    pause = 0.0
     while True:
         try:
             return send()
@@ -265,9 +265,9 @@ def _with_retries(file: RemoteFile, send: Callable[[], T], tries: int, *, was_re
 
 
 def _next_pause(pause: float, response: Any) -> float:
-    """Twice the pause before, or as long as the server asks for; in seconds."""
+    """As long as the server asks for, else twice the pause before; in seconds."""
     asked = "" if response is None else response.headers.get("retry-after", "")
-    seconds = float(asked) if asked.isdigit() else 2 * pause
+    seconds = float(asked) if asked.isdigit() else max(2 * pause, FIRST_PAUSE)
     return min(seconds, LONGEST_PAUSE)
 
 

@@ -31,7 +31,7 @@ from vitlite.weights.pins import Pin, all_pins, read_pin, write_pin
 from vitlite.weights.stamps import Stamp, Verified, WrongBytesError
 
 _log = getLogger("vitlite")
-_COMMIT = re.compile("[0-9a-f]{40}")
+COMMIT = re.compile("[0-9a-f]{40}")
 SHA256_LENGTH = 64
 
 
@@ -67,7 +67,7 @@ def fetch(
     pin: str | None = None,
     update: bool = False,
 ) -> Fetched:
-    """Hand over a repository's file from the cache or the Hub, its bytes verified.
+    """Hands over a repository's file from the cache or the Hub, its bytes verified.
 
     Args:
         repo: "owner/name".
@@ -82,7 +82,7 @@ def fetch(
     """
     request = _Request(RemoteFile(repo, filename, revision or "main"), sha256, "record", pin, update)
     try:
-        return _fetch(request)
+        return _fetch_once(request)
     except WrongBytesError as damage:
         _log.warning("%s Fetching it once more.", damage)
         _remove(damage)
@@ -102,33 +102,35 @@ def fetch_optional(repo: str, filename: str, *, revision: str | None = None) -> 
 
 
 def verify(target: Path | str, sha256: str | None = None) -> Fetched:
-    """Hash a file again whatever its stamp says: a pinned zoo name, or the path of a file, and what it must hash to.
+    """Hashes a file again whatever its stamp says: a pinned zoo name, or the path of a file, and what it must hash to.
 
     Raises:
         DownloadError: Not here, or its bytes are not those wanted, pinned or remembered, and what to do.
     """
+    path: Path | None = Path(target)
+    commit, expected = None, sha256
+    verified: Verified = "first use"
     pin = all_pins().get(str(target))
-    path = _cached(RemoteFile(pin.repo, pin.filename, pin.commit)) if pin else Path(target)
+    if pin is not None:
+        path = _cached(RemoteFile(pin.repo, pin.filename, pin.commit))
+        commit, expected, verified = pin.commit, sha256 or pin.sha256, pin.verified
+    if sha256 is not None:
+        verified = "record"
     if path is None or not path.is_file():
         raise DownloadError(
             f"Cannot verify {target}: it is neither a file nor a model in the cache.",
             python="Check the path, or fetch the model with `vitlite download NAME`.",
         )
-    if pin is None:
-        verified: Verified = "record" if sha256 else "first use"
-        return Fetched(path, None, stamps.check_again(path, sha256), verified)
-    verified = "record" if sha256 else pin.verified
-    return Fetched(path, pin.commit, stamps.check_again(path, sha256 or pin.sha256), verified)
+    return Fetched(path, commit, stamps.check_again(path, expected), verified)
 
 
-def _fetch(request: _Request) -> Fetched:
-    """The file, in one attempt; whatever goes wrong is a DownloadError that says what to do."""
+def _fetch_once(request: _Request) -> Fetched:
+    """The file, its bytes verified; whatever goes wrong is a DownloadError that says what to do."""
     try:
         return _from_cache_or_hub(request)
     except UnreachableError as error:
-        raise DownloadError(
-            f"{error.text} It is not in the cache, {cache_folder()}.", python=error.python, command=error.command
-        ) from error
+        cached = "" if request.update else f" It is not in the cache, {cache_folder()}."
+        raise DownloadError(f"{error.text}{cached}", python=error.python, command=error.command) from error
     except DownloadError:
         raise
     except (OSError, transport_error()) as error:
@@ -144,7 +146,7 @@ def _fetch(request: _Request) -> Fetched:
 def _fetch_again(request: _Request, damage: WrongBytesError) -> Fetched:
     """The file, after a damaged one was removed."""
     try:
-        return _fetch(request)
+        return _fetch_once(request)
     except WrongBytesError as again:
         _remove(again)
         raise
@@ -202,7 +204,7 @@ def _with_pin(request: _Request) -> _Request:
 def _from_cache(request: _Request) -> Fetched | None:
     """The cached file, where a full commit hash says which one; the network is not looked at."""
     commit = request.file.revision
-    if not _COMMIT.fullmatch(commit):
+    if not COMMIT.fullmatch(commit):
         return None
     path = _cached(request.file)
     return None if path is None else _check_and_pin(path, request, commit)
@@ -218,16 +220,21 @@ def _from_hub(request: _Request) -> Fetched:
             _link(request.file, None)  # the client notes the absence, which is then known offline too
         raise
     except UnreachableError as error:
-        path = None if request.update else _cached(request.file)
-        if path is None:
-            raise
-        commit = _commit_in(path)
-        _log.warning("%s: %s. Using the cached commit %s.", request.file, error.why, commit or "(unknown)")
-        return _check_and_pin(path, request, commit)
+        return _from_cache_unasked(request, error)
     path = _cached(request.file._replace(revision=statement.commit))
     if path is None:
         path = _download(request, statement)
     return _check_and_pin(path, request, statement.commit, statement.etag)
+
+
+def _from_cache_unasked(request: _Request, unreachable: UnreachableError) -> Fetched:
+    """The cached file of a branch or tag, where the Hub cannot say whether it has a newer one."""
+    path = None if request.update else _cached(request.file)
+    if path is None:
+        raise unreachable
+    commit = _commit_of(path, request.file)
+    _log.warning("%s: %s. Using the cached commit %s.", request.file, unreachable.why, commit)
+    return _check_and_pin(path, request, commit)
 
 
 def _download(request: _Request, statement: Statement) -> Path:
@@ -281,7 +288,7 @@ def _cached(file: RemoteFile) -> Path | None:
 
 def _look_up(file: RemoteFile) -> Any:
     """What the client knows without a network: the path, a mark that there is no such file, or None."""
-    if _COMMIT.fullmatch(file.revision):
+    if COMMIT.fullmatch(file.revision):
         # A warm start spares importing the client, which takes longer than checking the stamp.
         folder = cache_folder() / f"models--{file.repo.replace('/', '--')}"  # as the client documents it
         path = folder / "snapshots" / file.revision / file.filename
@@ -292,20 +299,18 @@ def _look_up(file: RemoteFile) -> Any:
     return try_to_load_from_cache(file.repo, file.filename, cache_dir=cache_folder(), revision=file.revision)
 
 
-def _commit_in(path: Path) -> str | None:
-    """The commit that a file in the cache is of, which is the name of a folder."""
-    for part in path.parts:
-        if _COMMIT.fullmatch(part):
-            return part
-    return None
+def _commit_of(path: Path, file: RemoteFile) -> str:
+    """The commit of a cached file, which is the name of the folder that the file's own path begins in."""
+    depth = len(Path(file.filename).parts)
+    return path.parents[depth - 1].name
 
 
-def _check_and_pin(path: Path, request: _Request, commit: str | None, etag: str | None = None) -> Fetched:
+def _check_and_pin(path: Path, request: _Request, commit: str, etag: str | None = None) -> Fetched:
     """The cached file, if it has the bytes that it should have; it is then remembered, and pinned where asked."""
     stamp = stamps.stamp_of(path)
     verified = _compare(path, stamp, request, etag)
     stamps.remember(path, stamp._replace(verified=verified))
-    if request.zoo_name and commit:
+    if request.zoo_name is not None:
         write_pin(request.zoo_name, Pin(request.file.repo, request.file.filename, commit, stamp.sha256, verified))
     return Fetched(path, commit, stamp.sha256, verified)
 
@@ -324,7 +329,7 @@ def _compare(path: Path, stamp: Stamp, request: _Request, etag: str | None) -> V
         verified, expected = request.verified, request.sha256
     elif etag and len(etag) == SHA256_LENGTH:
         verified, expected = "hub", etag
-    elif etag and _COMMIT.fullmatch(etag):
+    elif etag and COMMIT.fullmatch(etag):
         verified, expected, got = "hub", etag, stamps.git_hash(path)
     if expected != got:
         raise WrongBytesError(path, expected, got)
