@@ -1,17 +1,20 @@
-"""Attention maps, rollout, position similarity, and the pictures drawn of them."""
+"""Attention maps, rollout, position similarity, and the pictures drawn of them and of a training run."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
-from vitlite import draw as maps
+from vitlite import draw
 from vitlite.config import ViTConfig
 from vitlite.errors import ImageError, InputError, VitliteError
 from vitlite.images import Preprocess, Recipe
-from vitlite.model import ViT, sincos_positions
+from vitlite.model import ViT
+from vitlite.positions import sincos_positions
 
 
 def build(**options: Any) -> ViT:
@@ -53,7 +56,7 @@ def photo(path: Path, size: tuple[int, int] = (90, 60)) -> Path:
 def test_attention_is_what_the_output_reads(options: dict[str, Any], rows: slice) -> None:
     model, images = build(**options), torch.randn(2, 3, 16, 40)
     whole = model.attention_maps(images, layers=(1,))[0]
-    grid = maps.attention(model, images, layer=1)
+    grid = draw.attention(model, images, layer=1)
     assert grid.shape == (2, 4, 2, 5)
     expected = whole[:, :, rows, model.config.prefix_tokens :].mean(2).unflatten(-1, (2, 5))
     torch.testing.assert_close(grid, expected)
@@ -62,7 +65,7 @@ def test_attention_is_what_the_output_reads(options: dict[str, Any], rows: slice
 
 def test_rollout_of_one_block_is_half_its_attention() -> None:
     model, images = build(depth=1), torch.randn(1, 3, 32, 32)
-    torch.testing.assert_close(maps.rollout(model, images), maps.attention(model, images).mean(1) / 2)
+    torch.testing.assert_close(draw.rollout(model, images), draw.attention(model, images).mean(1) / 2)
 
 
 def test_rollout_multiplies_the_last_block_from_the_left() -> None:
@@ -70,27 +73,27 @@ def test_rollout_multiplies_the_last_block_from_the_left() -> None:
     first, last = model.attention_maps(images, layers=(0, 1)).detach().mean(2)[:, 0]
     eye = torch.eye(17)
     rolled = (last + eye) / 2 @ ((first + eye) / 2)
-    torch.testing.assert_close(maps.rollout(model, images)[0], rolled[0, 1:].unflatten(0, (4, 4)))
+    torch.testing.assert_close(draw.rollout(model, images)[0], rolled[0, 1:].unflatten(0, (4, 4)))
 
 
 def test_position_similarity() -> None:
     model = build(image_size=(16, 32))
     assert model.pos_embed is not None
-    similarity = maps.position_similarity(model)
+    similarity = draw.position_similarity(model)
     assert similarity.shape == (2, 4, 2, 4)
     one, other = model.pos_embed[0, 1 + 3], model.pos_embed[0, 1 + 5]  # places (0, 3) and (1, 1)
     torch.testing.assert_close(similarity[0, 3, 1, 1], torch.cosine_similarity(one, other, dim=0))
-    fixed = maps.position_similarity(build(positions="sincos2d"))
+    fixed = draw.position_similarity(build(positions="sincos2d"))
     rows = torch.nn.functional.normalize(sincos_positions((4, 4), 48)[0], dim=-1)
     torch.testing.assert_close(fixed.flatten(2).flatten(0, 1), rows @ rows.T)
     with pytest.raises(InputError, match="no position embeddings"):
-        maps.position_similarity(build(positions="none"))
+        draw.position_similarity(build(positions="none"))
 
 
 def test_the_overlay_is_bright_where_the_attention_is() -> None:
     grid = torch.zeros(4, 4)
     grid[1, 2] = 1.0
-    drawn = maps.overlaid(torch.full((64, 64, 3), 128.0), grid)
+    drawn = draw.overlaid(torch.full((64, 64, 3), 128.0), grid)
     row, column = divmod(int(drawn.sum(-1).argmax()), 64)
     assert (row // 16, column // 16) == (1, 2)
     assert drawn[row, column].sum() > 2 * drawn[60, 4].sum()
@@ -98,24 +101,24 @@ def test_the_overlay_is_bright_where_the_attention_is() -> None:
 
 def test_picture_of_attention(tmp_path: Path) -> None:
     model = build()
-    picture = maps.picture_of_attention(model, photo(tmp_path / "a.png"))
-    width, height = 3 * (maps.PANEL + maps.GAP) + maps.GAP, 2 * (maps.PANEL + maps.CAPTION + maps.GAP) + maps.GAP
+    picture = draw.picture_of_attention(model, photo(tmp_path / "a.png"))
+    width, height = 3 * (draw.PANEL + draw.GAP) + draw.GAP, 2 * (draw.PANEL + draw.CAPTION + draw.GAP) + draw.GAP
     assert picture.size == (width, height)
-    rolled = maps.picture_of_attention(model, photo(tmp_path / "a.png"), rolled_out=True)
-    assert rolled.size == (2 * (maps.PANEL + maps.GAP) + maps.GAP, maps.PANEL + maps.CAPTION + 2 * maps.GAP)
+    rolled = draw.picture_of_attention(model, photo(tmp_path / "a.png"), rolled_out=True)
+    assert rolled.size == (2 * (draw.PANEL + draw.GAP) + draw.GAP, draw.PANEL + draw.CAPTION + 2 * draw.GAP)
 
 
 def test_the_photo_is_cut_as_the_model_sees_it(tmp_path: Path) -> None:
     stripes = Image.new("RGB", (96, 32), "red")
     stripes.paste("blue", (32, 0, 64, 32))  # the centre crop is all blue
     stripes.save(tmp_path / "stripes.png")
-    picture = maps.picture_of_attention(build(), tmp_path / "stripes.png")
-    middle = maps.GAP + maps.PANEL // 2
+    picture = draw.picture_of_attention(build(), tmp_path / "stripes.png")
+    middle = draw.GAP + draw.PANEL // 2
     assert picture.getpixel((middle, middle)) == (0, 0, 255)
 
 
 def test_picture_of_positions() -> None:
-    picture = maps.picture_of_positions(build())
+    picture = draw.picture_of_positions(build())
     cell = 800 // 16
     left = cell + cell // 2  # gap, then the first patch's own place in its own tile
     assert picture.getpixel((left, left)) == (0xFD, 0xE7, 0x25)  # viridis at 1
@@ -125,18 +128,18 @@ def test_picture_of_positions() -> None:
 def test_mistakes(tmp_path: Path) -> None:
     model = build()
     with pytest.raises(InputError, match="drawn for one image, got 2"):
-        maps.picture_of_attention(model, [photo(tmp_path / "a.png"), photo(tmp_path / "b.png")])
+        draw.picture_of_attention(model, [photo(tmp_path / "a.png"), photo(tmp_path / "b.png")])
     with pytest.raises(InputError, match="layers has 3; the 3 blocks are 0 to 2"):
-        maps.picture_of_attention(model, photo(tmp_path / "a.png"), layer=3)
+        draw.picture_of_attention(model, photo(tmp_path / "a.png"), layer=3)
     model.preprocess = lambda image: torch.zeros(1, 3, 32, 32)
     with pytest.raises(ImageError, match=r"must be a vitlite\.images\.Preprocess"):
-        maps.picture_of_attention(model, photo(tmp_path / "a.png"))
+        draw.picture_of_attention(model, photo(tmp_path / "a.png"))
 
 
 def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(VitliteError, match=r"pip install 'vitlite\[images\]'"):
-        maps.picture_of_positions(build())
+        draw.picture_of_positions(build())
 
 
 def test_real_positions_show_rows_and_columns(shared: Path) -> None:
@@ -147,8 +150,72 @@ def test_real_positions_show_rows_and_columns(shared: Path) -> None:
 
     model = ViT(zoo.find("vit_tiny_16.deit_fb_in1k").config)
     model.load_state_dict(load_file(shared / "weights" / "deit_tiny_16.timm.safetensors"))
-    similarity = maps.position_similarity(model)
+    similarity = draw.position_similarity(model)
     here = similarity[6, 6]
     assert here[6, 6] == pytest.approx(1, abs=1e-5)
     assert here[6].mean() > here[[0, 1, 12, 13]].mean() + 0.2
     assert here[:, 6].mean() > here[:, [0, 1, 12, 13]].mean() + 0.2
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 50])
+def test_the_axis_has_whole_epochs(epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(draw, "_save_figure", lambda figure, path: drawn.append(figure))
+    history: list[dict[str, Any]] = [
+        {"epoch": i, "loss": 1 / i, "accuracy": 0.5, "val_loss": 1.0, "val_top1": 0.5} for i in range(1, epochs + 1)
+    ]
+    draw.draw_curves(history, tmp_path / "curves.png")
+    for axes in drawn[0].axes:
+        assert len(axes.lines) == 2
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+        assert ticks
+        assert all(tick == round(tick) for tick in ticks)
+
+
+def test_curves_without_validation(tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    draw.draw_curves([{"epoch": 1, "loss": 1.0, "accuracy": 0.5}], path)
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("classes", "named", "counts"), [(3, 3, 4), (21, 21, 0), (41, 0, 0)])
+def test_confusion(classes: int, named: int, counts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(draw, "_save_figure", lambda figure, path: drawn.append(figure))
+    confusion = torch.eye(classes, dtype=torch.int64) * 3
+    confusion[2, 0] = 1
+    names = [f"class {i}" for i in range(classes)]
+    draw.draw_confusion(confusion, names, tmp_path / "confusion.png")
+    axes = drawn[0].axes[0]
+    labels = {tick.get_text() for tick in axes.get_xticklabels()}
+    assert len(labels & set(names)) == named
+    assert len(axes.texts) == counts
+    if counts:
+        shown = {(text.get_position(), text.get_text(), text.get_color()) for text in axes.texts}
+        assert ((0, 2), "1", "black") in shown
+        assert ((2, 2), "3", "white") in shown
+
+
+def test_a_picture_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    picture = Image.new("RGBA", (4, 4))
+    path = tmp_path / "picture.jpg"
+    path.write_text("what was here before")
+    with pytest.raises(InputError, match=r"Cannot write the picture .*: cannot write mode RGBA as JPEG\. Name a \.png"):
+        draw.save_picture(picture, path)
+    assert path.read_text() == "what was here before"
+    assert list(tmp_path.iterdir()) == [path]
+    for name in ("picture", "picture.txt", "no/picture.png"):
+        with pytest.raises(InputError, match=r"Name a \.png file in a folder that exists"):
+            draw.save_picture(picture, tmp_path / name)
+    draw.save_picture(picture, tmp_path / "picture.PNG")
+    with Image.open(tmp_path / "picture.PNG") as written:
+        assert written.format == "PNG"
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(VitliteError, match=r"pip install 'vitlite\[train\]'"):
+        draw.draw_curves([], tmp_path / "curves.png")

@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlite.cli import main as cli
 from vitlite import export as module
+from vitlite.cli import export as command
+from vitlite.cli import main as cli
 from vitlite.config import ViTConfig
 from vitlite.errors import ExportError, MissingExtraError, OptimizedError
 from vitlite.export import export
-from vitlite.speed.optimize import optimize
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
+from vitlite.speed.optimize import optimize
 
 TINY = dict(image_size=(32, 48), patch_size=8, dim=32, depth=2, heads=2, mlp_dim=48, num_classes=3)
 
@@ -46,7 +47,7 @@ def run(path: Path, to: str, images: Tensor) -> Tensor:
     return torch.from_numpy(logits)
 
 
-def about(path: Path, to: str) -> Any:
+def description(path: Path, to: str) -> Any:
     if to == "torch":
         files = {"vitlite": ""}
         torch.export.load(path, extra_files=files)
@@ -72,21 +73,21 @@ def test_an_exported_file_answers_as_the_model_does(tmp_path: Path, to: Any, opt
         for shape in ((2, 3, 32, 48), (1, 3, 64, 24), (5, 3, 16, 80)):
             images = torch.randn(shape)
             torch.testing.assert_close(run(path, to, images), model(images), rtol=1e-4, atol=1e-5)
-    told = about(path, to)
-    assert told["labels"] == ["cat", "dog", "bird"]
-    assert ViTConfig(**told["config"]) == model.config
-    assert told["preprocess"]["size"] == [32, 48]
+    described = description(path, to)
+    assert described["labels"] == ["cat", "dog", "bird"]
+    assert ViTConfig(**described["config"]) == model.config
+    assert described["preprocess"]["size"] == [32, 48]
     assert [file.name for file in tmp_path.iterdir()] == ["model"], "nothing else is left behind"
 
 
 def test_nothing_is_said_of_a_missing_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, said = logging.getLogger("torch.onnx._internal.exporter._registration"), []
+    log, messages = logging.getLogger("torch.onnx._internal.exporter._registration"), []
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
     handler = logging.Handler()
-    monkeypatch.setattr(handler, "emit", said.append)
+    monkeypatch.setattr(handler, "emit", messages.append)
     log.addHandler(handler)
     export(tiny(), tmp_path / "model.onnx", to="onnx")
-    assert not said
+    assert not messages
     assert not log.disabled
     log.removeHandler(handler)
 
@@ -109,15 +110,17 @@ def test_half_precision(tmp_path: Path) -> None:
 def test_a_model_without_recipe_or_labels(tmp_path: Path) -> None:
     model = ViT(ViTConfig(**TINY)).eval()  # its head is zero, and so are all logits
     assert export(model, tmp_path / "model.pt2", to="torch") == 0
-    told = about(tmp_path / "model.pt2", "torch")
-    assert told["labels"] is told["preprocess"] is None
+    described = description(tmp_path / "model.pt2", "torch")
+    assert described["labels"] is described["preprocess"] is None
 
 
 def test_a_file_that_answers_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pt2"
     path.write_text("what was here before")
     model = tiny()
-    monkeypatch.setattr(module, "_open", lambda *_: lambda images: model(images) * (1 + 0.001 * (len(images) == 3)))
+    monkeypatch.setattr(
+        module, "_open_torch", lambda _: lambda images: model(images) * (1 + 0.001 * (len(images) == 3))
+    )
     with pytest.raises(ExportError, match=r"differ by 0\.001 .* on images \(3, 3, 16, 64\)\. Nothing was written"):
         export(model, path, to="torch")
     assert path.read_text() == "what was here before"
@@ -146,7 +149,7 @@ def test_models_that_cannot_be_exported(tmp_path: Path) -> None:
 
 def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.setattr(module, "open_model", lambda _: tiny())
+    monkeypatch.setattr(command, "open_model", lambda _: tiny())
     monkeypatch.setattr(module, "_write_onnx", lambda _, file: file.touch())
     assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 0
     assert "Not compared with the model: that needs onnxruntime" in capsys.readouterr().out
@@ -154,7 +157,7 @@ def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'vitlite\[onnx\]'"):
         export(tiny(), tmp_path / "model.onnx", to="onnx")
-    monkeypatch.setattr(module, "open_model", lambda _: pytest.fail("the model was fetched"))
+    monkeypatch.setattr(command, "open_model", lambda _: pytest.fail("the model was fetched"))
     assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 1
     assert "pip install 'vitlite[onnx]'" in capsys.readouterr().err
 
@@ -167,7 +170,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
         opened.append(args)
         return tiny()
 
-    monkeypatch.setattr(module, "open_model", open_model)
+    monkeypatch.setattr(command, "open_model", open_model)
     assert cli.main(["export", "owner/name", "--to", "torch", "--size", "64x32"]) == 0
     assert capsys.readouterr().out == (
         "name.pt2: any batch, any height and width that 8 divides\n"

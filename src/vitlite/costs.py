@@ -4,6 +4,7 @@ Nothing here imports torch. A multiply-add counts as one (MAC); norms, biases an
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from vitlite.config import ViTConfig
@@ -26,61 +27,12 @@ def layers(config: ViTConfig) -> list[Layer]:
     >>> layers(preset("vit_base_16"))[0]
     Layer(name='patch_embed.proj', weight=(768, 3, 16, 16), output=(196, 768), params=590592, macs=115605504)
     """
-    c, d, a = config, config.dim, config.attention_dim
-    patches, pixels = c.grid[0] * c.grid[1], c.channels * c.patch_size**2
-    tokens = patches + c.prefix_tokens
-    pooled = d * (2 if c.pool == "cls_and_mean" else 1)
-    found: list[Layer] = []
-
-    def tensor(name: str, *shape: int, repeats: int = 1) -> None:
-        found.append(Layer(name, shape, shape[1:] if len(shape) == 3 else (tokens, d), math.prod(shape) * repeats, 0))
-
-    def norm(name: str, *output: int, repeats: int = 1) -> None:
-        found.append(Layer(name, output[-1:], output, 2 * output[-1] * repeats, 0))
-
-    def linear(name: str, weight: tuple[int, ...], *rows: int, bias: bool = True, repeats: int = 1) -> None:
-        size, macs = math.prod(weight), math.prod(rows) * math.prod(weight)
-        found.append(Layer(name, weight, (*rows, weight[0]), (size + bias * weight[0]) * repeats, macs * repeats))
-
-    if c.patch_norm:
-        norm("patch_embed.norm_in", patches, pixels)
-    linear("patch_embed.proj", (d, c.channels, c.patch_size, c.patch_size), patches, bias=not c.pre_norm)
-    if c.patch_norm:
-        norm("patch_embed.norm", patches, d)
-    if c.class_token:
-        tensor("cls_token", 1, 1, d)
-    if c.registers:
-        tensor("reg_token", 1, c.registers, d)
-    if c.positions == "learned":
-        tensor("pos_embed", 1, c.position_rows, d)
-    if c.pre_norm:
-        norm("norm_pre", tokens, d)
-
-    norm("blocks.*.norm1", tokens, d, repeats=c.depth)
-    linear("blocks.*.attn.qkv", (3 * a, d), tokens, bias=c.qkv_bias, repeats=c.depth)
-    found.append(Layer("blocks.*.attn", (), (tokens, a), 0, 2 * tokens * tokens * a * c.depth))  # q k^T, and times v
-    if c.inner_norm:
-        norm("blocks.*.attn.norm", tokens, a, repeats=c.depth)
-    linear("blocks.*.attn.proj", (d, a), tokens, repeats=c.depth)
-    if c.layer_scale is not None:
-        tensor("blocks.*.ls1.gamma", d, repeats=c.depth)
-    norm("blocks.*.norm2", tokens, d, repeats=c.depth)
-    linear("blocks.*.mlp.fc1", (c.mlp_dim, d), tokens, repeats=c.depth)
-    if c.inner_norm:
-        norm("blocks.*.mlp.norm", tokens, c.mlp_dim, repeats=c.depth)
-    linear("blocks.*.mlp.fc2", (d, c.mlp_dim), tokens, repeats=c.depth)
-    if c.layer_scale is not None:
-        tensor("blocks.*.ls2.gamma", d, repeats=c.depth)
-
-    if c.fc_norm:
-        norm("fc_norm", pooled)
-    else:
-        norm("norm", tokens, d)
-    if c.pre_logits:
-        linear("pre_logits", (c.pre_logits, pooled))
-    if c.num_classes:
-        linear("head", (c.num_classes, c.embed_dim))
-    return found
+    patches = math.prod(config.grid)
+    tokens = config.prefix_tokens + patches
+    blocks = []
+    for layer in (*_attention(config, tokens), *_mlp(config, tokens)):
+        blocks.append(layer._replace(params=layer.params * config.depth, macs=layer.macs * config.depth))
+    return [*_patches(config, patches), *_tokens(config, tokens), *blocks, *_output(config, tokens)]
 
 
 def params(config: ViTConfig) -> int:
@@ -101,3 +53,78 @@ def gmacs(config: ViTConfig) -> float:
     17.564
     """
     return sum(layer.macs for layer in layers(config)) / 1e9
+
+
+def _patches(c: ViTConfig, patches: int) -> Iterator[Layer]:
+    if c.patch_norm:
+        yield _norm("patch_embed.norm_in", (patches, c.channels * c.patch_size**2))
+    kernel = (c.dim, c.channels, c.patch_size, c.patch_size)
+    yield _linear("patch_embed.proj", kernel, (patches,), bias=not c.pre_norm)
+    if c.patch_norm:
+        yield _norm("patch_embed.norm", (patches, c.dim))
+
+
+def _tokens(c: ViTConfig, tokens: int) -> Iterator[Layer]:
+    if c.class_token:
+        yield _tensor("cls_token", (1, 1, c.dim), (1, c.dim))
+    if c.registers:
+        yield _tensor("reg_token", (1, c.registers, c.dim), (c.registers, c.dim))
+    if c.positions == "learned":
+        yield _tensor("pos_embed", (1, c.position_rows, c.dim), (c.position_rows, c.dim))
+    if c.pre_norm:
+        yield _norm("norm_pre", (tokens, c.dim))
+
+
+def _attention(c: ViTConfig, tokens: int) -> Iterator[Layer]:
+    """The first half of one block."""
+    width = c.attention_dim
+    products = 2 * tokens * tokens * width  # q k^T, and times v
+    yield _norm("blocks.*.norm1", (tokens, c.dim))
+    yield _linear("blocks.*.attn.qkv", (3 * width, c.dim), (tokens,), bias=c.qkv_bias)
+    yield Layer("blocks.*.attn", (), (tokens, width), 0, products)
+    if c.inner_norm:
+        yield _norm("blocks.*.attn.norm", (tokens, width))
+    yield _linear("blocks.*.attn.proj", (c.dim, width), (tokens,))
+    if c.layer_scale is not None:
+        yield _tensor("blocks.*.ls1.gamma", (c.dim,), (tokens, c.dim))
+
+
+def _mlp(c: ViTConfig, tokens: int) -> Iterator[Layer]:
+    """The second half of one block."""
+    yield _norm("blocks.*.norm2", (tokens, c.dim))
+    yield _linear("blocks.*.mlp.fc1", (c.mlp_dim, c.dim), (tokens,))
+    if c.inner_norm:
+        yield _norm("blocks.*.mlp.norm", (tokens, c.mlp_dim))
+    yield _linear("blocks.*.mlp.fc2", (c.dim, c.mlp_dim), (tokens,))
+    if c.layer_scale is not None:
+        yield _tensor("blocks.*.ls2.gamma", (c.dim,), (tokens, c.dim))
+
+
+def _output(c: ViTConfig, tokens: int) -> Iterator[Layer]:
+    pooled = 2 * c.dim if c.pool == "cls_and_mean" else c.dim
+    if c.fc_norm:
+        yield _norm("fc_norm", (pooled,))
+    else:
+        yield _norm("norm", (tokens, c.dim))
+    if c.pre_logits:
+        yield _linear("pre_logits", (c.pre_logits, pooled), ())
+    if c.num_classes:
+        yield _linear("head", (c.num_classes, c.embed_dim), ())
+
+
+def _linear(name: str, weight: tuple[int, ...], rows: tuple[int, ...], *, bias: bool = True) -> Layer:
+    """A product with a weight, of so many rows."""
+    width, size = weight[0], math.prod(weight)
+    learned = size + width if bias else size
+    return Layer(name, weight, (*rows, width), learned, math.prod(rows) * size)
+
+
+def _norm(name: str, output: tuple[int, ...]) -> Layer:
+    """A scale and a shift for each channel."""
+    width = output[-1]
+    return Layer(name, (width,), output, 2 * width, 0)
+
+
+def _tensor(name: str, weight: tuple[int, ...], output: tuple[int, ...]) -> Layer:
+    """A learned tensor that is joined to tokens, added to them or multiplied with them."""
+    return Layer(name, weight, output, math.prod(weight), 0)

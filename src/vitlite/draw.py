@@ -6,17 +6,19 @@ for pictures), n tokens.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, reduce
 from torch import Tensor
 
+from vitlite.disk import replacing
 from vitlite.errors import ImageError, InputError, missing_extra
 from vitlite.images import Preprocess
-from vitlite.model import sincos_positions
+from vitlite.positions import sincos_positions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +32,9 @@ VIRIDIS = "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"
 PANEL = 256  # pixels of one panel's longer side
 GAP = 12  # between panels
 CAPTION = 22  # height of the line below a panel
+SHEET = 800  # pixels of one side of the picture of positions, about
+INK = "#333333"  # of captions
+WHITE = -1.0  # stands for what no colour map has
 
 
 def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
@@ -86,7 +91,12 @@ def position_similarity(model: "ViT") -> Tensor:
 def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
     """The rows that the output is read from, on the patches only: (b, heads, n, n) -> (b, heads, h, w)."""
     first, p = model.config.prefix_tokens, model.config.patch_size
-    read = {"mean": slice(first, None), "mean_with_cls": slice(None)}.get(model.config.pool, slice(1))
+    if model.config.pool == "mean":
+        read = slice(first, None)
+    elif model.config.pool == "mean_with_cls":
+        read = slice(None)
+    else:
+        read = slice(1)
     patches = reduce(maps[:, :, read, first:].float(), "b heads rows n -> b heads n", "mean")
     h, w = images.shape[2] // p, images.shape[3] // p
     return rearrange(patches, "b heads (h w) -> b heads h w", h=h, w=w).cpu()
@@ -108,13 +118,23 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, rolled_ou
         raise InputError(f"The picture of attention is drawn for one image, got {len(images)}. Pass one at a time.")
     photo = _photo(model, image)
     if rolled_out:
-        panels = {"rollout through all blocks": rollout(model, images)[0]}
+        grids = {"rollout through all blocks": rollout(model, images)[0]}
     else:
-        maps = attention(model, images, layer)[0]
-        block = f"block {layer % model.config.depth}"
-        panels = {f"{block}, all heads": maps.mean(0)} | {f"head {i}": one for i, one in enumerate(maps)}
-    drawn = {"photo": photo} | {caption: overlaid(photo, one) for caption, one in panels.items()}
-    return arrange(drawn, columns=max(2, round((1.8 * len(drawn)) ** 0.5)) if len(drawn) > 5 else len(drawn))
+        heads = attention(model, images, layer)[0]
+        grids = {f"block {layer % model.config.depth}, all heads": heads.mean(0)}
+        for i, head in enumerate(heads):
+            grids[f"head {i}"] = head
+    panels = {"photo": photo}
+    for caption, grid in grids.items():
+        panels[caption] = overlaid(photo, grid)
+    return arrange(panels, columns=_columns(len(panels)))
+
+
+def _columns(panels: int) -> int:
+    """All in one row where they are few, else about twice as many across as down."""
+    if panels <= 5:
+        return panels
+    return max(2, round((1.8 * panels) ** 0.5))
 
 
 def picture_of_positions(model: "ViT") -> "Image":
@@ -123,15 +143,16 @@ def picture_of_positions(model: "ViT") -> "Image":
     After Figure 7 (centre) of Dosovitskiy et al. 2021.
     """
     similarity = position_similarity(model)
-    h, w = similarity.shape[:2]
-    cell = max(1, 800 // max(h, w) ** 2)  # pixels a patch within a tile
     low = similarity.min().item()
-    tiles = (similarity - low) / max(1 - low, 1e-6)
-    tiles = tiles.repeat_interleave(cell, 2).repeat_interleave(cell, 3)
-    gap = max(2, cell)
-    framed = F.pad(tiles, (0, gap, 0, gap), value=-1)  # -1 marks what stays white
-    sheet = F.pad(rearrange(framed, "h w i j -> (h i) (w j)"), (gap, 0, gap, 0), value=-1)
-    colors = torch.where(sheet[..., None] < 0, torch.tensor(255.0), colored(sheet.clamp(0, 1), VIRIDIS))
+    tiles = (similarity - low) / max(1 - low, 1e-6)  # (h, w, i, j): one tile for each patch, itself a grid of patches
+    side = max(1, SHEET // max(similarity.shape) ** 2)  # pixels of a patch within a tile
+    gap = max(2, side)
+    tiles = tiles.repeat_interleave(side, 2).repeat_interleave(side, 3)
+    framed = F.pad(tiles, (0, gap, 0, gap), value=WHITE)  # to the right of each and below
+    sheet = rearrange(framed, "h w i j -> (h i) (w j)")
+    sheet = F.pad(sheet, (gap, 0, gap, 0), value=WHITE)  # to the left and above all
+    colors = colored(sheet.clamp(0, 1), VIRIDIS)
+    colors[sheet == WHITE] = 255.0
     return _with_scale(to_pillow(colors), low)
 
 
@@ -141,14 +162,14 @@ def _photo(model: "ViT", image: Any) -> Tensor:
         raise ImageError("To draw on a picture, model.preprocess must be a vitlite.images.Preprocess, with its recipe.")
     recipe = model.preprocess.recipe
     factor = PANEL / max(recipe.size)
-    (h, w), (rows, columns) = recipe.size, recipe.resize
-    large = replace(
-        recipe,
-        size=(round(h * factor), round(w * factor)),
-        resize=(round(rows * factor), round(columns * factor)),
-    )
+    large = replace(recipe, size=_enlarged(recipe.size, factor), resize=_enlarged(recipe.resize, factor))
     pixels = Preprocess(large, model).pixels(image)
     return rearrange(pixels, "c h w -> h w c").float().expand(-1, -1, 3)
+
+
+def _enlarged(sides: tuple[int, int], factor: float) -> tuple[int, int]:
+    height, width = sides
+    return round(height * factor), round(width * factor)
 
 
 def overlaid(photo: Tensor, grid: Tensor) -> Tensor:
@@ -170,81 +191,104 @@ def colored(values: Tensor, anchors: str) -> Tensor:
 
 def arrange(panels: dict[str, Tensor], columns: int) -> "Image":
     """Panels with their captions, row by row on white."""
-    image_type, draw_type, font = _pillow()
+    pillow = _pillow()
     h, w = next(iter(panels.values())).shape[:2]
     rows = -(-len(panels) // columns)
-    sheet = image_type.new("RGB", (columns * (w + GAP) + GAP, rows * (h + CAPTION + GAP) + GAP), "white")
-    pen = draw_type.Draw(sheet)
+    size = columns * (w + GAP) + GAP, rows * (h + CAPTION + GAP) + GAP
+    sheet = pillow.image.new("RGB", size, "white")
+    pen = pillow.draw.Draw(sheet)
     for i, (caption, pixels) in enumerate(panels.items()):
-        left, top = GAP + i % columns * (w + GAP), GAP + i // columns * (h + CAPTION + GAP)
+        row, column = divmod(i, columns)
+        left, top = GAP + column * (w + GAP), GAP + row * (h + CAPTION + GAP)
         sheet.paste(to_pillow(pixels), (left, top))
-        pen.text((left, top + h + 4), caption, fill="#333333", font=font)
+        pen.text((left, top + h + 4), caption, fill=INK, font=pillow.font)
     return sheet
 
 
 def _with_scale(sheet: "Image", low: float) -> "Image":
     """The sheet with its colour scale to the right, from `low` to 1."""
-    image_type, draw_type, font = _pillow()
-    wide = image_type.new("RGB", (sheet.width + 70, sheet.height), "white")
+    pillow = _pillow()
+    wide = pillow.image.new("RGB", (sheet.width + 70, sheet.height), "white")
     wide.paste(sheet, (0, 0))
-    bar = colored(torch.linspace(1, 0, sheet.height - 2 * GAP)[:, None].expand(-1, 16), VIRIDIS)
+    falling = torch.linspace(1, 0, sheet.height - 2 * GAP)
+    bar = colored(falling[:, None].expand(-1, 16), VIRIDIS)
     wide.paste(to_pillow(bar), (sheet.width + 6, GAP))
-    pen = draw_type.Draw(wide)
-    for text, y in (("1.0", GAP), (f"{low:.1f}", sheet.height - GAP - 14)):
-        pen.text((sheet.width + 28, y), text, fill="#333333", font=font)
+    pen = pillow.draw.Draw(wide)
+    left = sheet.width + 28
+    pen.text((left, GAP), "1.0", fill=INK, font=pillow.font)
+    pen.text((left, sheet.height - GAP - 14), f"{low:.1f}", fill=INK, font=pillow.font)
     return wide
 
 
 def to_pillow(pixels: Tensor) -> "Image":
     """Floats (h, w, 3), 0..255."""
-    image_type, _, _ = _pillow()
     h, w, _ = pixels.shape
-    data = bytes(pixels.round().clamp(0, 255).to(torch.uint8).contiguous().view(-1).tolist())
-    return image_type.frombytes("RGB", (w, h), data)
+    data = pixels.round().clamp(0, 255).to(torch.uint8).contiguous().view(-1)
+    return _pillow().image.frombytes("RGB", (w, h), bytes(data.tolist()))
 
 
-def _pillow() -> tuple[Any, Any, Any]:
-    """Pillow's Image and ImageDraw, and a font."""
+class Pillow(NamedTuple):
+    """The parts of Pillow that draw."""
+
+    image: Any  # its module Image
+    draw: Any  # its module ImageDraw
+    font: Any
+
+
+def _pillow() -> Pillow:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise missing_extra("Drawing", "images") from error
-    return Image, ImageDraw, ImageFont.load_default(14)
+    return Pillow(Image, ImageDraw, ImageFont.load_default(14))
 
 
-def check_target(path: str) -> None:
+def check_target(path: str | PathLike[str]) -> None:
     """Refuses, before a model is fetched for nothing, a picture that could not be written."""
-    image_type, _, _ = _pillow()
     target = Path(path)
-    if target.suffix.lower() not in image_type.registered_extensions() or not target.parent.is_dir():
+    if target.suffix.lower() not in _formats() or not target.parent.is_dir():
         raise InputError(f"Cannot write the picture {path}. Name a .png file in a folder that exists.")
 
 
-def save_picture(picture: "Image", path: str) -> None:
+def save_picture(picture: "Image", path: str | PathLike[str]) -> None:
+    """Writes a picture in the format that the path's suffix names, whole or not at all."""
+    check_target(path)
+    target = Path(path)
     try:
-        picture.save(path)
+        with replacing(target) as temporary:
+            picture.save(temporary, _formats()[target.suffix.lower()])
     except (OSError, ValueError) as error:
         raise InputError(
             f"Cannot write the picture {path}: {error}. Name a .png file in a folder that exists."
         ) from error
-    print(f"wrote {path}, {picture.width} x {picture.height} pixels")
+
+
+def _formats() -> dict[str, str]:
+    """The suffixes that Pillow writes, each with the name of its format."""
+    image = _pillow().image
+    return {suffix: name for suffix, name in image.registered_extensions().items() if name in image.SAVE}
 
 
 def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
     """Loss and accuracy by epoch; `history` is what `train` returns."""
     figure = need_matplotlib()(figsize=(9, 3.5), layout="constrained")
+    loss, accuracy = figure.subplots(1, 2)
+    _draw_by_epoch(loss, "loss", history, "loss", "val_loss")
+    _draw_by_epoch(accuracy, "accuracy", history, "accuracy", "val_top1")
+    _save_figure(figure, path)
+
+
+def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], training: str, validation: str) -> None:
+    """Two fields of the history, as far as it has them."""
+    labels = {training: "training, pictures as augmented", validation: "validation, averaged weights"}
     epochs = [record["epoch"] for record in history]
-    for axes, title, names in zip(
-        figure.subplots(1, 2), ("loss", "accuracy"), (("loss", "val_loss"), ("accuracy", "val_top1")), strict=True
-    ):
-        for name, label in zip(names, ("training, pictures as augmented", "validation, averaged weights"), strict=True):
-            if name in history[0]:
-                axes.plot(epochs, [record[name] for record in history], marker=".", label=label)
-        axes.set(title=title, xlabel="epoch")
-        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path, dpi=120)
+    for field, label in labels.items():
+        if field in history[0]:
+            axes.plot(epochs, [record[field] for record in history], marker=".", label=label)
+    axes.set(title=title, xlabel="epoch")
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+    axes.grid(alpha=0.3)
+    axes.legend()
 
 
 def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> None:
@@ -253,19 +297,23 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> Non
     side = min(max(3.0, 0.55 * k + 1.5), 14)
     figure = need_matplotlib()(figsize=(side + 1, side), layout="constrained")
     axes = figure.subplots()
-    shares = (confusion / confusion.sum(1, keepdim=True).clamp(min=1)).tolist()
-    figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the row")
+    shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
+    figure.colorbar(axes.imshow(shares.tolist(), cmap="Blues", vmin=0, vmax=1), label="share of the row")
     axes.set(xlabel="taken for", ylabel="is")
     if k <= 40:
         axes.set_xticks(range(k), classes, rotation=90)
         axes.set_yticks(range(k), classes)
     if k <= 20:
-        for i, row in enumerate(shares):
-            for j, share in enumerate(row):
-                if share:
-                    color = "white" if share > 0.5 else "black"
-                    axes.text(j, i, str(int(confusion[i, j])), ha="center", va="center", color=color, fontsize=8)
-    figure.savefig(path, dpi=120)
+        for row, column in confusion.nonzero().tolist():
+            color = "white" if shares[row, column] > 0.5 else "black"
+            count = str(int(confusion[row, column]))
+            axes.text(column, row, count, ha="center", va="center", color=color, fontsize=8)
+    _save_figure(figure, path)
+
+
+def _save_figure(figure: "Figure", path: Path) -> None:
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format=path.suffix.lstrip("."))
 
 
 def need_matplotlib() -> "type[Figure]":

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.export import Dim
 
+from vitlite.disk import replacing
 from vitlite.errors import ExportError, OptimizedError, missing_extra
 from vitlite.images import Preprocess
 from vitlite.model import ViT
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 Format = Literal["onnx", "torch"]
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
-NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}  # max |difference| / max |logit|; other types: 0.05
+NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}  # max |difference| / max |logit|
+NEAR_OTHERS = 0.05
 ONE_FILE = 1 << 30  # bytes; above, ONNX keeps weights in a second file, since protobuf ends at 2 GiB
 
 
@@ -57,28 +59,42 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> float | None
     if to not in SUFFIX:
         raise ExportError(f"Cannot export to {to!r}. Valid: {', '.join(SUFFIX)}.")
     if isinstance(model, OptimizedViT):
-        raise OptimizedError("An optimized model cannot be exported. Create it again and export that.")
+        raise OptimizedError("An optimized model cannot be exported.", python="Create it again and export that.")
     if model.training:
-        raise ExportError("A model in training mode would be exported with its dropout. Call model.eval() before.")
+        raise ExportError(
+            "A model in training mode would be exported with its dropout.", python="Call model.eval() before."
+        )
     path = Path(path)
     try:
+        # In a folder of their own: ONNX's file names the one with its weights, so both need their final names.
         with TemporaryDirectory(dir=path.parent, prefix=".vitlite-") as folder, torch.no_grad():
             file = Path(folder, path.name)
-            {"onnx": _write_onnx, "torch": _write_torch}[to](model, file)
-            opened = _open(file, to)
-            far = opened and _compare(model, opened)
-            for part in Path(folder).iterdir():
-                part.replace(path.parent / part.name)
+            if to == "onnx":
+                _write_onnx(model, file)
+                run = _open_onnx(file)
+            else:
+                _write_torch(model, file)
+                run = _open_torch(file)
+            farthest = None if run is None else _compare(model, run)
+            _move_into_place(Path(folder), path)
     except FileNotFoundError as error:
         raise ExportError(f"Cannot write {path}: there is no folder {path.parent}. Make it first.") from error
     except OSError as error:
         raise ExportError(f"Cannot write {path}: {error.strerror or error}.") from error
-    return far
+    return farthest
+
+
+def _move_into_place(folder: Path, path: Path) -> None:
+    """Every file of the folder goes beside `path`, the one that names the others last."""
+    files = [file for file in folder.iterdir() if file.name != path.name]
+    for file in (*files, folder / path.name):
+        with replacing(path.parent / file.name) as temporary:
+            file.replace(temporary)
 
 
 def _write_torch(model: ViT, file: Path) -> None:
-    program = torch.export.export(model, (_images(model, (2, 1, 1)),), dynamic_shapes=(_shapes(model),))
-    torch.export.save(program, file, extra_files={"vitlite": _about(model)})
+    program = torch.export.export(model, (_images(model, TRACED),), dynamic_shapes=(_dynamic_shapes(model),))
+    torch.export.save(program, file, extra_files={"vitlite": _description(model)})
 
 
 def _write_onnx(model: ViT, file: Path) -> None:
@@ -86,15 +102,15 @@ def _write_onnx(model: ViT, file: Path) -> None:
     with _quietly():
         program: ONNXProgram | None = torch.onnx.export(
             model,
-            (_images(model, (2, 1, 1)),),
+            (_images(model, TRACED),),
             dynamo=True,
-            dynamic_shapes=(_shapes(model),),
+            dynamic_shapes=(_dynamic_shapes(model),),
             input_names=["images"],
             output_names=["logits"],
             verbose=False,
         )
     assert program is not None  # with dynamo=True
-    program.model.metadata_props["vitlite"] = _about(model)
+    program.model.metadata_props["vitlite"] = _description(model)
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     program.save(file, external_data=weights > ONE_FILE)
 
@@ -120,49 +136,73 @@ def _quietly() -> Iterator[None]:
         log.disabled = before
 
 
-def _shapes(model: ViT) -> dict[int, Any]:
+def _dynamic_shapes(model: ViT) -> dict[int, Any]:
     """Batch, height and width are free, but for the patches that height and width must divide into."""
     p = model.config.patch_size
     return {0: Dim("batch"), 2: p * Dim("rows"), 3: p * Dim("columns")}
 
 
-def _images(model: ViT, shape: tuple[int, float, float]) -> Tensor:
-    """Noise of so many images, as many times as high and as wide as the model's own."""
-    p, (rows, columns) = model.config.patch_size, model.config.grid
-    size = (shape[0], model.config.channels, p * max(2, round(rows * shape[1])), p * max(2, round(columns * shape[2])))
-    noise = torch.randn(size, generator=torch.Generator().manual_seed(0))
+class Batch(NamedTuple):
+    """Images by their number, and by their sides in terms of the model's own."""
+
+    number: int
+    height: float
+    width: float
+
+
+TRACED = Batch(2, 1, 1)
+COMPARED = (TRACED, Batch(1, 1.5, 0.5), Batch(3, 0.5, 1.25))
+
+
+def _images(model: ViT, batch: Batch) -> Tensor:
+    """Noise of that shape, of two patches at least each way."""
+    config = model.config
+    rows = max(2, round(config.grid[0] * batch.height))
+    columns = max(2, round(config.grid[1] * batch.width))
+    shape = batch.number, config.channels, config.patch_size * rows, config.patch_size * columns
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return noise.to(model.device, model.dtype)
 
 
-def _about(model: ViT) -> str:
+def _description(model: ViT) -> str:
+    """What the network's file does not say itself."""
     recipe = model.preprocess.recipe.to_dict() if isinstance(model.preprocess, Preprocess) else None
     return json.dumps({"config": model.config.to_dict(), "labels": model.labels, "preprocess": recipe})
 
 
-def _open(file: Path, to: Format) -> Callable[[Tensor], Tensor] | None:
+def _open_torch(file: Path) -> Callable[[Tensor], Tensor]:
+    return torch.export.load(file).module()
+
+
+def _open_onnx(file: Path) -> Callable[[Tensor], Tensor] | None:
     """What runs the file, or None where onnxruntime is missing."""
-    if to == "torch":
-        return torch.export.load(file).module()
     try:
         import onnxruntime  # type: ignore[import-untyped]
     except ImportError:
         return None
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy(force=True)})[0])
+
+    def run(images: Tensor) -> Tensor:
+        (logits,) = session.run(None, {"images": images.numpy(force=True)})
+        return torch.from_numpy(logits)
+
+    return run
 
 
 def _compare(model: ViT, run: Callable[[Tensor], Tensor]) -> float:
     """How far the file is from the model at most, on images of three sizes."""
+    limit = NEAR.get(model.dtype, NEAR_OTHERS)
     farthest = 0.0
-    for shape in ((2, 1, 1), (1, 1.5, 0.5), (3, 0.5, 1.25)):
-        images = _images(model, shape)
+    for batch in COMPARED:
+        images = _images(model, batch)
         wanted = model(images)
-        far = ((run(images).to(wanted) - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)).item()
-        farthest = max(farthest, far)
-        if not far <= NEAR.get(model.dtype, 0.05):
+        difference = (run(images).to(wanted) - wanted).abs().max()
+        far = (difference / wanted.abs().max().clamp(min=1e-30)).item()
+        if not far <= limit:  # nor what is no number
             raise ExportError(
                 f"The exported file answers something else than the model: its logits differ by {far:.1g} of the "
                 f"largest, on images {tuple(images.shape)}. Nothing was written. This torch, {torch.__version__}, or "
                 "the runtime has a fault; try another version of either."
             )
+        farthest = max(farthest, far)
     return farthest

@@ -24,5 +24,7 @@ def run(args: Namespace) -> int:
     if not Path(args.image).exists():
         raise ImageError(f"No such file: {args.image}")
     model = open_model(args)
-    save_picture(picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout), args.out)
+    picture = picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout)
+    save_picture(picture, args.out)
+    print(f"wrote {args.out}, {picture.width} x {picture.height} pixels")
     return 0

@@ -18,17 +18,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Writes a model for ONNX runtimes or torch.export."""
-    out = Path(args.out or Path(args.model).name + SUFFIX[args.to])
-    if out.suffix != SUFFIX[args.to]:
-        raise ExportError(f"--out {out}: with --to {args.to} the name must end in {SUFFIX[args.to]}.")
+    suffix = SUFFIX[args.to]
+    out = Path(args.out or Path(args.model).name + suffix)
+    if out.suffix != suffix:
+        raise ExportError(f"--out {out}: with --to {args.to} the name must end in {suffix}.")
     if args.to == "onnx":
         need_onnx()  # before the model is fetched
     model = open_model(args)
-    far = export(model, out, to=args.to)
-    p = model.config.patch_size
-    print(f"{out}: any batch, any height and width that {p} divides")
-    if far is None:
+    farthest = export(model, out, to=args.to)
+    print(f"{out}: any batch, any height and width that {model.config.patch_size} divides")
+    if farthest is None:
         print("Not compared with the model: that needs onnxruntime (pip install onnxruntime).")
     else:
-        print(f"Compared with the model at three sizes: logits within {far:.1g} of the largest")
+        print(f"Compared with the model at three sizes: logits within {farthest:.1g} of the largest")
     return 0

@@ -15,5 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Draws what a model knows of positions."""
     check_target(args.out)
-    save_picture(picture_of_positions(open_model(args)), args.out)
+    picture = picture_of_positions(open_model(args))
+    save_picture(picture, args.out)
+    print(f"wrote {args.out}, {picture.width} x {picture.height} pixels")
     return 0
