@@ -2,9 +2,14 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from commands import Run
 
+import vitlite
+from vitlite.bulk import ray as engine
 from vitlite.cli.main import main
 
 
@@ -27,3 +32,34 @@ def test_what_belongs_to_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["classify", str(tmp_path), "--engine", "ray"]) == 1
     assert main(["embed", "a.png", "b.png", "--engine", "ray", "--out", "vectors"]) == 1
     assert capsys.readouterr().err.count("takes one folder, list or Parquet file as PATH, and --out with a folder") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "function", "given"),
+    [
+        (["embed", "--fast"], "embed_pictures", {}),
+        (["classify", "--top", "2"], "classify_pictures", {"top": 2}),
+    ],
+    ids=["embed", "classify"],
+)
+def test_what_the_engine_is_given_and_what_is_said_of_it(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], function: str, given: dict[str, Any]
+) -> None:
+    def work(model: Any, source: Any, out: Any, actors: Any, *, on_resume: Any, **options: Any) -> engine.Summary:
+        assert (type(model), model.dtype) == (vitlite.ViT, torch.float32)  # the actors optimize it, in their dtype
+        assert (source, out) == (engine.Source("list.txt", None), "folder")
+        assert actors == engine.Actors(batch=4, dtype="bfloat16", device="cpu", count=3)
+        assert options == {"name": name} | given
+        on_resume(7)
+        return engine.Summary(pictures=9, broken=broken, new=2)
+
+    name, broken = str(model), 1
+    monkeypatch.setattr(engine, "check_installed", lambda: None)
+    monkeypatch.setattr(engine, "find_pictures", lambda name: engine.Source(name, None))
+    monkeypatch.setattr(engine, function, work)
+    words += ["list.txt", "--engine", "ray", "--out", "folder", "--model", name, "--batch", "4", "--workers", "3"]
+    code, out, err = run(*words, "--dtype", "bfloat16", "--device", "cpu")
+    assert (code, err) == (1, "vitlite: continuing folder: 7 pictures are done\n")
+    assert out == "folder: 9 pictures, 1 of them broken (column error); 2 new in 0 s\n"
+    broken = 0
+    assert run(*words, "--dtype", "bfloat16", "--device", "cpu")[0] == 0

@@ -1,11 +1,11 @@
 """`--engine ray` on a cluster of several nodes on this machine: what it answers, and what it survives."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +17,6 @@ from models import small_model
 from PIL import Image
 
 import vitlite
-from vitlite.cli.embed import add_arguments as add_embed_arguments
 from vitlite.cli.main import main
 from vitlite.errors import ImageError, InputError
 
@@ -33,7 +32,7 @@ pytestmark = [
 from ray.cluster_utils import Cluster  # noqa: E402
 
 import vitlite.bulk.ray  # noqa: E402
-from vitlite.bulk.ray import Classifier, Embedder  # noqa: E402
+from vitlite.bulk.ray import Actors, Classifier, Embedder, embed_pictures, find_pictures  # noqa: E402
 
 COUNT = 300
 BROKEN = "0005.png"
@@ -113,12 +112,6 @@ def check(out: Path, vectors: dict[str, torch.Tensor], pictures: Path) -> None:
     for path, row in found.items():
         assert row["error"] is None
         torch.testing.assert_close(torch.tensor(row["vector"]), vectors[path], rtol=1e-5, atol=1e-5)
-
-
-def arguments(model: Path, source: Path, out: Path, *more: str) -> Namespace:
-    parser = ArgumentParser()
-    add_embed_arguments(parser)
-    return parser.parse_args([str(source), *more, "--engine", "ray", "--out", str(out), "--model", str(model)])
 
 
 def embed(model: Path, source: object, out: Path, *more: str) -> int:
@@ -222,8 +215,18 @@ def test_killed_and_started_again_continues(
     assert embed(model, pictures, out) == 1
     assert f"{COUNT} pictures, 1 of them broken (column error); 0 new" in capsys.readouterr().out
     check(out, vectors, pictures)
-    with pytest.raises(InputError, match="was not written by this command with these weights and options"):
-        vitlite.bulk.ray.run_embed(arguments(model, pictures, out, "--dtype", "bfloat16"))
+    assert embed(model, pictures, out, "--dtype", "bfloat16") == 1
+    refusal = r"was not written by this command with these weights and options\. Choose another"
+    assert re.search(rf"{refusal} --out\.", capsys.readouterr().err)
+    with pytest.raises(InputError, match=rf"{refusal} folder\."):
+        embed_pictures(
+            vitlite.load(model),
+            find_pictures(str(pictures)),
+            str(out),
+            Actors(dtype="bfloat16"),
+            name="small",
+            on_resume=lambda done: None,
+        )
 
 
 def test_parquet_of_pictures_is_classified(
@@ -292,17 +295,15 @@ def test_tables_of_another_kind_are_refused(model: Path) -> None:
         worker({"path": ["a"]})
 
 
-def test_sources_that_mean_nothing(model: Path, tmp_path: Path) -> None:
-    out, table = tmp_path / "out", tmp_path / "a.parquet"
+def test_sources_that_mean_nothing(tmp_path: Path) -> None:
+    table = tmp_path / "a.parquet"
     with pytest.raises(ImageError, match="No such folder, list or Parquet file"):
-        vitlite.bulk.ray.run_embed(arguments(model, tmp_path / "nowhere", out))
+        find_pictures(str(tmp_path / "nowhere"))
     with pytest.raises(ImageError, match="No pictures in"):
-        vitlite.bulk.ray.run_embed(arguments(model, tmp_path, out))
+        find_pictures(str(tmp_path))
     pq.write_table(pa.table({"path": pa.array([], pa.string()), "bytes": pa.array([], pa.binary())}), table)
     with pytest.raises(ImageError, match="No pictures in"):
-        vitlite.bulk.ray.run_embed(arguments(model, table, out))
+        find_pictures(str(table))
     pq.write_table(pa.table({"file": ["a.png"]}), table)
     with pytest.raises(InputError, match="needs a column path, and bytes if it holds the pictures"):
-        vitlite.bulk.ray.run_embed(arguments(model, table, out))
-    with pytest.raises(InputError, match="takes one folder, list or Parquet file as PATH"):
-        vitlite.bulk.ray.run_embed(arguments(model, table, out, str(tmp_path)))
+        find_pictures(str(table))
