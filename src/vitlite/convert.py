@@ -30,7 +30,7 @@ Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
 NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
 AVERAGED = ("model_ema", "state_dict_ema", "ema")  # where they keep an average of its weights
-NOT_IN_NAMES = {"heads": 1, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"}  # any value gives the same tensors
+GIVES_NO_SHAPE = {"heads": 1, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"}  # any value makes the same tensors
 
 
 def convert(
@@ -93,7 +93,7 @@ def _without_pickles(source: Path) -> Iterator[Path]:
                 shutil.copy(pickle.with_name(beside), folder)
         try:
             yield folder
-        except (CheckpointError, ConfigError) as error:
+        except (CheckpointError, ConfigError) as error:  # which names a file that nobody knows of
             error.text = error.text.replace(str(copy), str(pickle))
             raise
 
@@ -151,7 +151,7 @@ def _network_in(pickle: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _common_dtype(file: WeightsFile) -> torch.dtype | None:
     """The narrowest type that holds all numbers of a file; None where none are floats."""
-    common = None
+    common: torch.dtype | None = None
     for entry in file.entries.values():
         if entry.dtype in FLOATS:
             dtype = FLOATS[entry.dtype]
@@ -161,6 +161,16 @@ def _common_dtype(file: WeightsFile) -> torch.dtype | None:
 
 def _load_for_tensors(path: Path, config: ViTConfig | None, to: Target) -> ViT:
     """The model of a file, for its tensors only: what gives them no shape may remain unknown, and is made up."""
+    with open_weights(path) as file:
+        translation, resolved = understand(file, _claims(path, config, to))
+        dtype = _common_dtype(file) or torch.float32
+        wish = Wish(resolved.config, new_head=False, device=torch.device("cpu"), dtype=dtype)
+        model, _ = build(file, translation, resolved.config, wish, resolved.said_by, scan=True)
+    return model
+
+
+def _claims(path: Path, config: ViTConfig | None, to: Target) -> list[Claim]:
+    """What config.json and the caller say of a file; and for what gives no tensor its shape, made-up values."""
     claims = []
     folder = described_by(path)
     if folder is not None:
@@ -169,14 +179,9 @@ def _load_for_tensors(path: Path, config: ViTConfig | None, to: Target) -> ViT:
     if config is not None:
         claims.append(Claim(CALLER, {name: getattr(config, name) for name in config.given}))
     fixed = LAYOUTS[to].fixed if to in LAYOUTS else {}  # what the target's code decides has to be known
-    made_up = {name: value for name, value in NOT_IN_NAMES.items() if name not in fixed}
+    made_up = {name: value for name, value in GIVES_NO_SHAPE.items() if name not in fixed}
     claims.append(Claim("convert assumes", made_up, firm=False))
-    with open_weights(path) as file:
-        translation, resolved = understand(file, claims)
-        dtype = _common_dtype(file) or torch.float32
-        wish = Wish(resolved.config, new_head=False, device=torch.device("cpu"), dtype=dtype)
-        model, _ = build(file, translation, resolved.config, wish, resolved.said_by, scan=True)
-    return model
+    return claims
 
 
 def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:

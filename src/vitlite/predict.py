@@ -122,6 +122,7 @@ def work_through(
 def _work_through(
     model: "ViT", preprocess: Preprocess, images: Iterable[Any], work: Callable[[Tensor], Sequence[T]], batch: int
 ) -> Outcomes[T]:
+    """The generator that `work_through` returns; a generator would look for preprocessing only when it is first read."""
     with closing(_prepared(preprocess, images, batch)) as batches:  # also where the caller stops early
         for prepared in batches:
             good = [pixels for _, pixels in prepared if isinstance(pixels, Tensor)]
@@ -140,7 +141,7 @@ def _prepared(
     preprocess: Preprocess, images: Iterable[Any], batch: int
 ) -> Generator[list[tuple[Any, Tensor | ImageError]], None, None]:
     """Batches of pictures, each with its pixels or what is wrong with it; while one is used, the next is prepared."""
-    stays = isinstance(images, (list, tuple))  # any other may give one object again and again, and change it
+    all_there = isinstance(images, (list, tuple))
     waiting: deque[tuple[Any, Future[Tensor]]] = deque()
     source = iter(images)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="vitlite-images") as background:
@@ -149,8 +150,8 @@ def _prepared(
                 for image in islice(source, 2 * batch - len(waiting)):
                     pixels = background.submit(preprocess.pixels, image)
                     waiting.append((image, pixels))
-                    if not stays and not isinstance(image, (str, PathLike)):
-                        wait([pixels])
+                    if not all_there and not isinstance(image, (str, PathLike)):
+                        wait([pixels])  # an iterator may give one object again and again, and change it
                 if not waiting:
                     return
                 ready = [waiting.popleft() for _ in range(min(batch, len(waiting)))]

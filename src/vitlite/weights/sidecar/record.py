@@ -41,7 +41,7 @@ class Sidecar:
     written_by_vitlite: bool = False
 
     def contradictions(self, labels: Sequence[str] | None, recipe: Mapping[str, Any]) -> dict[Any, tuple[Any, Any]]:
-        """Where labels, by number, and fields of a recipe are not what they are here: here's value, and the other."""
+        """Where this file contradicts labels, by number, or fields of a recipe: what it says, and what they say."""
         here: dict[Any, Any] = dict(enumerate(self.labels or ()))
         if self.recipe is not None:
             here |= self.recipe.fields

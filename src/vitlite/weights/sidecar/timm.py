@@ -31,26 +31,28 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
     pretrained = config.get("pretrained_cfg", {})
     num_classes = config.get("num_classes")
     image_size = args.get("img_size")
-    pool = _pool(config, args, pretrained, num_classes)
-    gelu = _gelu(args)
-    _refuse_other_arithmetic(architecture, args)
-
-    claims = {"pool": pool, "num_classes": num_classes, "heads": args.get("num_heads"), "image_size": image_size}
-    claims |= {"gelu": gelu}
+    claims = {
+        "pool": _pool(config, args, pretrained, num_classes),
+        "num_classes": num_classes,
+        "heads": args.get("num_heads"),
+        "image_size": image_size,
+        "gelu": _gelu(args),
+    }
     if "no_embed_class" in args:
         claims["cls_position"] = not args["no_embed_class"]
+    _refuse_other_arithmetic(architecture, args)
+
     if image_size and not args.get("dynamic_img_size"):  # then timm's model takes no other
         height, width = image_size if isinstance(image_size, list) else (image_size, image_size)
         pretrained = {**pretrained, "input_size": [0, height, width]}
     tag = pretrained.get("tag")
+    other_norm = args.get("norm_layer")  # whose epsilon is not always that of the architecture
     return Sidecar(
         claims={name: value for name, value in claims.items() if value is not None},
         labels=_labels(config, pretrained),
         recipe=UnreadRecipe("timm", pretrained) if "mean" in pretrained else None,
         architecture=f"{architecture}.{tag}" if tag else architecture,
-        not_claimed=("norm_eps",)
-        if args.get("norm_layer")
-        else (),  # timm's have other epsilons than some architectures
+        not_claimed=("norm_eps",) if other_norm else (),
     )
 
 
@@ -80,6 +82,11 @@ def _gelu(args: Mapping[str, Any]) -> str | None:
 
 
 def _refuse_other_arithmetic(architecture: str, args: Mapping[str, Any]) -> None:
+    """Makes sure that vitlite computes what this model does.
+
+    Raises:
+        CheckpointError: It does not, though the tensors have the same names and shapes.
+    """
     if args.get("pool_include_prefix"):
         raise CheckpointError("config.json has pool_include_prefix; vitlite's mean is that of the patches.")
     for part, reason in OTHER_ARITHMETIC.items():
