@@ -122,7 +122,7 @@ def work_through(
 def _work_through(
     model: "ViT", preprocess: Preprocess, images: Iterable[Any], work: Callable[[Tensor], Sequence[T]], batch: int
 ) -> Outcomes[T]:
-    """The generator that `work_through` returns; a generator would look for preprocessing only when it is first read."""
+    """The generator that `work_through` returns, which itself makes sure at once that there is preprocessing."""
     with closing(_prepared(preprocess, images, batch)) as batches:  # also where the caller stops early
         for prepared in batches:
             good = [pixels for _, pixels in prepared if isinstance(pixels, Tensor)]
