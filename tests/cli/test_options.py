@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from commands import Run
 
 from vitlite.cli.options import is_place
@@ -22,6 +23,15 @@ def test_options_reach_the_model(run: Run, model: Path, pictures: Path) -> None:
     assert [p["score"] for p in fast["predictions"]] == pytest.approx(
         [p["score"] for p in row["predictions"]], abs=1e-5
     )
+
+
+def test_a_wrong_device_is_answered_with_those_that_are_there(
+    run: Run, model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("classify", pictures / "a.png", "--model", model, "--device", "tpu")
+    for backend in (torch.cuda, torch.backends.mps):
+        monkeypatch.setattr(backend, "is_available", lambda: True)
+    assert run(*words)[2] == "vitlite: error: --device tpu cannot be used here. This machine has: cpu, cuda, mps.\n"
 
 
 def test_without_a_network_the_error_names_what_needs_none(run: Run, pictures: Path) -> None:

@@ -23,6 +23,8 @@ OF_PYTHON_ALONE = {
     "weights_only=True": "torch's name for how a pickle was opened",
     "positions='none'": "names a field, as config.json has it",
     "in training mode would be exported": "the command's models are in eval mode",
+    "To draw on a picture, model.preprocess must be": "a file's preprocessing is one, or the model says it has none",
+    "weights=: give a path": "the command's weights are a path",
     "is a name of the zoo, not a place": "the command gives names to create",
     "config= takes a vitlite.ViTConfig": "no option is a config",
     "Leave pool out": "there is no --pool",
@@ -33,9 +35,10 @@ OF_PYTHON_ALONE = {
     "The model takes a tensor": "the command prepares its pictures",
     "The model takes normalised floats": "the command prepares its pictures",
     "Images are on": "the command prepares its pictures",
-    ", the model . Convert one": "the command prepares its pictures",
+    "Convert one: images.to": "the command prepares its pictures",
     "do not divide into patches of . ": "the command prepares its pictures",
     "attention_maps got no layers": "--layer has a default",
+    "model.labels has": "a file has as many labels as classes, or none that count",
     "its head was replaced": "the command replaces no head",
     "optimize needs them in one place": "the command's models are in one place and dtype",
     "The model already computes in": "the command optimizes a model once",
@@ -124,6 +127,15 @@ def test_errors_of_the_target_begin_with_its_option(run: Run, workplace: Path) -
         ("there.npz", "--out there.npz is a folder. Name a file that is new, or may be replaced."),
     ):
         assert run("embed", "a.png", "--out", out)[2] == f"vitlite: error: {said}\n"
+
+
+def test_a_file_s_own_mistake_is_not_an_option_s(run: Run, workplace: Path) -> None:
+    config = workplace / "small" / "config.json"
+    config.write_text(config.read_text().replace('"image_size": 16', '"image_size": 17'))
+    err = run(*f"{CLASSIFY} small".split())[2]
+    assert "small" in err
+    assert "image_size 17 does not divide into patches of 4" in err
+    assert "--size" not in err
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
