@@ -102,6 +102,12 @@ def test_two_classes_of_one_name_are_the_first(folders):
     assert sorted(set(data.labels.tolist())) == [0, 1]
 
 
+def test_of_many_names_the_first_are_shown():
+    names = [f"n{i}" for i in range(9)]
+    assert datasets.listed(names[:8]) == "n0, n1, n2, n3, n4, n5, n6, n7"
+    assert datasets.listed(names) == "n0, n1, n2, n3, n4, n5, n6, n7, … (9 in all)"
+
+
 def test_prepared_pictures_are_read_once_while_there_is_room(monkeypatch):
     read = []
     monkeypatch.setattr(datasets, "CACHE", 2 * 3 * 16 * 16)  # two pictures

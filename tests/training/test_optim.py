@@ -1,9 +1,11 @@
 """AdamW and Muon: which weights each has, and where they move them."""
 
+import pytest
 import torch
 from tiny_run import CONFIG, new_model, settings
 from torch import nn
 
+from vitlite.training import distributed, optim
 from vitlite.training.optim import Muon, optimizers, orthogonal
 
 
@@ -13,6 +15,20 @@ def test_orthogonal_evens_out_singular_values():
         values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
         assert values.min() > 0.4
         assert values.max() < 1.3
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_ranks_share_the_matrices_out(count, monkeypatch):
+    torch.manual_seed(0)
+    matrices = torch.randn(count, 8, 16)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    sums = []
+    monkeypatch.setattr(distributed, "all_reduce", sums.append)
+    for rank in (0, 1):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        assert optim._orthogonal_by_all_ranks(matrices) is sums[rank]
+    assert all(len(matrix.nonzero()) == 0 for matrix in sums[0][1::2])
+    torch.testing.assert_close(sums[0] + sums[1], orthogonal(matrices))
 
 
 def test_muon_takes_query_key_and_value_apart():

@@ -42,8 +42,8 @@ def _evaluate(args: Namespace) -> int:
     check_data(args.data)  # a wrong DATA is said before the model is fetched
     model = open_model(args)
     pictures = read_to_measure(args.data, model, args.weights or args.model)
-    labelled = replace(pictures, classes=tuple(model.labels or pictures.classes))  # folders are in the labels' order
-    measured = measure(model, labelled, batch=args.batch)
+    classes = tuple(model.labels or pictures.classes)  # other names of folders are in the labels' order
+    measured = measure(model, replace(pictures, classes=classes), batch=args.batch)
     if distributed.is_main():
         _print(measured, pictures)
         if args.out:

@@ -64,7 +64,7 @@ def augment(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
     """Moves, recolours and blanks parts of pictures with values from 0 to 1: (b, c, h, w) as given."""
     images = _move(images, draws, augmentation)
     images = _colour(images, draws, augmentation)
-    blank = _rectangle(draws, "erase", images, 0.02, 0.2) & _column(draws.chance("erase", augmentation.erase))
+    blank = _rectangle(draws, "erase", images, 0.02, 0.2) & _per_picture(draws.chance("erase", augmentation.erase))
     return images.masked_fill(blank, 0.5)
 
 
@@ -76,8 +76,8 @@ def mix(
     is_mixup = kind < augmentation.mixup
     is_cutmix = (kind >= augmentation.mixup) & (kind < augmentation.mixup + augmentation.cutmix)
     blend = is_mixup.float() * draws("lam", 0.0, 0.5)  # the partner's share in all pixels
-    cut = _rectangle(draws, "cutmix", images, 0.05, 0.6) & _column(is_cutmix)
-    share = torch.where(cut, 1.0, _column(blend))  # (b, 1, h, w)
+    cut = _rectangle(draws, "cutmix", images, 0.05, 0.6) & _per_picture(is_cutmix)
+    share = torch.where(cut, 1.0, _per_picture(blend))  # (b, 1, h, w)
     weight = reduce(share, "b 1 h w -> b 1", "mean")
     return images.lerp(others, share), labels.lerp(other_labels, weight)
 
@@ -113,7 +113,7 @@ def _colour(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
     chosen = draws.chance("colour", augmentation.colour)
 
     def factor(name: str) -> Tensor:
-        return _column(torch.where(chosen, draws(name, 0.6, 1.4), 1.0))
+        return _per_picture(torch.where(chosen, draws(name, 0.6, 1.4), 1.0))
 
     grey = images.mean(1, keepdim=True)  # (b, 1, h, w)
     images = grey.lerp(images, factor("saturation"))
@@ -139,6 +139,6 @@ def _interval(where: Tensor, length: Tensor, side: int) -> Tensor:
     return (places >= first) & (places < first + rearrange(length, "b -> b 1"))
 
 
-def _column(values: Tensor) -> Tensor:
+def _per_picture(values: Tensor) -> Tensor:
     """A value for each picture, to go with its pixels: (b,) -> (b, 1, 1, 1)."""
     return rearrange(values, "b -> b 1 1 1")

@@ -154,6 +154,6 @@ def wrap_ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model) if world_size() > 1 else model
 
 
-def unsynchronised(network: nn.Module) -> AbstractContextManager[None]:
+def no_sync(network: nn.Module) -> AbstractContextManager[None]:
     """A context in which what `wrap_ddp` returned keeps its gradients to itself."""
     return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()

@@ -185,16 +185,16 @@ def classes_in_order(model: ViT, names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         TrainError: Only some of the names are labels, or none is and they are not as many as the classes.
     """
-    labels = tuple(model.labels or ())
+    labels, k = tuple(model.labels or ()), model.config.num_classes
     strange = [name for name in names if name not in labels]
     if not strange:
         return labels
-    alike = {label.casefold() for label in labels} & {name.casefold() for name in names}
-    if len(names) == model.config.num_classes and not alike:  # such as ImageNet's n01440764, in the labels' order
+    nearly_labels = {label.casefold() for label in labels} & {name.casefold() for name in names}
+    if len(names) == k and not nearly_labels:  # such as ImageNet's n01440764, which are in the labels' order
         return tuple(names)
     known = f" ({listed(labels)})" if labels else ""
     raise TrainError(
-        f"Of the model's {model.config.num_classes} classes{known}, none is named {listed(strange)}.",
+        f"Of the model's {k} classes{known}, none is named {listed(strange)}.",
         python="Name the folders after its labels; or give one folder for each class, none of them named after a "
         "label, sorted in the model's order.",
     )

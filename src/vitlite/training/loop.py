@@ -108,13 +108,10 @@ def _take_steps(run: Run, out: Path, save_every: float) -> None:
         while progress.step < run.steps:
             first = progress.step * settings.batch
             start = time.perf_counter()
-            with run.products:  # not timed: a run that goes on must compute as it did before
+            with run.products:
                 loss, right = _step(run, order[first : first + settings.batch])
             _check_finite(loss, run, out)
-            progress.step += 1
-            progress.loss += loss
-            progress.right += right
-            progress.seconds += time.perf_counter() - start
+            progress.add(loss, right, time.perf_counter() - start)
             if time.monotonic() - saved >= save_every:
                 run.save(out / STATE)
                 saved = time.monotonic()
@@ -207,8 +204,7 @@ def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
     images = augment(run.data.fetch(rows), draws, settings.augmentation)
     labels = F.one_hot(run.data.labels[rows], k) * (1 - settings.smoothing) + settings.smoothing / k
     images, labels = mix(images, labels, images.flip(0), labels.flip(0), draws, settings.augmentation)
-    pixels = images * 255
-    images = normalise(pixels, run.recipe, run.model.config.channels)
+    images = normalise(images * 255, run.recipe, run.model.config.channels)
     return images.to(run.model.device), labels.to(run.model.device)
 
 
@@ -221,13 +217,13 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor, total: int) -> tupl
     parts = list(zip(images.chunk(run.settings.accumulate), labels.chunk(run.settings.accumulate), strict=True))
     for i, (x, y) in enumerate(parts, 1):
         is_last = i == len(parts)
-        with nullcontext() if is_last else distributed.unsynchronised(run.network):
+        with nullcontext() if is_last else distributed.no_sync(run.network):
             with torch.autocast(x.device.type, torch.bfloat16, enabled=run.settings.bfloat16):
                 logits = run.network(x).float()  # (b, k)
             loss = F.cross_entropy(logits, y, reduction="sum") / total
             right = (logits.argmax(1) == y.argmax(1)).sum() / total
-            gradients_of = loss * distributed.world_size()  # whose gradients are averaged, and are to be summed
-            gradients_of.backward()  # type: ignore[no-untyped-call]
+            scaled = loss * distributed.world_size()  # as the ranks' gradients are averaged, and are to be summed
+            scaled.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack([loss.detach(), right]).cpu()
     distributed.all_reduce(sums)
     loss_of_all, right_of_all = sums.tolist()

@@ -39,6 +39,13 @@ class Progress:
     right: float = 0.0  # share of pictures whose best class is the one they have most of, summed likewise
     seconds: float = 0.0
 
+    def add(self, loss: float, right: float, seconds: float) -> None:
+        """One more step is done."""
+        self.step += 1
+        self.loss += loss
+        self.right += right
+        self.seconds += seconds
+
 
 class Run:
     """A model, its averaged weights, its optimizers and its progress, which can be saved and resumed."""
@@ -138,9 +145,7 @@ class Run:
     def _check_same_run(self, out: Path, saved: dict[str, Any]) -> None:
         """Everything must be the same; only the end may move, as long as the learning rate does not know of it."""
         old, new = dict(saved["identity"]), self.identity()
-        done = saved["progress"]["epoch"] + saved["progress"]["step"] / self.steps
-        falls_from = min(old["epochs"], new["epochs"]) * (1 - self.settings.decay)
-        if done <= falls_from:
+        if self._end_may_move(saved["progress"], old["epochs"]):
             old["epochs"] = new["epochs"]
         if old.get("validation") is None:  # `best` compares with none so far
             old["validation"] = new["validation"]
@@ -148,13 +153,20 @@ class Run:
         if not changed:
             return
         changes = "; ".join(f"{name} was {old.get(name)!r} and is {new[name]!r}" for name in changed)
-        hint = " More epochs fit in only before the learning rate begins to fall." if changed[0] == "epochs" else ""
+        if "epochs" in changed:
+            changes += ". More epochs fit in only before the learning rate begins to fall"
         raise TrainError(
-            f"{out} holds another run: {changes}.{hint}",
+            f"{out} holds another run: {changes}.",
             python=f"Use its settings to go on; or begin another run, perhaps from {out / 'last'}, with another `out`.",
             command="Use its settings to go on; or begin another run, perhaps with --model "
             f"{out / 'last'} and another --out.",
         )
+
+    def _end_may_move(self, progress: dict[str, Any], old_epochs: int) -> bool:
+        """Whether a saved run is where the learning rate is the same, be its end the old one or the new."""
+        epochs_done = progress["epoch"] + progress["step"] / self.steps
+        sooner = min(old_epochs, self.settings.epochs)
+        return bool(epochs_done <= sooner * (1 - self.settings.decay))
 
     def average(self, step: int) -> None:
         """Moves the averages towards the weights; fast at first, since early weights are worth little."""
@@ -189,7 +201,10 @@ def _begun_with(model: ViT, data: Pictures, validation: Pictures | None) -> dict
 
 
 def _float32_products(model: ViT, settings: Settings) -> AbstractContextManager[Any]:
-    """A context in which a step computes by oneDNN, if that is wanted and as exact."""
+    """A context in which steps in float32 compute by oneDNN, where it is exact.
+
+    Whether it is faster is not asked: a run that goes on must compute as it did before.
+    """
     if model.device.type != "cpu" or settings.bfloat16:
         return nullcontext()
     tokens = model.config.prefix_tokens + math.prod(model.config.grid)
