@@ -63,3 +63,14 @@ def test_context_and_pickling_keep_everything(name: str) -> None:
     assert str(again) == "a.npz: It is cut short. Call fetch()."
     assert again.for_command_line() == "a.npz: It is cut short. Say --update."
     assert again.field == "weights"
+
+
+class Absent(errors.DownloadError):
+    def __init__(self, file: str, status: int) -> None:
+        super().__init__(f"{file} is not there.", python="Look.")
+        self.status = status
+
+
+def test_an_error_with_a_constructor_of_its_own_gets_context_and_is_pickled() -> None:
+    again = pickle.loads(pickle.dumps(Absent("a.npz", 404).within("owner/name")))
+    assert (type(again), str(again), again.status) == (Absent, "owner/name: a.npz is not there. Look.", 404)

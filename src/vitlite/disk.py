@@ -2,10 +2,14 @@
 
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+
+SHARED = 0o664  # of lock files: a cache may belong to several users
 
 
 @contextmanager
@@ -14,7 +18,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Where anything fails, also by a kill, what was there before is still there.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")  # threads write at once, too
     try:
         yield temporary
         with open(temporary, "rb+") as file:
@@ -50,13 +54,13 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
     """
     from filelock import FileLock, SoftFileLock, Timeout  # comes with huggingface-hub
 
-    lock: FileLock | SoftFileLock = FileLock(path)
+    lock: FileLock | SoftFileLock = FileLock(path, mode=SHARED)
     try:
         _acquire(lock, wait)
     except Timeout as error:
         raise BlockingIOError(f"another process holds {path}") from error
     except NotImplementedError:  # a file system without locks
-        lock = SoftFileLock(path)
+        lock = SoftFileLock(path, mode=SHARED)
         _acquire(lock, wait)
     try:
         yield
@@ -64,7 +68,8 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         if not wait:
             with suppress(OSError):  # on Windows it goes with the lock
                 path.unlink()
-        lock.release()
+        with suppress(OSError):  # a lock that cannot be given back ends with the process
+            lock.release()
 
 
 def _acquire(lock: Any, wait: bool) -> None:

@@ -42,14 +42,15 @@ class VitliteError(Exception):
         >>> str(CheckpointError("It is damaged.", python="Fetch it again.").within("mine.safetensors"))
         'mine.safetensors: It is damaged. Fetch it again.'
         """
-        return type(self)(f"{context}: {self.text}", python=self.python, command=self.command, field=self.field)
+        state = {**self.__dict__, "text": f"{context}: {self.text}"}
+        return _rebuilt(type(self), state["text"], state)
 
     def __reduce__(self) -> tuple[Any, ...]:  # keywords are no part of `args`, by which exceptions are pickled
-        state = {name: value for name, value in self.__dict__.items() if not name.startswith("__")}
-        return _rebuilt, (type(self), self.text, state)
+        return _rebuilt, (type(self), self.text, dict(self.__dict__))
 
 
 def _rebuilt(kind: type[E], text: str, state: dict[str, Any]) -> E:
+    """An error of a kind whose constructor may take something else."""
     error = kind.__new__(kind, text)
     Exception.__init__(error, text)
     error.__dict__.update(state)

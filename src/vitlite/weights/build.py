@@ -6,7 +6,7 @@ The model is built on meta, so that nothing is allocated twice, and filled tenso
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from vitlite.model import ViT
 from vitlite.positions import resample_positions
 from vitlite.weights.files import Shape, WeightsFile
 from vitlite.weights.layouts import OPS
+from vitlite.weights.stamps import Verified
 from vitlite.weights.translate import Found, Translation
 
 LONGEST_DIFF = 40  # lines
@@ -42,7 +43,7 @@ class Source:
 
     path: Path
     sha256: str  # of the file; of shards: of their hashes, joined in the order of their names
-    verified: Literal["record", "hub", "first use"] | None  # None: a local file, hashed and compared with nothing
+    verified: Verified | None  # None: a local file, hashed and compared with nothing
     report: LoadReport
     name: str | None = None  # in the zoo
     repo: str | None = None
