@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from io import BytesIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from vitlite.bulk.local import identity_of
@@ -491,28 +492,51 @@ def _remaining_stored(name: str, done: "pa.Array") -> "tuple[Dataset, int]":
     """
     import pyarrow as pa
     import ray.data
-    from pyarrow import dataset, parquet
 
     files, place = _locate(name)
-    fragments = list(dataset.dataset(place, filesystem=files, format="parquet").get_fragments())
-    with ThreadPoolExecutor(READERS) as readers:
-        groups_of = list(readers.map(lambda fragment: fragment.row_groups, fragments))
+    groups = _row_groups(files, place)
     held = ray.put(done)
 
-    def read(groups: pa.Table) -> Iterator[pa.Table]:
-        for group in groups.to_pylist():
-            with files.open_input_file(group["file"]) as file:
-                stored = parquet.ParquetFile(file)
-                for rows in stored.iter_batches(BLOCK, row_groups=[group["index"]], columns=["path", "bytes"]):
-                    yield _without(pa.Table.from_batches([rows]), ray.get(held))
+    def read(tasks: pa.Table) -> Iterator[pa.Table]:
+        for task in tasks.to_pylist():
+            for rows in _read_row_group(files, task["file"], task["number"]):
+                yield _without(rows, ray.get(held))
 
-    tasks, total = [], 0
-    for fragment, groups in zip(fragments, groups_of, strict=True):
-        for index, group in enumerate(groups):
-            tasks.append(pa.table({"file": [fragment.path], "index": [index]}))
-            total += group.num_rows
+    tasks = [pa.table({"file": [group.file], "number": [group.number]}) for group in groups]
+    pictures = sum(group.rows for group in groups)
     rows = ray.data.from_arrow(tasks).map_batches(read, batch_format="pyarrow", batch_size=None, num_cpus=0)
-    return rows, math.ceil(total / BLOCK)
+    return rows, math.ceil(pictures / BLOCK)
+
+
+class _RowGroup(NamedTuple):
+    """A part of a Parquet file that can be read alone."""
+
+    file: str
+    number: int
+    rows: int
+
+
+def _row_groups(files: "FileSystem", place: str) -> list[_RowGroup]:
+    """Those of all files there. The files' ends, which say so, are read at the same time."""
+    from pyarrow import dataset
+
+    fragments = dataset.dataset(place, filesystem=files, format="parquet").get_fragments()
+    with ThreadPoolExecutor(READERS) as readers:
+        return list(chain.from_iterable(readers.map(_row_groups_of, fragments)))
+
+
+def _row_groups_of(fragment: Any) -> list[_RowGroup]:
+    return [_RowGroup(fragment.path, number, group.num_rows) for number, group in enumerate(fragment.row_groups)]
+
+
+def _read_row_group(files: "FileSystem", path: str, number: int) -> "Iterator[pa.Table]":
+    """Paths and pictures, a unit of work at a time."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with files.open_input_file(path) as file:
+        for rows in parquet.ParquetFile(file).iter_batches(BLOCK, row_groups=[number], columns=["path", "bytes"]):
+            yield pa.Table.from_batches([rows])
 
 
 def _done(files: "FileSystem", folder: str, schema: "pa.Schema") -> "pa.Array":

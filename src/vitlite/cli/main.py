@@ -98,27 +98,33 @@ def command(name: str) -> ModuleType:
 
 def _parse(words: list[str]) -> argparse.Namespace:
     """Parses a command line; only the command that it names is imported."""
+    parser, parser_of = _parsers()
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    if wanted is None:
+        return parser.parse_args(words)  # --help and --version, or the error that a command is missing
+    if wanted not in COMMANDS:
+        parser.error(f"No command {wanted!r}.{closest(wanted, COMMANDS)} Commands: {', '.join(COMMANDS)}")
+    module = command(wanted)
+    module.add_arguments(parser_of[wanted])
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser_of[wanted].error(f"unrecognized arguments: {' '.join(unknown)}")
+    args.run = module.run
+    return args
+
+
+def _parsers() -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the whole line, and that of each command, which has no arguments of its own yet."""
     debug = Parser(add_help=False)
     debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error came from")
     parser = Parser(prog="vitlite", description="Vision Transformers on the command line.", parents=[debug])
     parser.add_argument("--version", action="version", version=f"vitlite {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    parsers = {}
+    parser_of = {}
     for name, summary in COMMANDS.items():
         description = f"{summary[0].upper()}{summary[1:]}."
-        parsers[name] = commands.add_parser(name, help=summary, description=description, parents=[debug])
-
-    wanted = next((word for word in words if not word.startswith("-")), None)
-    if wanted is None:
-        return parser.parse_args(words)
-    if wanted not in COMMANDS:
-        parser.error(f"No command {wanted!r}.{closest(wanted, COMMANDS)} Commands: {', '.join(COMMANDS)}")
-    command(wanted).add_arguments(parsers[wanted])
-    parsers[wanted].set_defaults(run=command(wanted).run)
-    args, unknown = parser.parse_known_args(words)
-    if unknown:
-        parsers[wanted].error(f"unrecognized arguments: {' '.join(unknown)}")
-    return args
+        parser_of[name] = commands.add_parser(name, help=summary, description=description, parents=[debug])
+    return parser, parser_of
 
 
 def _prepare_streams() -> None:
