@@ -16,6 +16,7 @@ class Room(NamedTuple):
 ROOMS = {
     # The floor that a reader meets, from the ground up.
     "errors": Room("what went wrong, and what to do, in Python and at the command line"),
+    "schema": Room("JSON that others wrote, checked where it is read", "errors"),
     "config": Room("what a ViT is made of, and the presets", "errors"),
     "costs": Room("parameters and multiply-adds, counted from a config", "config"),
     "disk": Room("files whole or not at all, one process at a time"),

@@ -106,7 +106,18 @@ def missing_extra(task: str, extra: str) -> MissingExtraError:
     return MissingExtraError(f"{task} needs an optional package. Install it: pip install 'vitlite[{extra}]'")
 
 
+def shown(text: str, most: int = 200) -> str:
+    """A text from a file or from outside, fit to be printed: shortened, and with what does not show made visible.
+
+    >>> print(shown("two\\nlines, and \\x1b[31mred"))
+    two\\nlines, and \\x1b[31mred
+    """
+    short = text[:most]
+    visible = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short)
+    return visible + (f"... ({len(text)} letters)" if len(text) > most else "")
+
+
 def closest(name: str, names: Iterable[str], count: int = 4) -> str:
     """A hint for a wrong name: ' Did you mean a, b?', or nothing where no name is near."""
-    near = difflib.get_close_matches(str(name), list(names), n=count, cutoff=0.5)
-    return f" Did you mean {', '.join(near)}?" if near else ""
+    near = difflib.get_close_matches(str(name)[:200], list(names), n=count, cutoff=0.5)
+    return f" Did you mean {', '.join(map(shown, near))}?" if near else ""
