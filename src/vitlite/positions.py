@@ -31,6 +31,8 @@ def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -
     image = rearrange(table[:, first:].float(), "1 (h w) d -> 1 d h w", h=grid[0], w=grid[1])
     if image.device.type == "mps":  # has no antialiased bicubic
         image = image.cpu()
+    # torch's antialiasing is wrong for a result one patch wide in any other layout, and in einops' strides for this one
+    image = image.clone(memory_format=torch.channels_last)
     stretched = F.interpolate(image, size=new, **RESAMPLE[method])
     patches = rearrange(stretched, "1 d h w -> 1 (h w) d").to(table.device, table.dtype)
     return torch.cat([table[:, :first], patches], dim=1)
