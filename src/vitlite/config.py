@@ -11,10 +11,11 @@ from typing import Any, Literal, get_args
 
 from vitlite.errors import ConfigError, UnknownNameError, closest
 
-Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean"]
-Positions = Literal["learned", "sincos2d", "none"]
+Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean", "cls_and_distillation", "map"]
+Positions = Literal["learned", "sincos2d", "rope", "none"]
 Resample = Literal["timm", "transformers", "torchvision", "jax"]
 Gelu = Literal["exact", "tanh", "quick"]
+Mlp = Literal["gelu", "swiglu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,27 +23,32 @@ class ViTConfig:
     """The shape of one `ViT`: every field is a claim that some public checkpoint needs."""
 
     image_size: int | tuple[int, int] = 224  # pixels: one side of a square, or (height, width)
-    patch_size: int = 16
+    patch_size: int = 16  # pixels of a token; with a stem those of its stride, and of the kernel that projects
     dim: int = 768
     depth: int = 12
     heads: int = 12
-    mlp_dim: int = 3072
+    mlp_dim: int = 3072  # width between the two layers of an MLP; of a gated one, after the gate
     num_classes: int = 1000  # 0: no head, the model returns what a head would have seen
-    pool: Pool = "cls"  # "mean" never counts cls or registers; "mean_with_cls" is vit-pytorch before 1.16
+    # "mean" never counts cls or registers; "mean_with_cls" is vit-pytorch before 1.16; "map" is SigLIP's attention with
+    # a query of its own; "cls_and_distillation" is DeiT's, whose distillation token is the first register.
+    pool: Pool = "cls"
     channels: int = 3
     class_token: bool = True
     registers: int = 0
-    positions: Positions = "learned"
+    positions: Positions = "learned"  # "rope" is DINOv3's rotation of queries and keys
     cls_position: bool = True  # False: the position table covers the patches only
     resample: Resample = "timm"  # whose arithmetic stretches the table to another image size
     head_dim: int | None = None  # None: dim / heads
     qkv_bias: bool = True
+    mlp: Mlp = "gelu"
     gelu: Gelu = "exact"
     norm_eps: float = 1e-6
     pre_norm: bool = False  # CLIP: a norm before the blocks, and a patch projection without bias
     patch_norm: bool = False  # vit-pytorch: norms around the patch projection
     inner_norm: bool = False  # BEiT-3: a norm before the last projection of attention, and of the MLP
     fc_norm: bool = False  # the norm stands after pooling instead of before
+    final_norm: bool = True  # False: none, neither before pooling nor after
+    stem: tuple[int, ...] | None = None  # hybrids: units a stage of a ResNet before the patches; (): its root alone
     layer_scale: float | None = None  # the initial scale of each residual branch; None: no scale
     pre_logits: int = 0  # width of the tanh layer before the head; 0: none
     dropout: float = 0.0
@@ -56,8 +62,9 @@ class ViTConfig:
         return self
 
     def __post_init__(self) -> None:
-        if isinstance(self.image_size, list):  # as JSON has it
-            object.__setattr__(self, "image_size", tuple(self.image_size))
+        for field in ("image_size", "stem"):
+            if isinstance(getattr(self, field), list):  # as JSON has it
+                object.__setattr__(self, field, tuple(getattr(self, field)))
         for field, problem in chain(_wrong_values(self), _wrong_together(self)):
             raise ConfigError(f"ViTConfig: {problem}", field=field)
 
@@ -94,9 +101,31 @@ class ViTConfig:
         return self.heads * (self.head_dim or self.dim // self.heads)
 
     @property
+    def pooled_dim(self) -> int:
+        """Width of what pooling gives: two tokens side by side, or one."""
+        return self.dim * (2 if self.pool in ("cls_and_mean", "cls_and_distillation") else 1)
+
+    @property
     def embed_dim(self) -> int:
         """Width of what the head sees, and of `model.embed`."""
-        return self.pre_logits or self.dim * (2 if self.pool == "cls_and_mean" else 1)
+        return self.pre_logits or self.pooled_dim
+
+    @property
+    def stem_stride(self) -> int:
+        """Pixels of one cell of the stem's feature map: 4 after its root, doubled by each stage but the first."""
+        return 1 if self.stem is None else 4 * 2 ** max(len(self.stem) - 1, 0)
+
+    @property
+    def stem_dim(self) -> int:
+        """Channels of what is projected to tokens: the image's own, or those of the stem's feature map."""
+        if not self.stem:
+            return self.channels if self.stem is None else 64
+        return 256 * 2 ** (len(self.stem) - 1)
+
+    @property
+    def kernel_size(self) -> int:
+        """Side of the kernel that projects to tokens: of a patch, or of what the stem leaves of it."""
+        return self.patch_size // self.stem_stride
 
     def replace(self, **changes: Any) -> "ViTConfig":
         """A copy with some fields changed; the others stay as given, or not given, as they were."""
@@ -126,17 +155,17 @@ LEAST = {  # whole numbers, and the least that each may be
     **dict.fromkeys(("num_classes", "registers", "pre_logits"), 0),
 }
 VALID = {"pool": get_args(Pool), "positions": get_args(Positions), "resample": get_args(Resample),
-         "gelu": get_args(Gelu)}  # fmt: skip
+         "mlp": get_args(Mlp), "gelu": get_args(Gelu)}  # fmt: skip
 SWITCHES = (
-    "class_token", "cls_position", "qkv_bias", "pre_norm", "patch_norm", "inner_norm", "fc_norm", "checkpointing",
+    "class_token", "cls_position", "qkv_bias", "pre_norm", "patch_norm", "inner_norm", "fc_norm", "final_norm",
+    "checkpointing",
 )  # fmt: skip
 SHARES = ("dropout", "drop_path")
 
 
 def _wrong_values(c: ViTConfig) -> Iterator[Problem]:
     """What is wrong with single fields of a config, in the order in which it should be mended."""
-    if not _is_size(c.image_size):
-        yield "image_size", f"image_size must be a whole number or (height, width), got {c.image_size!r}."
+    yield from _wrong_tuples(c)
     for name, least in LEAST.items():
         value = getattr(c, name)
         if type(value) is not int or value < least:
@@ -150,6 +179,19 @@ def _wrong_values(c: ViTConfig) -> Iterator[Problem]:
         if type(value) is not bool:
             yield name, f"{name} must be True or False, got {value!r}."
     yield from _wrong_numbers(c)
+
+
+def _wrong_tuples(c: ViTConfig) -> Iterator[Problem]:
+    if not _is_size(c.image_size):
+        yield "image_size", f"image_size must be a whole number or (height, width), got {c.image_size!r}."
+    if c.stem is not None and not _is_stem(c.stem):
+        yield "stem", f"stem must be None or the units of up to 4 stages, such as (3, 4, 9) or (), got {c.stem!r}."
+
+
+def _is_stem(value: Any) -> bool:
+    if not isinstance(value, tuple) or len(value) > 4:
+        return False
+    return all(type(units) is int and units > 0 for units in value)
 
 
 def _is_size(value: Any) -> bool:
@@ -177,21 +219,46 @@ def _is_number(value: Any) -> bool:
 
 def _wrong_together(c: ViTConfig) -> Iterator[Problem]:
     """What does not go together, in a config whose single values are right."""
+    yield from _wrong_patches(c)
+    if c.head_dim is None and c.dim % c.heads:
+        yield "dim", f"dim {c.dim} does not divide into {c.heads} heads; change heads, or set head_dim."
+    yield from _wrong_pool(c)
+    if c.registers and c.cls_position and c.positions in ("learned", "sincos2d"):
+        text = "registers have no position of their own: set cls_position=False, so that the table covers patches only."
+        yield "registers", text
+    if c.positions == "sincos2d" and c.dim % 4:
+        yield "positions", f"sincos2d positions need a dim that 4 divides, got {c.dim}."
+    width = c.attention_dim // c.heads
+    if c.positions == "rope" and width % 4:
+        yield "positions", f"positions='rope' needs heads of a width that 4 divides, got {width}."
+    if c.fc_norm and not c.final_norm:
+        yield "final_norm", "final_norm=False is no norm at the end at all, and fc_norm=True is one after pooling."
+
+
+def _wrong_patches(c: ViTConfig) -> Iterator[Problem]:
+    """What does not go together of image, patches and stem."""
     fits = min(c.size) >= c.patch_size and not any(side % c.patch_size for side in c.size)
     if type(c.image_size) is bool or not fits:
         nearest = fitting(c.size, c.patch_size)
         yield "image_size", f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {nearest}"
-    if c.head_dim is None and c.dim % c.heads:
-        yield "dim", f"dim {c.dim} does not divide into {c.heads} heads; change heads, or set head_dim."
-    if c.pool != "mean" and not c.class_token:
+    if c.patch_size % c.stem_stride:
+        text = f"a stem of {len(c.stem or ())} stages gives a cell for {c.stem_stride} pixels: patch_size has to be a "
+        yield "patch_size", f"{text}multiple of that, got {c.patch_size}."
+    if c.stem is not None and c.patch_norm:
+        yield "patch_norm", "patch_norm is vit-pytorch's norm of pixels, and a stem leaves none to norm."
+
+
+def _wrong_pool(c: ViTConfig) -> Iterator[Problem]:
+    """What is pooled, and is not there."""
+    if c.pool not in ("mean", "map") and not c.class_token:
         yield "pool", f"pool={c.pool!r} reads the class token, and class_token is False; use pool='mean'."
-    if c.registers and c.cls_position:
-        text = "registers have no position of their own: set cls_position=False, so that the table covers patches only."
-        yield "registers", text
+    if c.pool == "cls_and_distillation" and not c.registers:
+        text = "pool='cls_and_distillation' reads the distillation token, which is the first register: set registers=1."
+        yield "pool", text
     if c.registers and c.pool == "mean_with_cls":
         yield "pool", "pool='mean_with_cls' is vit-pytorch's, which has no registers; use pool='mean'."
-    if c.positions == "sincos2d" and c.dim % 4:
-        yield "positions", f"sincos2d positions need a dim that 4 divides, got {c.dim}."
+    if c.pool == "map" and c.dim % c.heads:
+        yield "pool", f"pool='map' cuts dim into heads, and dim {c.dim} does not divide into {c.heads} of them."
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:

@@ -58,10 +58,33 @@ def gmacs(config: ViTConfig) -> float:
 def _patches(c: ViTConfig, patches: int) -> Iterator[Layer]:
     if c.patch_norm:
         yield _norm("patch_embed.norm_in", (patches, c.channels * c.patch_size**2))
-    kernel = (c.dim, c.channels, c.patch_size, c.patch_size)
+    kernel = (c.dim, c.stem_dim, c.kernel_size, c.kernel_size)
+    yield from _stem(c)
     yield _linear("patch_embed.proj", kernel, (patches,), bias=not c.pre_norm)
     if c.patch_norm:
         yield _norm("patch_embed.norm", (patches, c.dim))
+
+
+def _stem(c: ViTConfig) -> Iterator[Layer]:
+    """The ResNet of a hybrid: its root, and a row for all units of a stage."""
+    if c.stem is None:
+        return
+    height, width = c.size[0] // 2, c.size[1] // 2
+    root = (64, c.channels, 7, 7)
+    yield _linear("patch_embed.backbone.stem.conv", root, (height * width,), bias=False)
+    yield _norm("patch_embed.backbone.stem.norm", (height * width, 64))
+    cells, before = height * width // 4, 64
+    for stage, units in enumerate(c.stem):
+        out, stride = 256 * 2**stage, 1 if stage == 0 else 2
+        inner = out // 4
+        after = cells // stride**2
+        first = cells * before * inner + after * (9 * inner**2 + inner * out + before * out)  # and its projection
+        other = after * (2 * inner * out + 9 * inner**2)
+        weights = before * inner + before * out + units * (9 * inner**2 + inner * out) + (units - 1) * out * inner
+        norms = 2 * (units * (2 * inner + out) + out)
+        name = f"patch_embed.backbone.stages.{stage}.*"
+        yield Layer(name, (), (after, out), weights + norms, first + (units - 1) * other)
+        cells, before = after, out
 
 
 def _tokens(c: ViTConfig, tokens: int) -> Iterator[Layer]:
@@ -92,7 +115,8 @@ def _attention(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 def _mlp(c: ViTConfig, tokens: int) -> Iterator[Layer]:
     """The second half of one block."""
     yield _norm("blocks.*.norm2", (tokens, c.dim))
-    yield _linear("blocks.*.mlp.fc1", (c.mlp_dim, c.dim), (tokens,))
+    rows = c.mlp_dim * (2 if c.mlp == "swiglu" else 1)  # the gate, and what goes through it
+    yield _linear("blocks.*.mlp.fc1", (rows, c.dim), (tokens,))
     if c.inner_norm:
         yield _norm("blocks.*.mlp.norm", (tokens, c.mlp_dim))
     yield _linear("blocks.*.mlp.fc2", (c.dim, c.mlp_dim), (tokens,))
@@ -101,15 +125,29 @@ def _mlp(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _output(c: ViTConfig, tokens: int) -> Iterator[Layer]:
-    pooled = 2 * c.dim if c.pool == "cls_and_mean" else c.dim
-    if c.fc_norm:
-        yield _norm("fc_norm", (pooled,))
-    else:
+    if c.final_norm and not c.fc_norm:
         yield _norm("norm", (tokens, c.dim))
+    if c.pool == "map":
+        yield from _attention_pool(c, tokens - c.prefix_tokens)
+    if c.fc_norm:
+        yield _norm("fc_norm", (c.pooled_dim,))
     if c.pre_logits:
-        yield _linear("pre_logits", (c.pre_logits, pooled), ())
+        yield _linear("pre_logits", (c.pre_logits, c.pooled_dim), ())
     if c.num_classes:
         yield _linear("head", (c.num_classes, c.embed_dim), ())
+
+
+def _attention_pool(c: ViTConfig, patches: int) -> Iterator[Layer]:
+    """SigLIP's pooling: one query looks at all patches, and an MLP."""
+    d = c.dim
+    yield _tensor("attn_pool.latent", (1, 1, d), (1, d))
+    yield _linear("attn_pool.q", (d, d), (1,))
+    yield _linear("attn_pool.kv", (2 * d, d), (patches,))
+    yield Layer("attn_pool", (), (1, d), 0, 2 * patches * d)
+    yield _linear("attn_pool.proj", (d, d), (1,))
+    yield _norm("attn_pool.norm", (1, d))
+    yield _linear("attn_pool.mlp.fc1", (c.mlp_dim, d), (1,))
+    yield _linear("attn_pool.mlp.fc2", (d, c.mlp_dim), (1,))
 
 
 def _linear(name: str, weight: tuple[int, ...], rows: tuple[int, ...], *, bias: bool = True) -> Layer:

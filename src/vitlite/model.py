@@ -180,6 +180,14 @@ class PreLogits(nn.Linear):
         return super().forward(x).tanh()
 
 
+UNBUILT = ("map", "cls_and_distillation")
+
+
+def _refuse_unbuilt(config: ViTConfig) -> None:
+    if config.stem is not None or config.mlp != "gelu" or config.pool in UNBUILT or config.positions == "rope":
+        raise NotImplementedError(f"{config} is described, and not built yet")
+
+
 class Features(NamedTuple):
     """What a model knows of an image before the head."""
 
@@ -200,6 +208,7 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
+        _refuse_unbuilt(config)
         d, eps = config.dim, config.norm_eps
         self.config = config
         self.labels: Sequence[str] | None = None
@@ -215,12 +224,11 @@ class ViT(nn.Module):
         self.norm_pre = nn.LayerNorm(d, eps) if config.pre_norm else nn.Identity()
         last = max(config.depth - 1, 1)
         self.blocks = nn.ModuleList(Block(config, config.drop_path * i / last) for i in range(config.depth))
-        self.norm = nn.Identity() if config.fc_norm else nn.LayerNorm(d, eps)
+        self.norm = nn.LayerNorm(d, eps) if config.final_norm and not config.fc_norm else nn.Identity()
 
         self.first_in_mean = 0 if config.pool == "mean_with_cls" else config.prefix_tokens
-        pooled = d * (2 if config.pool == "cls_and_mean" else 1)
-        self.fc_norm = nn.LayerNorm(pooled, eps) if config.fc_norm else nn.Identity()
-        self.pre_logits = PreLogits(pooled, config.pre_logits) if config.pre_logits else nn.Identity()
+        self.fc_norm = nn.LayerNorm(config.pooled_dim, eps) if config.fc_norm else nn.Identity()
+        self.pre_logits = PreLogits(config.pooled_dim, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head = _head(config)
         self.tables = PositionTables()
         initialise(self)

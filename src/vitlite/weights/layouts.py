@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -98,7 +98,7 @@ class Layout:
     without: str | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     assumed: Sequence[str] = ()
-    pools: Sequence[Pool] = get_args(Pool)
+    pools: Sequence[Pool] = ("cls", "mean", "mean_with_cls", "cls_and_mean")
     cls_rows: Sequence[bool] = (True,)
     folds: Sequence[str] = ()
     resample: Sequence[Resample] = ("timm", "timm")

@@ -20,7 +20,7 @@ TENSORS, CALLER = "the tensors say", "config= says"
 OPTION = "pool= says"  # what shall be, which is believed of what is only where nobody says anything
 
 # Fields that tensors may leave open, in the order in which they are asked for.
-NOT_IN_TENSORS = ("image_size", "positions", "heads", "norm_eps", "gelu", "pool")
+NOT_IN_TENSORS = ("image_size", "positions", "heads", "norm_eps", "gelu", "pool", "final_norm")
 # No facts of a file: how it is run.
 RUNTIME_FIELDS = ("resample", "dropout", "drop_path", "checkpointing")
 # A file may differ here from the record of what it began as (a fine-tune, a fork): the file is followed.
@@ -28,7 +28,8 @@ FILE_WINS = ("pool", "norm_eps", "gelu", "cls_position", "head_dim")
 # Contradictions here mean that the file is another model.
 GEOMETRY = (
     "image_size", "patch_size", "dim", "depth", "heads", "mlp_dim", "num_classes", "channels", "class_token",
-    "registers", "positions", "qkv_bias", "pre_norm", "patch_norm", "inner_norm", "fc_norm", "pre_logits",
+    "registers", "positions", "qkv_bias", "pre_norm", "patch_norm", "inner_norm", "fc_norm", "final_norm", "pre_logits",
+    "mlp", "stem",
 )  # fmt: skip
 
 

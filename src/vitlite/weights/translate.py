@@ -221,6 +221,9 @@ def facts_of(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str,
     }
     for field, tensor in PARTS.items():
         facts[field] = tensor in found
+    if "norm.weight" in found or "fc_norm.weight" in found:  # without one it may be lost: somebody has to say so
+        facts["final_norm"] = True
+    facts |= {"mlp": "gelu", "stem": None}
     return facts | _pool_facts(translation, shapes, facts) | _head_facts(translation, shapes)
 
 
