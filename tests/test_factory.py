@@ -18,10 +18,12 @@ from torch import Tensor
 
 import vitlite
 from vitlite import ViT, ViTConfig, create, load
-from vitlite.weights import zoo
+from vitlite.cli.main import main as command
 from vitlite.config import PRESETS
+from vitlite.convert import convert
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
 from vitlite.images import Preprocess, Recipe
+from vitlite.weights import zoo
 from vitlite.weights.labels import labels_of
 from vitlite.weights.layouts import LAYOUTS, to_their_names
 from vitlite.weights.sidecar import recipe_from_record
@@ -86,6 +88,46 @@ def test_wrong_names_and_places(tmp_path: Path) -> None:
         create("vit_tiny_16", weights=True)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"config= takes a vitlite.ViTConfig, got \{'heads': 3\}"):
         load(tmp_path, config={"heads": 3})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\t\n", "a\0b"])
+def test_an_empty_path_is_not_the_current_folder(
+    empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create("vit_nano_4", weights=None).save(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    there = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    calls: list[Any] = [
+        lambda: load(empty),
+        lambda: create("vit_nano_4", weights=empty),
+        lambda: create("vit_nano_4.cifar10", weights=empty),
+        lambda: convert(empty, tmp_path / "out", "timm"),
+        lambda: convert(tmp_path, empty, "timm"),
+        lambda: load(".").save(empty),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"is no path \(was a variable not set\?\)\. The current folder is '\.'"):
+            call()
+    photo = str(Path(__file__).parents[1] / "examples" / "photos" / "chelsea.png")
+    for words in (["--model", ""], ["--model", "vit_nano_4", "--weights", empty]):
+        assert command(["classify", photo, *words]) == 1
+        assert "is no path (was a variable not set?)" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == there
+    assert load(".").config.depth == load(Path()).config.depth == 6
+
+
+@pytest.mark.parametrize("place", [None, 3, b"vit", ["vit"]])
+def test_what_is_no_path_at_all(place: Any) -> None:
+    with pytest.raises(ConfigError, match=r"load: give a path, as text or a pathlib\.Path, not "):
+        load(place)
+
+
+@pytest.mark.parametrize("place", ["x" * 5000, "~nobody-here/vit.safetensors", "\x1b[31m"])
+def test_a_path_that_cannot_be_asked_for_is_not_there(place: str) -> None:
+    with pytest.raises(CheckpointError, match=r"There is no file or folder ") as error:
+        load(place)
+    assert len(str(error.value)) < 600
+    assert str(error.value).isprintable()
 
 
 def test_random_weights_are_asked_for() -> None:

@@ -20,7 +20,16 @@ from vitlite.errors import CheckpointError, ConfigError
 from vitlite.factory import load
 from vitlite.model import ViT
 from vitlite.weights.build import Wish, build
-from vitlite.weights.files import FLOATS, PICKLES, WEIGHTS, WeightsFile, described_by, explain_damage, open_weights
+from vitlite.weights.files import (
+    FLOATS,
+    PICKLES,
+    WEIGHTS,
+    WeightsFile,
+    described_by,
+    explain_damage,
+    open_weights,
+    path_of,
+)
 from vitlite.weights.layouts import LAYOUTS, Layout, to_their_names
 from vitlite.weights.resolve import CALLER, Claim, understand
 from vitlite.weights.save import save, write_tensors
@@ -50,15 +59,15 @@ def convert(
     """
     if to not in get_args(Target):
         raise ConfigError(f"Cannot convert to {to!r}. Valid: {', '.join(get_args(Target))}.")
-    target = Path(target)
+    source, target = path_of(source, "convert"), path_of(target, "convert")
     if target.suffix in PICKLES:
         raise ConfigError(f"Cannot write {target}: no pickles are made. Name a folder, or a .safetensors file.")
     if target.suffix == ".safetensors":
-        with _without_pickles(Path(source)) as path:
+        with _without_pickles(source) as path:
             model = _load_for_tensors(path, config, to)
         write_tensors(target, _their_tensors(model, to))
     else:
-        with _without_pickles(Path(source)) as path:
+        with _without_pickles(source) as path:
             with open_weights(path) as file:
                 dtype = _common_dtype(file)
             model = load(path, config=config, dtype=dtype)
@@ -79,7 +88,6 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
 @contextmanager
 def _without_pickles(source: Path) -> Iterator[Path]:
     """The source itself; or of a pickle, a folder with its tensors in a safetensors file, which is gone afterwards."""
-    source = source.expanduser()
     pickle = _pickle_of(source)
     if pickle is None:
         yield source

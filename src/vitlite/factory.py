@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, ParamSpec
 
 import torch
@@ -20,7 +19,7 @@ from vitlite.images import Preprocess
 from vitlite.model import ViT
 from vitlite.weights import stamps, zoo
 from vitlite.weights.build import Source, Wish, build
-from vitlite.weights.files import WeightsFile, explain_damage, open_weights
+from vitlite.weights.files import WeightsFile, exists, explain_damage, open_weights, path_of
 from vitlite.weights.labels import labels_of
 from vitlite.weights.locate import Location, locate, locate_record
 from vitlite.weights.resolve import CALLER, OPTION, Claim, understand
@@ -152,7 +151,8 @@ def load(
     Raises:
         DownloadError, CheckpointError, ConfigError: as in `create`; what remains unknown is asked for by name.
     """
-    if str(source) in zoo.NAMES and not Path(source).exists() and "/" not in str(source):
+    path = path_of(source, "load")
+    if str(source) in zoo.NAMES and not exists(path) and "/" not in str(source):
         raise UnknownNameError(
             f"{source!r} is a name of the zoo, not a place:", python=f"vitlite.create({str(source)!r})."
         )

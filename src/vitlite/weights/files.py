@@ -9,20 +9,22 @@ Nothing here passes through numpy or unpickles.
 import ast
 import ctypes
 import json
+import os
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from io import FileIO
+from os import PathLike
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import safetensors
 import torch
 from torch import Tensor
 
-from vitlite.errors import CheckpointError
+from vitlite.errors import CheckpointError, ConfigError, shown
 
 Shape = tuple[int, ...]
 
@@ -110,6 +112,33 @@ def explain_damage(file: Path) -> Iterator[None]:
             f"{file} cannot be read as {file.suffix or 'weights'}: {type(error).__name__}: {error}. It is damaged, cut "
             "short, or something else; fetch it again."
         ) from error
+
+
+def path_of(place: Any, what: str = "weights") -> Path:
+    """The path that somebody gave, with ~ spelt out. An empty one is no path: Python would take the current folder.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not isinstance(place, (str, PathLike)):
+        raise ConfigError(f"{what}: give a path, as text or a pathlib.Path, not {shown(repr(place))}.")
+    text = os.fspath(place)
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise ConfigError(
+            f"{what}: {shown(repr(text))} is no path (was a variable not set?). The current folder is '.'."
+        )
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # "~somebody", who has no home here
+        return Path(text)
+
+
+def exists(path: Path) -> bool:
+    """Whether something is there; what cannot even be asked for, such as a name of a thousand letters, is not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def described_by(path: Path) -> Path | None:

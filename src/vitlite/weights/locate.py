@@ -5,9 +5,9 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from vitlite.errors import CheckpointError, DownloadError, closest
+from vitlite.errors import CheckpointError, DownloadError, closest, shown
 from vitlite.weights import hub, zoo
-from vitlite.weights.files import INDEX, PICKLES, WEIGHTS, described_by, files_of
+from vitlite.weights.files import INDEX, PICKLES, WEIGHTS, described_by, exists, files_of, path_of
 from vitlite.weights.stamps import Verified
 
 REPOSITORY = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?")
@@ -41,17 +41,18 @@ def locate(source: str | PathLike[str]) -> Location:
 
     Raises:
         CheckpointError: It is neither.
+        ConfigError: It is empty.
         DownloadError: The repository has no weights that can be read, or cannot be reached.
     """
-    path = Path(source).expanduser()
-    if path.exists():
+    path = path_of(source)
+    if exists(path):
         return Location(path, described_by(path))
     match = REPOSITORY.fullmatch(str(source))
     is_file_name = path.suffix in (".safetensors", ".npz", ".json", *PICKLES)
     if match is None or is_file_name or isinstance(source, PathLike):
         raise CheckpointError(
-            f"There is no file or folder {path}, and it is no repository of the Hub (owner/name, owner/name@revision)."
-            f"{closest(str(source), zoo.NAMES)}"
+            f"There is no file or folder {shown(str(path))}, and it is no repository of the Hub (owner/name, "
+            f"owner/name@revision).{closest(str(source), zoo.NAMES)}"
         )
     return _fetch_repository(repo=match[1], revision=match[2])
 

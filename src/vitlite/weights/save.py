@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlite.disk import replacing
 from vitlite.model import ViT
 from vitlite.weights.build import Source
-from vitlite.weights.files import WEIGHTS
+from vitlite.weights.files import WEIGHTS, path_of
 from vitlite.weights.sidecar import write_sidecar
 
 
@@ -26,7 +26,7 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     `vitlite.load(folder)` gives the model back, in torch's default dtype unless told otherwise; and where timm can
     build such a model, so does `timm.create_model("local-dir:" + folder, pretrained=True)`.
     """
-    folder = Path(folder)
+    folder = path_of(folder, "save")
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, model.state_dict())
     write_sidecar(folder, model.config, model.labels, recipe=getattr(model.preprocess, "recipe", None))
