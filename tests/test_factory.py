@@ -94,15 +94,16 @@ def test_wrong_names_and_places(tmp_path: Path) -> None:
 def test_an_empty_path_is_not_the_current_folder(
     empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    create("vit_nano_4", weights=None).save(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    there = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    here = tmp_path / "here"
+    create("vit_nano_4", weights=None).save(here)
+    monkeypatch.chdir(here)
+    there = {path: path.read_bytes() for path in here.iterdir()}
     calls: list[Any] = [
         lambda: load(empty),
         lambda: create("vit_nano_4", weights=empty),
         lambda: create("vit_nano_4.cifar10", weights=empty),
         lambda: convert(empty, tmp_path / "out", "timm"),
-        lambda: convert(tmp_path, empty, "timm"),
+        lambda: convert(here, empty, "timm"),
         lambda: load(".").save(empty),
     ]
     for call in calls:
@@ -112,7 +113,7 @@ def test_an_empty_path_is_not_the_current_folder(
     for words in (["--model", ""], ["--model", "vit_nano_4", "--weights", empty]):
         assert command(["classify", photo, *words]) == 1
         assert "is no path (was a variable not set?)" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == there
+    assert {path: path.read_bytes() for path in here.iterdir()} == there
     assert load(".").config.depth == load(Path()).config.depth == 6
 
 
