@@ -28,11 +28,12 @@ RESAMPLE: dict[Resample, dict[str, Any]] = {
 def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
     """Stretches a position table to another grid, in float32; rows before the patches' stay: (1, rows, d)."""
     first = table.shape[1] - grid[0] * grid[1]
-    image = rearrange(table[:, first:].float(), "1 (h w) d -> 1 d h w", h=grid[0], w=grid[1])
+    image = rearrange(table[:, first:].float(), "1 (h w) d -> 1 h w d", h=grid[0], w=grid[1])
     if image.device.type == "mps":  # has no antialiased bicubic
         image = image.cpu()
-    # torch's antialiasing is wrong for a result one patch wide in any other layout, and in einops' strides for this one
-    image = image.clone(memory_format=torch.channels_last)
+    # torch's antialiasing is wrong for a result one patch wide in any layout but channels last, and in einops' strides
+    # for that one. Asked for by its name, torch.func refuses it.
+    image = image.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
     stretched = F.interpolate(image, size=new, **RESAMPLE[method])
     patches = rearrange(stretched, "1 d h w -> 1 (h w) d").to(table.device, table.dtype)
     return torch.cat([table[:, :first], patches], dim=1)
