@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitlite
-from vitlite.training.datasets import read_cifar10
 from vitlite.speed.optimize import optimize
+from vitlite.training.datasets import Pictures, read_cifar10
 
 BATCH = 50
 
@@ -45,13 +45,25 @@ def int8(model: vitlite.ViT) -> vitlite.ViT:
     return model
 
 
+RIGHT = "as created, float32"
 KINDS: dict[str, Callable[[vitlite.ViT], vitlite.ViT]] = {
-    "as created, float32": lambda model: model,
+    RIGHT: lambda model: model,
     "optimized, float32": optimize,
     "as created, bfloat16": lambda model: model.bfloat16(),
     "optimized, bfloat16": lambda model: optimize(model, dtype=torch.bfloat16),
     "int8": int8,
 }
+
+
+def answers(models: dict[str, vitlite.ViT], pictures: Pictures, count: int) -> dict[str, Tensor]:
+    """The logits of each model for the first pictures: (count, k) each."""
+    found: dict[str, list[Tensor]] = {kind: [] for kind in models}
+    with torch.inference_mode():
+        for rows in torch.arange(count).split(BATCH):
+            images = models[RIGHT].preprocess(list(pictures.images[rows]))
+            for kind, model in models.items():
+                found[kind].append(model(images.to(model.dtype)).float())
+    return {kind: torch.cat(parts) for kind, parts in found.items()}
 
 
 def main() -> None:
@@ -62,24 +74,18 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--images", type=int, default=2000)
     args = parser.parse_args()
-    pictures = read_cifar10(args.data, "test")
     given = {"weights": args.weights} if args.weights else {}
     models = {kind: make(vitlite.create(args.model, **given).eval()) for kind, make in KINDS.items()}
-    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
-    with torch.inference_mode():
-        for rows in torch.arange(args.images).split(BATCH):
-            images = models["as created, float32"].preprocess(list(pictures.fetch(rows)))
-            for kind, model in models.items():
-                found[kind].append(model(images.to(model.dtype)).float())
-    logits = {kind: torch.cat(parts) for kind, parts in found.items()}
-    right = logits["as created, float32"]
-    best = right.softmax(1).topk(2, 1).values
-    sure = best[:, 0] - best[:, 1] >= 0.1
+    logits = answers(models, read_cifar10(args.data, "test"), args.images)
+    right = logits[RIGHT]
+    best, second = right.softmax(1).topk(2, 1).values.unbind(1)
+    sure = best - second >= 0.1
     print(f"{args.model}, {args.images} pictures; where float32's best is ahead by 0.1 or more: {int(sure.sum())}\n")
     print("| | same top-1 | same, where ahead | RMS difference | largest difference |\n|---|---|---|---|---|")
     for kind, answer in logits.items():
-        same, off = answer.argmax(1) == right.argmax(1), answer - right
-        rms, most = off.square().mean().sqrt() / right.square().mean().sqrt(), off.abs().max() / right.abs().max()
+        same, difference = answer.argmax(1) == right.argmax(1), answer - right
+        rms = difference.square().mean().sqrt() / right.square().mean().sqrt()
+        most = difference.abs().max() / right.abs().max()
         print(f"| {kind} | {same.float().mean():.2%} | {same[sure].float().mean():.2%} | {rms:.1e} | {most:.1e} |")
 
 

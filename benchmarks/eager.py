@@ -6,18 +6,24 @@ python benchmarks/eager.py
 import copy
 
 import torch
+from peer_models import timm
 
-from vitlite.bench import Contestant, measure, random_model
 from vitlite.config import preset
-from vitlite.peers import timm
+from vitlite.speed.measure import Contestant, as_created, measure, random_model
 
-for name, batch in (("vit_base_16", 1), ("vit_base_16", 8), ("vit_tiny_16", 1)):
-    model = random_model(preset(name))
-    images = torch.randn(batch, 3, 224, 224)
+
+def compare(name: str, batch: int) -> None:
+    """Prints how long one model takes for one batch."""
+    model, images = random_model(preset(name)), torch.randn(batch, 3, 224, 224)
     with torch.inference_mode():
-        ours = Contestant("vitlite", torch.float32, lambda model=model, images=images: model(images))
+        ours = as_created(model, images, torch.float32)
         theirs = Contestant("timm", torch.float32, timm(copy.deepcopy(model), images))
         measure([ours, theirs], rounds=20)
-    print(
-        f"{name}, batch {batch}: vitlite takes {ours.best / theirs.best:.3f} of timm's time ({ours.best * 1e3:.1f} ms)"
-    )
+    share = ours.best / theirs.best
+    print(f"{name}, batch {batch}: vitlite takes {share:.3f} of timm's time ({ours.best * 1e3:.1f} ms)", flush=True)
+
+
+if __name__ == "__main__":
+    compare("vit_base_16", batch=1)
+    compare("vit_base_16", batch=8)
+    compare("vit_tiny_16", batch=1)

@@ -23,20 +23,25 @@ TESTS = Path(__file__).parents[1] / "tests"
 NAME = "vit_base_16"
 
 
-def one(kind: str, path: str) -> None:
+def measure(kind: str, path: str) -> None:
     """Measures in this process: seconds of the first call and of the second, peak memory over the size of the file."""
     call = CALLS[kind](path)
     gc.collect()
     gc.freeze()
-    size, before, times = os.path.getsize(path), peak(), []
-    for _ in range(2):
-        start = time.process_time()
-        result = call()
-        times.append(time.process_time() - start)
-        if len(times) == 1:
-            memory = (peak() - before) / size
-        del result
-    print(json.dumps([*times, memory]))
+    before = peak()
+    first = seconds(call)
+    memory = (peak() - before) / os.path.getsize(path)
+    again = seconds(call)
+    print(json.dumps([first, again, memory]))
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """CPU seconds of a call; what it gives is kept until then, and not longer."""
+    start = time.process_time()
+    result = call()
+    end = time.process_time()
+    del result
+    return end - start
 
 
 def peak() -> int:
@@ -64,10 +69,10 @@ def vitlite(_: str) -> Callable[[], object]:
 
 def timm(path: str) -> Callable[[], object]:
     """By its name, with the same file."""
-    sys.path.insert(0, str(TESTS))
-    from peers import timm
+    from peer_models import load
 
-    return lambda: timm.create_model("vit_base_patch16_224", pretrained=True, pretrained_cfg_overlay={"file": path})
+    library = load("timm")
+    return lambda: library.create_model("vit_base_patch16_224", pretrained=True, pretrained_cfg_overlay={"file": path})
 
 
 CALLS = {"one pread": reading, "vitlite": vitlite, "timm": timm}
@@ -89,23 +94,30 @@ def main(runs: int) -> None:
         save_file(model.state_dict(), Path(folder) / "weights")
         hub.publish(zoo.info(NAME).repo, model_safetensors=(Path(folder) / "weights").read_bytes())
         os.environ |= {"VITLITE_CACHE": folder, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
-        path = str(create(NAME).source.path)
-        found: dict[str, list[list[float]]] = {kind: [] for kind in CALLS}
-        for _ in range(runs):
-            for kind, results in found.items():
-                out = subprocess.run([sys.executable, __file__, kind, path], check=True, capture_output=True, text=True)
-                results.append(json.loads(out.stdout.splitlines()[-1]))
-        base = [statistics.median(times) for times in zip(*found["one pread"], strict=True)]
-        print(f"{'':10} {'first':>14} {'again':>14} {'peak / file':>12}   ({os.path.getsize(path) / 1e6:.0f} MB)")
+        show(in_turns(str(create(NAME).source.path), runs), os.path.getsize(Path(folder) / "weights"))
+
+
+def in_turns(path: str, runs: int) -> dict[str, list[float]]:
+    """The medians of what `measure` prints, by kind."""
+    found: dict[str, list[list[float]]] = {kind: [] for kind in CALLS}
+    for _ in range(runs):
         for kind, results in found.items():
-            first, again, memory = (statistics.median(values) for values in zip(*results, strict=True))
-            print(
-                f"{kind:10} {first:.3f} s {first / base[0]:4.2f}x {again:.3f} s {again / base[1]:4.2f}x {memory:12.2f}"
-            )
+            done = subprocess.run([sys.executable, __file__, kind, path], check=True, capture_output=True, text=True)
+            results.append(json.loads(done.stdout.splitlines()[-1]))
+    return {kind: [statistics.median(values) for values in zip(*rows, strict=True)] for kind, rows in found.items()}
+
+
+def show(medians: dict[str, list[float]], size: int) -> None:
+    """The table: each time, and over that of one read."""
+    first_read, again_read, _ = medians["one pread"]
+    print(f"{'':10} {'first':>14} {'again':>14} {'peak / file':>12}   ({size / 1e6:.0f} MB)")
+    for kind, (first, again, memory) in medians.items():
+        times = f"{first:.3f} s {first / first_read:4.2f}x {again:.3f} s {again / again_read:4.2f}x"
+        print(f"{kind:10} {times} {memory:12.2f}")
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 3:
-        one(*sys.argv[1:])
+        measure(*sys.argv[1:])
     else:
         main(int(sys.argv[1]) if len(sys.argv) > 1 else 7)

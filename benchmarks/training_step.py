@@ -15,17 +15,17 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from peer_models import load
 from torch import Tensor, nn
 
 from vitlite import ViT
-from vitlite.weights import zoo
-from vitlite.training.augment import shuffled
 from vitlite.config import PRESETS, ViTConfig
-from vitlite.training.datasets import read_cifar10
 from vitlite.images import normalise
 from vitlite.speed.onednn import float32_products, float32_products_are_exact
+from vitlite.training.augment import shuffled
+from vitlite.training.datasets import read_cifar10
+from vitlite.weights import zoo
 from vitlite.weights.sidecar import recipe_from_record
-from vitlite.peers import load
 
 
 class Trainee:
@@ -94,7 +94,10 @@ def curves(config: ViTConfig, batch: int, steps: int, folder: Path) -> dict[str,
     for name, (build, seed) in runs.items():
         trainee, order = Trainee(build(config), True), shuffled(seed, 0, len(data))
         rows = order[: steps * batch].split(batch)
-        losses[name] = [trainee.step(normalise(data.images[r], recipe, channels=3), data.labels[r]) for r in rows]
+        losses[name] = []
+        for some in rows:
+            images = normalise(data.images[some], recipe, channels=3)
+            losses[name].append(trainee.step(images, data.labels[some]))
     return losses
 
 

@@ -1,189 +1,199 @@
-"""The measurements: fair turns, equal logits, and a table that says what was left out."""
+"""`vitlite bench`: what is fastest on this machine, and nothing written that was not asked for."""
 
 import json
 import math
-import os
-import sys
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from vitlite import ViT, ViTConfig, bench, config, peers
+from vitlite import ViT, ViTConfig, config
+from vitlite.cli import bench as command
 from vitlite.cli import main as cli
-from vitlite.errors import MissingExtraError, OptimizedError
+from vitlite.errors import OptimizedError
+from vitlite.speed import bench
+from vitlite.speed.bench import Timing, advice
+from vitlite.speed.measure import Contestant
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=48, depth=2, heads=4, mlp_dim=96, num_classes=7)
+ROW = r"tiny +32 +2 +{dtype} +[\d.]+ +{optimized} +[\d.]+ +[\d.]+ +[\d.]+"
 
 
-@pytest.mark.parametrize("name", ["timm", "torchvision", "transformers", "ONNX Runtime", "OpenVINO"])
-@pytest.mark.filterwarnings("ignore")  # theirs
-def test_a_peer_computes_the_same(name: str) -> None:
-    if name == "OpenVINO":
-        pytest.importorskip("openvino")
-    model, images = bench.random_model(TINY), torch.randn(2, 3, 32, 32)
-    assert bench._difference(peers.PEERS[name](model, images)(), model(images)) < 1e-5
-
-
-def test_a_peer_with_weights_of_its_own() -> None:
-    assert peers.vit_pytorch(bench.random_model(TINY), torch.randn(2, 3, 32, 32))().shape == (2, 7)
-
-
-def test_torch_compile_gets_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda model, options: model)  # compiling takes a minute
-    model, images = bench.random_model(TINY), torch.randn(2, 3, 32, 32)
-    assert torch.equal(peers.torch_compile(model, images)(), model(images))
-
-
-class Clock:
-    """Time that passes only in the calls that are measured."""
-
-    now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def taking(self, *seconds: float) -> Callable[[], None]:
-        rest = list(seconds)
-
-        def run() -> None:
-            self.now += rest.pop(0) if len(rest) > 1 else rest[0]
-            self.calls = getattr(self, "calls", 0) + 1
-
-        return run
-
-
-def test_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(bench, "time", clock)
-    quick = bench.Contestant("quick", torch.float32, clock.taking(0.001, 0.005, 0.010))  # the warm ones do not count
-    bench.measure([quick], rounds=4)
-    assert quick.best == pytest.approx(0.010)
-    assert clock.calls == 1 + 4 * 3
-    clock.calls = 0
-    slow = bench.Contestant("slow", torch.float32, clock.taking(0.1))
-    other = bench.Contestant("another dtype", torch.bfloat16, clock.taking(0.1))
-    bench.measure([bench.Contestant("quick", torch.float32, lambda: None), slow, other], rounds=10)
-    assert clock.calls == (1 + 2 * 3) + (1 + 10 * 3)  # far behind, it rests; alone in its dtype, it does not
-    clock.calls = 0
-    bench.measure([bench.Contestant("long", torch.float32, clock.taking(25.0))], rounds=10)
-    assert clock.calls == 1 + 3
-
-
-def quick(out: Path, *words: str) -> int:
-    return cli.main(
-        ["--debug", "bench", "--models", "tiny", "--batch", "2", "--rounds", "1", "--out", str(out), *words]
-    )
+def run(*words: str) -> int:
+    fixed = ("--models", "tiny", "--sizes", "32", "--batch", "2", "--rounds", "1")
+    return cli.main(["--debug", "bench", *fixed, *words])
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "preset", lambda name: TINY)
-    monkeypatch.setattr(bench, "GROWING", TINY.replace(image_size=16))
-    monkeypatch.setattr(bench, "CREATIONS", 1)
-    monkeypatch.setattr(bench, "CELLS", [("tiny", 32, (1,))])
-    monkeypatch.setattr(bench, "CREATION", {name: bench.CREATION[name] for name in ("one raw read", "vitlite")})
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "preset", lambda name: TINY)
+    monkeypatch.chdir(tmp_path)
 
 
-def test_a_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert quick(tmp_path, "--sizes", "32,40", "--peers", "timm", "--quick") == 0
-    report = json.loads((tmp_path / "speed.json").read_text())
-    assert [(row["size"], row["batch"], row["dtype"]) for row in report["cells"]] == [
-        (size, 2, dtype) for size in (32, 40) for dtype in ("float32", "bfloat16")
+def test_a_table_and_what_to_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--sizes", "32,40") == 0
+    out = capsys.readouterr().out
+    for dtype in ("float32", "bfloat16"):
+        assert re.search(ROW.format(dtype=dtype, optimized=r"[\d.]+"), out)
+    assert max(map(len, out.split("\n\n")[1].splitlines())) <= 80
+    assert re.search(r"^(Use|For tiny at .*: use) (the model as created|vitlite\.)", out, re.MULTILINE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_are_written_where_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "figures.json"
+    assert run("--out", str(out)) == 0
+    report = json.loads(out.read_text())
+    assert report["machine"]["torch"] == torch.__version__
+    assert [(row["model"], row["size"], row["batch"], row["dtype"]) for row in report["timings"]] == [
+        ("tiny", 32, 2, "float32"),
+        ("tiny", 32, 2, "bfloat16"),
     ]
-    row = report["cells"][0]
-    assert set(row["seconds"]) == {"vitlite", "timm", "optimized", "all tokens", "products"}
-    assert set(row["differences"]) == {"vitlite", "timm", "optimized"}
-    assert max(row["differences"].values()) < 1e-5
-    text = (tmp_path / "speed_table.md").read_text()
-    assert f"{row['seconds']['timm'] / row['seconds']['optimized']:.2f}" in text
-    assert "timm" in capsys.readouterr().out
-    assert (tmp_path / "speed.svg").read_text().startswith("<?xml")
-
-
-def test_a_whole_run(tmp_path: Path) -> None:
-    assert cli.main(["--debug", "bench", "--peers", "none", "--rounds", "1", "--out", str(tmp_path)]) == 0
-    report = json.loads((tmp_path / "speed.json").read_text())
-    assert set(report["creation"]) == {"one raw read", "vitlite"}
-    assert all(seconds > 0 for seconds, _, _ in report["creation"].values())
-    assert set(report["growth"]) == {"batch", "depth", "tokens"}
-    for points in report["growth"].values():
-        assert [macs for _, macs, _ in points] == sorted(macs for _, macs, _ in points)
-
-
-def test_what_cannot_be_measured_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(model: ViT, images: torch.Tensor) -> Any:
-        raise ModuleNotFoundError("No module named 'openvino'", name="openvino")
-
-    def refused(model: ViT, dtype: torch.dtype) -> ViT:
-        raise OptimizedError("slower here")
-
-    monkeypatch.setitem(peers.PEERS, "OpenVINO", absent)
-    monkeypatch.setattr(bench, "optimize", refused)
-    assert quick(tmp_path, "--peers", "OpenVINO", "--quick") == 0
-    text = (tmp_path / "speed_table.md").read_text()
-    assert "Left out: OpenVINO: not installed (openvino); optimized: slower here." in text
-
-
-def test_other_logits_fail_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(peers.PEERS, "timm", lambda model, images: lambda: model(images) * 1.2)
-    assert quick(tmp_path, "--peers", "timm", "--quick") == 1
-    assert "timm differs by 2.0e-01 of the largest logit" in capsys.readouterr().out
-    monkeypatch.setitem(peers.PEERS, "timm", lambda model, images: lambda: model(images) * math.nan)
-    assert quick(tmp_path, "--peers", "timm", "--quick") == 1
+    for row in report["timings"]:
+        assert set(row["seconds"]) >= {"vitlite", "products"}
+        assert all(seconds > 0 for seconds in row["seconds"].values())
+    assert report["timings"][0]["differences"]["vitlite"] == 0
+    assert list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "models", "rounds"),
+    [
+        ([], ["vit_tiny_16", "vit_small_16", "vit_base_16", "vit_large_16"], 10),
+        (["--quick"], ["vit_base_16"], 3),
+        (["--quick", "--models", "vit_small_8", "--rounds", "4"], ["vit_small_8"], 4),
+        (["--models", "vit_small_8,vit_tiny_16"], ["vit_small_8", "vit_tiny_16"], 10),
+    ],
+)
+def test_what_is_measured(
+    words: list[str],
+    models: list[str],
+    rounds: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    measured: list[tuple[str, int]] = []
+
+    def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
+        measured.append((name, rounds))
+        return timings(1.0, 1.0)
+
+    monkeypatch.setattr(command, "preset", lambda name: config.preset(name).replace(depth=1))
+    monkeypatch.setattr(command, "time_model", time_model)
+    monkeypatch.setattr(command, "random_model", lambda config: None)
+    assert cli.main(["bench", *words]) == 0
+    assert list(dict.fromkeys(name for name, _ in measured)) == models
+    assert {count for _, count in measured} == {rounds}
+
+
+def test_a_dtype_that_is_slower_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    as_optimized = bench.as_optimized
+
+    def refused(model: ViT, images: torch.Tensor, dtype: torch.dtype) -> Contestant:
+        if dtype is torch.bfloat16:
+            raise OptimizedError("torch.bfloat16 is slower than float32 on this CPU.", python="Leave dtype out.")
+        return as_optimized(model, images, dtype)
+
+    monkeypatch.setattr(bench, "as_optimized", refused)
+    assert run() == 0
+    out = capsys.readouterr().out
+    assert re.search(ROW.format(dtype="bfloat16", optimized="-"), out)
+    assert out.count("torch.bfloat16 is slower than float32 on this CPU.\n") == 1
+
+
+@pytest.mark.parametrize(("factor", "text"), [(1.2, "2.0e-01"), (math.nan, "nan")])
+def test_other_logits_fail_the_run(
+    factor: float, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(model: ViT, images: torch.Tensor, dtype: torch.dtype) -> Contestant:
+        return Contestant("optimized", dtype, lambda: model(images) * factor)
+
+    monkeypatch.setattr(bench, "as_optimized", wrong)
+    assert run() == 1
+    expected = f"Wrong: tiny at 32 px, batch 2, optimized in float32 differs by {text} of the largest logit"
+    assert expected in capsys.readouterr().out
+
+
+def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    described = {"cpu": "Fast 9000", "cores": 2, "threads": 2, "torch": "2.13.0"}
+    for load, more in (({"load": [13.6, 0, 0]}, "; load 13.6: something else is running"), ({}, "\n")):
+        monkeypatch.setattr(command, "machine", lambda load=load: described | load)
+        assert run() == 0
+        assert capsys.readouterr().out.startswith(f"Fast 9000, 2 cores, 2 threads, torch 2.13.0{more}")
+
+
+def timings(*seconds: float, batch: int = 1, difference: float = 0.01) -> list[Timing]:
+    """Of a model as created and optimized, in float32, then the same in bfloat16 if there are more."""
+    found = []
+    for dtype, created, optimized in zip(("float32", "bfloat16"), seconds[::2], seconds[1::2], strict=False):
+        measured = {"vitlite": created, "optimized": optimized, "products": 0.1}
+        rounding = difference if dtype == "bfloat16" else 0.0
+        found.append(Timing("vit", 224, batch, dtype, measured, {"vitlite": 0.0, "optimized": rounding}))
+    return found
+
+
+def test_the_fastest_is_advised() -> None:
+    assert advice(timings(4.0, 2.0, 2.5, 1.0)) == [
+        "Use vitlite.optimize(model, dtype=torch.bfloat16): 4.0 times as fast as created. "
+        "At the command line: --fast --dtype bfloat16.",
+        "bfloat16 rounds: here its logits are within 1.0% of the largest. "
+        "Without rounding, vitlite.optimize(model): 2.0 times as fast as created.",
+    ]
+
+
+def test_rounding_must_pay() -> None:
+    use = "Use vitlite.optimize(model): 2.0 times as fast as created. At the command line: --fast."
+    assert advice(timings(4.0, 2.0, 2.5, 1.95)) == [use]
+    assert advice(timings(4.0, 2.0)) == [use]
+    assert advice(timings(2.0, 1.95, 2.5, 1.99)) == ["Use the model as created: nothing else is faster by 5%."]
+
+
+def test_advice_for_each_batch() -> None:
+    first = timings(4.0, 2.0, 3.0, 3.0)
+    second, third = timings(4.0, 2.0, 1.0, 1.0, batch=8), timings(4.0, 1.0, 0.5, 0.5, batch=32, difference=0.02)
+    for timing in second + third:
+        if timing.dtype == "bfloat16":
+            del timing.seconds["optimized"]
+    assert advice(first + second + third) == [
+        "For vit at 224 px, batch 1: use vitlite.optimize(model): 2.0 times as fast as created. "
+        "At the command line: --fast.",
+        "For vit at 224 px, batch 8; vit at 224 px, batch 32: use vitlite.create(..., dtype=torch.bfloat16): "
+        "4.0 to 8.0 times as fast as created. At the command line: --dtype bfloat16.",
+        "bfloat16 rounds: here its logits are within 2.0% of the largest. "
+        "Without rounding, vitlite.optimize(model): 2.0 to 4.0 times as fast as created.",
+    ]
+
+
+def test_without_optimize_there_is_nothing_to_say_of_it() -> None:
+    measured: list[Any] = timings(4.0, 2.0, 1.0, 1.0)
+    for timing in measured:
+        del timing.seconds["optimized"]
+    _, rounding = advice(measured)
+    assert rounding == "bfloat16 rounds: here its logits are within 1.0% of the largest."
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
     [
         ("--sizes x", 2, "argument --sizes: a whole number of at least 1, not 'x'"),
         ("--batch 1,0", 2, "argument --batch: a whole number of at least 1, not '0'"),
         ("--rounds 0", 2, "argument --rounds: a whole number of at least 1, not '0'"),
         ("--models vit_tiny_16,vit_tinny_16", 1, "No preset 'vit_tinny_16'. Did you mean vit_tiny_16"),
         ("--models vit_tiny_16 --sizes 224,225", 1, "--size 225 does not divide into patches of 16"),
-        ("--peers tim", 1, "No peer 'tim'. Did you mean timm"),
-        ("--out file", 1, "File exists: 'file'"),
+        ("--peers timm", 2, "unrecognized arguments: --peers timm"),
+        ("--out .", 1, "Cannot write the figures .. Name a .json file in a folder that exists."),
+        ("--out none/figures.json", 1, "Cannot write the figures none/figures.json. Name a .json file"),
     ],
 )
 def test_wrong_options_are_one_line_before_anything_is_measured(
-    words: str,
-    code: int,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, code: int, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench, "preset", config.preset)
-    monkeypatch.setattr(bench, "CELLS", [("vit_tiny_16", 224, (1,))])
-    monkeypatch.setattr(bench, "cell", lambda *_: pytest.fail("it was measured"))
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
+    monkeypatch.setattr(command, "preset", config.preset)
+    monkeypatch.setattr(command, "time_model", lambda *_: pytest.fail("it was measured"))
     assert cli.main(["bench", *words.split()]) == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert said in err
+    assert text in err
     assert err.count("\n") == 1
-
-
-def test_a_missing_matplotlib_is_said_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(bench, "cell", lambda *_: pytest.fail("it was measured"))
-    with pytest.raises(MissingExtraError, match=r"vitlite\[plot\]"):
-        bench.run(bench.Namespace(models=None, peers="none", out=str(tmp_path)))
-
-
-def test_the_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bench.machine()["cpu"]
-    monkeypatch.setattr(bench, "_lines", lambda path: [])  # where there is no /proc
-    assert bench.machine()["instructions"] == []
-    assert len(bench.machine()["load"]) == 3
-    monkeypatch.delattr(os, "getloadavg")  # as on Windows
-    report = {"machine": bench.machine(), "cells": [], "left_out": {}, "creation": {}}
-    assert "load" not in bench.table(report)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig
-from vitlite.speed import onednn
 from vitlite.model import Linear
+from vitlite.speed import onednn
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 

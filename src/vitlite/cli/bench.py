@@ -1,1 +1,139 @@
-"""TEMPORARY"""
+"""`vitlite bench`: how fast vitlite is on this machine, and what to use. Other libraries: benchmarks/libraries.py."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from vitlite.cli.options import positive, positives
+from vitlite.cli.tables import bold
+from vitlite.config import ViTConfig, preset
+from vitlite.disk import write_json
+from vitlite.errors import InputError
+from vitlite.speed.bench import Timing, advice, time_model
+from vitlite.speed.measure import machine, random_model
+
+# Model, pixels, and batches.
+CELLS = [
+    ("vit_tiny_16", 224, (1, 8)),
+    ("vit_small_16", 224, (1, 8)),
+    ("vit_base_16", 224, (1, 8)),
+    ("vit_base_16", 384, (1,)),
+    ("vit_large_16", 224, (1,)),
+]
+QUICK = [("vit_base_16", 224, (1, 8))]
+ROUNDS, QUICK_ROUNDS = 10, 3
+HEADER = ("model", "px", "batch", "dtype", "created", "optimized", "limit", "images/s", "gain")
+LEGEND = (
+    "created, optimized: ms for a batch; limit: its matrix products alone; gain: times as fast as created in float32"
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite bench`."""
+    add = parser.add_argument
+    add("--models", metavar="NAME,...", help="presets; default: a choice from tiny to large")
+    add("--sizes", type=positives, default="224", metavar="PIXELS,...", help="with --models: image sizes; default: 224")
+    add("--batch", type=positives, default="1,8", metavar="N,...", help="with --models: batch sizes; default: 1,8")
+    add("--rounds", type=positive, metavar="N", help=f"turns of each; default: {ROUNDS}, with --quick {QUICK_ROUNDS}")
+    add("--quick", action="store_true", help="vit_base_16 alone, if no --models are named, and fewer turns")
+    add("--out", type=Path, metavar="FILE", help="write the figures there, as JSON; default: nowhere")
+
+
+def run(args: Namespace) -> int:
+    """Measures and says what to use; 1 if some way gives other answers than the model as created."""
+    cells = _cells(args)
+    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):  # before minutes are spent
+        raise InputError(f"Cannot write the figures {args.out}. Name a .json file in a folder that exists.")
+    described = machine()
+    print(_machine_line(described))
+    print(LEGEND + "\n")
+    widths = _widths([name for name, _, _ in cells])
+    print(bold(_line(HEADER, widths)), flush=True)
+    rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
+    timings: list[Timing] = []
+    for name, config, batches in cells:
+        model = random_model(config)
+        for batch in batches:
+            measured = time_model(model, name, batch, rounds)
+            _print_rows(measured, widths)
+            timings += measured
+            if args.out:  # what is measured stays, should the run be stopped
+                write_json(args.out, {"machine": described, "timings": [asdict(timing) for timing in timings]})
+    print()
+    for refusal in dict.fromkeys(timing.refusal for timing in timings if timing.refusal):
+        print(refusal)
+    for sentence in advice(timings):
+        print(sentence)
+    return _print_wrong(timings)
+
+
+def _cells(args: Namespace) -> list[tuple[str, ViTConfig, Sequence[int]]]:
+    """The models to measure, each with its batches."""
+    chosen: Any = QUICK if args.quick else CELLS
+    if args.models:
+        chosen = product(args.models.split(","), args.sizes, [args.batch])
+    return [(name, preset(name).replace(image_size=size), batches) for name, size, batches in chosen]
+
+
+def _machine_line(described: dict[str, Any]) -> str:
+    threads = f"{described['cores']} cores, {described['threads']} threads"
+    line = f"{described['cpu']}, {threads}, torch {described['torch']}"
+    load = described.get("load", [0.0])[0]
+    if load > 0.5:  # of a core, which another program has
+        line += f"; load {load}: something else is running, and the figures are worth less"
+    return line
+
+
+def _widths(names: Sequence[str]) -> list[int]:
+    widths = [max(len(title), 6) for title in HEADER]
+    widths[0] = max(len(name) for name in (*names, HEADER[0]))
+    widths[3] = len("bfloat16")
+    return widths
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Text in columns: name and dtype to the left, numbers to the right."""
+    padded = []
+    for title, cell, width in zip(HEADER, cells, widths, strict=True):
+        padded.append(f"{cell:<{width}}" if title in ("model", "dtype") else f"{cell:>{width}}")
+    return "  ".join(padded)
+
+
+def _print_rows(measured: Sequence[Timing], widths: Sequence[int]) -> None:
+    """One line for each dtype of one batch."""
+    as_created = measured[0].seconds["vitlite"]
+    for timing in measured:
+        created, optimized = timing.seconds["vitlite"], timing.seconds.get("optimized")
+        quickest = created if optimized is None else min(created, optimized)
+        cells = (
+            timing.model,
+            str(timing.size),
+            str(timing.batch),
+            timing.dtype,
+            _milliseconds(created),
+            _milliseconds(optimized),
+            _milliseconds(timing.seconds["products"]),
+            f"{timing.batch / quickest:.1f}",
+            f"{as_created / quickest:.2f}",
+        )
+        print(_line(cells, widths), flush=True)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+def _print_wrong(timings: Sequence[Timing]) -> int:
+    """Says which answers are not the model's; the exit code."""
+    code = 0
+    for timing in timings:
+        for name, value in timing.wrong().items():
+            code = 1
+            print(
+                f"Wrong: {timing.model} at {timing.size} px, batch {timing.batch}, {name} in {timing.dtype} differs by "
+                f"{value:.1e} of the largest logit"
+            )
+    return code

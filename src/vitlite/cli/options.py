@@ -125,3 +125,8 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"a whole number of at least 1, not {text!r}")
     return int(text)
+
+
+def positives(text: str) -> list[int]:
+    """The value of an option that lists such numbers: "1,8"."""
+    return [positive(part) for part in text.split(",")]

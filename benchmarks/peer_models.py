@@ -1,4 +1,4 @@
-"""The same network in other libraries and engines, with the same weights, for `vitlite bench`.
+"""The same network in other libraries and engines, with the same weights.
 
 Each function takes a `ViT` and images, and gives a call without arguments that returns the logits, in two threads or
 however many torch has. Whatever a library needs is imported inside, so that one that is not installed says so.
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlite.weights.layouts import LAYOUTS, to_theirs
 from vitlite.model import ViT
+from vitlite.weights.layouts import LAYOUTS, to_their_names
 
 Call = Callable[[], Any]
 
@@ -52,7 +52,7 @@ def torchvision(model: ViT, images: Tensor) -> Call:
     c = model.config
     build = load("torchvision").models.VisionTransformer
     theirs = build(c.size[0], c.patch_size, c.depth, c.heads, c.dim, c.mlp_dim, num_classes=c.num_classes)
-    theirs.load_state_dict(dict(to_theirs(LAYOUTS["torchvision"], "", model.state_dict())))
+    theirs.load_state_dict(dict(to_their_names(LAYOUTS["torchvision"], "", model.state_dict())))
     return _eager(theirs, images)
 
 
@@ -63,7 +63,7 @@ def transformers(model: ViT, images: Tensor) -> Call:
         hidden_size=c.dim, num_hidden_layers=c.depth, num_attention_heads=c.heads, intermediate_size=c.mlp_dim,
         layer_norm_eps=c.norm_eps, image_size=c.size[0], patch_size=c.patch_size, num_labels=c.num_classes,
     )  # fmt: skip
-    state = dict(to_theirs(LAYOUTS["transformers"], "vit.", model.state_dict()))
+    state = dict(to_their_names(LAYOUTS["transformers"], "vit.", model.state_dict()))
     theirs = library.ViTForImageClassification.from_pretrained(None, config=config, state_dict=state)
     run = _eager(theirs, images)
     return lambda: run().logits
