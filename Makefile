@@ -25,7 +25,7 @@ docs: .venv/docs.stamp  ## generated tables, then the site in site/
 	$(BIN)/mkdocs build
 
 bench: .venv/dev.stamp  ## speed beside the other libraries, written into docs/
-	$(BIN)/vitlite bench
+	$(BIN)/python benchmarks/libraries.py
 
 pin: .venv/dev.stamp  ## commit and sha256 of checkpoints that have none
 	$(BIN)/python examples/maintain/pin.py

@@ -1,9 +1,10 @@
-"""Writes the costs in docs/distributed.md from what `vitlite bench` measured; --check only says if they are stale."""
+"""Writes the costs in docs/distributed.md from what benchmarks/libraries.py measured; --check only compares."""
 
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sections import write_section
 
@@ -22,31 +23,39 @@ MACHINES, CORES = 32, 64
 def section() -> Iterator[str]:
     """The lines between the marks."""
     report = json.loads(SPEED.read_text(encoding="utf-8"))
-    about = report["machine"]
-    yield f"Measured on {about['cpu']}, {about['date']}:\n"
+    machine = report["machine"]
+    yield f"Measured on {machine['cpu']}, {machine['date']}:\n"
     cluster = f"{MACHINES} machines of {CORES} cores"
     yield f"| model | dtype | images/s a core | core-hours | hours, {cluster} | MB/s to each machine | vectors, GB |"
     yield "|---|---|--:|--:|--:|--:|--:|"
     for name in MODELS:
         for dtype in ("float32", "bfloat16"):
-            cells = [
-                cell for cell in report["cells"] if (cell["model"], cell["size"], cell["dtype"]) == (name, 224, dtype)
-            ]
-            model = min(cell["seconds"]["optimized"] / cell["batch"] for cell in cells) * about["threads"]
-            seconds = model + PREPARE  # of a core, for a picture
-            hours = seconds * PICTURES / 3600
-            traffic = CORES / seconds * BYTES / 1e6
-            vectors = preset(name).embed_dim * 4 * PICTURES / 1e9
-            figures = (
-                f"{1 / seconds:.1f} | {hours:,.0f} | {hours / MACHINES / CORES:.1f} | {traffic:.0f} | {vectors:.0f}"
-            )
-            yield f"| {name} | {dtype} | {figures} |"
+            seconds = core_seconds(report, name, dtype) + PREPARE
+            yield f"| {name} | {dtype} | {' | '.join(costs(name, seconds))} |"
+
+
+def core_seconds(report: dict[str, Any], name: str, dtype: str) -> float:
+    """Seconds of one core for one picture of 224 pixels, in the quickest batch."""
+    found = []
+    for cell in report["cells"]:
+        if (cell["model"], cell["size"], cell["dtype"]) == (name, 224, dtype):
+            found.append(cell["seconds"]["optimized"] / cell["batch"])
+    return min(found) * report["machine"]["threads"]
+
+
+def costs(name: str, seconds: float) -> list[str]:
+    """The last columns, for a model that takes so many seconds of a core for a picture."""
+    core_hours = seconds * PICTURES / 3600
+    hours = core_hours / MACHINES / CORES
+    traffic = CORES / seconds * BYTES / 1e6
+    vectors = preset(name).embed_dim * 4 * PICTURES / 1e9
+    return [f"{1 / seconds:.1f}", f"{core_hours:,.0f}", f"{hours:.1f}", f"{traffic:.0f}", f"{vectors:.0f}"]
 
 
 def main() -> int:
     """The command: 1 where the page is stale and was not written."""
     if not SPEED.exists():
-        print(f"{SPEED.relative_to(ROOT)} is not there: run vitlite bench", file=sys.stderr)
+        print(f"{SPEED.relative_to(ROOT)} is not there: run python benchmarks/libraries.py", file=sys.stderr)
         return 1
     return write_section(PAGE, BEGIN, END, section())
 
