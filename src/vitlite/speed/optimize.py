@@ -14,6 +14,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
+from vitlite.config import ViTConfig
 from vitlite.errors import OptimizedError
 from vitlite.model import Block, Features, ViT
 from vitlite.speed.blocks import FastBlock, FastPatches, fastest_kernels
@@ -53,6 +54,7 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
                 python=f"Create it again: vitlite.optimize(vitlite.create(...), dtype={dtype}).",
             )
         return model
+    _check_served(model.config)
     _check_plain(model)
     _check_dtype(model, dtype)
     _take_over(model, dtype or model.dtype)
@@ -248,6 +250,15 @@ def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
                 python="Leave dtype out, which computes in the model's own.",
                 command="Leave --dtype out, which computes in the model's own.",
             )
+
+
+def _check_served(config: ViTConfig) -> None:
+    """Refuses parts that only some checkpoints have, and that are not rebuilt here."""
+    if config.positions == "rope" or config.pool == "map" or config.mlp != "gelu" or config.stem is not None:
+        unserved = [f"{name}={getattr(config, name)!r}" for name in ("positions", "pool", "mlp", "stem")]
+        raise OptimizedError(
+            f"optimize does not serve a model of {', '.join(unserved)} yet.", python="Use it as it is."
+        )
 
 
 def _check_plain(model: ViT) -> None:
