@@ -100,11 +100,21 @@ def test_ctrl_c_caught_by_a_library_and_an_error_of_many_lines(
     assert run("list") == (code, "", f"vitlite: {said}\n")
 
 
+def opened_for_writing(pipe: Path, process: "subprocess.Popen[str]") -> int:
+    """Waits until the process reads the pipe."""
+    while True:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody does yet
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+
+
 def test_ctrl_c_is_130(model: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "never.png")  # a picture that never comes
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what a shell starts with & ignores it
     process = start("classify", tmp_path / "never.png", "--model", model, preexec_fn=heard)
-    writer = os.open(tmp_path / "never.png", os.O_WRONLY)  # waits until it is being read
+    writer = opened_for_writing(tmp_path / "never.png", process)
     process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     os.close(writer)
