@@ -114,6 +114,23 @@ def test_the_state_of_a_run_before_pictures_were_hashed(tmp_path, monkeypatch):
         train(new_model(), stripes(24), tmp_path, settings())
 
 
+def test_the_state_of_a_run_before_a_field_was_there(tmp_path, monkeypatch):
+    identity = Run.identity
+
+    def without(*names):
+        def older_identity(run):
+            return {name: value for name, value in identity(run).items() if name not in names}
+
+        monkeypatch.setattr(Run, "identity", older_identity)
+        train(new_model(), stripes(24), tmp_path / names[0], settings())
+        monkeypatch.setattr(Run, "identity", identity)
+        return train(new_model(), stripes(24), tmp_path / names[0], settings())
+
+    assert len(without("resample", "margin", "seed")) == 2  # it did what is the default now
+    with pytest.raises(TrainError, match=r"another run: dim was 768 and is 32\. Use"):
+        without("dim")
+
+
 def test_the_end_may_move_before_the_learning_rate_knows_of_it(tmp_path):
     whole, moved, data = new_model(), new_model(), stripes(24)
     train(whole, data, tmp_path / "whole", settings(epochs=4))

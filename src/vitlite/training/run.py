@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitlite import disk
+from vitlite.config import ViTConfig
 from vitlite.errors import TrainError
+from vitlite.images import Recipe
 from vitlite.model import ViT
 from vitlite.speed.onednn import float32_products, float32_products_are_exact
 from vitlite.training import distributed
@@ -76,9 +78,9 @@ class Run:
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on, as JSON has it."""
-        fields = asdict(self.settings) | self.model.config.to_dict() | self.recipe.to_dict()
-        fields |= {"classes": self.data.classes} | self.begun_with
-        return cast(dict[str, Any], json.loads(json.dumps(fields)))
+        identity = asdict(self.settings) | self.model.config.to_dict() | self.recipe.to_dict()
+        identity |= {"classes": self.data.classes} | self.begun_with
+        return cast(dict[str, Any], json.loads(json.dumps(identity)))
 
     def save(self, path: Path) -> None:
         """Writes everything that a resumed run needs."""
@@ -144,7 +146,7 @@ class Run:
 
     def _check_same_run(self, out: Path, saved: dict[str, Any]) -> None:
         """Everything must be the same; only the end may move, as long as the learning rate does not know of it."""
-        old, new = dict(saved["identity"]), self.identity()
+        old, new = _defaults() | saved["identity"], self.identity()
         if self._end_may_move(saved["progress"], old["epochs"]):
             old["epochs"] = new["epochs"]
         if old.get("validation") is None:  # `best` compares with none so far
@@ -187,6 +189,16 @@ class Run:
         """Gives the model the averages as its weights, and keeps its weights in their place."""
         for name, weight in self.weights.items():
             weight.data, self.averages[name] = self.averages[name], weight.data
+
+
+def _defaults() -> dict[str, Any]:
+    """What was meant by the state of an older vitlite, in fields that it did not have yet."""
+    defaults = {}
+    for kind in (Settings, ViTConfig, Recipe):
+        for field in fields(kind):
+            if field.default is not MISSING:
+                defaults[field.name] = field.default
+    return cast(dict[str, Any], json.loads(json.dumps(defaults)))
 
 
 def _begun_with(model: ViT, data: Pictures, validation: Pictures | None) -> dict[str, str | None]:
