@@ -51,8 +51,7 @@ def _measured(step: Step, rounds: int) -> tuple[int, float, float]:
 
 
 if __name__ == "__main__":
-    for axis, points in growth(int(sys.argv[1]) if len(sys.argv) > 1 else 10).items():
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    for axis, points in growth(rounds).items():
         for value, gmacs, seconds in points:
-            print(
-                f"{axis:6} {value:4}: {gmacs:7.2f} GMACs {seconds * 1e3:8.1f} ms {gmacs / seconds:6.0f} GMACs a second"
-            )
+            print(f"{axis:6} {value:4}: {gmacs:7.2f} GMACs {seconds * 1e3:8.1f} ms {gmacs / seconds:6.0f} GMACs/s")

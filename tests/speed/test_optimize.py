@@ -37,6 +37,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"pool": "mean"},
     {"pool": "mean_with_cls"},
     {"pool": "cls_and_mean"},
+    {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
+    {"final_norm": False},
     {"fc_norm": True},
     {"fc_norm": True, "pool": "mean"},
     {"pre_logits": 20},
@@ -438,3 +440,18 @@ def test_only_a_vit_with_weights_is_taken() -> None:
         empty = ViT(ViTConfig(**SIZES))
     with pytest.raises(OptimizedError, match="meta"):
         optimize(empty)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"positions": "rope"}, r"positions='rope' yet\. Use it as it is"),
+        ({"pool": "map"}, r"pool='map' yet"),
+        ({"mlp": "swiglu", "positions": "rope"}, r"positions='rope', mlp='swiglu' yet"),
+    ],
+)
+def test_parts_that_are_not_rebuilt_are_named(options: dict[str, Any], text: str) -> None:
+    model = made(**options)
+    with pytest.raises(OptimizedError, match=text):
+        optimize(model)
+    assert type(model) is ViT

@@ -113,10 +113,10 @@ def _new_workspace(shape: torch.Size, together: int, dtype: torch.dtype) -> Work
         by_head = image.transpose(0, 1)  # (heads, n, d)
         of_image = []
         for first in range(0, heads, together):
-            some = slice(first, min(first + together, heads))
-            mine = slice(some.stop - first)
-            here = scores[mine], weights[mine], sums[mine]
-            of_image.append(HeadGroup(q[some], keys[some], v[some], *here, by_head[some]))
+            group = slice(first, min(first + together, heads))
+            count = group.stop - first
+            memory = scores[:count], weights[:count], sums[:count]
+            of_image.append(HeadGroup(q[group], keys[group], v[group], *memory, by_head[group]))
         groups.append(of_image)
     return Workspace(qkv, turned_keys, groups, out)
 

@@ -5,7 +5,7 @@ Shapes: b images, c channels, h and w patches down and across, p and q pixels of
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from einops import rearrange
@@ -72,7 +72,7 @@ class FastBlock(nn.Module):
 
     def __init__(self, block: Block, dtype: torch.dtype, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
-        attn, mlp, linear = block.attn, block.mlp, kernels.linear
+        attn, mlp, linear = block.attn, cast(MLP, block.mlp), kernels.linear  # `optimize` refuses other kinds
         self.heads, self.attend, self.unit = attn.heads, kernels.attend, kernels.unit
 
         qkv = _with_scaled_queries(attn, kernels.unit)

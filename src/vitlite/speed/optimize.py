@@ -54,8 +54,8 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
                 python=f"Create it again: vitlite.optimize(vitlite.create(...), dtype={dtype}).",
             )
         return model
-    _check_served(model.config)
     _check_plain(model)
+    _check_served(model.config)
     _check_dtype(model, dtype)
     _take_over(model, dtype or model.dtype)
     return model
@@ -254,10 +254,18 @@ def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
 
 def _check_served(config: ViTConfig) -> None:
     """Refuses parts that only some checkpoints have, and that are not rebuilt here."""
-    if config.positions == "rope" or config.pool == "map" or config.mlp != "gelu" or config.stem is not None:
-        unserved = [f"{name}={getattr(config, name)!r}" for name in ("positions", "pool", "mlp", "stem")]
+    parts = {
+        "positions='rope'": config.positions == "rope",
+        "pool='map'": config.pool == "map",
+        "mlp='swiglu'": config.mlp == "swiglu",
+        f"stem={config.stem}": config.stem is not None,
+    }
+    unserved = [part for part, is_there in parts.items() if is_there]
+    if unserved:
         raise OptimizedError(
-            f"optimize does not serve a model of {', '.join(unserved)} yet.", python="Use it as it is."
+            f"optimize does not serve a model of {', '.join(unserved)} yet.",
+            python="Use it as it is.",
+            command="Leave --fast out.",
         )
 
 
