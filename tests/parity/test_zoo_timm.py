@@ -1,6 +1,9 @@
 """Every record against what the installed timm builds, and prepares pictures with, under the same name."""
 
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +12,20 @@ from peers import timm
 from torch import nn
 
 from vitlite import ViT
+from vitlite.errors import UnknownNameError
 from vitlite.weights import zoo
 from vitlite.weights.labels import read_label_set
+from vitlite.weights.resolve import Claim, resolve
+from vitlite.weights.translate import facts_of, translate
 from vitlite.weights.zoo import Record
 
 RECORDS = [record for record in zoo.RECORDS.values() if record.layout == "timm" and record.repo]
-GELU = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
-POOL = {"token": "cls", "avg": "mean"}
+FAMILIES = (  # timm's modules of Vision Transformers: all of their names are in the zoo, or refused with a reason
+    "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam", "deit",
+    "eva", "beit", "naflexvit", "qwen3_vit", "gemma4_vit", "deepseek_vit",
+)  # fmt: skip
+GELU = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick", "SiLU": "exact"}  # SiLU: the gate's, which is fixed
+POOL = {"token": "cls", "avg": "mean", "map": "map"}
 
 
 @cache
@@ -34,34 +44,147 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
+def said_by_timm(peer: nn.Module) -> dict[str, Any]:
+    """The fields of a config, as they are in timm's model of it."""
+    block = peer.blocks[0]
+    (norm_eps,) = {norm.eps for norm in peer.modules() if isinstance(norm, nn.LayerNorm)}
+    return {
+        "dim": peer.embed_dim,
+        "depth": len(peer.blocks),
+        "heads": block.attn.num_heads,
+        "mlp_dim": block.mlp.fc2.in_features,
+        "mlp": "gelu" if type(block.mlp).__name__ == "Mlp" else "swiglu",
+        "gelu": GELU[type(block.mlp.act).__name__],
+        "num_classes": peer.num_classes,
+        "class_token": peer.cls_token is not None,
+        "registers": peer.num_prefix_tokens - (peer.cls_token is not None),
+        "qkv_bias": block.attn.qkv.bias is not None or getattr(block.attn, "q_bias", None) is not None,
+        "layer_scale": block.init_values if hasattr(block, "gamma_1") else getattr(block.ls1, "init_values", None),
+        "inner_norm": isinstance(block.attn.norm, nn.LayerNorm),
+        "pre_norm": isinstance(peer.norm_pre, nn.LayerNorm),
+        "fc_norm": isinstance(peer.fc_norm, nn.LayerNorm),
+        "final_norm": isinstance(peer.fc_norm, nn.LayerNorm) or isinstance(peer.norm, nn.LayerNorm),
+        "norm_eps": norm_eps,
+        **pool_and_positions(peer),
+        **patches(peer),
+    }
+
+
+def pool_and_positions(peer: nn.Module) -> dict[str, Any]:
+    assert not getattr(peer, "pool_include_prefix", False)
+    pool = POOL[peer.global_pool]
+    if hasattr(peer, "head_dist"):
+        pool = "cls_and_distillation"
+    rope = getattr(peer, "rope", None)
+    if rope is None:
+        assert peer.pos_embed is not None
+        return {"pool": pool, "positions": "learned"}
+    assert peer.pos_embed is None
+    assert (type(rope).__name__, rope.temperature, rope.rotate_half) == ("RotaryEmbeddingDinoV3", 100, True)
+    assert (rope.grid_offset, rope.grid_indexing) == (0, "ij")
+    return {"pool": pool, "positions": "rope"}
+
+
+def patches(peer: nn.Module) -> dict[str, Any]:
+    """The size of a token in pixels; of a hybrid, the units of its ResNet's stages."""
+    embed = peer.patch_embed
+    assert embed.proj.bias is not None or isinstance(peer.norm_pre, nn.LayerNorm)
+    backbone = getattr(embed, "backbone", None)
+    stem = None
+    if backbone is not None:
+        stem = tuple(len(stage.blocks) for stage in getattr(backbone, "stages", ()))
+    return {"stem": stem, "patch_size": embed.img_size[0] // embed.grid_size[0]}
+
+
 def test_all_rows_are_compared():
-    assert len(RECORDS) == 221
+    assert len(RECORDS) == 344
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
-def test_record(record: Record):
+def test_config(record: Record):
     config, peer = record.config, theirs(record.alias.split(".")[0], record.config.num_classes)
-    assert ours(config) == shapes(peer)
+    wanted = said_by_timm(peer)
+    assert {field: getattr(config, field) for field in wanted} == wanted
 
-    block = peer.blocks[0]
-    assert len(peer.blocks) == config.depth
-    assert block.attn.num_heads == config.heads
-    assert GELU[type(block.mlp.act).__name__] == config.gelu
-    assert POOL[peer.global_pool] == config.pool
-    assert peer.num_prefix_tokens == config.prefix_tokens
-    assert {norm.eps for norm in peer.modules() if isinstance(norm, nn.LayerNorm)} == {config.norm_eps}
-    assert getattr(block.ls1, "init_values", None) == config.layer_scale
 
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_tensors(record: Record):
+    """timm's file becomes our tensors: none missing, none left over, each of its shape, and the config is the row's."""
+    peer = theirs(record.alias.split(".")[0], record.config.num_classes)
+    translation = translate(shapes(peer), record.config.patch_size)
+    assert not translation.unknown
+    assert {name: found.shape for name, found in translation.found.items()} == ours(record.config)
+    claim = Claim("the row says", record.config.to_dict())
+    resolved = resolve(translation.layout, facts_of(translation, shapes(peer)), [claim])
+    assert resolved.config.to_dict() == record.config.to_dict()
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_preprocessing(record: Record):
+    config = record.config
     card = timm.models.get_pretrained_cfg(record.alias)
+    recipe = timm.data.resolve_data_config(pretrained_cfg=card.to_dict())
     assert (card.hf_hub_id, card.license or "apache-2.0") == (record.repo, record.license)
-    assert (card.mean, card.std) == (record.mean, record.std)
-    assert (card.crop_mode, card.interpolation) == (record.crop_mode, record.interpolation)
+    assert (recipe["mean"], recipe["std"]) == (record.mean, record.std)
+    assert (recipe["crop_mode"], recipe["interpolation"]) == (record.crop_mode, record.interpolation)
     assert card.num_classes == config.num_classes
-    if record.name == "vit_so400m_14.siglip_gap_webli_384":  # timm's patches leave out the last 6 of its 384 pixels
-        assert card.input_size == (3, 384, 384)
-        assert (config.size, int(378 / record.crop_pct)) == ((378, 378), 384)
+    if "_siglip" in record.alias and "_384.webli" in record.alias and config.patch_size == 14:
+        assert recipe["input_size"] == (3, 384, 384)  # timm's patches leave out the last 6 of its pixels
+        assert (config.size, int(378 / record.crop_pct)) == ((378, 378), int(384 / recipe["crop_pct"]))
     else:
-        assert (card.input_size, card.crop_pct) == ((3, *config.size), record.crop_pct)
+        assert (recipe["input_size"], recipe["crop_pct"]) == ((3, *config.size), record.crop_pct)
+
+
+def names_of(module: str) -> set[str]:
+    """All that timm 1.0.31 takes: with weights and without, and what it called some before."""
+    former = timm.models._registry._module_to_deprecated_models.get(module, {})
+    return {*timm.list_models(pretrained=True, module=module), *timm.list_models(module=module), *former}
+
+
+def answer_to(name: str) -> str:
+    """What the zoo says to a name of timm's."""
+    if name in zoo.NAMES:
+        return "in the zoo"
+    with pytest.raises(UnknownNameError) as caught:
+        zoo.info(name)
+    for answer in ("is not in the zoo: ", "is what timm calls a network; "):
+        if caught.value.text.startswith(f"{name!r} {answer}"):
+            return answer
+    return "neither"
+
+
+@pytest.mark.parametrize("module", FAMILIES)
+def test_every_name_is_in_the_zoo_or_refused_with_a_reason(module: str):
+    answers = {name: answer_to(name) for name in names_of(module)}
+    assert answers
+    assert not [name for name, answer in answers.items() if answer == "neither"]
+
+
+def test_counts():
+    script = Path(__file__).parents[2] / "docs" / "generate_models.py"
+    done = subprocess.run([sys.executable, script, "--counts"], capture_output=True, text=True, check=True)
+    together = next(line for line in done.stdout.splitlines() if line.startswith("timm 1.0.31"))
+    assert " ".join(together.split()) == "timm 1.0.31 344 in the zoo 171 refused 0 neither"
+
+
+def test_former_names():
+    former = {}
+    for module in FAMILIES:
+        former |= timm.models._registry._module_to_deprecated_models.get(module, {})
+    assert set(zoo.FORMER) == set(former)
+    for name, now in former.items():
+        assert zoo.info(name).alias in (now, f"{now}_in1k")  # timm's own entry for SAM's lacks the end
+
+
+def test_refusals():
+    """Each row of the table is about some name of timm, or about a repository; and what it recommends is in the zoo."""
+    names = {name for module in FAMILIES for name in names_of(module)} - set(zoo.NAMES)
+    first = {next((row.name for row in zoo.REFUSED if row.fits(name)), None) for name in names}
+    for row in zoo.REFUSED:
+        unpublished = row.reason.startswith("no primary source")
+        assert row.name in first or "/" in row.name or unpublished, row
+        assert row.nearest is None or row.nearest in zoo.RECORDS, row
+        assert (row.instead == "load") == (row.nearest is None)
 
 
 def test_inner_norm():

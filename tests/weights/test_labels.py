@@ -31,7 +31,7 @@ def test_labels_are_known_and_tell_classes_apart():
     assert labels_of(zoo.info("vit_base_16.dino")) is None
     assert labels_of(zoo.info("vit_base_16.clip_openai")) is None  # 512 numbers, not classes
     counts = Counter(record.labels_name for record in zoo.RECORDS.values())
-    assert counts["imagenet-1k"] == 85
+    assert counts["imagenet-1k"] == 128
     for name in set(counts) - {None}:
         label_set = read_label_set(name)
         assert len(set(label_set)) == len(label_set)

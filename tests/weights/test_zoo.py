@@ -64,6 +64,25 @@ def test_sizes_of_the_one_vit_huge_16():
 
 
 @pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("vit_small_plus_16.dinov3_lvd1689m_256", 28.7),
+        ("vit_huge_plus_16.dinov3_lvd1689m_256", 840.5),
+        ("vit_7b_16.dinov3_lvd1689m_256", 6716.0),
+        ("vit_giant2_swiglu_14.dinov2_lvd142m_518", 1136.5),
+        ("vit_so400m_14.siglip_webli", 427.7),
+        ("vit_base_16.siglip_webli", 92.9),
+        ("vit_base_16.deit_distilled_fb_in1k", 87.3),
+        ("vit_base_r50_16.orig_in21k_ft_in1k_384", 99.0),
+        ("vit_large_r50_32.augreg_in21k_ft_in1k", 329.0),
+        ("vit_mediumd_16.reg4_gap_sbb2_e200_in12k_ft_in1k_256", 64.1),
+    ],
+)
+def test_sizes_of_records_are_the_published_ones(name: str, millions: float):
+    assert round(zoo.info(name).params / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {},
@@ -90,9 +109,9 @@ def test_layers_are_what_the_model_is_made_of(changes: dict):
 
 
 def test_every_checkpoint_has_one_record():
-    assert len(zoo.RECORDS) == 226
+    assert len(zoo.RECORDS) == 349
     assert sum(record.layout == "transformers" for record in zoo.RECORDS.values()) == 4  # I-JEPA
-    assert len(zoo.ALIASES) == 225
+    assert len(zoo.ALIASES) == 348
     for name, record in zoo.RECORDS.items():
         assert (record.name, record.preset) == (name, name.split(".")[0])
         assert record.config.given == set(record.config.to_dict())  # nothing left open
@@ -102,22 +121,46 @@ def test_every_checkpoint_has_one_record():
 def test_defaults_never_change():
     assert zoo.DEFAULTS == {
         "vit_nano_4": "vit_nano_4.cifar10",
+        "vit_test_16": "vit_test_16.r160_in1k",
+        "vit_test2_16": "vit_test2_16.r160_in1k",
         "vit_tiny_16": "vit_tiny_16.augreg_in21k_ft_in1k",
+        "vit_wee_16": "vit_wee_16.reg1_gap_sbb_in1k_256",
+        "vit_little_16": "vit_little_16.reg1_gap_sbb_in12k_ft_in1k_256",
         "vit_small_16": "vit_small_16.augreg_in21k_ft_in1k",
         "vit_small_32": "vit_small_32.augreg_in21k_ft_in1k",
+        "vit_mediumd_16": "vit_mediumd_16.reg4_gap_sbb2_e200_in12k_ft_in1k_256",
+        "vit_betwixt_16": "vit_betwixt_16.reg4_gap_sbb2_e200_in12k_ft_in1k_256",
         "vit_base_8": "vit_base_8.augreg2_in21k_ft_in1k",
         "vit_base_16": "vit_base_16.augreg2_in21k_ft_in1k",
         "vit_base_32": "vit_base_32.augreg_in21k_ft_in1k",
+        "vit_so150m_16": "vit_so150m_16.reg4_gap_sbb_e250_in12k_ft_in1k_256",
+        "vit_so150m2_16": "vit_so150m2_16.reg1_gap_sbb_e200_in12k_ft_in1k_256",
         "vit_large_14": "vit_large_14.clip_openai_ft_in12k_in1k",
         "vit_large_16": "vit_large_16.augreg_in21k_ft_in1k",
         "vit_large_32": "vit_large_32.orig_in21k_ft_in1k_384",
         "vit_huge_14": "vit_huge_14.clip_laion2b_ft_in12k_in1k",
+        "vit_tiny_r_32": "vit_tiny_r_32.augreg_in21k_ft_in1k",
+        "vit_small_r26_32": "vit_small_r26_32.augreg_in21k_ft_in1k",
+        "vit_base_r50_16": "vit_base_r50_16.orig_in21k_ft_in1k_384",
+        "vit_large_r50_32": "vit_large_r50_32.augreg_in21k_ft_in1k",
     }
 
 
 def test_no_default_is_non_commercial():
     assert {zoo.find(name).license for name in zoo.DEFAULTS} == {"apache-2.0"}
     assert any("-nc-" in record.license for record in zoo.RECORDS.values())
+
+
+def test_a_default_says_what_is_in_a_picture():
+    assert all(zoo.find(name).labels_name for name in zoo.DEFAULTS)
+
+
+def test_what_is_no_trained_embedding_says_so_and_where_it_is():
+    for record in zoo.RECORDS.values():
+        if ".siglip_gap_" in record.name and record.labels_name is None:
+            *_, trained = record.note.split()
+            assert zoo.info(trained).config.pool == "map", record
+            assert "embedding" in record.note
 
 
 def test_list_models_names_what_create_takes():
@@ -134,6 +177,7 @@ def test_timm_names_are_aliases():
     assert zoo.info("deit_tiny_patch16_224.fb_in1k") is record
     assert zoo.info("timm/deit_tiny_patch16_224.fb_in1k") is record
     assert record.repo == "timm/deit_tiny_patch16_224.fb_in1k"
+    assert zoo.info("vit_small_patch16_dinov3.lvd1689m").name == "vit_small_16.dinov3_lvd1689m_256"
     assert zoo.info("facebook/ijepa_vith16_1k").repo == "facebook/ijepa_vith16_1k"
     quick = zoo.info("vit_base_patch16_clip_quickgelu_224.openai")  # two networks, one file
     assert (quick.config.gelu, quick.repo) == ("quick", "timm/vit_base_patch16_clip_224.openai")
@@ -168,9 +212,10 @@ def message(name: str) -> str:
 def test_a_preset_without_a_default_says_what_there_is():
     assert message("vit_huge_32") == (
         "The preset 'vit_huge_32' has no default checkpoint. Its checkpoints: none. The presets nearest in size that "
-        "have one: vit_huge_14, vit_large_32, vit_large_16. For random weights: create('vit_huge_32', weights=None)."
+        "have one: vit_huge_14, vit_large_r50_32, vit_large_32. "
+        "For random weights: create('vit_huge_32', weights=None)."
     )
-    assert "Its checkpoints: vit_huge_16.ijepa_in1k_448." in message("vit_huge_16")
+    assert "Its checkpoints: vit_huge_16.ijepa_in1k_448, vit_huge_16.radio_v3_c_radio_512, " in message("vit_huge_16")
     for name in set(PRESETS) - set(zoo.DEFAULTS):
         assert f"create({name!r}, weights=None)" in message(name)
 
@@ -182,27 +227,56 @@ def test_a_wrong_name_gets_close_ones_and_the_list():
     assert "vitlite.load" in text
     text = message("vit_base_16.dinno")
     assert text.startswith("There is no checkpoint 'vit_base_16.dinno'. Did you mean vit_base_16.dino, ")
-    assert "vit_base_16.deit3_fb_in22k_ft_in1k_384." in text
-    assert message("vit_large_patch32_384").startswith(  # timm's name, but not the whole of it
-        "There is no model 'vit_large_patch32_384'. Did you mean vit_large_patch32_384.orig_in21k_ft_in1k? "
+    assert "vit_base_16.deit3_fb_in22k_ft_in1k_384, " in text
+
+
+def test_a_name_of_timms_without_its_tag():
+    assert message("vit_large_patch32_384") == (
+        "'vit_large_patch32_384' is what timm calls a network; the weights trained for it have a tag behind a dot. "
+        "In the zoo: vit_large_patch32_384.orig_in21k_ft_in1k."
     )
 
 
 def test_what_is_not_in_the_zoo_says_why():
-    assert len(zoo.REFUSED) == 79
-    assert not set(zoo.REFUSED) & set(zoo.NAMES)
-    for alias, why in zoo.REFUSED.items():
-        assert why
-        assert message(alias).startswith(f"{alias!r} is not in the zoo: {why}. ")
-    assert "SwiGLU" in message("timm/vit_giant_patch14_dinov2.lvd142m")
-    assert "SwiGLU" in message("vit_giant_patch14_dinov2")
-    assert "vitlite.load" in message("google/vit-base-patch16-224")
+    assert message("timm/beit_base_patch16_224.in22k_ft_in22k") == (
+        "'beit_base_patch16_224.in22k_ft_in22k' is not in the zoo: its attention adds a bias for each distance between "
+        "two tokens. The nearest that is: vit_base_16.beit3_in22k_ft_in1k. "
+        "vitlite.create('vit_base_16.beit3_in22k_ft_in1k'). "
+        "The very one: timm.create_model('beit_base_patch16_224.in22k_ft_in22k', pretrained=True)."
+    )
+    assert message("vit_base_patch16_224.bamboo").startswith(
+        "'vit_base_patch16_224.bamboo' is not in the zoo: its licence is not stated. "
+    )
+    assert message("vit_giant_patch14_224").endswith("vitlite.create('vit_giant_14.eva_clip_ft_in1k').")
+    assert message("google/vit-base-patch16-224") == (
+        "'google/vit-base-patch16-224' is not in the zoo: it is a repository, which vitlite.load opens. "
+        "vitlite.load('google/vit-base-patch16-224')."
+    )
+
+
+def test_refusals_are_of_what_the_zoo_has_not():
+    names = {row.name for row in zoo.REFUSED}
+    assert len(names) == len(zoo.REFUSED) == 102
+    assert not names & set(zoo.NAMES)
+    for row in zoo.REFUSED:
+        name = row.name.replace("*", "x")
+        assert message(name).startswith(f"{name!r} is not in the zoo: {row.reason}."), row
+
+
+def test_timms_former_names():
+    assert zoo.info("vit_base_patch16_224_dino").name == "vit_base_16.dino"
+    assert zoo.info("vit_base_resnet50_384").name == "vit_base_r50_16.orig_in21k_ft_in1k_384"
+    assert not set(zoo.FORMER) & {*zoo.ALIASES, *zoo.RECORDS, *PRESETS}
 
 
 def test_the_command_line_gets_words_of_its_own():
     text = error("vit_huge_32").for_command_line()
     assert text.endswith(" For random weights: vitlite train --model vit_huge_32 --weights none.")
-    assert error("vit_giant_patch14_dinov2").for_command_line().endswith(". `vitlite list` names what is.")
+    text = error("vit_pwee_patch16_reg1_gap_256.sbb_in1k").for_command_line()
+    assert text.endswith(
+        "The nearest that is: vit_wee_16.reg1_gap_sbb_in1k_256. Use that name, or another of `vitlite list`."
+    )
+    assert error("google/vit-base-patch16-224").for_command_line().endswith(". --model google/vit-base-patch16-224.")
     text = error("vit_bas_16").for_command_line()
     assert text.startswith("There is no model 'vit_bas_16'. Did you mean vit_base_16, ")
     assert text.endswith(

@@ -4,6 +4,7 @@ Nothing here imports torch. To add a checkpoint is to add a row to the table; `m
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import log
@@ -62,6 +63,19 @@ class Row(NamedTuple):
 
     cells: list[str]
     remark: str
+
+
+class Refusal(NamedTuple):
+    """A row of refused.txt: checkpoints that the zoo does not have, and why."""
+
+    name: str  # or a pattern of names
+    nearest: str | None  # of the zoo
+    instead: str | None  # who runs the very checkpoint: timm, or load
+    reason: str
+
+    def fits(self, name: str) -> bool:
+        """Whether a name is meant, with its tag or without."""
+        return fnmatchcase(name, self.name) or name == _architecture(self.name)
 
 
 def _read_rows(table: str) -> list[Row]:
@@ -146,16 +160,23 @@ def _config(preset: str, cells: dict[str, str], traits: dict[str, dict[str, Any]
     return ViTConfig(**fields)
 
 
+def _refusal(cells: list[str], reason: str) -> Refusal:
+    name, nearest, instead = cells
+    return Refusal(name, _cell(nearest), _cell(instead), reason)
+
+
 RECORDS = _read_records()
 DEFAULTS = {record.preset: record.name for record in RECORDS.values() if record.default}
 ALIASES = {record.alias: record.name for record in RECORDS.values() if record.alias}
+FORMER = {former: ALIASES[alias] for (former, alias), _ in _read_rows("former_names.txt")}
 NAMES = {  # all that `find` knows, and the checkpoint that it means
     **{name: name for name in RECORDS},
     **DEFAULTS,
+    **FORMER,
     **ALIASES,
     **{f"timm/{alias}": name for alias, name in ALIASES.items()},
 }
-REFUSED = {alias: reason for (alias,), reason in _read_rows("refused.txt")}
+REFUSED = [_refusal(*row) for row in _read_rows("refused.txt")]
 
 
 def find(name: str) -> Record:
@@ -205,22 +226,38 @@ def _unknown(name: str) -> UnknownNameError:
         return UnknownNameError(
             f"There is no checkpoint {name!r}.{hint} Checkpoints of {preset}: {', '.join(checkpoints)}."
         )
-    complete = [alias for alias in ALIASES if _architecture(alias) == timm_name]  # timm's name lacks the tag
-    reason = None if complete else _reason_of_refusal(timm_name)
-    if reason is not None:
-        return UnknownNameError(
-            f"{name!r} is not in the zoo: {reason}.",
-            python="vitlite.list_models() names what is.",
-            command="`vitlite list` names what is.",
-        )
-    hint = f" Did you mean {', '.join(complete)}?" if complete else closest(timm_name, NAMES)
+    tagged = [alias for alias in ALIASES if _architecture(alias) == timm_name]
+    if tagged:
+        return _tag_is_missing(name, tagged)
+    for refusal in REFUSED:
+        if refusal.fits(timm_name):
+            return _refused(timm_name, refusal)
     return UnknownNameError(
-        f"There is no model {name!r}.{hint} Presets: {', '.join(PRESETS)}.",
+        f"There is no model {name!r}.{closest(timm_name, NAMES)} Presets: {', '.join(PRESETS)}.",
         python="Their checkpoints: vitlite.list_models(). A repository of the Hub, a folder or a file: "
         "vitlite.load(source).",
         command="Their checkpoints: `vitlite list`. A repository of the Hub, a folder or a file: --model PATH, "
         "--model OWNER/NAME.",
     )
+
+
+def _tag_is_missing(name: str, tagged: Sequence[str]) -> UnknownNameError:
+    """timm's name of a network, of which the zoo has trained weights under full names."""
+    return UnknownNameError(
+        f"{name!r} is what timm calls a network; the weights trained for it have a tag behind a dot. "
+        f"In the zoo: {', '.join(tagged)}."
+    )
+
+
+def _refused(timm_name: str, refusal: Refusal) -> UnknownNameError:
+    nearest = "" if refusal.nearest is None else f" The nearest that is: {refusal.nearest}."
+    text = f"{timm_name!r} is not in the zoo: {refusal.reason}.{nearest}"
+    if refusal.instead == "load":
+        return UnknownNameError(text, python=f"vitlite.load({timm_name!r}).", command=f"--model {timm_name}.")
+    python, command = f"vitlite.create({refusal.nearest!r}).", "Use that name, or another of `vitlite list`."
+    if refusal.instead == "timm":
+        python += f" The very one: timm.create_model({timm_name!r}, pretrained=True)."
+    return UnknownNameError(text, python=python, command=command)
 
 
 def _preset_without_default(preset: str) -> UnknownNameError:
@@ -246,11 +283,3 @@ def _checkpoints_of(preset: str) -> list[str]:
 def _architecture(timm_name: str) -> str:
     """timm's full name without the tag, which says whose weights they are."""
     return timm_name.partition(".")[0]
-
-
-def _reason_of_refusal(timm_name: str) -> str | None:
-    """Why the zoo does not have what timm's name means, with its tag or without."""
-    for alias, reason in REFUSED.items():
-        if timm_name in (alias, _architecture(alias)):
-            return reason
-    return None
