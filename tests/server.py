@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 LARGE = (".safetensors", ".npz", ".bin", ".pth")  # kept as LFS: their hash is a sha256, their bytes on the CDN
@@ -34,6 +34,14 @@ class Request:
     sent: int = 0  # bytes of a file's content
 
 
+class Answer(NamedTuple):
+    """What to answer in place of the file. A body that is no bytes is sent piece by piece, then the line is cut."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes | Iterable[bytes] = b""
+
+
 @dataclass
 class Hub:
     """Use as a context manager. `publish` makes a commit; the faults are plain attributes, set at any time."""
@@ -43,7 +51,10 @@ class Hub:
     wrong: int = 0  # content answers with wrong bytes of the right size
     hang: deque[float] = field(default_factory=deque)  # seconds of silence before the next answers
     drop: Callable[[Request], bool] = lambda request: False  # hang up without an answer
+    instead: Callable[[Request], Answer | None] = lambda request: None  # another answer
     speed: float = 0  # bytes per second; 0: as fast as it goes
+    drip: float = 0  # seconds between two bytes of an answer's head
+    cdn: str = ""  # where large files are; "" is this server, under another name
     ranges: bool = True
     token: str | None = None  # requests with any other token are refused; those without one are not
     private: set[str] = field(default_factory=set)  # repositories that need the token
@@ -122,12 +133,15 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.fail:
             status, headers = hub.fail.popleft()
             return self._reply(status, b"", headers)
+        answer = hub.instead(self.request_log)
+        if answer is not None:
+            return self._reply(answer.status, answer.body, answer.headers)
         if path.startswith("/cdn/"):
             return self._content(path.split("/")[2])
         token = self.headers.get("authorization", "").removeprefix("Bearer ")
         if token and hub.token and token != hub.token:
             return self._refuse(401, "", "Invalid credentials in Authorization header")
-        parts = path.strip("/").split("/")
+        parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         is_api = parts[:2] == ["api", "models"]
         repo = "/".join(parts[2:4] if is_api else parts[:2])
         entry = hub.repos.get(repo)
@@ -154,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             "X-Repo-Commit": commit,
             "X-Linked-Etag": f'"{sha256}"',
             "X-Linked-Size": str(len(content)),
-            "Location": f"http://localhost:{self.hub.port}/cdn/{sha256}",  # another host: the token must not go there
+            "Location": f"{self.hub.cdn or f'http://localhost:{self.hub.port}'}/cdn/{sha256}",  # no place for the token
         }
         return self._reply(302, b"", headers)
 
@@ -181,17 +195,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
         self._reply(status, b"", {"X-Error-Code": code, "X-Error-Message": message, **(headers or {})})
 
-    def _reply(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+    def _reply(self, status: int, content: bytes | Iterable[bytes], headers: dict[str, str] | None = None) -> None:
         hub = self.hub
         self.request_log.status = status
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+        length = {"Content-Length": str(len(content))} if isinstance(content, bytes) else {"Connection": "close"}
+        for name, value in {**length, **(headers or {})}.items():
             self.send_header(name, value)
-        self.end_headers()
+        self._send_head()
         if self.command == "HEAD":
             return
+        if not isinstance(content, bytes):
+            self.close_connection = True
+            for piece in content:
+                self.wfile.write(piece)
+                self.request_log.sent += len(piece)
+            return
         cut = hub.cut.popleft() if hub.cut and status in (200, 206) else None
-        step = 1 << 16
+        step = min(max(int(hub.speed / 10), 1), 1 << 16) if hub.speed else 1 << 16
         for start in range(0, len(content) if cut is None else min(cut, len(content)), step):
             piece = content[start : min(start + step, cut or len(content))]
             self.wfile.write(piece)
@@ -200,6 +221,16 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(len(piece) / hub.speed)
         if cut is not None:
             self.close_connection = True
+
+    def _send_head(self) -> None:
+        if not self.hub.drip:
+            return self.end_headers()
+        self._headers_buffer.append(b"\r\n")
+        for byte in b"".join(self._headers_buffer):
+            self.wfile.write(bytes([byte]))
+            time.sleep(self.hub.drip)
+        self._headers_buffer.clear()
+        return None
 
 
 def _model_info(repo: str, commit: str, files: dict[str, bytes]) -> bytes:

@@ -87,7 +87,7 @@ CLASSIFY = "classify a.png --model "
         (CLASSIFY + "nonsense", "of the Hub, a folder or a file: --model PATH, --model OWNER/NAME."),
         (CLASSIFY + "vit_base_14", "For random weights: vitlite train --model vit_base_14 --weights none."),
         (CLASSIFY + "vit_base_patch16_224.bamboo", "`vitlite list` names what is."),
-        (CLASSIFY + "vit_base_16", "use that file: --weights PATH or --model PATH"),
+        (CLASSIFY + "vit_base_16", "--model vit_base_16.augreg2_in21k_ft_in1k --weights model.safetensors"),
         (CLASSIFY + "vit_nano_4 --size 17", "error: --size 17 does not divide into patches of 4."),
         (
             CLASSIFY + "bare.safetensors",

@@ -1,5 +1,6 @@
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def test_pins_commit_and_hash_without_downloading(tmp_path: Path):
         assert done.returncode == 0, done.stderr
         sha256 = hashlib.sha256(b"weights").hexdigest()
         assert pins.read_text() == f"{HEADER}vit_tiny_16.deit_fb_in1k  {commit}  {sha256}\n"
-        assert "1 of 226 checkpoints are pinned; 0 could not be." in done.stdout
+        assert re.search(r"^1 of \d+ checkpoints are pinned; 0 could not be\.", done.stdout, re.MULTILINE)
         assert (hub.count("GET", "resolve"), hub.sent) == (0, 0)
 
 
@@ -42,7 +43,7 @@ def test_a_pin_never_changes_and_a_failure_keeps_the_others(tmp_path: Path):
     assert done.stderr.startswith("vit_base_16.deit_fb_in1k: 401 ")
     small = f"vit_small_16.deit_fb_in1k  {commit}  {hashlib.sha256(b'weights').hexdigest()}\n"
     assert pins.read_text() == HEADER + old + small
-    assert "2 of 226 checkpoints are pinned; 1 could not be." in done.stdout
+    assert re.search(r"^2 of \d+ checkpoints are pinned; 1 could not be\.", done.stdout, re.MULTILINE)
 
 
 def test_a_file_without_a_stated_hash_is_not_pinned(tmp_path: Path):

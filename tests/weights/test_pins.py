@@ -50,7 +50,7 @@ def test_a_record_wins_over_the_pin(server: Hub) -> None:
 def test_a_damaged_pin_is_not_ignored(server: Hub, tmp_path: Path) -> None:
     fetch()
     (tmp_path / "cache/pins/vit.json").write_text("{")
-    with pytest.raises(DownloadError, match=r"Cannot read the pin .*vit\.json.*Delete it"):
+    with pytest.raises(DownloadError, match=r"The pin of vit .*vit\.json cannot be read.*Delete it"):
         fetch()
 
 

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from vitlite.errors import UnknownNameError, VitliteError
 from vitlite.weights import hub, zoo
-from vitlite.weights.pins import all_pins
+from vitlite.weights.pins import pinned_names
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -14,7 +14,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Hashes files again and compares, each on its own line; 1 where any is not what it should be."""
-    targets = args.targets or sorted(all_pins())
+    targets = args.targets or pinned_names()
     if not targets:
         raise UnknownNameError("Nothing to verify: no name was downloaded so far. Give a name or the path of a file.")
     failed = 0

@@ -1,16 +1,30 @@
-"""Where files are kept: weights in the Hub's own cache, and beside it what vitlite remembers of them."""
+"""Where files are kept: weights in the Hub's own cache, and beside it what vitlite remembers of them.
+
+In the Hub's cache, `models--owner--name` has the bytes in `blobs`, by their hash; the files of each commit in
+`snapshots`, as links to blobs; the commit of each branch in `refs`; and in `.no_exist` what a commit is known to lack.
+Other libraries read and write the same; so a file here takes its place whole, and a branch moves last.
+"""
 
 import os
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitlite.disk import write_json
+from vitlite.disk import write_json, write_text
+from vitlite.errors import DownloadError
+from vitlite.weights.remote import COMMIT, AbsentError, RemoteFile
+
+_YES = ("1", "ON", "YES", "TRUE")
 
 
 def cache_folder() -> Path:
-    """Where weights are kept: VITLITE_CACHE/hub, else the Hub's own cache, as the environment says now."""
+    """Where weights are kept: VITLITE_CACHE/hub, else the Hub's own cache, as the environment says now.
+
+    Raises:
+        DownloadError: Nothing is set, and there is no home folder.
+    """
     variable = os.environ.get
     if folder := variable("VITLITE_CACHE"):
         return _expanded(folder) / "hub"
@@ -27,12 +41,108 @@ def state_folder() -> Path:
     return beside if os.environ.get("VITLITE_CACHE") else beside / "vitlite"
 
 
-def write_state(path: Path, content: Mapping[str, Any]) -> None:
-    """Keeps a pin or a stamp. Where nothing can be written, files are hashed each time; that is no error."""
-    with suppress(OSError):
+def write_state(path: Path, content: Mapping[str, Any]) -> OSError | None:
+    """Keeps a pin or a stamp; what went wrong, where it cannot be kept."""
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, content)
+    except OSError as error:
+        return error
+    return None
 
 
 def _expanded(folder: str) -> Path:
-    return Path(os.path.expandvars(folder)).expanduser()
+    """The folder that a variable names; absolute, because a program may change its own folder later."""
+    path = os.path.expanduser(os.path.expandvars(folder))
+    if path.startswith("~"):
+        raise DownloadError(
+            f"There is no home folder for {folder}, so nothing says where weights are kept.",
+            python="Set VITLITE_CACHE to a folder that can be written.",
+        )
+    return Path(path).absolute()
+
+
+# ---- the Hub's cache
+
+
+def look_up(file: RemoteFile) -> Path | None:
+    """The file in the cache; None where it is not known.
+
+    Raises:
+        AbsentError: It is known that the repository has no such file.
+    """
+    folder = _folder_of(file)
+    commit = file.revision if file.is_at_commit else _commit_of_branch(folder / "refs" / file.revision)
+    if commit is None:
+        return None
+    path = folder / "snapshots" / commit / file.filename
+    if path.is_file():
+        return path
+    if (folder / ".no_exist" / commit / file.filename).is_file():
+        raise AbsentError(file)
+    return None
+
+
+def _commit_of_branch(ref: Path) -> str | None:
+    """The commit that was a branch's when it was last asked for."""
+    try:
+        with ref.open("rb") as file:
+            commit = file.read(41).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    return commit if COMMIT.fullmatch(commit) else None
+
+
+def commit_of(path: Path, file: RemoteFile) -> str:
+    """The commit of a cached file, which is the name of the folder that the file's own path begins in."""
+    depth = len(Path(file.filename).parts)
+    return path.parents[depth - 1].name
+
+
+def blob_of(file: RemoteFile, etag: str) -> Path:
+    """Where the bytes are kept."""
+    return _folder_of(file) / "blobs" / etag
+
+
+def place(blob: Path, file: RemoteFile) -> Path:
+    """Lets the file of a commit lead to its blob; where there are no links (Windows), the blob becomes that file."""
+    path = _folder_of(file) / "snapshots" / file.revision / file.filename
+    if path.is_symlink() and os.path.realpath(path) == os.path.realpath(blob):
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    link = path.with_name(f"{secrets.token_hex(8)}.vitlite.incomplete")
+    try:
+        if os.environ.get("HF_HUB_DISABLE_SYMLINKS", "").upper() in _YES:
+            raise OSError("links are not wanted")
+        target = os.path.join(os.path.realpath(blob.parent), blob.name)
+        link.symlink_to(os.path.relpath(target, os.path.realpath(path.parent)))
+    except (OSError, ValueError):  # the second: on another drive
+        link = blob
+    try:
+        os.replace(link, path)
+    finally:
+        if link != blob:
+            link.unlink(missing_ok=True)
+    return path
+
+
+def move_branch(file: RemoteFile, commit: str) -> None:
+    """Notes that the file's branch is at this commit now, for when the Hub cannot be asked."""
+    ref = _folder_of(file) / "refs" / file.revision
+    if file.is_at_commit or _commit_of_branch(ref) == commit:
+        return
+    with suppress(OSError):
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        write_text(ref, commit)
+
+
+def note_absence(file: RemoteFile, commit: str) -> None:
+    """Notes that a commit has no such file, for when the Hub cannot be asked."""
+    with suppress(OSError):
+        path = _folder_of(file) / ".no_exist" / commit / file.filename
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def _folder_of(file: RemoteFile) -> Path:
+    return cache_folder() / f"models--{file.repo.replace('/', '--')}"

@@ -1,54 +1,50 @@
-"""Bytes from the Hub over a bad network: what it states of a file, and the file's blocks, tried again after pauses.
+"""Bytes from the Hub over a bad network: what it states of a file, and the file itself, from where it stopped before.
 
-The client's own session is used, so that its tokens, proxies and certificates are. Blocks are asked for here, by ranges
-over plain HTTP, because the client cannot resume after a killed process and waits as long as any Retry-After says.
+The bytes are asked for here, over plain HTTP, because the client cannot resume after a killed process and waits as long
+as any Retry-After says. Whatever the Hub sends is held to what it stated; whether the bytes are right, a hash decides.
 """
 
 import errno
 import os
 import re
 import shutil
-import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from io import FileIO
 from logging import getLogger
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from vitlite.errors import DownloadError
+from vitlite.errors import DownloadError, shown
+from vitlite.weights.network import (
+    FIRST_WORD,
+    TRIES,
+    UnreachableError,
+    first_line,
+    headers_with,
+    is_offline,
+    next_pause,
+    patience,
+    prepare_client,
+    said_after_a_while,
+    transport_error,
+    with_retries,
+)
+from vitlite.weights.remote import COMMIT, AbsentError, RemoteFile, endpoint
 
-T = TypeVar("T")
-
-TRIES = 5  # per request
-FIRST_PAUSE = 0.5  # s; each pause is twice the one before, so four take 7.5 s
-LONGEST_PAUSE = 60.0  # s; however long a server asks us to wait
-BUSY = (408, 429, 500, 502, 503, 504)  # answers after which it is worth trying again
-NO_ROUTE = (errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH)
-BLOCKS = 32  # requests per file: a fault costs at most 1/32 of it again
-SMALLEST_BLOCK = 1 << 18  # bytes
+NEVER_HEARD = 20.0  # s of silence after which a Hub that has sent nothing is given up
+HEARD_BEFORE = 60.0  # s, where it has sent something: a network may come back
+LEAST_PROGRESS = 1 << 16  # bytes that a try has to bring, or it has failed
+SLOWEST = 1000  # bytes a second; what is slower for PACE seconds is no download
+PACE = 20.0  # s
+NEXT_WORD = 30.0  # s between two lines about a long download, where there is no bar
+PIECE = 1 << 18  # bytes written at once, at most
 
 _log = getLogger("vitlite")
-_seen_proxies: dict[str, str] | None = None
-
-
-class RemoteFile(NamedTuple):
-    """A file of a repository on the Hub."""
-
-    repo: str
-    filename: str
-    revision: str
-
-    def __str__(self) -> str:
-        return f"{self.filename} of {self.repo}@{self.revision}"
-
-    @property
-    def url(self) -> str:
-        """Where it can be downloaded, by hand too."""
-        from huggingface_hub import hf_hub_url
-
-        return str(hf_hub_url(self.repo, self.filename, revision=self.revision, endpoint=endpoint()))
+_ETAG = re.compile(r"\w[\w.-]{0,199}", re.ASCII)  # it becomes a file's name
 
 
 class Statement(NamedTuple):
@@ -58,41 +54,6 @@ class Statement(NamedTuple):
     etag: str  # the sha256 of a large file, git's own hash of a small one
     size: int
     token: bool | None  # as the client takes it: None is the user's, False is none
-
-
-class AbsentError(DownloadError):
-    """The Hub says that the repository has no such file."""
-
-    def __init__(self, file: RemoteFile) -> None:
-        super().__init__(
-            f"{file.repo}@{file.revision} has no file {file.filename}.", python="Its page lists those it has."
-        )
-
-
-class UnreachableError(DownloadError):
-    """The Hub did not say anything."""
-
-    def __init__(self, file: RemoteFile, why: str) -> None:
-        by_hand = f"Where there is a network, download {file.url} and use that file:"
-        otherwise = "Or copy that machine's cache here. HF_ENDPOINT names a mirror."
-        super().__init__(
-            f"Cannot fetch {file}: {why}.",
-            python=f"{by_hand} create(..., weights=PATH) or load(PATH). {otherwise}",
-            command=f"{by_hand} --weights PATH or --model PATH. {otherwise}",
-        )
-        self.why = why
-
-
-def endpoint() -> str:
-    """The Hub's address, as the environment says now."""
-    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-
-
-def transport_error() -> type[Exception]:
-    """What the HTTP library raises: requests, httpx or httpx2, whose errors those of the Hub's client derive from."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return HfHubHTTPError.__bases__[0]
 
 
 def ask_hub(file: RemoteFile, *, patient: bool) -> Statement:
@@ -110,18 +71,16 @@ def ask_hub(file: RemoteFile, *, patient: bool) -> Statement:
         DownloadError: The Hub refuses, or it is no Hub that answers.
     """
     from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import build_hf_headers
 
-    if _is_offline():
+    if is_offline():
         raise UnreachableError(file, "HF_HUB_OFFLINE is set")
-    _renew_client()
+    prepare_client()
     tries = TRIES if patient else 1
     try:
         return _ask(file, tries, token=None)
     except HfHubHTTPError as error:
         status = error.response.status_code
-        has_token = "authorization" in build_hf_headers()
-        if status not in (401, 403) or not has_token:
+        if status not in (401, 403) or "authorization" not in headers_with(None):
             raise _explained(file, error) from error
     try:
         statement = _ask(file, tries, token=False)
@@ -131,60 +90,28 @@ def ask_hub(file: RemoteFile, *, patient: bool) -> Statement:
     return statement
 
 
-def finish_download(file: RemoteFile, statement: Statement, incomplete: Path) -> None:
-    """Completes `incomplete`, going on from where an earlier call or process stopped.
-
-    Blocks are written at their own offset: processes that do not see each other's lock (some network disks) can only
-    write the same bytes twice.
-    """
-    from huggingface_hub.utils import tqdm
-
-    incomplete.parent.mkdir(parents=True, exist_ok=True)
-    incomplete.touch()
-    size, have = statement.size, incomplete.stat().st_size
-    _refuse_a_full_disk(incomplete.parent, size - have)
-    bar = tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=file.filename[-40:], disable=None)
-    with bar, incomplete.open("r+b", buffering=0) as out:
-        for offset, block in _missing_blocks(file, have, size, statement.token):
-            _write(out, offset, block)
-            bar.update(offset + len(block) - bar.n)
-        os.fsync(out.fileno())
-
-
-def _is_offline() -> bool:
-    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
-    return offline.upper() in ("1", "ON", "YES", "TRUE")
-
-
-def _renew_client() -> None:
-    """The client reads the proxy variables once; where they are others now, it has to start again."""
-    global _seen_proxies
-    from urllib.request import getproxies
-
-    import huggingface_hub
-
-    proxies = getproxies()
-    if proxies == _seen_proxies:
-        return
-    if hasattr(huggingface_hub, "close_session"):  # before 1.0 there is none, and none is needed
-        huggingface_hub.close_session()
-    _seen_proxies = proxies
-
-
 def _ask(file: RemoteFile, tries: int, token: bool | None) -> Statement:
     from huggingface_hub import get_hf_file_metadata
 
-    timeout = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 10)
-    send = partial(get_hf_file_metadata, file.url, token=token, timeout=timeout)
-    stated = _with_retries(file, send, tries)
-    etag = stated.etag or ""
-    is_file_name = re.fullmatch(r"[\w.-]+", etag)  # which it becomes
-    if stated.commit_hash is None or stated.size is None or not is_file_name:
-        raise DownloadError(
-            f"Cannot fetch {file}: {endpoint()} does not answer like a Hub (no commit, hash or size).",
-            python="Check HF_ENDPOINT, your proxy, and whether the network wants a login.",
-        )
-    return Statement(stated.commit_hash, etag, stated.size, token)
+    def send(timeout: float) -> Any:
+        headers_with(token)  # checked before the client does the same
+        return get_hf_file_metadata(file.url, token=token, timeout=timeout)
+
+    how = patience("HF_HUB_ETAG_TIMEOUT", NEVER_HEARD, tries=tries)
+    waiting = f"{file}: waiting for {endpoint()}, which is given up after {how.silence:.0f} s without an answer."
+    with said_after_a_while(f"{waiting} Ctrl-C stops at once."):
+        stated = with_retries(file, send, how)
+    commit, etag, size = stated.commit_hash or "", stated.etag or "", stated.size
+    if not COMMIT.fullmatch(commit) or size is None or size < 0 or not _ETAG.fullmatch(etag):
+        raise _no_hub(file, "no commit, hash or size")
+    return Statement(commit, etag, size, token)
+
+
+def _no_hub(file: RemoteFile, why: str) -> DownloadError:
+    return DownloadError(
+        f"Cannot fetch {file}: {endpoint()} does not answer like a Hub ({why}).",
+        python="Check HF_ENDPOINT, your proxy, and whether the network wants a login.",
+    )
 
 
 def _explained(file: RemoteFile, error: Any) -> DownloadError:
@@ -193,13 +120,108 @@ def _explained(file: RemoteFile, error: Any) -> DownloadError:
 
     is_elsewhere = isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError))
     if error.response.status_code == 404 and not is_elsewhere:
-        return AbsentError(file)
-    why = str(error).strip().partition("\n")[0]
+        commit = error.response.headers.get("x-repo-commit") or ""
+        return AbsentError(file, commit if COMMIT.fullmatch(commit) else None)
+    why = shown(str(error).strip().partition("\n")[0])
+    return _refused(file, why)
+
+
+def _refused(file: RemoteFile, why: str) -> DownloadError:
     return DownloadError(
         f"Cannot fetch {file}: {why} ({file.url}).",
         python="Check the names of repository and revision. A private or gated repository needs its licence accepted, "
         "and a login: hf auth login, or HF_TOKEN.",
     )
+
+
+# ---- the bytes
+
+
+class _Progress:
+    """How much of a file is there: shown by a bar on a terminal, else said now and then; and whether more comes."""
+
+    def __init__(self, file: RemoteFile, size: int, have: int) -> None:
+        from huggingface_hub.utils import are_progress_bars_disabled, tqdm
+
+        self.file, self.size, self.have, self.began_with = file, size, have, have
+        self.heard = time.monotonic()  # when the last bytes came
+        self.bar = tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=file.filename[-40:], disable=None)
+        self.speaks = self.bar.disable and not are_progress_bars_disabled()
+        self.ended = threading.Event()
+
+    def __enter__(self) -> "_Progress":
+        threading.Thread(target=self._speak, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.bar.close()
+
+    def reach(self, have: int) -> None:
+        """So many bytes are there now."""
+        self.have, self.heard = have, time.monotonic()
+        self.bar.update(have - self.bar.n)
+
+    @property
+    def longest_silence(self) -> float:
+        """How long nothing may come, in seconds."""
+        return NEVER_HEARD if self.have == self.began_with else HEARD_BEFORE
+
+    def _speak(self) -> None:
+        next_line, told = time.monotonic() + FIRST_WORD, 0.0
+        while not self.ended.wait(FIRST_WORD / 10):
+            now, heard = time.monotonic(), self.heard
+            if now - heard > FIRST_WORD and told != heard:
+                told = heard
+                _log.warning("%s: nothing has come for %.0f s. Still trying; Ctrl-C stops.", self.file, FIRST_WORD)
+            elif self.speaks and now > next_line:
+                next_line = now + NEXT_WORD
+                share = f"{self.have:,} of {self.size:,} bytes"
+                _log.warning("%s: %s are here. Ctrl-C stops, and the next call goes on from there.", self.file, share)
+
+
+class _Pace:
+    """Whether bytes come quickly enough to be worth waiting for."""
+
+    def __init__(self) -> None:
+        self.began, self.bytes = time.monotonic(), 0
+
+    def is_too_slow(self, count: int) -> bool:
+        """Whether it is, with `count` bytes more, over the last seconds."""
+        self.bytes += count
+        seconds = time.monotonic() - self.began
+        if seconds < PACE:
+            return False
+        too_slow = self.bytes < SLOWEST * seconds
+        self.began, self.bytes = time.monotonic(), 0
+        return too_slow
+
+
+class _CutError(Exception):
+    """A connection ended before its bytes did."""
+
+
+def finish_download(file: RemoteFile, statement: Statement, incomplete: Path) -> None:
+    """Completes `incomplete`, going on from where an earlier call or process stopped.
+
+    Bytes are written at their own offset: processes that do not see each other's lock (some network disks) can only
+    write the same bytes twice.
+
+    Raises:
+        UnreachableError: They do not come, or too slowly.
+        DownloadError: The server sends something else than it was asked for.
+        OSError: They cannot be written.
+    """
+    incomplete.parent.mkdir(parents=True, exist_ok=True)
+    incomplete.touch()
+    have, size = incomplete.stat().st_size, statement.size
+    _refuse_a_full_disk(incomplete.parent, size - have)
+    with incomplete.open("r+b", buffering=0) as out:
+        if have > size:  # what is there is of something else
+            have = out.truncate(0)
+        with _Progress(file, size, have) as progress:
+            _receive_all(statement.token, out, progress)
+        os.fsync(out.fileno())
 
 
 def _refuse_a_full_disk(folder: Path, missing: int) -> None:
@@ -208,82 +230,123 @@ def _refuse_a_full_disk(folder: Path, missing: int) -> None:
         raise OSError(errno.ENOSPC, f"the disk is full ({missing:,} bytes to come, {free:,} free)")
 
 
-def _missing_blocks(file: RemoteFile, have: int, size: int, token: bool | None) -> Iterator[tuple[int, bytes]]:
-    """What comes after the first `have` bytes of a file, in blocks, each with its offset."""
-    step = max(size // BLOCKS, SMALLEST_BLOCK)
-    start = have
-    while start < size:
-        end = min(start + step, size)
-        response = _with_retries(file, partial(_get_range, file, start, end, token), TRIES, was_reachable=True)
-        if response.status_code == 200:  # the server knows no ranges, and sends the whole file
-            start, end = 0, size
-        block = response.content
-        if len(block) != end - start:
-            raise UnreachableError(file, f"{response.url} sent {len(block):,} bytes of {end - start:,}")
-        yield start, block
-        start = end
-
-
-def _get_range(file: RemoteFile, start: int, end: int, token: bool | None) -> Any:
-    """The answer to a request for the bytes from `start` up to `end`."""
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
-
-    headers = build_hf_headers(token=token) | {"Accept-Encoding": "identity", "Range": f"bytes={start}-{end - 1}"}
-    timeout = float(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT") or 10)
-    response = get_session().get(file.url, headers=headers, timeout=timeout)
-    hf_raise_for_status(response)
-    return response
-
-
-def _write(out: FileIO, offset: int, block: bytes) -> None:
-    out.seek(offset)
-    while block:  # on a disk that is nearly full, a write may be short
-        written = out.write(block)
-        block = block[written:]
-
-
-def _with_retries(file: RemoteFile, send: Callable[[], T], tries: int, *, was_reachable: bool = False) -> T:
-    """What `send` returns; tried again, with growing pauses, after 429, 5xx, timeouts and cut connections.
-
-    Where no connection can be made at all there is no waiting, unless the Hub `was_reachable` a moment ago.
-    """
-    pause = 0.0
-    while True:
+def _receive_all(token: bool | None, out: FileIO, progress: _Progress) -> None:
+    """Asks for what is missing until all is there; a try that brings next to nothing has failed."""
+    failed, pause = 0, 0.0
+    while progress.have < progress.size:
+        before = progress.have
         try:
-            return send()
-        except (OSError, transport_error()) as error:
-            response = getattr(error, "response", None)
-            if response is not None and response.status_code not in BUSY:
-                raise
-            why = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-            tries -= 1
-            if tries == 0 or _is_hopeless(error, was_reachable):
-                raise UnreachableError(file, f"{endpoint()} cannot be reached ({why})") from error
-            pause = _next_pause(pause, response)
-        _log.info("%s: %s; trying again in %.1f s.", file, why, pause)
+            _receive(token, out, progress)
+        except _CutError as cut:
+            why = str(cut)
+        else:
+            why = f"{progress.have - before:,} bytes came instead of {progress.size - before:,}"
+        if progress.have - before >= LEAST_PROGRESS or progress.have == progress.size:
+            failed, pause = 0, 0.0
+            continue
+        failed, pause = failed + 1, next_pause(pause)
+        if failed == TRIES or time.monotonic() - progress.heard + pause > progress.longest_silence:
+            raise UnreachableError(progress.file, f"{endpoint()} does not send it ({why})")
+        _log.info("%s: %s; trying again in %.1f s.", progress.file, why, pause)
         time.sleep(pause)
 
 
-def _next_pause(pause: float, response: Any) -> float:
-    """As long as the server asks for, else twice the pause before; in seconds."""
-    asked = "" if response is None else response.headers.get("retry-after", "")
-    seconds = float(asked) if asked.isdigit() else max(2 * pause, FIRST_PAUSE)
-    return min(seconds, LONGEST_PAUSE)
+def _receive(token: bool | None, out: FileIO, progress: _Progress) -> None:
+    """Asks once, and writes what comes."""
+    send = partial(_open, progress.file, progress.have, progress.size, token)
+    how = patience("HF_HUB_DOWNLOAD_TIMEOUT", progress.longest_silence, was_reachable=True)
+    pace = _Pace()
+    try:
+        answer = with_retries(progress.file, send, how)
+    except _StatusError as error:
+        raise _refused(progress.file, str(error)) from error
+    with closing(answer) as response:
+        have = _offset(response, progress)
+        for piece in _pieces(response):
+            if have + len(piece) > progress.size:
+                raise _no_hub(progress.file, f"it sends more than the {progress.size:,} bytes that it stated")
+            _write(out, have, piece)
+            have += len(piece)
+            progress.reach(have)
+            if have == progress.size:
+                return
+            if pace.is_too_slow(len(piece)):
+                raise UnreachableError(progress.file, f"{endpoint()} sends less than {SLOWEST:,} bytes a second")
 
 
-def _is_hopeless(error: Exception, was_reachable: bool) -> bool:
-    """Whether trying again makes no sense."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
+def _open(file: RemoteFile, have: int, size: int, token: bool | None, timeout: float) -> Any:
+    """The answer to a request for the bytes from `have` on; its body is not read yet."""
+    from huggingface_hub.utils import get_session
 
-    if isinstance(error, OfflineModeIsEnabled):
-        return True
-    return _has_no_route(error) and not was_reachable
+    headers = headers_with(token) | {"Accept-Encoding": "identity", "Range": f"bytes={have}-{size - 1}"}
+    session: Any = get_session()
+    if hasattr(session, "build_request"):  # httpx
+        request = session.build_request("GET", file.url, headers=headers, timeout=timeout)
+        response = session.send(request, stream=True, follow_redirects=True)
+    else:  # requests, before version 1.0 of the client
+        response = session.get(file.url, headers=headers, timeout=timeout, stream=True)
+    if response.status_code not in (200, 206):
+        response.close()
+        raise _StatusError(response)
+    return response
 
 
-def _has_no_route(error: BaseException | None) -> bool:
-    """Whether there is no way to the server: no such name, nobody who listens, no network."""
-    while error is not None:
-        if isinstance(error, socket.gaierror) or getattr(error, "errno", None) in NO_ROUTE:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+class _StatusError(OSError):
+    """Another answer than the bytes that were asked for."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(f"HTTP {response.status_code}")
+        self.response = response
+
+
+def _offset(response: Any, progress: _Progress) -> int:
+    """Where in the file the body of an answer begins.
+
+    Raises:
+        DownloadError: It is another part than the one asked for, or another file.
+    """
+    file, size, headers = progress.file, progress.size, response.headers
+    if "html" in headers.get("content-type", "") and not file.filename.endswith(".html"):
+        raise _no_hub(file, "it sends a web page instead")
+    if response.status_code == 200:  # the server knows no ranges, and sends the whole file
+        return 0
+    expected = f"bytes {progress.have}-{size - 1}/{size}"
+    part = headers.get("content-range", expected)
+    wanted = re.fullmatch(rf"bytes {progress.have}-\d+/(?:{size}|\*)", part)
+    if wanted is None or headers.get("content-encoding", "identity") != "identity":
+        raise _no_hub(file, f"asked for {expected}, it sends {shown(part)}")
+    return progress.have
+
+
+def _pieces(response: Any) -> Iterator[bytes]:
+    """The body of an answer as it comes in.
+
+    Raises:
+        _CutError: The connection ended early, or nothing more comes.
+    """
+    try:
+        yield from _raw_pieces(response)
+    except (OSError, RuntimeError, transport_error()) as error:  # the second: another thread has closed the session
+        raise _CutError(first_line(error)) from error
+
+
+def _raw_pieces(response: Any) -> Iterator[bytes]:
+    if hasattr(response, "iter_bytes"):  # httpx
+        yield from response.iter_bytes()
+        return
+    from urllib3.exceptions import HTTPError  # of requests
+
+    raw = response.raw
+    read = partial(raw.read1, PIECE) if hasattr(raw, "read1") else partial(raw.read, 1 << 10)
+    try:
+        while piece := read(decode_content=True):
+            yield piece
+    except HTTPError as error:
+        raise OSError(str(error)) from error
+
+
+def _write(out: FileIO, offset: int, piece: bytes) -> None:
+    out.seek(offset)
+    while piece:  # on a disk that is nearly full, a write may be short
+        written = out.write(piece)
+        piece = piece[written:]

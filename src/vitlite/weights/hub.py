@@ -2,37 +2,41 @@
 
 The cache, tokens, endpoint and offline switches are those of huggingface_hub, which checks no hash. Here every file is
 hashed once and remembered (`stamps`), and a zoo name keeps its bytes (`pins`), so that a warm start needs no socket.
-How the bytes came does not matter; see `download` for how they come.
+Nothing in the cache is given up before something better has come and was verified. How the bytes came does not matter;
+see `download` for how they come.
 """
 
 import hashlib
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
 from logging import getLogger
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from vitlite.disk import locked
-from vitlite.errors import DownloadError
+from vitlite.errors import DownloadError, VitliteError, shown
 from vitlite.weights import stamps
-from vitlite.weights.cache import cache_folder, state_folder
-from vitlite.weights.download import (
-    AbsentError,
-    RemoteFile,
-    Statement,
-    UnreachableError,
-    ask_hub,
-    endpoint,
-    finish_download,
-    transport_error,
+from vitlite.weights.cache import (
+    blob_of,
+    cache_folder,
+    commit_of,
+    look_up,
+    move_branch,
+    note_absence,
+    place,
+    state_folder,
 )
-from vitlite.weights.pins import Pin, all_pins, read_pin, write_pin
-from vitlite.weights.stamps import Stamp, Verified, WrongBytesError
+from vitlite.weights.download import Statement, ask_hub, finish_download
+from vitlite.weights.network import UnreachableError, said_after_a_while
+from vitlite.weights.pins import Pin, pin_path, read_pin, write_pin
+from vitlite.weights.remote import COMMIT, SHA256, AbsentError, RemoteFile
+from vitlite.weights.stamps import ASKED, REMEMBERED, STATED, Stamp, Verified, WrongBytesError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = getLogger("vitlite")
-COMMIT = re.compile("[0-9a-f]{40}")
-SHA256_LENGTH = 64
 
 
 class Fetched(NamedTuple):
@@ -54,10 +58,27 @@ class _Request(NamedTuple):
     file: RemoteFile
     sha256: str | None
     verified: Verified
+    says_who: str
     zoo_name: str | None  # the name to pin
     update: bool
+    moves_branch: bool
 
 
+def _plainly(function: Callable[P, T]) -> Callable[P, T]:
+    """Ends with an error that has no chain behind it: the HTTP library's own hundred lines help nobody."""
+
+    @wraps(function)
+    def plain(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            return function(*args, **options)
+        except VitliteError as error:
+            _log.debug("%s", error, exc_info=True)
+            raise error.with_traceback(None) from None
+
+    return plain
+
+
+@_plainly
 def fetch(
     repo: str,
     filename: str,
@@ -66,6 +87,7 @@ def fetch(
     sha256: str | None = None,
     pin: str | None = None,
     update: bool = False,
+    moves_branch: bool = True,
 ) -> Fetched:
     """Hands over a repository's file from the cache or the Hub, its bytes verified.
 
@@ -75,32 +97,43 @@ def fetch(
         revision: Branch, tag or commit; None is "main". With a full commit hash and a warm cache no socket is opened.
         sha256: What the file must hash to. None: what the pin, else the Hub, states.
         pin: A zoo name. Its first verified download is remembered, and later calls hand over those bytes.
-        update: Forget the pin, ask the Hub, and pin what it has now (compare `all_pins()` before and after).
+        update: Forget the pin, ask the Hub, and pin what it has now (compare the pins before and after).
+        moves_branch: Whether the cache notes at once that the branch is at this commit. False where more files of the
+            commit are to come: `arrive` then does, so that what is used offline is complete.
 
     Raises:
         DownloadError: The file is not there, cannot be fetched, or its bytes are wrong. The text says what to do.
     """
-    request = _Request(RemoteFile(repo, filename, revision or "main"), sha256, "record", pin, update)
+    file = RemoteFile(repo, filename, "main" if revision is None else revision)
+    if sha256 is not None and not SHA256.fullmatch(sha256):
+        raise DownloadError(f"{shown(repr(sha256))} is no sha256, which has 64 hexadecimal digits, a to f small.")
+    request = _Request(file, sha256, "record", ASKED, pin, update, moves_branch)
     try:
-        return _fetch_once(request)
-    except WrongBytesError as damage:
-        _log.warning("%s Fetching it once more.", damage)
-        _remove(damage)
-        return _fetch_again(request, damage)
+        return _from_cache_or_hub(request)
+    except OSError as error:
+        raise _in_words(request, error) from error
 
 
-def fetch_optional(repo: str, filename: str, *, revision: str | None = None) -> Fetched | None:
+def fetch_optional(
+    repo: str, filename: str, *, revision: str | None = None, moves_branch: bool = True
+) -> Fetched | None:
     """Like `fetch`, for a file that a repository may lack; None means that the Hub says it is not there.
 
     Not knowing (no network, nothing cached) is a DownloadError, as in `fetch`. Pass the weights' `Fetched.commit` as
     `revision`, so that all files are of one commit.
     """
     try:
-        return fetch(repo, filename, revision=revision)
+        return fetch(repo, filename, revision=revision, moves_branch=moves_branch)
     except AbsentError:
         return None
 
 
+def arrive(repo: str, revision: str | None, commit: str) -> None:
+    """Notes that all wanted files of a branch's commit are in the cache, so that it is used where the Hub is silent."""
+    move_branch(RemoteFile(repo, "config.json", "main" if revision is None else revision), commit)
+
+
+@_plainly
 def verify(target: Path | str, sha256: str | None = None) -> Fetched:
     """Hashes a file again whatever its stamp says: a pinned zoo name, or the path of a file, and what it must hash to.
 
@@ -108,69 +141,87 @@ def verify(target: Path | str, sha256: str | None = None) -> Fetched:
         DownloadError: Not here, or its bytes are not those wanted, pinned or remembered, and what to do.
     """
     path: Path | None = Path(target)
-    commit, expected = None, sha256
+    commit, expected, says_who = None, sha256, ASKED
     verified: Verified = "first use"
-    pin = all_pins().get(str(target))
+    pin = read_pin(str(target))
     if pin is not None:
-        path = _cached(RemoteFile(pin.repo, pin.filename, pin.commit))
-        commit, expected, verified = pin.commit, sha256 or pin.sha256, pin.verified
+        path = look_up(RemoteFile(pin.repo, pin.filename, pin.commit))
+        commit, verified = pin.commit, pin.verified
+        expected, says_who = (sha256, ASKED) if sha256 else (pin.sha256, _pinned(str(target)))
     if sha256 is not None:
         verified = "record"
     if path is None or not path.is_file():
         raise DownloadError(
-            f"Cannot verify {target}: it is neither a file nor a model in the cache.",
+            f"Cannot verify {shown(str(target))}: it is neither a file nor a model in the cache.",
             python="Check the path, or fetch the model with `vitlite download NAME`.",
         )
-    return Fetched(path, commit, stamps.check_again(path, expected), verified)
+    return Fetched(path, commit, stamps.check_again(path, expected, says_who), verified)
 
 
-def _fetch_once(request: _Request) -> Fetched:
-    """The file, its bytes verified; whatever goes wrong is a DownloadError that says what to do."""
-    try:
-        return _from_cache_or_hub(request)
-    except UnreachableError as error:
+def _pinned(zoo_name: str) -> str:
+    return f"The first is what {pin_path(zoo_name)} pins."
+
+
+def _in_words(request: _Request, error: OSError) -> DownloadError:
+    """What went wrong, and what to do."""
+    file = request.file
+    if isinstance(error, UnreachableError):
         cached = "" if request.update else f" It is not in the cache, {cache_folder()}."
-        raise DownloadError(f"{error.text}{cached}", python=error.python, command=error.command) from error
-    except DownloadError:
-        raise
-    except (OSError, transport_error()) as error:
-        raise DownloadError(
-            f"Cannot keep {request.file} in {cache_folder()}: {error}. Nothing unfinished is ever used.",
-            python="Run it again, after freeing some space or setting VITLITE_CACHE (or HF_HUB_CACHE) to a folder that "
-            "can be written.",
-        ) from error
-    except ValueError as error:  # the client's, for names that cannot be
-        raise DownloadError(f"Cannot fetch {request.file}: {error}", python="A repository id is owner/name.") from error
+        python, command = _way_out(request)
+        return DownloadError(f"{error.text}{cached}", python=python, command=command)
+    if isinstance(error, DownloadError):
+        return error
+    return DownloadError(
+        f"Cannot keep {file} in {cache_folder()}: {error}. Nothing unfinished is ever used.",
+        python="Run it again, after freeing some space or setting VITLITE_CACHE (or HF_HUB_CACHE) to a folder that can "
+        "be written.",
+    )
 
 
-def _fetch_again(request: _Request, damage: WrongBytesError) -> Fetched:
-    """The file, after a damaged one was removed."""
-    try:
-        return _fetch_once(request)
-    except WrongBytesError as again:
-        _remove(again)
-        raise
-    except DownloadError as error:
-        raise DownloadError(f"{damage} {error.text}", python=error.python, command=error.command) from error
+def _way_out(request: _Request) -> tuple[str, str]:
+    """What to do without a network, in Python's words and in the command line's: what works for just this file."""
+    file, name = request.file, request.zoo_name
+    otherwise = "Or copy that machine's cache here. HF_ENDPOINT names a mirror."
+    if name is None:
+        folder = f"./{file.repo.partition('/')[2]}"
+        by_hand = (
+            f"Where there is a network: hf download {file.repo} --revision {file.revision} --local-dir {folder} "
+            f"Copy that folder here, and say it instead of {file.repo}:"
+        )
+        return f"{by_hand} vitlite.load({folder!r}). {otherwise}", f"{by_hand} --model {folder} {otherwise}"
+    saved = file.filename.rpartition("/")[2]
+    by_hand = f"Where there is a network, download {file.url} and use that file here:"
+    return (
+        f"{by_hand} vitlite.create({name!r}, weights={saved!r}). {otherwise}",
+        f"{by_hand} --model {name} --weights {saved} (export and positions take the name without --model). {otherwise}",
+    )
 
 
-def _remove(damage: WrongBytesError) -> None:
-    """Removes a file with wrong bytes, and the link to it."""
-    try:
-        for path in (damage.path.resolve(), damage.path):
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise DownloadError(f"{damage} It cannot be removed: {error}.") from error
+# ---- from the cache
 
 
 def _from_cache_or_hub(request: _Request) -> Fetched:
-    found = _from_cache(_with_pin(request))
-    if found is not None:
-        return found
+    with suppress(WrongBytesError):
+        found = _from_cache(_with_pin(request))
+        if found is not None:
+            return found
     with _download_lock(request.file):
         pinned = _with_pin(request)  # another process may have fetched and pinned it while we waited
-        found = _from_cache(pinned)
+        try:
+            found = _from_cache(pinned)
+        except WrongBytesError as damage:
+            return _instead_of(damage, pinned)
         return _from_hub(pinned) if found is None else found
+
+
+def _instead_of(damage: WrongBytesError, request: _Request) -> Fetched:
+    """The file from the Hub, where that in the cache is damaged."""
+    _log.warning("%s Asking the Hub.", damage.text)
+    try:
+        return _from_hub(request)
+    except OSError as error:
+        why = _in_words(request, error)
+        raise DownloadError(f"{damage.text} {why.text}", python=why.python, command=why.command) from error
 
 
 @contextmanager
@@ -179,7 +230,7 @@ def _download_lock(file: RemoteFile) -> Iterator[None]:
     name = hashlib.sha256(f"{file.repo}/{file.filename}".encode()).hexdigest()[:32]
     path = state_folder() / "locks" / f"{name}.lock"
     with ExitStack() as held:
-        with suppress(OSError):
+        with suppress(OSError), said_after_a_while(f"{file}: waiting for another process, which holds {path}."):
             path.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(path, wait=True))
         yield
@@ -198,111 +249,118 @@ def _with_pin(request: _Request) -> _Request:
     has_these_bytes = request.sha256 in (None, pin.sha256)
     if not (is_this_file and is_this_commit and has_these_bytes):
         return request
-    return request._replace(file=file._replace(revision=pin.commit), sha256=pin.sha256, verified=pin.verified)
+    return request._replace(
+        file=file.at(pin.commit), sha256=pin.sha256, verified=pin.verified, says_who=_pinned(request.zoo_name)
+    )
 
 
 def _from_cache(request: _Request) -> Fetched | None:
     """The cached file, where a full commit hash says which one; the network is not looked at."""
-    commit = request.file.revision
-    if not COMMIT.fullmatch(commit):
+    if not request.file.is_at_commit:
         return None
-    path = _cached(request.file)
-    return None if path is None else _check_and_pin(path, request, commit)
+    path = look_up(request.file)
+    return None if path is None else _check_and_pin(path, request, request.file.revision)
+
+
+# ---- from the Hub
 
 
 def _from_hub(request: _Request) -> Fetched:
     """The file as the Hub has it now; the cached one, with a log line, where the Hub cannot be reached."""
-    patient = request.update or _look_up(request.file) is None
+    patient = request.update or look_up(request.file) is None
     try:
         statement = ask_hub(request.file, patient=patient)
-    except AbsentError:
-        with suppress(OSError):
-            _link(request.file, None)  # the client notes the absence, which is then known offline too
+    except AbsentError as absent:
+        if absent.commit is not None:
+            note_absence(request.file, absent.commit)
         raise
     except UnreachableError as error:
         return _from_cache_unasked(request, error)
-    path = _cached(request.file._replace(revision=statement.commit))
-    if path is None:
-        path = _download(request, statement)
-    return _check_and_pin(path, request, statement.commit, statement.etag)
+    file = request.file.at(statement.commit)
+    fetched = _cached_as_stated(file, request, statement)
+    if fetched is None:
+        path = _download(file, request, statement)
+        fetched = _check_and_pin(path, request, statement.commit, statement.etag)
+    if request.moves_branch:
+        move_branch(request.file, statement.commit)
+    return fetched
 
 
 def _from_cache_unasked(request: _Request, unreachable: UnreachableError) -> Fetched:
     """The cached file of a branch or tag, where the Hub cannot say whether it has a newer one."""
-    path = None if request.update else _cached(request.file)
+    path = None if request.update or request.file.is_at_commit else look_up(request.file)
     if path is None:
         raise unreachable
-    commit = _commit_of(path, request.file)
+    commit = commit_of(path, request.file)
     _log.warning("%s: %s. Using the cached commit %s.", request.file, unreachable.why, commit)
     return _check_and_pin(path, request, commit)
 
 
-def _download(request: _Request, statement: Statement) -> Path:
-    """Puts the right bytes where the Hub's client looks for them. (Were that to change, it would fetch them again.)"""
-    from huggingface_hub.file_download import repo_folder_name
+def _cached_as_stated(file: RemoteFile, request: _Request, statement: Statement) -> Fetched | None:
+    """The file of that commit in the cache, if its bytes are right.
 
-    folder = cache_folder() / repo_folder_name(repo_id=request.file.repo, repo_type="model")
-    blob = folder / "blobs" / statement.etag
-    if not blob.exists():  # if it does, it is another commit's, and checked like any other
-        _download_blob(blob, request, statement)
-    path = _link(request.file, statement.token)
-    if not path.is_symlink():  # where there are no links (Windows) the client has made a copy
-        blob.unlink(missing_ok=True)
-    return path
-
-
-def _download_blob(blob: Path, request: _Request, statement: Statement) -> None:
-    incomplete = blob.with_name(f"{blob.name}.vitlite.incomplete")  # the ending that `hf cache` knows and prunes
-    finish_download(request.file._replace(revision=statement.commit), statement, incomplete)
+    Raises:
+        WrongBytesError: They are what the Hub states, but the caller or the pin wants others, which it has not.
+    """
+    _refuse_contradiction(file, request, statement)
+    path = look_up(file)
+    if path is None:
+        return None
     try:
-        stamp = stamps.stamp_of(incomplete)
+        return _check_and_pin(path, request, statement.commit, statement.etag)
+    except WrongBytesError as damage:
+        _log.warning("%s Fetching it again.", damage.text)
+        return None
+
+
+def _refuse_contradiction(file: RemoteFile, request: _Request, statement: Statement) -> None:
+    """Nothing is fetched, and nothing given up, where what the Hub has cannot be what is wanted."""
+    wanted, stated = request.sha256, statement.etag
+    if wanted is None or not SHA256.fullmatch(stated) or wanted == stated:
+        return
+    update = f" To pin what the Hub has: `vitlite download {request.zoo_name} --update`." if request.zoo_name else ""
+    raise DownloadError(
+        f"Wrong bytes on the Hub: expected hash {wanted}, got {stated} for {file}. {request.says_who}",
+        python=f"Nothing was changed. If the first is wrong, correct it.{update}",
+    )
+
+
+def _download(file: RemoteFile, request: _Request, statement: Statement) -> Path:
+    """Puts the right bytes where the Hub's client looks for them too."""
+    blob = blob_of(file, statement.etag)
+    if not _is_right(blob, request, statement):  # where it is: it came with another commit
+        try:
+            _download_blob(file, blob, request, statement)
+        except WrongBytesError as damage:
+            _log.warning("%s Fetching it once more.", damage.text)
+            _download_blob(file, blob, request, statement)
+    return place(blob, file)
+
+
+def _is_right(blob: Path, request: _Request, statement: Statement) -> bool:
+    if not blob.is_file():
+        return False
+    try:
+        _compare(blob, stamps.stamp_of(blob), request, statement.etag)
+    except DownloadError:
+        return False
+    return True
+
+
+def _download_blob(file: RemoteFile, blob: Path, request: _Request, statement: Statement) -> None:
+    incomplete = blob.with_name(f"{blob.name}.vitlite.incomplete")  # the ending that `hf cache` knows and prunes
+    finish_download(file, statement, incomplete)
+    try:
+        stamp = stamps.hash_file(incomplete)
         verified = _compare(incomplete, stamp, request, statement.etag)
         incomplete.replace(blob)
         stamps.remember(blob, Stamp(stamps.stat_of(blob), stamp.sha256, verified))
+    except WrongBytesError:
+        incomplete.unlink(missing_ok=True)
+        raise
     except OSError:
-        if not blob.exists():  # unless another process was quicker
+        if not _is_right(blob, request, statement):  # unless another process was quicker
             raise
-
-
-def _link(file: RemoteFile, token: bool | None) -> Path:
-    """Lets the Hub's client link the blob that was placed, and keep its own notes; it fetches what it misses."""
-    from huggingface_hub import hf_hub_download
-
-    place: dict[str, Any] = {"cache_dir": cache_folder(), "endpoint": endpoint(), "token": token}
-    return Path(hf_hub_download(file.repo, file.filename, revision=file.revision, **place))
-
-
-def _cached(file: RemoteFile) -> Path | None:
-    """The file in the Hub's cache; None where nothing is known of it.
-
-    Raises:
-        AbsentError: It is known that the repository has no such file.
-    """
-    known = _look_up(file)
-    if known is None:
-        return None
-    if isinstance(known, str):
-        return Path(known)
-    raise AbsentError(file)
-
-
-def _look_up(file: RemoteFile) -> Any:
-    """What the client knows without a network: the path, a mark that there is no such file, or None."""
-    if COMMIT.fullmatch(file.revision):
-        # A warm start spares importing the client, which takes longer than checking the stamp.
-        folder = cache_folder() / f"models--{file.repo.replace('/', '--')}"  # as the client documents it
-        path = folder / "snapshots" / file.revision / file.filename
-        if path.is_file():
-            return str(path)
-    from huggingface_hub import try_to_load_from_cache
-
-    return try_to_load_from_cache(file.repo, file.filename, cache_dir=cache_folder(), revision=file.revision)
-
-
-def _commit_of(path: Path, file: RemoteFile) -> str:
-    """The commit of a cached file, which is the name of the folder that the file's own path begins in."""
-    depth = len(Path(file.filename).parts)
-    return path.parents[depth - 1].name
 
 
 def _check_and_pin(path: Path, request: _Request, commit: str, etag: str | None = None) -> Fetched:
@@ -311,7 +369,8 @@ def _check_and_pin(path: Path, request: _Request, commit: str, etag: str | None 
     verified = _compare(path, stamp, request, etag)
     stamps.remember(path, stamp._replace(verified=verified))
     if request.zoo_name is not None:
-        write_pin(request.zoo_name, Pin(request.file.repo, request.file.filename, commit, stamp.sha256, verified))
+        pin = Pin(request.file.repo, request.file.filename, commit, stamp.sha256, verified)
+        write_pin(request.zoo_name, pin, update=request.update)
     return Fetched(path, commit, stamp.sha256, verified)
 
 
@@ -324,13 +383,13 @@ def _compare(path: Path, stamp: Stamp, request: _Request, etag: str | None) -> V
         WrongBytesError: They are others.
     """
     known = stamps.read_stamp(path) or stamp
-    verified, expected, got = known.verified, known.sha256, stamp.sha256
+    verified, expected, got, says_who = known.verified, known.sha256, stamp.sha256, REMEMBERED
     if request.sha256:
-        verified, expected = request.verified, request.sha256
-    elif etag and len(etag) == SHA256_LENGTH:
-        verified, expected = "hub", etag
+        verified, expected, says_who = request.verified, request.sha256, request.says_who
+    elif etag and SHA256.fullmatch(etag):
+        verified, expected, says_who = "hub", etag, STATED
     elif etag and COMMIT.fullmatch(etag):
-        verified, expected, got = "hub", etag, stamps.git_hash(path)
+        verified, expected, got, says_who = "hub", etag, stamps.git_hash(path), STATED
     if expected != got:
-        raise WrongBytesError(path, expected, got)
+        raise WrongBytesError(path, expected, got, says_who)
     return verified

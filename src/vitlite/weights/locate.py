@@ -1,6 +1,7 @@
 """A record of the zoo, a path, or a repository of the Hub -> weights on this disk, and what is known of their bytes."""
 
 import re
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +59,8 @@ def locate(source: str | PathLike[str]) -> Location:
 
 
 def _fetch_repository(repo: str, revision: str | None) -> Location:
-    weights = hub.fetch_optional(repo, WEIGHTS, revision=revision) or hub.fetch_optional(repo, INDEX, revision=revision)
+    fetch_first = partial(hub.fetch_optional, repo, revision=revision, moves_branch=False)  # until all files are here
+    weights = fetch_first(WEIGHTS) or fetch_first(INDEX)
     if weights is None:
         raise DownloadError(
             f"{repo} has no {WEIGHTS}, whole or in shards. A pickle (.bin, .pth) of it is loaded only by way of "
@@ -71,5 +73,7 @@ def _fetch_repository(repo: str, revision: str | None) -> Location:
         _, shards = files_of(weights.path)
         for shard in shards:
             hub.fetch(repo, shard.name, revision=commit)
+    if weights.commit is not None:
+        hub.arrive(repo, revision, weights.commit)
     folder = weights.path.parent
     return Location(weights.path, folder, repo, weights.commit, weights.sha256, weights.verified)

@@ -4,20 +4,22 @@ A file is hashed once. Its stamp keeps the answer, with the file's size, times a
 """
 
 import hashlib
-import json
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from vitlite.errors import DownloadError
+from vitlite import schema
+from vitlite.errors import DownloadError, shown
 from vitlite.weights.cache import state_folder, write_state
+from vitlite.weights.remote import SHA256
 
 # Who says that bytes are right: the caller's sha256, the hash that the Hub states, or nobody but what came first.
 Verified = Literal["record", "hub", "first use"]
 
-CLOCK_TICK = 0.02  # s; a file system's clock may stand still as long as this
+CLOCK_TICK = 0.02  # s; a file system's clock may stand still as long as this,
+COARSE_TICK = 2.0  # s; or as long as this, where it keeps whole seconds (FAT: even ones)
 BLOCK = 1 << 20  # bytes read and hashed at once
 
 
@@ -30,12 +32,32 @@ class Stamp(NamedTuple):
     finite: bool = False  # whether all its tensors were scanned, and found finite
 
 
-class WrongBytesError(DownloadError):
-    """A file that does not hash to what it should."""
+A_SHA256 = schema.Check(
+    "a sha256 of 64 hexadecimal digits", lambda value: isinstance(value, str) and SHA256.fullmatch(value) is not None
+)
+STAMP = schema.table(
+    {
+        "stat": schema.several(schema.whole(-(2**63), 2**64), 4, 4),
+        "sha256": A_SHA256,
+        "verified": schema.one_of(*get_args(Verified)),
+        "finite": schema.flag,
+    },
+    required=("stat", "sha256"),
+)
+LARGEST_STATE = 1 << 16  # bytes; pins and stamps have some 300
 
-    def __init__(self, path: Path, expected: str, got: str) -> None:
+# Who says what the bytes should hash to, for an error.
+ASKED = "The first is what was asked for."
+STATED = "The first is what the Hub states."
+REMEMBERED = "The first is what it was when it was last read: it has changed since."
+
+
+class WrongBytesError(DownloadError):
+    """A file that does not hash to what it should, and who says so."""
+
+    def __init__(self, path: Path, expected: str, got: str, says_who: str) -> None:
         super().__init__(
-            f"Wrong bytes in {path}: expected hash {expected}, got {got}.",
+            f"Wrong bytes in {shown(str(path), 1000)}: expected hash {expected}, got {got}. {says_who}",
             python="A copy in the cache is replaced by the next `vitlite download NAME`; a file of your own has to be "
             "fetched again. If fresh copies are wrong too, try another network or HF_ENDPOINT; if the Hub has new "
             "bytes for a zoo name, add --update.",
@@ -52,26 +74,27 @@ def check_file(path: Path | str, sha256: str | None = None) -> str:
     path = Path(path)
     stamp = stamp_of(path)
     if sha256 is not None and sha256 != stamp.sha256:
-        raise WrongBytesError(path, sha256, stamp.sha256)
+        raise WrongBytesError(path, sha256, stamp.sha256, ASKED)
     remember(path, stamp)
     return stamp.sha256
 
 
-def check_again(path: Path, sha256: str | None = None) -> str:
+def check_again(path: Path, sha256: str | None = None, says_who: str = "") -> str:
     """The sha256 of a local file, hashed whatever its stamp says.
 
     Raises:
-        DownloadError: The file cannot be read, or does not hash to `sha256`; where that is None, to what is remembered
-            of this unchanged file.
+        DownloadError: The file cannot be read, or does not hash to `sha256` (which `says_who` stands for); where that
+            is None, to what is remembered of it. What is remembered is then forgotten, so that this is said once.
     """
-    found, known = hash_file(path), read_stamp(path)
-    if known is None or known.stat != found.stat:  # changed since: what was known then is not of these bytes
-        known = found
+    found = hash_file(path)
+    known = read_stamp(path) or found
     expected = sha256 or known.sha256
     if found.sha256 != expected:
         forget(path)
-        raise WrongBytesError(path, expected, found.sha256)
-    remember(path, known)
+        raise WrongBytesError(path, expected, found.sha256, says_who or REMEMBERED)
+    if known.sha256 == found.sha256:  # touched or copied, but the same
+        found = known._replace(stat=found.stat)
+    remember(path, found)
     return found.sha256
 
 
@@ -122,15 +145,17 @@ def stat_of(path: Path) -> list[int]:
 def read_stamp(path: Path) -> Stamp | None:
     """What is remembered of a file, even if the file has changed since."""
     try:
-        return Stamp(**json.loads(_stamp_path(path).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+        content = schema.read_json(_stamp_path(path), STAMP, most_bytes=LARGEST_STATE, error=DownloadError)
+    except DownloadError:  # a stamp that cannot be read is none
         return None
+    return Stamp(**{field: content[field] for field in Stamp._fields if field in content})
 
 
 def remember(path: Path, stamp: Stamp) -> None:
     """Keeps a stamp, unless the file has changed meanwhile, or it is kept already."""
-    if stamp != read_stamp(path) and stamp.stat == stat_of(path):
-        write_state(_stamp_path(path), stamp._asdict())
+    with suppress(OSError):  # it is gone meanwhile
+        if stamp != read_stamp(path) and stamp.stat == stat_of(path):
+            write_state(_stamp_path(path), stamp._asdict())
 
 
 def forget(path: Path) -> None:
@@ -141,24 +166,34 @@ def forget(path: Path) -> None:
 
 def _fresh_stamp(path: Path) -> Stamp | None:
     """The stamp of a file that has not changed since; None where VITLITE_VERIFY says to look at the bytes."""
-    if os.environ.get("VITLITE_VERIFY") == "always":
-        return None
-    stamp = read_stamp(path)
-    if stamp is None or not path.exists() or stamp.stat != stat_of(path):
-        return None
-    return stamp
+    stamp = None if _bytes_are_wanted() else read_stamp(path)
+    with suppress(OSError):  # it is gone meanwhile
+        if stamp is not None and stamp.stat == stat_of(path):
+            return stamp
+    return None
+
+
+def _bytes_are_wanted() -> bool:
+    """Whether to look at the bytes each time."""
+    wish = os.environ.get("VITLITE_VERIFY") or ""
+    if wish not in ("", "always"):
+        raise DownloadError(f"VITLITE_VERIFY is {shown(repr(wish))}.", python="Set it to always, or do without it.")
+    return wish == "always"
 
 
 def _stamp_path(path: Path) -> Path:
-    name = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
     return state_folder() / "stamps" / f"{name}.json"
 
 
 def _let_the_clock_tick(path: Path) -> None:
     """A second change within one tick of the clock would leave the times as they are, and not show."""
-    age = time.time() - path.stat().st_ctime
-    if 0 <= age < CLOCK_TICK:
-        time.sleep(CLOCK_TICK - age)
+    stat = path.stat()
+    in_whole_seconds = stat.st_mtime_ns % 10**9 == stat.st_ctime_ns % 10**9 == 0
+    tick = COARSE_TICK if in_whole_seconds else CLOCK_TICK
+    age = time.time() - max(stat.st_mtime, stat.st_ctime)
+    if age < tick:  # below 0 where the clock was set back: nobody knows how old the file is
+        time.sleep(min(tick, tick - age))
 
 
 def _digest(path: Path, digest: Any) -> str:
