@@ -21,15 +21,16 @@ ROOMS = {
     "costs": Room("parameters and multiply-adds, counted from a config", "config"),
     "disk": Room("files whole or not at all, one process at a time"),
     "positions": Room("where each patch is", "config"),
+    "pooling": Room("the tokens become one vector", "config"),
     "inputs": Room("images that fit, or an error", "config errors"),
     "speed.onednn": Room("which operators this CPU is quick with, each proved before its use"),
-    "model": Room("the network", "positions inputs speed.onednn config errors"),
+    "model": Room("the network", "positions pooling inputs speed.onednn config errors"),
     "images": Room("pictures become tensors, as the weights saw them", "errors"),
     "predict": Room("pictures become answers", "images errors"),
     # Behind it.
     "weights": Room(
         "a name or a place becomes verified bytes, and these a filled model; and back",
-        "model positions images config costs disk errors",
+        "model positions images config costs schema disk errors",
     ),
     "factory": Room("create and load", "weights model images config errors"),
     "convert": Room("weights in another library's layout", "factory weights model config disk errors"),

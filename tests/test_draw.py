@@ -51,6 +51,8 @@ def photo(path: Path, size: tuple[int, int] = (90, 60)) -> Path:
         ({"pool": "mean"}, slice(1, None)),
         ({"pool": "mean", "class_token": False}, slice(0, None)),
         ({"pool": "mean_with_cls"}, slice(0, None)),
+        ({"pool": "map"}, slice(1, None)),
+        ({"pool": "cls_and_distillation", "registers": 1, "cls_position": False}, slice(0, 2)),
     ],
 )
 def test_attention_is_what_the_output_reads(options: dict[str, Any], rows: slice) -> None:
@@ -86,8 +88,9 @@ def test_position_similarity() -> None:
     fixed = draw.position_similarity(build(positions="sincos2d"))
     rows = torch.nn.functional.normalize(sincos_positions((4, 4), 48)[0], dim=-1)
     torch.testing.assert_close(fixed.flatten(2).flatten(0, 1), rows @ rows.T)
-    with pytest.raises(InputError, match="no position embeddings"):
-        draw.position_similarity(build(positions="none"))
+    for without in ("none", "rope"):
+        with pytest.raises(InputError, match=rf"no position embeddings \(positions='{without}'\)"):
+            draw.position_similarity(build(positions=without))
 
 
 def test_the_overlay_is_bright_where_the_attention_is() -> None:

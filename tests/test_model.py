@@ -7,19 +7,21 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 import vitlite
 from vitlite import model as module
 from vitlite import positions
-from vitlite.config import PRESETS, ViTConfig
+from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, ImageError, InputError
-from vitlite.model import Attention, DropPath, ViT
+from vitlite.model import Attention, DropPath, Features, ViT
 from vitlite.positions import resample_positions, sincos_positions
 
 TINY = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=5)
@@ -68,7 +70,16 @@ def test_presets_have_the_published_number_of_parameters(name: str) -> None:
     assert sum(tensor.numel() for tensor in model.parameters()) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("positions", ["learned", "sincos2d", "none"])
+FAMILIES: dict[str, dict[str, Any]] = {
+    "attention pooling": {"pool": "map", "class_token": False, "gelu": "tanh"},
+    "rotation": {"positions": "rope", "registers": 4, "cls_position": False, "layer_scale": 0.5, "norm_eps": 1e-5},
+    "gated": {"mlp": "swiglu", "inner_norm": True},
+    "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
+    "no final norm": {"final_norm": False, "layer_scale": 0.1},
+}  # that only some checkpoints are of
+
+
+@pytest.mark.parametrize("positions", ["learned", "sincos2d", "rope", "none"])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (48, 48), (24, 40), (8, 64)])
 def test_any_size_goes_in(positions: str, height: int, width: int) -> None:
     model = tiny(positions=positions)
@@ -109,7 +120,7 @@ def test_rows_and_columns_are_not_exchanged() -> None:
 # What a model tells besides logits.
 
 
-PREFIXES = [{}, {"registers": 2, "cls_position": False}, {"class_token": False, "pool": "mean"}]
+PREFIXES = [{}, {"registers": 2, "cls_position": False}, {"class_token": False, "pool": "mean"}, *FAMILIES.values()]
 
 
 @pytest.mark.parametrize("options", PREFIXES, ids=str)
@@ -123,24 +134,28 @@ def test_features_hold_every_token_once(options: dict[str, Any]) -> None:
     tokens = torch.cat([part for part in parts if part is not None], dim=1)
     last, first, again = features.layers
     torch.testing.assert_close(tokens, model.norm(last))
-    torch.testing.assert_close(first, model.blocks[0](model._tokens(images)))
+    torch.testing.assert_close(first, model.blocks[0](model._tokens(images), *model._rotation(images)))
     assert again is first
 
 
-def test_embed_is_what_the_head_sees() -> None:
-    for pool in ("cls", "mean", "mean_with_cls", "cls_and_mean"):
-        model = tiny(pool=pool)
-        images = pictures()
-        features = model.features(images)
-        wanted = {
-            "cls": features.cls,
-            "mean": features.patches.mean(1),
-            "mean_with_cls": (features.cls + features.patches.sum(1)) / 17,
-            "cls_and_mean": torch.cat([features.cls, features.patches.mean(1)], dim=1),
-        }[pool]
-        torch.testing.assert_close(model.embed(images), wanted)
-        torch.testing.assert_close(model(images), model.head(wanted))
-        assert model.config.embed_dim == wanted.shape[1]
+READS: dict[str, Callable[[ViT, Features], Tensor]] = {
+    "cls": lambda _, features: features.cls,
+    "mean": lambda _, features: features.patches.mean(1),
+    "mean_with_cls": lambda _, features: (features.cls + features.patches.sum(1)) / 17,
+    "cls_and_mean": lambda _, features: torch.cat([features.cls, features.patches.mean(1)], dim=1),
+    "cls_and_distillation": lambda _, features: torch.cat([features.cls, features.registers[:, 0]], dim=1),
+    "map": lambda model, features: model.attn_pool(features.patches),
+}
+
+
+@pytest.mark.parametrize("pool", get_args(Pool))
+def test_embed_is_what_the_head_sees(pool: str) -> None:
+    model = tiny(pool=pool, **({} if pool == "mean_with_cls" else {"registers": 2, "cls_position": False}))
+    images = pictures()
+    wanted = READS[pool](model, model.features(images))
+    torch.testing.assert_close(model.embed(images), wanted)
+    torch.testing.assert_close(model(images), model.head(wanted))
+    assert model.config.embed_dim == wanted.shape[1]
 
 
 def test_without_a_head_a_model_returns_what_it_would_have_seen() -> None:
@@ -151,11 +166,19 @@ def test_without_a_head_a_model_returns_what_it_would_have_seen() -> None:
 
 
 def test_an_attention_map_times_the_values_is_the_fused_attention() -> None:
-    attention = tiny(head_dim=20).blocks[1].attn
-    x = torch.randn(2, 17, 48)
-    _, _, v = attention.split(x)
-    by_map = attention.proj((attention.map(x) @ v).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(by_map, attention(x), rtol=1e-5, atol=1e-5)
+    for kind in ("learned", "rope"):
+        model = tiny(head_dim=20, positions=kind)
+        attention, rotation = model.blocks[1].attn, model._rotation(pictures())
+        x = torch.randn(2, 17, 48)
+        _, _, v = attention.split(x, *rotation)
+        by_map = attention.proj((attention.map(x, *rotation) @ v).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(by_map, attention(x, *rotation), rtol=1e-5, atol=1e-5)
+
+
+def test_a_rotary_block_without_its_rotation_fails() -> None:
+    model = tiny(positions="rope")
+    with pytest.raises(ValueError, match="not enough values to unpack"):
+        model.blocks[0](model._tokens(pictures()))
 
 
 def test_attention_maps_come_in_the_order_asked_for() -> None:
@@ -186,8 +209,9 @@ def test_one_layer_costs_one_map_and_the_others_stay_fused(monkeypatch: pytest.M
         assert calls == ["map"], "nothing after the last layer asked for is computed"
 
 
-def test_reset_head() -> None:
-    model = tiny().double()
+@pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
+def test_reset_head(options: dict[str, Any]) -> None:
+    model = tiny(**options).double()
     model.labels = ("a", "b", "c", "d", "e")
     embedding = model.embed(pictures().double())
     model.reset_head(7)
@@ -345,13 +369,15 @@ def test_inference_then_training_on_one_model() -> None:
     model.pos_embed.requires_grad_(False)  # the table is now taken from what inference kept
     with torch.inference_mode():
         model(images)
-    assert not any(table.is_inference() for table in model.tables.stretched.tables.values()), "one would break a later backward"
+    assert not any(table.is_inference() for table in model.tables.stretched.tables.values()), (
+        "one would break a later backward"
+    )
     model(images).sum().backward()
     model.train()
     model(images).sum().backward()
 
 
-@pytest.mark.parametrize("positions", ["learned", "sincos2d"])
+@pytest.mark.parametrize("positions", ["learned", "sincos2d", "rope"])
 def test_four_threads_with_different_sizes(positions: str) -> None:
     model = tiny(positions=positions)
     sizes = [(48, 48), (24, 40), (40, 24), (64, 32)]
@@ -447,14 +473,15 @@ def forget_graphs() -> Any:
     torch._dynamo.reset()
 
 
-def test_compiles_whole_in_three_graphs() -> None:
+@pytest.mark.parametrize("options", [{"registers": 1, "cls_position": False}, *FAMILIES.values()], ids=str)
+def test_compiles_whole_in_three_graphs(options: dict[str, Any]) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    model = tiny(depth=2, registers=1, cls_position=False)
+    model = tiny(depth=2, **options)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     with torch.no_grad():
         for batch in (8, 4, 1, 2, 5):
@@ -465,8 +492,9 @@ def test_compiles_whole_in_three_graphs() -> None:
         assert len(graphs) <= 5
 
 
-def test_compiled_training_equals_plain() -> None:
-    model, twin = (tiny(depth=2, layer_scale=0.5, checkpointing=True).train() for _ in range(2))
+@pytest.mark.parametrize("options", [{"layer_scale": 0.5}, *FAMILIES.values()], ids=str)
+def test_compiled_training_equals_plain(options: dict[str, Any]) -> None:
+    model, twin = (tiny(depth=2, checkpointing=True, **options).train() for _ in range(2))
     # torch 2.13 has no backward with symbolic sizes for the antialiased bicubic: a graph for each size
     compiled = torch.compile(twin, fullgraph=True, backend="aot_eager", dynamic=False)
     for size in ((32, 32), (48, 24)):
@@ -476,7 +504,10 @@ def test_compiled_training_equals_plain() -> None:
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("options", [{}, {"positions": "sincos2d"}, {"resample": "jax", "patch_norm": True}], ids=str)
+EXPORTED = [{}, {"positions": "sincos2d"}, {"resample": "jax", "patch_norm": True}, *FAMILIES.values()]
+
+
+@pytest.mark.parametrize("options", EXPORTED, ids=str)
 def test_exports_with_dynamic_batch_height_and_width(options: dict[str, Any]) -> None:
     model = tiny(**options)
     dim = torch.export.Dim
@@ -494,7 +525,8 @@ def test_exports_with_dynamic_batch_height_and_width(options: dict[str, Any]) ->
 @pytest.mark.parametrize(("dtype", "near"), [(torch.bfloat16, 0.1), (torch.float16, 0.02), (torch.float64, 1e-5)])
 @pytest.mark.parametrize("size", [(32, 32), (48, 24)], ids=str)
 def test_other_precisions(dtype: torch.dtype, near: float, size: tuple[int, int]) -> None:
-    for options in ({}, {"positions": "sincos2d", "pool": "mean"}, {"layer_scale": 1.0, "patch_norm": True}):
+    others = [{}, {"positions": "sincos2d", "pool": "mean"}, {"layer_scale": 1.0, "patch_norm": True}]
+    for options in (*others, *FAMILIES.values()):
         model = tiny(**options)
         with torch.no_grad():
             wanted = model(pictures(2, *size))
@@ -535,6 +567,39 @@ def test_other_devices(device: str, size: tuple[int, int]) -> None:
             model(pictures(2, *size))
 
 
+class IndexingWithoutCuda(TorchFunctionMode):
+    """Python's `x[:, 1:]` by calls: it enters CUDA's own library, which a torch for CPUs does not have."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__getitem__:
+            return func(*args, **(kwargs or {}))
+        x, places = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+        axis = 0
+        for place in places:
+            if isinstance(place, int):
+                x = x.select(axis, place)
+                continue
+            if place is None:
+                x = x.unsqueeze(axis)
+            else:
+                x = torch.ops.aten.slice.Tensor(x, axis, place.start, place.stop)
+            axis += 1
+        return x
+
+
+@pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES)
+def test_a_fake_cuda_device_takes_every_family(options: dict[str, Any]) -> None:
+    with torch.device("meta"):
+        model = ViT(ViTConfig(**TINY | options))
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), IndexingWithoutCuda():
+        model.load_state_dict({name: torch.empty(shape, device="cuda") for name, shape in shapes.items()}, assign=True)
+        for size in ((32, 32), (48, 24)):
+            images = torch.empty(2, 3, *size, device="cuda")
+            assert model(images).device.type == "cuda"
+            assert model.attention_maps(images, layers=(0, 1)).device.type == "cuda"
+
+
 def test_nothing_reads_values_so_nothing_waits_for_a_device() -> None:
     with torch.device("meta"):
         model = ViT(ViTConfig(**TINY)).eval()
@@ -548,10 +613,11 @@ def test_nothing_reads_values_so_nothing_waits_for_a_device() -> None:
 # Training.
 
 
-def test_gradient_checkpointing_changes_nothing_but_memory() -> None:
+@pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
+def test_gradient_checkpointing_changes_nothing_but_memory(options: dict[str, Any]) -> None:
     gradients = []
     for checkpointing in (False, True):
-        model = tiny(checkpointing=checkpointing, dropout=0.2, drop_path=0.3).train()
+        model = tiny(checkpointing=checkpointing, dropout=0.2, drop_path=0.3, **options).train()
         calls: list[int] = []
         model.blocks[0].norm1.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         torch.manual_seed(3)
@@ -586,11 +652,12 @@ def test_stochastic_depth_rises_linearly_to_the_last_block() -> None:
     assert not isinstance(tiny(drop_path=0.2, depth=1).blocks[0].drop_path, DropPath)
 
 
-def test_dropout_stands_where_the_paper_has_it() -> None:
-    model = tiny(dropout=0.25)
+@pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
+def test_dropout_stands_where_the_paper_has_it(options: dict[str, Any]) -> None:
+    model = tiny(dropout=0.25, **options)
     dropouts = {name for name, part in model.named_modules() if isinstance(part, nn.Dropout) and part.p == 0.25}
     assert dropouts == {"drop", *(f"blocks.{i}.{part}.drop" for i in range(3) for part in ("attn", "mlp"))}
-    assert torch.equal(model(pictures()), tiny()(pictures())), "no dropout in inference"
+    assert torch.equal(model(pictures()), tiny(**options)(pictures())), "no dropout in inference"
     zeros: dict[str, list[float]] = {}
     for name in dropouts:
         model.get_submodule(name).register_forward_hook(
@@ -634,9 +701,10 @@ def test_a_new_model_starts_as_the_papers_code_does() -> None:
     assert model.training
 
 
-def test_a_new_model_learns() -> None:
+@pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
+def test_a_new_model_learns(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    model = ViT(ViTConfig(**TINY | {"depth": 1}))
+    model = ViT(ViTConfig(**TINY | {"depth": 1} | options))
     images, targets = torch.randn(16, 3, 32, 32), torch.arange(16) % 5
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(30):

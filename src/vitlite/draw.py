@@ -80,8 +80,9 @@ def position_similarity(model: "ViT") -> Tensor:
     torch.Size([4, 4, 4, 4])
     """
     h, w = model.config.grid
-    if model.config.positions == "none":
-        raise InputError("This model has no position embeddings (positions='none'), so there is nothing to compare.")
+    if model.config.positions in ("none", "rope"):
+        kind = model.config.positions
+        raise InputError(f"This model has no position embeddings (positions={kind!r}), so there is nothing to compare.")
     learned = model.pos_embed
     table = sincos_positions((h, w), model.config.dim) if learned is None else learned.detach()
     rows = F.normalize(table[0, -h * w :].float(), dim=-1)
@@ -91,12 +92,12 @@ def position_similarity(model: "ViT") -> Tensor:
 def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
     """The rows that the output is read from, on the patches only: (b, heads, n, n) -> (b, heads, h, w)."""
     first, p = model.config.prefix_tokens, model.config.patch_size
-    if model.config.pool == "mean":
+    if model.config.pool in ("mean", "map"):
         read = slice(first, None)
     elif model.config.pool == "mean_with_cls":
         read = slice(None)
     else:
-        read = slice(1)
+        read = slice(2 if model.config.pool == "cls_and_distillation" else 1)
     patches = reduce(maps[:, :, read, first:].float(), "b heads rows n -> b heads n", "mean")
     h, w = images.shape[2] // p, images.shape[3] // p
     return rearrange(patches, "b heads (h w) -> b heads h w", h=h, w=w).cpu()

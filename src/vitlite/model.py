@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from vitlite.config import ViTConfig
 from vitlite.errors import ImageError, InputError
 from vitlite.inputs import check_images
-from vitlite.positions import PositionTables
+from vitlite.pooling import POOLS, AttentionPool
+from vitlite.positions import PositionTables, rotate
 from vitlite.speed import onednn
 
 if TYPE_CHECKING:
@@ -66,23 +67,33 @@ class Attention(nn.Module):
         self.proj = Linear(config.attention_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self, x: Tensor, *rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (b, heads, n, head_dim)."""
         q, k, v = rearrange(self.qkv(x), "b n (three heads d) -> three b heads n d", three=3, heads=self.heads)
         return q, k, v
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.split(x)
+    def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        q, k, v = self.split(x, *rotation)
         if _plain_is_faster(q):
             x = attention_map(q, k) @ v
         else:
             x = F.scaled_dot_product_attention(q, k, v)
         return self.drop(self.proj(self.norm(rearrange(x, "b heads n d -> b n (heads d)"))))
 
-    def map(self, x: Tensor) -> Tensor:
+    def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
         """Who looks at whom, which fused attention never forms: (b, n, d) -> (b, heads, n, n)."""
-        q, k, _ = self.split(x)
+        q, k, _ = self.split(x, *rotation)
         return attention_map(q, k)
+
+
+class RotaryAttention(Attention):
+    """DINOv3's: queries and keys are turned by where their token is, which takes the cosines and sines of that."""
+
+    def split(self, x: Tensor, *rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, turned, and values, each (b, heads, n, head_dim)."""
+        cosines, sines = rotation
+        q, k, v = super().split(x)
+        return rotate(q, cosines, sines), rotate(k, cosines, sines), v
 
 
 def attention_map(q: Tensor, k: Tensor) -> Tensor:
@@ -118,6 +129,21 @@ class MLP(nn.Module):
         return self.drop(self.fc2(self.norm(self.drop(self.act(self.fc1(x))))))
 
 
+class SwiGLU(nn.Module):
+    """A gated MLP, on every token alone: one half of the first layer lets the other through: (b, n, d) -> (b, n, d)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.fc1 = Linear(config.dim, 2 * config.mlp_dim)
+        self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm else nn.Identity()
+        self.fc2 = Linear(config.mlp_dim, config.dim)
+        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.fc1(x).chunk(2, dim=-1)
+        return self.drop(self.fc2(self.norm(self.drop(F.silu(gate) * value))))
+
+
 class LayerScale(nn.Module):
     """A learned scale for each channel of a residual branch."""
 
@@ -151,26 +177,26 @@ class Block(nn.Module):
         d, scale = config.dim, config.layer_scale
         self.checkpointing = config.checkpointing
         self.norm1 = nn.LayerNorm(d, config.norm_eps)
-        self.attn = Attention(config)
+        self.attn = RotaryAttention(config) if config.positions == "rope" else Attention(config)
         self.ls1 = nn.Identity() if scale is None else LayerScale(d, scale)
         self.norm2 = nn.LayerNorm(d, config.norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.ls2 = nn.Identity() if scale is None else LayerScale(d, scale)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def residuals(self, x: Tensor) -> Tensor:
+    def residuals(self, x: Tensor, *rotation: Tensor) -> Tensor:
         """The layer itself, (b, n, d) -> (b, n, d)."""
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x))))
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), *rotation)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 
-    def map(self, x: Tensor) -> Tensor:
+    def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
         """The attention map of this layer, (b, n, d) -> (b, heads, n, n)."""
-        return self.attn.map(self.norm1(x))
+        return self.attn.map(self.norm1(x), *rotation)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(self.residuals, x, use_reentrant=False)
-        return self.residuals(x)
+            return checkpoint(self.residuals, x, *rotation, use_reentrant=False)
+        return self.residuals(x, *rotation)
 
 
 class PreLogits(nn.Linear):
@@ -180,11 +206,8 @@ class PreLogits(nn.Linear):
         return super().forward(x).tanh()
 
 
-UNBUILT = ("map", "cls_and_distillation")
-
-
 def _refuse_unbuilt(config: ViTConfig) -> None:
-    if config.stem is not None or config.mlp != "gelu" or config.pool in UNBUILT or config.positions == "rope":
+    if config.stem is not None:
         raise NotImplementedError(f"{config} is described, and not built yet")
 
 
@@ -226,7 +249,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, config.drop_path * i / last) for i in range(config.depth))
         self.norm = nn.LayerNorm(d, eps) if config.final_norm and not config.fc_norm else nn.Identity()
 
-        self.first_in_mean = 0 if config.pool == "mean_with_cls" else config.prefix_tokens
+        self.attn_pool = _attention_pool(config)
         self.fc_norm = nn.LayerNorm(config.pooled_dim, eps) if config.fc_norm else nn.Identity()
         self.pre_logits = PreLogits(config.pooled_dim, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head = _head(config)
@@ -262,18 +285,18 @@ class ViT(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """What the head sees: (b, c, h, w) -> (b, d)."""
-        x = self._tokens(images)
+        x, rotation = self._tokens(images), self._rotation(images)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, *rotation)
         return self.pre_logits(self.fc_norm(self._pool(x)))
 
     def features(self, images: Tensor, layers: Iterable[int] = ()) -> Features:
         """Every token after the final norm, and the outputs of the blocks named in `layers` before it."""
         wanted = self._layers(layers)
-        x = self._tokens(images)
+        x, rotation = self._tokens(images), self._rotation(images)
         outputs = {}
         for i, block in enumerate(self.blocks):
-            x = block(x)
+            x = block(x, *rotation)
             if i in wanted:
                 outputs[i] = x
         cls, registers, patches = self.norm(x).split(
@@ -295,13 +318,13 @@ class ViT(nn.Module):
         wanted = self._layers(layers)
         if not wanted:
             raise InputError("attention_maps got no layers. Name at least one, such as layers=(-1,).")
-        x = self._tokens(images)
+        x, rotation = self._tokens(images), self._rotation(images)
         maps = {}
         for i in range(max(wanted) + 1):
             if i in wanted:
-                maps[i] = self.blocks[i].map(x)  # type: ignore[operator]
+                maps[i] = self.blocks[i].map(x, *rotation)  # type: ignore[operator]
             if i < max(wanted):
-                x = self.blocks[i](x)
+                x = self.blocks[i](x, *rotation)
         return torch.stack([maps[i] for i in wanted])
 
     def reset_head(self, num_classes: int) -> None:
@@ -341,14 +364,7 @@ class ViT(nn.Module):
 
     def _pool(self, x: Tensor) -> Tensor:
         """The final norm, and one vector an image: (b, n, d) -> (b, d)."""
-        pool = self.config.pool
-        if pool == "cls":
-            return self.norm(x[:, 0])
-        x = self.norm(x)
-        mean = x[:, self.first_in_mean :].mean(1)
-        if pool == "cls_and_mean":
-            return torch.cat([x[:, 0], mean], dim=1)
-        return mean
+        return POOLS[self.config.pool](self, x)
 
     def _grid(self, images: Tensor) -> tuple[int, int]:
         p = self.config.patch_size
@@ -364,6 +380,14 @@ class ViT(nn.Module):
             return self.tables.sincos(self.patch_embed.proj.weight, grid, cls_row)
         return None
 
+    def _rotation(self, images: Tensor) -> tuple[Tensor, ...]:
+        """The cosines and sines by which attention turns queries and keys, (n, head_dim / 2) each; mostly none."""
+        config = self.config
+        if config.positions != "rope":
+            return ()
+        width = config.attention_dim // config.heads
+        return self.tables.rotation(self.patch_embed.proj.weight, self._grid(images), config.prefix_tokens, width)
+
     def _layers(self, layers: Iterable[int]) -> list[int]:
         depth = self.config.depth
         wanted = [layers] if isinstance(layers, int) else list(layers)
@@ -372,6 +396,13 @@ class ViT(nn.Module):
                 text = f"layers has {i!r}; the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1."
                 raise InputError(text, field="layers")
         return [i % depth for i in wanted]
+
+
+def _attention_pool(config: ViTConfig) -> nn.Module:
+    """SigLIP's pooling with an MLP like that of its blocks, or none."""
+    if config.pool != "map":
+        return nn.Identity()
+    return AttentionPool(config, MLP(config.replace(mlp="gelu", inner_norm=False, dropout=0.0)))
 
 
 def _head(config: ViTConfig) -> nn.Module:
@@ -386,9 +417,10 @@ def _head(config: ViTConfig) -> nn.Module:
 
 def initialise(model: ViT) -> None:
     """As google-research/vision_transformer does: Xavier for q, k and v apart, tiny MLP biases, a zero head."""
+    parts = {"qkv": 3, "kv": 2, "fc1": 2 if model.config.mlp == "swiglu" else 1}  # that a layer computes at once
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "head":
-            _xavier(module, parts=3 if name.endswith("qkv") else 1)
+            _xavier(module, parts=parts.get(name.rpartition(".")[2], 1))
             if module.bias is not None:
                 nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
     if isinstance(model.pre_logits, PreLogits):

@@ -1,9 +1,10 @@
-"""Where each patch is: learned tables stretched to other grids, sines and cosines, and keeping what was computed.
+"""Where each patch is: learned tables stretched to other grids, sines and cosines, rotations, each computed once.
 
 Shapes: h and w patches down and across, d width of a token; a table has rows for the tokens, (1, rows, d).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -50,6 +51,27 @@ def sincos_positions(grid: Grid, dim: int) -> Tensor:
     return rearrange(table, "h w d -> 1 (h w) d").float()
 
 
+def rotation_angles(grid: Grid, width: int) -> Tensor:
+    """DINOv3's: by which angles the pairs of channels of a head are turned, of the row, then of the column: (h w, d/2).
+
+    A patch's centre lies between -1 and 1 on each axis, and the periods of d/4 pairs are 1 to 100, or nearly.
+    """
+    steps = torch.arange(width // 4, dtype=torch.float64, device="cpu")  # mps has no float64
+    periods = 100 ** (4 * steps / width)
+    centres = (2 * (torch.arange(side, dtype=torch.float64, device="cpu") + 0.5) / side - 1 for side in grid)
+    rows, columns = (2 * math.pi * centre[:, None] / periods for centre in centres)  # (h or w, d/4)
+    rows = rows[:, None].expand(-1, grid[1], -1)
+    columns = columns[None].expand(grid[0], -1, -1)
+    return rearrange(torch.cat([rows, columns], dim=-1), "h w d -> (h w) d")
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turns each pair of channels, one of either half, by its token's angle: (b, heads, n, d) -> the same."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+    return turned.to(x.dtype)  # the tables are in full precision
+
+
 class KeptTables(NamedTuple):
     """Tables for other grids, stretched from one state of a learned table."""
 
@@ -70,7 +92,7 @@ class PositionTables:
 
     def __init__(self) -> None:
         self.stretched: KeptTables | None = None
-        self.fixed: dict[Any, Tensor] = {}
+        self.fixed: dict[Any, tuple[Tensor, ...]] = {}
 
     def __reduce__(self) -> tuple[type["PositionTables"], tuple[()]]:
         return PositionTables, ()
@@ -104,16 +126,27 @@ class PositionTables:
 
     def sincos(self, like: Tensor, grid: Grid, cls_row: bool) -> Tensor:
         """The table of sines and cosines, (1, rows, d), for tokens like the weight that projects patches to them."""
+        [table] = self._kept(like, (grid, cls_row, like.dtype), lambda: (_sincos_table(like, grid, cls_row),))
+        return table
+
+    def rotation(self, like: Tensor, grid: Grid, prefix: int, width: int) -> tuple[Tensor, ...]:
+        """Cosines and sines of `rotation_angles`, (n, d/2) each, in at least float32; `prefix` tokens stay as they are.
+
+        `like` is the weight that projects patches to tokens, and `width` that of a head.
+        """
+        return self._kept(like, (grid, prefix, width, like.dtype), lambda: _rotation_tables(like, grid, prefix, width))
+
+    def _kept(self, like: Tensor, key: Any, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Tables that depend on no value, computed once for a weight like this."""
         if not _is_a_models_own(like):
-            return _sincos_table(like, grid, cls_row)
+            return compute()
         tables = self.fixed
         if len(tables) >= self.MOST:
             tables = self.fixed = {}
-        key = (grid, cls_row, like.dtype, like.device)
-        if key not in tables:
+        if (key, like.device) not in tables:
             with _outside_autograd():
-                tables[key] = _sincos_table(like, grid, cls_row)
-        return tables[key]
+                tables[key, like.device] = compute()
+        return tables[key, like.device]
 
 
 @contextmanager
@@ -132,3 +165,9 @@ def _sincos_table(like: Tensor, grid: Grid, cls_row: bool) -> Tensor:
     if cls_row:
         table = F.pad(table, (0, 0, 1, 0))  # the class token stands at zero
     return table.to(like.device, like.dtype)
+
+
+def _rotation_tables(like: Tensor, grid: Grid, prefix: int, width: int) -> tuple[Tensor, ...]:
+    angles = F.pad(rotation_angles(grid, width), (0, 0, prefix, 0))  # an angle of zero turns nothing
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return angles.cos().to(like.device, dtype), angles.sin().to(like.device, dtype)

@@ -32,7 +32,7 @@ class Reference:
     blocks: str  # where their layers are
     logits: Callable[[nn.Module, Tensor], Tensor]
     image_sizes: tuple[tuple[int, int], ...] = ()  # beside the native one
-    folded: tuple[str, ...] = ()  # tokens whose row of the position table is added to them
+    folded: tuple[str, ...] = ()  # tokens whose rows of the position table are added to them
 
     def __str__(self) -> str:
         return f"{self.library}: {self.option}"
@@ -49,15 +49,25 @@ class Reference:
                 raise KeyError(key)
         found.pop("unused", None)
         for key in [key for key in found if ".attn.q." in key]:
-            parts = [found.pop(key.replace(".q.", f".{part}.")) for part in "qkv"]
-            found[key.replace(".q.", ".qkv.")] = torch.cat(parts)
+            q, v = found.pop(key), found.pop(key.replace(".q.", ".v."))
+            k = found.pop(key.replace(".q.", ".k."), torch.zeros_like(q))  # Eva has no bias for keys
+            found[key.replace(".q.", ".qkv.")] = torch.cat([q, k, v])
+        for key in [key for key in found if ".fc1_g." in key]:
+            found[key.replace("_g", "")] = torch.cat([found.pop(key), found.pop(key.replace("_g", "_x"))])
+        for key in [key for key in found if key.startswith("head_dist.")]:
+            both, other = [found.pop(key.replace("_dist", "")), found.pop(key)], 1 if key.endswith("weight") else 0
+            share = 0.5  # of each head in the answer
+            if gradients:  # a head of half the weight has twice the gradient; of two biases, both gradients are halves
+                share = 2.0 if other else 1.0
+            found[key.replace("_dist", "")] = share * (torch.cat(both, dim=1) if other else both[0] + both[1])
         for key in ("cls_token", "reg_token", "pos_embed"):
             if key in found:
                 found[key] = found[key].reshape((1,) * (3 - found[key].ndim) + found[key].shape)
         if found.get("cls_token", torch.ones(1)).numel() == 0:  # vit-pytorch keeps an empty one
             del found["cls_token"]
         for token in self.folded:
-            first, found["pos_embed"] = found["pos_embed"].split([1, found["pos_embed"].shape[1] - 1], dim=1)
+            rows = found[token].shape[1]
+            first, found["pos_embed"] = found["pos_embed"].tensor_split([rows], dim=1)
             found[token] = found[token] if gradients else found[token] + first
         if self.config.patch_norm:
             order = dict(c=self.config.channels, p=self.config.patch_size, q=self.config.patch_size)
@@ -91,7 +101,7 @@ def spread(module: nn.Module, seed: int = 0) -> nn.Module:
     with torch.no_grad():
         for name, tensor in module.named_parameters():
             noise = torch.randn(tensor.shape, generator=generator)
-            if re.search(r"pos|token|class_embedding", name):
+            if re.search(r"pos|token|class_embedding|latent", name):
                 tensor.copy_(0.03 * noise)
             elif tensor.ndim > 1:
                 patches = re.search(r"patch_embed|conv_proj|to_patch", name)
@@ -109,23 +119,59 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
-TIMM_RULES = {r"(.+)": r"\1"}
+TIMM_RULES = {
+    r"(blocks\.\d+)\.gamma_([12])": r"\1.ls\2.gamma",
+    r"(blocks\.\d+\.attn)\.([qv])_bias": r"\1.\2.bias",
+    r"dist_token": r"reg_token",
+    r"(.+)": r"\1",
+}
 
 
-def _timm(option: str, image_size: Any = 32, config: Mapping[str, Any] = {}, **theirs: Any) -> Reference:
-    kind = dict(
+def _timm(
+    option: str,
+    image_size: Any = 32,
+    config: Mapping[str, Any] = {},
+    folded: tuple[str, ...] = (),
+    kind: Any = timm.models.VisionTransformer,
+    **theirs: Any,
+) -> Reference:
+    usual: dict[str, Any] = dict(
         img_size=image_size, patch_size=8, embed_dim=48, depth=3, num_heads=4, mlp_ratio=80 / 48, num_classes=7,
-        dynamic_img_size=True, fc_norm=False,
+        dynamic_img_size=True,
     )  # fmt: skip
+    if kind is not timm.models.Eva:
+        usual["fc_norm"] = False
     return Reference(
         library="timm",
         option=option,
         config=ViTConfig(**SIZES | {"image_size": image_size} | config),
-        build=lambda: timm.models.VisionTransformer(**kind | theirs),
+        build=lambda: kind(**usual | theirs),
         rules=TIMM_RULES,
         blocks="blocks",
         logits=lambda model, images: model(images),
         image_sizes=((48, 48), (24, 40), (16, 16)),
+        folded=folded,
+    )
+
+
+def _dinov3(option: str, config: Mapping[str, Any] = {}, **theirs: Any) -> Reference:
+    ours = dict(
+        positions="rope", registers=4, cls_position=False, layer_scale=1e-5, norm_eps=1e-5, pool="mean", qkv_bias=False
+    )
+    return _timm(
+        option,
+        config=ours | config,
+        kind=timm.models.Eva,
+        rope_type="dinov3",
+        rope_temperature=100,
+        rope_rotate_half=True,
+        use_rot_pos_emb=True,
+        use_abs_pos_emb=False,
+        num_reg_tokens=4,
+        use_fc_norm=False,
+        init_values=1e-5,
+        norm_layer=partial(nn.LayerNorm, eps=1e-5),
+        **{"qkv_bias": False} | theirs,
     )
 
 
@@ -262,6 +308,10 @@ def _vit_pytorch(option: str, pool: str, config: Mapping[str, Any], head_dim: in
 mean = dict(pool="mean")
 clip = dict(pre_norm=True, gelu="quick", norm_eps=1e-5)
 dinov2 = dict(pool="cls_and_mean", layer_scale=1.0, norm_eps=1e-6, mlp_dim=192)
+swiglu = dict(mlp_layer=timm.layers.SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=160 / 48)
+siglip = dict(pool="map", class_token=False, gelu="tanh")
+pooled = dict(pool="map", registers=3, cls_position=False)
+registers = dict(reg_tokens=3, no_embed_class=True)
 noise = torch.arange(16.0).expand(2, -1)  # ViTMAE masks nothing and shuffles nothing
 
 REFERENCES = [
@@ -292,6 +342,40 @@ REFERENCES = [
     _timm("norms inside attention and MLP", config={"inner_norm": True}, scale_attn_norm=True, scale_mlp_norm=True),
     _timm("no bias for q, k and v", config={"qkv_bias": False}, qkv_bias=False),
     _timm("no positions", config={"positions": "none"}, pos_embed="none"),
+    _timm("attention pooling", config=siglip, global_pool="map", class_token=False, act_layer="gelu_tanh"),
+    _timm("attention pooling beside a class token and registers", config=pooled, global_pool="map", **registers),
+    _dinov3("DINOv3"),
+    _dinov3("DINOv3, class token, biases", {"pool": "cls", "qkv_bias": True}, global_pool="token", qkv_bias=True),
+    _dinov3("DINOv3 plus", {"mlp": "swiglu"}, swiglu_mlp=True, swiglu_align_to=8),
+    _timm("gated MLP", config={"mlp": "swiglu"}, **swiglu),
+    _timm(
+        "EVA",
+        config=mean | {"fc_norm": True},
+        kind=timm.models.Eva,
+        global_pool="avg",
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+    ),
+    _timm(
+        "DeiT, distilled",
+        config={"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
+        kind=timm.models.deit.VisionTransformerDistilled,
+        folded=("cls_token", "reg_token"),
+    ),
+    _timm("no final norm", config={"final_norm": False}, final_norm=False),
+    _timm(
+        "registers with positions",
+        config={"registers": 3, "cls_position": False},
+        reg_tokens=3,
+        folded=("cls_token", "reg_token"),
+    ),
+    _timm(
+        "mean, registers with positions, no class token",
+        config=mean | {"registers": 3, "cls_position": False, "class_token": False},
+        global_pool="avg",
+        reg_tokens=3,
+        class_token=False,
+        folded=("reg_token",),
+    ),
     _timm("images that are not square", image_size=(32, 48)),
     _timm("one channel, no head", config={"channels": 1, "num_classes": 0}, in_chans=1, num_classes=0),
     _transformers("ViTForImageClassification", "ViT", "vit.layers"),
