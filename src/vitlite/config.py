@@ -13,7 +13,7 @@ from vitlite.errors import ConfigError, UnknownNameError, closest
 
 Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean", "cls_and_distillation", "map"]
 Positions = Literal["learned", "sincos2d", "rope", "none"]
-Resample = Literal["timm", "transformers", "torchvision", "jax"]
+Resample = Literal["timm", "transformers", "torchvision", "jax", "tensorflow"]
 Gelu = Literal["exact", "tanh", "quick"]
 Mlp = Literal["gelu", "swiglu"]
 

@@ -17,12 +17,14 @@ from vitlite.config import Resample
 
 Grid = tuple[int, int]
 
-# What each library passes to torch's interpolate; big_vision's scipy.ndimage.zoom(order=1) is bilinear on corners.
+# What each library passes to torch's interpolate; big_vision's scipy.ndimage.zoom(order=1) is bilinear on corners, and
+# FlexiViT's tf.image.resize bilinear on centres.
 RESAMPLE: dict[Resample, dict[str, Any]] = {
     "timm": {"mode": "bicubic", "antialias": True, "align_corners": False},
     "transformers": {"mode": "bicubic", "antialias": False, "align_corners": False},
     "torchvision": {"mode": "bicubic", "antialias": False, "align_corners": True},
     "jax": {"mode": "bilinear", "antialias": False, "align_corners": True},
+    "tensorflow": {"mode": "bilinear", "antialias": False, "align_corners": False},
 }
 
 
