@@ -199,6 +199,11 @@ def test_a_narrow_dtype_that_is_slower_is_refused(monkeypatch: pytest.MonkeyPatc
         optimize(model, dtype=torch.int8)
 
 
+def test_elsewhere_than_on_a_cpu_torch_chooses() -> None:
+    kernels = blocks.fastest_kernels(torch.device("cuda"), torch.float32, 197)
+    assert kernels == (onednn.PlainLinear, attention.attend_fused, 1.0)
+
+
 def test_the_time_of_a_layer_is_measured() -> None:
     assert all(0 < seconds < 10 for seconds in onednn.layer_times(torch.bfloat16, torch.float32))
 
@@ -219,6 +224,12 @@ def test_operators_that_are_missing_or_wrong_are_not_used(fault: Any, monkeypatc
     assert not onednn.packing_pays.__wrapped__(torch.float16)
 
 
+def test_powers_need_the_range_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "_times", lambda *contestants: [1.0, 2.0])
+    assert onednn.powers_pay.__wrapped__(torch.bfloat16)
+    assert not onednn.powers_pay.__wrapped__(torch.float16)
+
+
 def test_packing_is_chosen_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_packing_is_right", lambda dtype: True)
     for times, chosen in (([1.0, 2.0], True), ([2.0, 1.0], False)):
@@ -234,6 +245,15 @@ def test_onednn_is_chosen_where_it_is_exact_and_faster(monkeypatch: pytest.Monke
     for times, chosen in (([1.0, 2.0], True), ([2.0, 1.0], False)):
         monkeypatch.setattr(onednn, "_times", lambda *contestants, times=times: times)
         assert pays(17, 12) == chosen
+    answers: list[Tensor] = []
+
+    def same_answers(*contestants: Callable[[], Tensor]) -> list[float]:
+        answers.extend(run() for run in contestants)
+        return [1.0, 2.0]
+
+    monkeypatch.setattr(onednn, "_times", same_answers)
+    assert pays(17, 12)
+    assert distance(*answers) < 0.05  # float32 or, with AMX, bfloat16
     monkeypatch.setattr(onednn, "_times", lambda *contestants: [1.0, 2.0])
     monkeypatch.setattr(onednn, "_distance", lambda found, right: 1e-3)  # as bfloat16 would be
     assert not pays(17, 12)
