@@ -177,6 +177,8 @@ def _can_build(config: ViTConfig) -> bool:
     """Whether timm's VisionTransformer computes what ours does, when it is given the same sizes."""
     if config.norm_eps != 1e-6 or config.positions == "sincos2d" or config.pool not in WRITTEN_POOLS:
         return False
+    if config.positions == "rope" or config.mlp != "gelu" or config.stem is not None or not config.final_norm:
+        return False
     return not (config.patch_norm or config.pre_logits or config.head_dim)
 
 
