@@ -21,7 +21,7 @@ OF_PYTHON_ALONE = {
     "ViTConfig: ": "names a field, as the option or as config.json has it",
     "ViTConfig has no field": "names a field, as config.json has it",
     "weights_only=True": "torch's name for how a pickle was opened",
-    "positions='none'": "names a field, as config.json has it",
+    "This model has no position embeddings": "names a field, as config.json has it",
     "in training mode would be exported": "the command's models are in eval mode",
     "To draw on a picture, model.preprocess must be": "a file's preprocessing is one, or the model says it has none",
     "weights=: give a path": "the command's weights are a path",
@@ -86,7 +86,7 @@ CLASSIFY = "classify a.png --model "
         (CLASSIFY + "nonsense", "checkpoints: `vitlite list`."),
         (CLASSIFY + "nonsense", "of the Hub, a folder or a file: --model PATH, --model OWNER/NAME."),
         (CLASSIFY + "vit_base_14", "For random weights: vitlite train --model vit_base_14 --weights none."),
-        (CLASSIFY + "vit_base_patch16_224.bamboo", "`vitlite list` names what is."),
+        (CLASSIFY + "vit_base_patch16_224.bamboo", "`vitlite list`"),
         (CLASSIFY + "vit_base_16", "--model vit_base_16.augreg2_in21k_ft_in1k --weights model.safetensors"),
         (CLASSIFY + "vit_nano_4 --size 17", "error: --size 17 does not divide into patches of 4."),
         (
