@@ -54,6 +54,7 @@ the same order.
         "transformers": "`ViTEmbeddings.interpolate_pos_encoding`",
         "torchvision": "`torchvision.models.vision_transformer.interpolate_embeddings`",
         "jax": "`scipy.ndimage.zoom(order=1)`, as google-research/vision_transformer and big_vision",
+        "tensorflow": '`timm.layers.resample_abs_pos_embed(interpolation="bilinear", antialias=False)`, for FlexiViT',
     }
     for method, function in by.items():
         worst = max(table(method, new) for name, new in proof.TABLES_OF if name == method)

@@ -382,11 +382,18 @@ def jax_table(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tens
     return torch.from_numpy(np.ascontiguousarray(zoomed)).flatten(0, 1)[None].float()
 
 
+def tensorflow_table(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """tf.image.resize, as timm computes it for the checkpoints of those who resize with it."""
+    bilinear = {"interpolation": "bilinear", "antialias": False}
+    return timm.layers.resample_abs_pos_embed(table, list(new), list(old), num_prefix_tokens=0, **bilinear)
+
+
 TABLE_OF = {
     "timm": timm_table,
     "transformers": transformers_table,
     "torchvision": torchvision_table,
     "jax": jax_table,
+    "tensorflow": tensorflow_table,
 }
 GRIDS = [(10, 10), (24, 24), (5, 5), (14, 14), (5, 9)]
 TABLES_OF = [(method, new) for method in TABLE_OF for new in GRIDS if method != "torchvision" or new[0] == new[1]]
@@ -405,7 +412,7 @@ def test_tables_are_resampled_as_each_library_does(method: str, new: tuple[int, 
 
 def test_tables_of_grids_that_are_not_square() -> None:
     table = torch.randn(1, 5 * 9, 6, generator=torch.Generator().manual_seed(0))
-    for method in ("timm", "jax"):  # the others take every table for a square one
+    for method in ("timm", "jax", "tensorflow"):  # the others take every table for a square one
         wanted = TABLE_OF[method](table, (5, 9), (7, 4))
         assert distance(resample_positions(table, (5, 9), (7, 4), method), wanted) < TABLES
 

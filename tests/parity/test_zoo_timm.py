@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from peers import timm
+from safetensors.torch import save_file
 from torch import nn
 
 from vitlite import ViT
 from vitlite.errors import UnknownNameError
+from vitlite.positions import resample_positions
 from vitlite.weights import zoo
 from vitlite.weights.labels import read_label_set
 from vitlite.weights.resolve import Claim, resolve
@@ -185,6 +187,29 @@ def test_refusals():
         assert row.name in first or "/" in row.name or unpublished, row
         assert row.nearest is None or row.nearest in zoo.RECORDS, row
         assert (row.instead == "load") == (row.nearest is None)
+
+
+STRETCHED = ["flexivit_small", "vit_base_patch16_radio_v3", "vit_large_patch16_radio_v3", "vit_so400m_patch16_radio_v4",
+             "vit_base_patch16_siglip_224", "eva_giant_patch14_224"]  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", STRETCHED)
+def test_position_tables_are_stretched_as_timm_does_on_loading(architecture: str, tmp_path: Path):
+    """Its rule depends on the name of the architecture: the row of the zoo has it as `resample`."""
+    small = {"embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 0}
+    record = next(record for record in RECORDS if record.alias.split(".")[0] == architecture)
+    patch, native = record.config.patch_size, record.config.size
+    new = (native[0] - 4 * patch, native[1] + 2 * patch)
+    peer = timm.create_model(architecture, img_size=native, **small)
+    nn.init.normal_(peer.pos_embed)
+    path = tmp_path / "model.safetensors"
+    save_file(peer.state_dict(), path)
+
+    overlay = {"file": str(path), "custom_load": False, "num_classes": 0}
+    there = timm.create_model(architecture, img_size=new, pretrained=True, pretrained_cfg_overlay=overlay, **small)
+    grid = new[0] // patch, new[1] // patch
+    ours = resample_positions(peer.pos_embed, record.config.grid, grid, record.config.resample)
+    assert (ours - there.pos_embed).abs().max() <= 1e-6
 
 
 def test_inner_norm():
