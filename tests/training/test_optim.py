@@ -52,6 +52,13 @@ def test_muon_takes_only_query_key_and_value_apart():
     assert apart == {block.attn.qkv.weight for block in model.blocks}
 
 
+def test_pooling_by_attention_learns_as_the_head_does():
+    model = new_model(CONFIG.replace(pool="map", class_token=False))
+    (adamw,) = optimizers(model, dict(model.named_parameters()), settings(layer_decay=0.5))
+    scales = {weight: group["scale"] for group in adamw.param_groups for weight in group["params"]}
+    assert {scales[weight] for weight in model.attn_pool.parameters()} == {scales[model.head.weight]} == {1.0}
+
+
 def test_layer_decay_and_what_does_not_decay():
     model = new_model()
     for name in ("adamw", "muon"):

@@ -129,7 +129,7 @@ def _depth(name: str, blocks: int) -> int:
     """How far a weight is from the pixels: 0 the embedding, 1 the first block, and after the last block the head."""
     if name.startswith("blocks."):
         return int(name.split(".")[1]) + 1
-    if name.startswith(("norm.", "fc_norm", "pre_logits", "head")):
+    if name.startswith(("norm.", "attn_pool", "fc_norm", "pre_logits", "head")):
         return blocks + 1
     return 0
 
