@@ -58,6 +58,7 @@ class Hub:
     ranges: bool = True
     token: str | None = None  # requests with any other token are refused; those without one are not
     private: set[str] = field(default_factory=set)  # repositories that need the token
+    gated: dict[str, set[str]] = field(default_factory=dict)  # repositories, and whose tokens may read them
     repos: dict[str, dict[str, Any]] = field(default_factory=dict)
     log: list[Request] = field(default_factory=list)
 
@@ -147,6 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
         entry = hub.repos.get(repo)
         if entry is None or (repo in hub.private and not token):
             return self._refuse(401, "RepoNotFound", "Repository not found")
+        if token not in hub.gated.get(repo, {token}):
+            return self._refuse(403 if token else 401, "GatedRepo", f"Access to model {repo} is restricted.")
         revision = (parts[5:6] or ["main"])[0] if is_api else parts[3]
         commit = entry["branches"].get(revision, revision)
         files = entry["commits"].get(commit)

@@ -173,6 +173,21 @@ def test_private_weights_and_a_token_set_later(server: Hub, monkeypatch: pytest.
     assert not any("authorization" in request.headers for request in server.log if "/cdn/" in request.path)
 
 
+def test_a_gated_repository_and_what_to_do(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.gated[REPO] = {"hf_accepted"}
+    for token in ("", "hf_not_accepted"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(DownloadError, match=r"is gated.*HTTP 40[13]") as caught:
+            fetch()
+        page = f"Accept its licence on {server.url}/{REPO} in a browser"
+        for text in (str(caught.value), caught.value.for_command_line()):
+            assert page in text
+            assert "hf auth login" in text
+            assert "HF_TOKEN" in text
+    monkeypatch.setenv("HF_TOKEN", "hf_accepted")
+    assert fetch().path.read_bytes() == WEIGHTS
+
+
 def test_an_endpoint_set_later(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with Hub() as mirror:
         mirror.publish("timm/other", model_safetensors=OTHER)

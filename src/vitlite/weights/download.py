@@ -116,14 +116,25 @@ def _no_hub(file: RemoteFile, why: str) -> DownloadError:
 
 def _explained(file: RemoteFile, error: Any) -> DownloadError:
     """The Hub's refusal, as an error that says what to do."""
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
+    if isinstance(error, GatedRepoError):
+        return _gated(file, error.response.status_code)
     is_elsewhere = isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError))
     if error.response.status_code == 404 and not is_elsewhere:
         commit = error.response.headers.get("x-repo-commit") or ""
         return AbsentError(file, commit if COMMIT.fullmatch(commit) else None)
     why = shown(str(error).strip().partition("\n")[0])
     return _refused(file, why)
+
+
+def _gated(file: RemoteFile, status: int) -> DownloadError:
+    return DownloadError(
+        f"Cannot fetch {file}: its repository is gated, and the Hub does not know you as one who may read it "
+        f"(HTTP {status}).",
+        python=f"Accept its licence on {endpoint()}/{file.repo} in a browser, and wait where access has to be granted. "
+        "Then log in here with the same account, hf auth login, or set HF_TOKEN to a token of it.",
+    )
 
 
 def _refused(file: RemoteFile, why: str) -> DownloadError:
