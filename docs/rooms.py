@@ -25,7 +25,8 @@ ROOMS = {
     "inputs": Room("images that fit, or an error", "config errors"),
     "speed.onednn": Room("which operators this CPU is quick with, each proved before its use"),
     "model": Room("the network", "positions pooling inputs speed.onednn config errors"),
-    "images": Room("pictures become tensors, as the weights saw them", "errors"),
+    "decode": Room("a picture file becomes pixels, by Pillow", "errors"),
+    "images": Room("pictures become tensors, as the weights saw them", "decode errors"),
     "predict": Room("pictures become answers", "images errors"),
     # Behind it.
     "weights": Room(
@@ -33,17 +34,17 @@ ROOMS = {
         "model positions images config costs schema disk errors",
     ),
     "factory": Room("create and load", "weights model images config errors"),
-    "convert": Room("weights in another library's layout", "factory weights model config disk errors"),
+    "convert": Room("weights in another library's layout", "factory weights model config errors"),
     "speed": Room("a model becomes a fast one", "model costs config errors speed.onednn"),
     "export": Room("a model becomes a file for other runtimes", "speed model images disk errors"),
-    "draw": Room("what a model looks at, as pictures; and the curves of a run", "model positions images disk errors"),
+    "draw": Room("what a model looks at, as pictures; and the curves of a run", "positions images disk errors"),
     "training": Room(
         "labelled pictures become weights", "factory weights model images config speed.onednn disk errors"
     ),
-    "bulk": Room("many pictures become rows", "predict images model disk errors"),
+    "bulk": Room("many pictures become rows", "speed predict images model disk errors"),
     "cli": Room(
         "words of a command line become calls of all the others",
-        "bulk training draw export convert speed factory weights predict model images config costs disk errors",
+        "bulk training draw export convert speed factory weights predict model config costs disk errors",
     ),
 }
 
