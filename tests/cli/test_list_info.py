@@ -35,3 +35,13 @@ def test_info(run: Run) -> None:
     assert fields["config"]["depth"] == 12
     assert sum(layer["params"] for layer in fields["layers"]) == fields["params"]
     assert "registers=4" in run("info", "vit_small_14.reg4_dinov2_lvd142m_518")[1]
+
+
+def test_info_of_what_is_too_large_for_most_machines(run: Run) -> None:
+    code, out, _ = run("info", "vit_7b_patch16_dinov3.lvd1689m")
+    assert code == 0
+    assert out.startswith("vit_7b_16.dinov3_lvd1689m_256\n")
+    assert "licence      dinov3-license\n" in out
+    assert "positions=rope" in out
+    assert "size         6.7 G parameters, " in out
+    assert "note         27 GB; " in out

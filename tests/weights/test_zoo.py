@@ -225,9 +225,24 @@ def test_a_wrong_name_gets_close_ones_and_the_list():
     assert text.startswith("There is no model 'vit_bas_16'. Did you mean vit_base_16, ")
     assert f"Presets: {', '.join(PRESETS)}." in text
     assert "vitlite.load" in text
-    text = message("vit_base_16.dinno")
+    text = message("vit_base_8.dinno")
+    assert text.startswith("There is no checkpoint 'vit_base_8.dinno'. Did you mean vit_base_8.dino")
+    assert text.endswith(
+        " Checkpoints of vit_base_8: vit_base_8.augreg2_in21k_ft_in1k, vit_base_8.augreg_in21k_ft_in1k, "
+        "vit_base_8.augreg_in21k, vit_base_8.dino."
+    )
+
+
+def test_a_preset_of_many_checkpoints_lists_those_that_begin_as_was_asked():
+    assert message("vit_large_16.dinov3") == (
+        "There is no checkpoint 'vit_large_16.dinov3'. Did you mean vit_large_16.dinov3_lvd1689m_256, "
+        "vit_large_16.dinov3_qkvb_lvd1689m_256, vit_large_16.dinov3_sat493m_256, "
+        "vit_large_16.dinov3_qkvb_sat493m_256? vit_large_16 has 32 checkpoints. "
+        "vitlite.list_models('vit_large_16.*') names them."
+    )
+    text = error("vit_base_16.dinno").for_command_line()
     assert text.startswith("There is no checkpoint 'vit_base_16.dinno'. Did you mean vit_base_16.dino, ")
-    assert "vit_base_16.deit3_fb_in22k_ft_in1k_384, " in text
+    assert text.endswith(" vit_base_16 has 76 checkpoints. `vitlite list 'vit_base_16.*'` names them.")
 
 
 def test_a_name_of_timms_without_its_tag():

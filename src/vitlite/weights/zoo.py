@@ -16,6 +16,7 @@ from vitlite.config import PRESETS, ViTConfig
 from vitlite.errors import UnknownNameError, closest
 
 DATA = Path(__file__).parent / "data"
+MOST_NAMES = 16  # that an error lists
 
 Color = tuple[float, float, float]
 CropMode = Literal["center", "squash"]
@@ -220,24 +221,36 @@ def _unknown(name: str) -> UnknownNameError:
         return _preset_without_default(name)
     timm_name = str(name).removeprefix("timm/")
     preset = timm_name.partition(".")[0]
-    checkpoints = _checkpoints_of(preset)
-    if checkpoints:
-        hint = closest(name, checkpoints)
-        return UnknownNameError(
-            f"There is no checkpoint {name!r}.{hint} Checkpoints of {preset}: {', '.join(checkpoints)}."
-        )
+    if _checkpoints_of(preset):
+        return _no_such_checkpoint(name, preset)
     tagged = [alias for alias in ALIASES if _architecture(alias) == timm_name]
     if tagged:
         return _tag_is_missing(name, tagged)
     for refusal in REFUSED:
         if refusal.fits(timm_name):
             return _refused(timm_name, refusal)
+    today = [other for other in NAMES if other not in FORMER]
     return UnknownNameError(
-        f"There is no model {name!r}.{closest(timm_name, NAMES)} Presets: {', '.join(PRESETS)}.",
+        f"There is no model {name!r}.{closest(timm_name, today)} Presets: {', '.join(PRESETS)}.",
         python="Their checkpoints: vitlite.list_models(). A repository of the Hub, a folder or a file: "
         "vitlite.load(source).",
         command="Their checkpoints: `vitlite list`. A repository of the Hub, a folder or a file: --model PATH, "
         "--model OWNER/NAME.",
+    )
+
+
+def _no_such_checkpoint(name: str, preset: str) -> UnknownNameError:
+    """A preset's name with a tag that nobody has: those that begin so, or come near."""
+    checkpoints = _checkpoints_of(preset)
+    begun = [checkpoint for checkpoint in checkpoints if checkpoint.startswith(name)]
+    hint = f" Did you mean {', '.join(begun)}?" if begun else closest(name, checkpoints)
+    text = f"There is no checkpoint {name!r}.{hint}"
+    if len(checkpoints) <= MOST_NAMES:
+        return UnknownNameError(f"{text} Checkpoints of {preset}: {', '.join(checkpoints)}.")
+    return UnknownNameError(
+        f"{text} {preset} has {len(checkpoints)} checkpoints.",
+        python=f"vitlite.list_models('{preset}.*') names them.",
+        command=f"`vitlite list '{preset}.*'` names them.",
     )
 
 
