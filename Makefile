@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-cluster docs bench pin clean
+.PHONY: demo test test-cluster test-matrix docs bench pin clean
 
 demo: .venv/demo.stamp  ## classify photos and draw where the model looked, without a network
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,9 @@ test: .venv/dev.stamp  ## lint, types, and every test but those of clusters
 
 test-cluster: .venv/cluster.stamp  ## several processes, nodes that die: torchrun and Ray
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster
+
+test-matrix:  ## every test with the oldest, the pinned and the newest versions, each in an environment of its own
+	$(PYTHON) tests/matrix.py
 
 docs: .venv/docs.stamp  ## generated tables, then the site in site/
 	for script in docs/generate_*.py; do $(BIN)/python $$script || exit 1; done
