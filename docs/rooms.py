@@ -41,7 +41,7 @@ ROOMS = {
     "training": Room(
         "labelled pictures become weights", "factory weights model images config speed.onednn disk errors"
     ),
-    "bulk": Room("many pictures become rows", "speed predict images model disk errors"),
+    "bulk": Room("many pictures become rows", "speed predict images model schema disk errors"),
     "cli": Room(
         "words of a command line become calls of all the others",
         "bulk training draw export convert speed factory weights predict model config costs disk errors",

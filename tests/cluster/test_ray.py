@@ -207,16 +207,18 @@ def test_killed_and_started_again_continues(
     held = rows_in(out)
     assert 0 < held < COUNT
     file = next(out.glob("*.parquet"))
-    (out / "torn.parquet").write_bytes(file.read_bytes()[:-50])
+    torn = file.with_name(f"{file.stem}-9.parquet")
+    torn.write_bytes(file.read_bytes()[:-50])
 
     assert embed(model, pictures, out) == 1
     assert f"continuing {out}: {held} pictures are done" in capsys.readouterr().err
     check(out, vectors, pictures)
+    assert not torn.exists()
     assert embed(model, pictures, out) == 1
     assert f"{COUNT} pictures, 1 of them broken (column error); 0 new" in capsys.readouterr().out
     check(out, vectors, pictures)
     assert embed(model, pictures, out, "--dtype", "bfloat16") == 1
-    refusal = r"was not written by this command with these weights and options\. Choose another"
+    refusal = r"_vitlite\.json was not written by this command with these weights and options\. Choose another"
     assert re.search(rf"{refusal} --out\.", capsys.readouterr().err)
     with pytest.raises(InputError, match=rf"{refusal} folder\."):
         embed_pictures(
@@ -227,6 +229,19 @@ def test_killed_and_started_again_continues(
             name="small",
             on_resume=lambda done: None,
         )
+
+
+def test_what_others_put_into_the_folder_stays(
+    cluster: Cluster, model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parquet without our columns, and one that another program is still writing."""
+    pq.write_table(pa.table({"number": [1, 2, 3]}), tmp_path / "numbers.parquet")
+    (tmp_path / "begun.parquet").write_bytes((tmp_path / "numbers.parquet").read_bytes()[:-20])
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert embed(model, pictures, tmp_path) == 1
+    said = f"{tmp_path} holds begun.parquet, which this command did not write. Choose an --out that is new."
+    assert said in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_parquet_of_pictures_is_classified(

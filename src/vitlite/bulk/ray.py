@@ -4,7 +4,6 @@ Scheduling, memory limits, and recovery from lost actors and nodes are Ray's. Pa
 reads its own pictures: `ray.data.read_binary_files` ends the whole job at the first file that it cannot open.
 """
 
-import json
 import math
 import os
 import sys
@@ -12,11 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from io import BytesIO
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from vitlite.bulk.folder import READERS, Output, claimed, count
 from vitlite.bulk.local import identity_of
 from vitlite.errors import ImageError, InputError, missing_extra
 from vitlite.images import SUFFIXES
@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 BLOCK = 256  # paths in a unit of work: what a lost actor costs again
 FILE = 4096  # rows in an output file, at least: what each killed job loses
-READERS = 16  # files that an actor reads at once, since storage over a network answers late rather than slowly
 
 
 class Embedder:
@@ -330,37 +329,44 @@ def _run(
 ) -> Summary:
     """Puts the pictures that the output does not hold yet through actors, and counts what it holds then."""
     identity = identity_of(model, name, dtype=actors.dtype, fast=True) | task.options
-    schema = _schema(task.columns, identity)
     files, folder = _locate(out)
-    done = _done(files, folder, schema)
-    if len(done):
-        on_resume(len(done))
-    _start_ray()
-    remaining, units = _remaining(source, done)
-    if remaining is not None:
-        count = min(actors.count or _cores_or_gpus(actors), units)
-        answers = _answers(remaining, task, model, actors, count)
-        answers.write_parquet(
-            folder,
-            filesystem=files,
-            min_rows_per_file=FILE,
-            arrow_parquet_args_fn=lambda: {"schema": schema},
-            ray_remote_args={"num_cpus": 0},  # the actors have all cores
-            concurrency=min(max(2, count // 16), units),
-        )
-    pictures, broken = _count(files, folder)
-    return Summary(pictures, broken, pictures - len(done))
+    with claimed(files, folder, _columns(task.columns), identity) as output:
+        if len(output.done):
+            on_resume(len(output.done))
+        _start_ray()
+        remaining, units = _remaining(source, output.done)
+        if remaining is not None:
+            chosen = min(actors.count or _cores_or_gpus(actors), units)
+            _write(_answers(remaining, task, model, actors, chosen), output, min(max(2, chosen // 16), units))
+        pictures, broken = count(output, distinct=source.paths is not None)
+        return Summary(pictures, broken, pictures - len(output.done))
 
 
-def _schema(columns: dict[str, str], identity: dict[str, Any]) -> "pa.Schema":
-    """The output's columns; what decided its numbers stands beside them."""
+def _columns(answers: dict[str, str]) -> "pa.Schema":
+    """The output's columns."""
     import pyarrow as pa
 
     fields = [("path", pa.string())]
-    for name, kind in columns.items():
+    for name, kind in answers.items():
         fields.append((name, pa.list_(pa.type_for_alias(kind))))
     fields.append(("error", pa.string()))
-    return pa.schema(fields, {"vitlite": json.dumps(identity, sort_keys=True)})
+    return pa.schema(fields)
+
+
+def _write(answers: "Dataset", output: Output, writers: int) -> None:
+    """Puts rows into new files of the folder, so many at a time."""
+    from ray.data.datasource import FilenameProvider
+
+    written = output.schema
+    answers.write_parquet(
+        output.folder,
+        filesystem=output.files,
+        filename_provider=FilenameProvider(output.prefix, "parquet"),
+        min_rows_per_file=FILE,
+        arrow_parquet_args_fn=lambda: {"schema": written},
+        ray_remote_args={"num_cpus": 0},  # the actors have all cores
+        concurrency=writers,
+    )
 
 
 def _start_ray() -> None:
@@ -537,49 +543,3 @@ def _read_row_group(files: "FileSystem", path: str, number: int) -> "Iterator[pa
     with files.open_input_file(path) as file:
         for rows in parquet.ParquetFile(file).iter_batches(BLOCK, row_groups=[number], columns=["path", "bytes"]):
             yield pa.Table.from_batches([rows])
-
-
-def _done(files: "FileSystem", folder: str, schema: "pa.Schema") -> "pa.Array":
-    """The paths in the output's whole files. A file that a killed job left unfinished is removed."""
-    import pyarrow as pa
-    from pyarrow.fs import FileSelector
-
-    found = files.get_file_info(FileSelector(folder, allow_not_found=True))
-    written = [file.path for file in found if file.path.endswith(".parquet")]
-    with ThreadPoolExecutor(READERS) as readers:
-        columns = list(readers.map(partial(_paths_written, files, schema), written))
-    chunks = []
-    for column in columns:
-        chunks += column.chunks
-    return pa.chunked_array(chunks, pa.string()).combine_chunks()
-
-
-def _paths_written(files: "FileSystem", schema: "pa.Schema", path: str) -> "pa.ChunkedArray":
-    """The column `path` of an output file; empty where it was not finished, and then it is removed."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    with files.open_input_file(path) as file:
-        try:
-            table = parquet.read_table(file, columns=["path"])
-        except pa.ArrowInvalid:  # Parquet is complete only with its last bytes
-            table = None
-    if table is None:
-        files.delete_file(path)
-        return pa.chunked_array([], pa.string())
-    identity = (table.schema.metadata or {}).get(b"vitlite")
-    if identity != schema.metadata[b"vitlite"]:
-        raise InputError(
-            f"{path} was not written by this command with these weights and options.",
-            python="Choose another folder.",
-            command="Choose another --out.",
-        )
-    return table["path"]
-
-
-def _count(files: "FileSystem", folder: str) -> tuple[int, int]:
-    """How many rows the output has, and how many of them have an error."""
-    from pyarrow import dataset
-
-    rows = dataset.dataset(folder, filesystem=files, format="parquet")
-    return rows.count_rows(), rows.count_rows(filter=~dataset.field("error").is_null())
