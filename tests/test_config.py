@@ -144,7 +144,8 @@ WRONG = [
     ({"positions": "rope", "dim": 36, "heads": 6}, r"positions='rope' needs heads of a width that 4 divides, got 6\."),
     ({"positions": "rope", "head_dim": 66}, r"positions='rope' needs heads of a width that 4 divides, got 66\."),
     ({"fc_norm": True, "final_norm": False}, r"final_norm=False is no norm at the end at all, and fc_norm=True"),
-    ({"pool": "cls_and_distillation"}, r"reads the distillation token, which is the first register: set registers=1\."),
+    ({"pool": "cls_and_distillation"}, r"reads the distillation token, which is a register: set registers=1\."),
+    ({"pool": "cls_and_distillation", "registers": 2, "cls_position": False}, r"set registers=1\."),
     ({"pool": "cls_and_distillation", "class_token": False}, r"'cls_and_distillation' reads the class token"),
     ({"pool": "map", "heads": 7, "head_dim": 64}, r"dim 768 does not divide into 7 of them\."),
     (

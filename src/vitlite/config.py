@@ -30,7 +30,7 @@ class ViTConfig:
     mlp_dim: int = 3072  # width between the two layers of an MLP; of a gated one, after the gate
     num_classes: int = 1000  # 0: no head, the model returns what a head would have seen
     # "mean" never counts cls or registers; "mean_with_cls" is vit-pytorch before 1.16; "map" is SigLIP's attention with
-    # a query of its own; "cls_and_distillation" is DeiT's, whose distillation token is the first register.
+    # a query of its own; "cls_and_distillation" is DeiT's, whose distillation token is a register.
     pool: Pool = "cls"
     channels: int = 3
     class_token: bool = True
@@ -252,9 +252,8 @@ def _wrong_pool(c: ViTConfig) -> Iterator[Problem]:
     """What is pooled, and is not there."""
     if c.pool not in ("mean", "map") and not c.class_token:
         yield "pool", f"pool={c.pool!r} reads the class token, and class_token is False; use pool='mean'."
-    if c.pool == "cls_and_distillation" and not c.registers:
-        text = "pool='cls_and_distillation' reads the distillation token, which is the first register: set registers=1."
-        yield "pool", text
+    if c.pool == "cls_and_distillation" and c.registers != 1:
+        yield "pool", "pool='cls_and_distillation' reads the distillation token, which is a register: set registers=1."
     if c.registers and c.pool == "mean_with_cls":
         yield "pool", "pool='mean_with_cls' is vit-pytorch's, which has no registers; use pool='mean'."
     if c.pool == "map" and c.dim % c.heads:

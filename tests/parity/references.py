@@ -194,7 +194,8 @@ TRANSFORMERS_RULES = {
     r"(?:\w+\.)*layers?\.(\d+)\.mlp\.(fc[12])\.(.+)": r"blocks.\1.mlp.\2.\3",
     r"(?:\w+\.)?(?:layernorm|post_layernorm)\.(.+)": r"norm.\1",
     r"pooler\.dense\.(.+)": r"pre_logits.\1",
-    r"(?:classifier|visual_projection)\.(.+)": r"head.\1",
+    r"distillation_classifier\.(.+)": r"head_dist.\1",
+    r"(?:classifier|cls_classifier|visual_projection)\.(.+)": r"head.\1",
 }
 
 
@@ -389,6 +390,13 @@ REFERENCES = [
         "DeiT, distilled",
         "deit.layers",
         {"registers": 1, "cls_position": False},
+        folded=("cls_token", "reg_token"),
+    ),
+    _transformers(
+        "DeiTForImageClassificationWithTeacher",
+        "DeiT, distilled, two heads",
+        "deit.layers",
+        {"registers": 1, "cls_position": False, "pool": "cls_and_distillation"},
         folded=("cls_token", "reg_token"),
     ),
     _transformers("IJepaForImageClassification", "I-JEPA", "ijepa.layers", mean | {"class_token": False}),

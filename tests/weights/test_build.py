@@ -127,8 +127,9 @@ def test_floating_types(stored: torch.dtype, wanted: torch.dtype | None, tmp_pat
 
 
 @pytest.mark.parametrize(("names", "reason"), [
-    ({"dist_token": (1, 1, 16)}, "second head"), ({"blocks.0.attn.q_norm.weight": (8,)}, "norms of its own"),
-    ({"blocks.0.mlp.w12.weight": (8,)}, "gated"), ({"attn_pool.latent": (8,)}, "pools by attention"),
+    ({"head_dist.weight": (3, 16)}, "second head"), ({"blocks.0.attn.q_norm.weight": (8,)}, "norms of its own"),
+    ({"blocks.0.mlp.fc1_g.weight": (8,)}, "gated in a way"), ({"attn_pool.pos_embed": (8,)}, "pools by attention"),
+    ({"rope.freqs": (8,)}, "another kind than DINOv3's"), ({"blocks.0.attn.q_proj.weight": (8,)}, "EVA-02's"),
     ({"blocks.0.attn.qkv.weight_scale": (1,)}, "quantised"),
 ])  # fmt: skip
 def test_what_is_no_plain_vit_is_refused_with_its_reason(names: dict[str, Any], reason: str, tmp_path: Path) -> None:

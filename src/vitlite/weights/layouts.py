@@ -6,12 +6,13 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
@@ -58,23 +59,57 @@ def _heads_out(parts: Sequence[Tensor], patch: int | None) -> Tensor:
     return parts[0].flatten(0, 1).t() if parts[0].ndim == 3 else parts[0]
 
 
+def _rows_of(parts: Sequence[Tensor], patch: int | None) -> Tensor:
+    """A token with its rows of the position table: (1, r, d), the table, and the tokens that have rows before it."""
+    token, table, *before = parts
+    first = sum(other.shape[1] for other in before)
+    return token + table[:, first : first + token.shape[1]]
+
+
+def _rows_after(parts: Sequence[Tensor], patch: int | None) -> Tensor:
+    """The rows of a position table after those of tokens, which follow it."""
+    table, *tokens = parts
+    return table[:, sum(token.shape[1] for token in tokens) :]
+
+
 # How their tensors, one or more, become ours. Where patches are flattened, the size of a patch may have to be known.
 OPS: dict[str, Callable[[Sequence[Tensor], int | None], Tensor]] = {
     "same": lambda parts, _: parts[0],
-    "qkv": lambda parts, _: torch.cat(tuple(parts)),
+    "joined": lambda parts, _: torch.cat(tuple(parts)),
+    "zeros_between": lambda parts, _: torch.cat([parts[0], torch.zeros_like(parts[0]), parts[1]]),
+    "two_heads": lambda parts, _: torch.cat(tuple(parts), dim=1) / 2,
+    "two_biases": lambda parts, _: (parts[0] + parts[1]) / 2,
     "table": lambda parts, _: parts[0].reshape(1, -1, parts[0].shape[-1]),
     "transposed": lambda parts, _: parts[0].t(),
     "heads_qkv": _heads_qkv,
     "heads_out": _heads_out,
     "patches": _patches,
     "patch_norm": _patch_norm,
-    "plus_row_0": lambda parts, _: parts[0] + parts[1][:, :1],
-    "plus_row_1": lambda parts, _: parts[0] + parts[1][:, 1:2],
-    "rows_from_1": lambda parts, _: parts[0][:, 1:],
-    "rows_from_2": lambda parts, _: parts[0][:, 2:],
+    "rows_of": _rows_of,
+    "rows_after": _rows_after,
 }
-# How ours become theirs, for the layouts that are written.
-REVERSED_OPS: dict[str, Callable[[Tensor], Sequence[Tensor]]] = {"same": lambda x: [x], "qkv": lambda x: x.chunk(3)}
+
+
+def _without_keys(bias: Tensor, parts: int) -> Sequence[Tensor]:
+    """The biases of queries and values, where the library has none for keys.
+
+    Raises:
+        CheckpointError: There is one for keys.
+    """
+    queries, keys, values = bias.chunk(3)
+    if keys.any():
+        raise CheckpointError("timm's Eva has no bias for keys, and this model's are not zero.")
+    return queries, values
+
+
+# How ours become theirs, so many, for the layouts that are written.
+REVERSED_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
+    "same": lambda x, _: [x],
+    "joined": lambda x, parts: x.chunk(parts),
+    "zeros_between": _without_keys,
+    "two_heads": lambda x, _: (2 * x).chunk(2, dim=1),
+    "two_biases": lambda x, _: [x, x],
+}
 
 
 class Rule(NamedTuple):
@@ -95,12 +130,14 @@ class Layout:
     dropped: str = "(?!)"
     outside: str = "(?!)"
     needs: str | None = None
-    without: str | None = None
+    without: Sequence[str] = ()
+    written_only: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
     assumed: Sequence[str] = ()
     pools: Sequence[Pool] = ("cls", "mean", "mean_with_cls", "cls_and_mean")
     cls_rows: Sequence[bool] = (True,)
     folds: Sequence[str] = ()
+    may_fold: bool = False
     resample: Sequence[Resample] = ("timm", "timm")
     bare_head: bool = False
     bare_proj: bool = False
@@ -118,6 +155,12 @@ class Layout:
                 return tuple(self.full_name(prefix, name, block) for name in rule.theirs)
         return (ours,)
 
+    def may_have(self, prefix: str, names: Container[str]) -> bool:
+        """Whether a file with these names and this prefix has what the layout always has, and nothing it never has."""
+        if self.needs is not None and prefix + self.needs not in names:
+            return False
+        return not any(prefix + name in names for name in self.without)
+
     def drops(self, prefix: str, name: str) -> bool:
         """Whether a tensor of a file is known to be no part of the ViT."""
         if name.startswith(prefix):
@@ -131,14 +174,25 @@ def to_their_names(layout: Layout, prefix: str, tensors: Mapping[str, Tensor]) -
     Raises:
         CheckpointError: The layout has no name for some of them.
     """
-    op_of = {rule.ours: rule.op for rule in reversed(layout.rules)}
+    rule_of = {rule.ours: rule for rule in reversed(layout.rules)}
     row_of = {name: re.sub(r"\.\d+\.", ".#.", name) for name in tensors}
-    unknown = sorted(name for name, row in row_of.items() if row not in op_of)
+    unknown = sorted(name for name, row in row_of.items() if row not in rule_of)
     if unknown:
         raise CheckpointError(f"The {layout.name} layout has no place for: {', '.join(unknown)}.")
+    tensors = _with_token_rows(layout, tensors)
     for name, row in row_of.items():
-        parts = REVERSED_OPS[op_of[row]](tensors[name])
+        rule = rule_of[row]
+        parts = REVERSED_OPS[rule.op](tensors[name], len(rule.theirs))
         yield from zip(layout.spell(prefix, name), parts, strict=True)
+
+
+def _with_token_rows(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The position table with zeros for tokens that have rows there in a layout: they keep what was added to them."""
+    changed = dict(tensors)
+    if layout.folds and not layout.may_fold and {"reg_token", "pos_embed"} <= tensors.keys():
+        rows = sum(tensors[name].shape[1] for name in layout.folds)
+        changed["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, rows, 0))
+    return changed
 
 
 def _rules(line: str, flax: bool) -> list[Rule]:
@@ -147,7 +201,7 @@ def _rules(line: str, flax: bool) -> list[Rule]:
     stem, _, several = theirs.partition("{")
     names = [stem + name for name in several.rstrip("}").split(",")]
     endings = [(".weight", ".weight"), (".bias", ".bias")]  # theirs and ours
-    if re.fullmatch(r".+_token|pos_embed|.+\.(gamma|weight|bias)", ours):
+    if re.fullmatch(r".+_token|pos_embed|.+\.(gamma|latent|weight|bias)", ours):
         endings = [("", "")]
     elif flax:
         endings = [("/kernel", ".weight"), ("/scale", ".weight"), ("/bias", ".bias")]

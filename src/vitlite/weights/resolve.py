@@ -14,7 +14,7 @@ from vitlite.config import ViTConfig, refuse_unknown_fields
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.weights.files import WeightsFile
 from vitlite.weights.layouts import Layout
-from vitlite.weights.translate import Translation, facts_of, translate
+from vitlite.weights.translate import Translation, facts_of, translate, with_folded_rows
 
 TENSORS, CALLER = "the tensors say", "config= says"
 OPTION = "pool= says"  # what shall be, which is believed of what is only where nobody says anything
@@ -75,7 +75,10 @@ def understand(file: WeightsFile, claims: Sequence[Claim]) -> tuple[Translation,
         translation = translate(file.shapes, _claimed_patch(claims))
         facts = facts_of(translation, file.shapes)
         file.refuse_other_types(translation.parts)
-        return translation, resolve(translation.layout, facts, claims)
+        resolved = resolve(translation.layout, facts, claims)
+        if facts["token_rows"] and facts["position_rows"] != math.prod(resolved.config.grid):
+            translation = with_folded_rows(translation)
+        return translation, resolved
     except (CheckpointError, ConfigError) as error:
         raise error.within(str(file.path)) from error
 
@@ -105,8 +108,9 @@ def resolve(layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim]) -
     settled |= image_size_from_table(layout, facts, settled)
     if contradictions:
         raise CheckpointError(f"It is not what it is said to be. {'; '.join(contradictions)}.")
+    _refuse_without_rotation(facts, settled)
     _work_out_heads(facts, settled)
-    _ask_for_the_rest(layout, settled)
+    _ask_for_the_rest(layout, facts, settled)
     _check_heads(facts, settled)
     _check_pool(layout, settled)
     config = ViTConfig(**{field: word.value for field, word in settled.items()})
@@ -218,10 +222,13 @@ def image_size_from_table(layout: Layout, facts: Mapping[str, Any], settled: Map
     if not rows:
         return _square_as_number(settled)
     size = settled["image_size"].value if "image_size" in settled else None
-    for cls_row in _possible_cls_rows(layout, facts, settled):
-        found = size or _square_size(rows - cls_row, patch)
-        if found and (found[0] // patch) * (found[1] // patch) == rows - cls_row:
-            return _table_words(facts, found, cls_row, settled)
+    readings = []
+    for token_rows in _possible_token_rows(layout, facts, settled):
+        found = size or _square_size(rows - token_rows, patch)
+        if found and (found[0] // patch) * (found[1] // patch) == rows - token_rows:
+            readings.append(_table_words(facts, found, token_rows > 0, settled))
+    if len(readings) == 1 or (readings and not facts["token_rows"]):
+        return readings[0]
     if size is None:
         return {"positions": Word("learned", TENSORS, True)}
     raise CheckpointError(
@@ -231,8 +238,10 @@ def image_size_from_table(layout: Layout, facts: Mapping[str, Any], settled: Map
     )
 
 
-def _possible_cls_rows(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> Sequence[bool]:
-    """Whether the class token may have a row of its own, the likelier first."""
+def _possible_token_rows(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> Sequence[int]:
+    """How many rows of the table may be of the class token and the registers, the likelier first."""
+    if facts["token_rows"]:
+        return (0, facts["token_rows"])
     may_have_row = facts["class_token"] and not facts["registers"]
     choices = layout.cls_rows if may_have_row else (False,)
     if "image_size" in settled:
@@ -249,13 +258,14 @@ def _square_size(patches: int, patch: int) -> tuple[int, int] | None:
 
 
 def _table_words(
-    facts: Mapping[str, Any], size: tuple[int, int], cls_row: bool, settled: Mapping[str, Word]
+    facts: Mapping[str, Any], size: tuple[int, int], token_rows: bool, settled: Mapping[str, Word]
 ) -> dict[str, Word]:
     found = {"positions": Word("learned", TENSORS, True)}
     who = settled["image_size"].who if "image_size" in settled else "the position table, taken as a square's, says"
     found["image_size"] = Word(size[0] if size[0] == size[1] else size, who, True)
     if facts["class_token"] or facts["registers"]:
-        found["cls_position"] = Word(cls_row, "the position table says", True)
+        # rows of registers, and of a class token beside them, are added to the tokens when they are read
+        found["cls_position"] = Word(token_rows and not facts["registers"], "the position table says", True)
     return found
 
 
@@ -267,18 +277,47 @@ def _square_as_number(settled: Mapping[str, Word]) -> dict[str, Word]:
     return {"image_size": word._replace(value=height)} if height == width else {}
 
 
+def _refuse_without_rotation(facts: Mapping[str, Any], settled: Mapping[str, Word]) -> None:
+    """Makes sure that no answer turns a file with rotary positions, which have no weights, into a model without.
+
+    Raises:
+        CheckpointError: The caller's word on positions cannot be true of such tensors.
+    """
+    word = settled.get("positions")
+    if facts["rotary"] is None or word is None or word.who != CALLER:
+        return
+    if facts["rotary"] == "other":
+        raise CheckpointError(
+            "It has layer scale and no position table, as models have whose attention turns by position in another way "
+            "than DINOv3's (RoPE-ViT, EVA-02, Perception Encoder). DINOv3's are told from them by a class token and "
+            "registers, and are the only ones that vitlite runs."
+        )
+    if word.value != "rope":
+        raise CheckpointError(
+            "It is of the DINOv3 family: a class token, registers, layer scale, and no position table. Its attention "
+            f"turns queries and keys by position, and positions={word.value!r} would leave that out.",
+            python="Say positions='rope'.",
+            command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a DINOv3 model.",
+        )
+
+
 def _work_out_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
     if "heads" not in settled and "head_dim" in settled:
         width = settled["head_dim"]
         settled["heads"] = Word(facts["attention_dim"] // width.value, width.who, width.firm)
 
 
-def _ask_for_the_rest(layout: Layout, settled: Mapping[str, Word]) -> None:
+def _ask_for_the_rest(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> None:
     unknown = [field for field in NOT_IN_TENSORS if field not in settled]
+    gated = settled["mlp"].value == "swiglu" and ("pool" not in settled or settled["pool"].value != "map")
+    if gated and "gelu" in unknown:  # which such a model has none of
+        unknown.remove("gelu")
     if not unknown:
         return
     hint = f" ({layout.name} files pool {' or '.join(layout.pools)})" if "pool" in unknown else ""
     blanks = [f"{field}=..." for field in unknown]
+    if facts["rotary"] == "dinov3" and "positions" in unknown:
+        blanks[unknown.index("positions")] = "positions='rope'"
     if "heads" in unknown:  # a config cannot be made of heads that do not divide its dim
         blanks[unknown.index("heads")] = f"dim={settled['dim'].value}, heads=..."
     raise ConfigError(
@@ -301,6 +340,7 @@ def _check_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
 
 
 def _check_pool(layout: Layout, settled: Mapping[str, Word]) -> None:
-    pool = settled["pool"].value
-    if settled["class_token"].value and pool not in layout.pools:
+    pool, told = settled["pool"].value, settled["pool"].who == TENSORS
+    distilled = pool == "cls_and_distillation" and settled["registers"].value == 1
+    if settled["class_token"].value and pool not in layout.pools and not told and not distilled:
         raise CheckpointError(f"{layout.name} files pool {' or '.join(layout.pools)}, not {pool!r}.")

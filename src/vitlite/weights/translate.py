@@ -17,7 +17,8 @@ from vitlite.weights.layouts import LAYOUTS, OPS, REFUSED, Layout, Rule
 MARKS = [f"blocks.#.{part}.weight" for part in ("norm1", "norm2", "mlp.fc1")]  # by which a ViT is recognised
 AXES = {  # of the tensors that a config is read from
     "cls_token": 3, "reg_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.#.attn.qkv.weight": 2,
-    "blocks.#.mlp.fc1.weight": 2, "pre_logits.weight": 2, "head.weight": 2,
+    "blocks.#.mlp.fc1.weight": 2, "blocks.#.mlp.fc2.weight": 2, "attn_pool.latent": 3, "pre_logits.weight": 2,
+    "head.weight": 2,
 }  # fmt: skip
 PARTS = {  # fields of the config that are True where a ViT has such a tensor
     "qkv_bias": "blocks.0.attn.qkv.bias",
@@ -61,7 +62,8 @@ def detect(names: Collection[str]) -> tuple[Layout, str]:
         CheckpointError: None has, or more than one; what the names were.
     """
     fits: dict[str, tuple[Layout, str]] = {}
-    for layout in LAYOUTS.values():
+    known = [layout for layout in LAYOUTS.values() if not layout.written_only]
+    for layout in known:
         prefix = _fitting_prefix(layout, names)
         if prefix is not None:
             fits[layout.name] = layout, prefix
@@ -70,20 +72,19 @@ def detect(names: Collection[str]) -> tuple[Layout, str]:
     without_numbers = {re.sub(r"\d+", "#", name) for name in names}
     seen = ", ".join(sorted(without_numbers)[:12])
     which = f"more than one ViT ({', '.join(fits)})" if fits else "no ViT that vitlite knows"
-    raise CheckpointError(f"The names of its tensors are those of {which}: {seen}, ... Known: {', '.join(LAYOUTS)}.")
+    listed = ", ".join(layout.name for layout in known)
+    raise CheckpointError(f"The names of its tensors are those of {which}: {seen}, ... Known: {listed}.")
 
 
 def _fitting_prefix(layout: Layout, names: Collection[str]) -> str | None:
     """The prefix with which at least two tensors of a layout's first block are there; the longest, if several."""
-    if layout.without in names or (layout.needs is not None and layout.needs not in names):
-        return None
     for prefix in sorted(("", *layout.prefixes), key=len, reverse=True):
         marks = set()
         for rule in layout.rules:
             name = layout.full_name(prefix, rule.theirs[0], "0")
             if rule.ours in MARKS and (name in names or _stacked(name) in names):
                 marks.add(rule.ours)
-        if len(marks) > 1:
+        if len(marks) > 1 and layout.may_have(prefix, names):
             return prefix
     return None
 
@@ -99,7 +100,8 @@ def translate(shapes: Mapping[str, Shape], patch: int | None = None) -> Translat
     used = {part for tensor in found.values() for part in tensor.parts}
     if "cls_token" in found and 0 in found["cls_token"].shape:  # vit-pytorch keeps an empty one where it pools the mean
         del found["cls_token"]
-    _fold_token_rows(layout, found)
+    if not layout.may_fold:
+        _fold_token_rows(layout, found)
     _supply_head_bias(layout, found)
     _supply_single_head(layout, found)
     dropped: list[str] = []
@@ -166,15 +168,31 @@ def _shape_made(
     return made
 
 
+def _tokens_with_rows(layout: Layout, found: Mapping[str, Found]) -> list[str]:
+    """Beside registers: the tokens that have rows in the position table, or may have."""
+    if not {"reg_token", "pos_embed"} <= found.keys():
+        return []
+    return [name for name in layout.folds if name in found]
+
+
 def _fold_token_rows(layout: Layout, found: dict[str, Found]) -> None:
     """Adds the rows that tokens have in the position table to the tokens: our table then covers the patches only."""
-    if not layout.folds or not {"reg_token", "cls_token", "pos_embed"} <= found.keys():
+    tokens = _tokens_with_rows(layout, found)
+    if not tokens:
         return
-    table, rows = found["pos_embed"], len(layout.folds)
-    for i, name in enumerate(layout.folds):
-        found[name] = found[name]._replace(parts=found[name].parts + table.parts, op=f"plus_row_{i}")
-    shape = (1, table.shape[1] - rows, table.shape[2])
-    found["pos_embed"] = table._replace(op=f"rows_from_{rows}", shape=shape)
+    table = found["pos_embed"]
+    parts = [found[name].parts[0] for name in tokens]
+    for i, name in enumerate(tokens):
+        found[name] = found[name]._replace(parts=(parts[i], *table.parts, *parts[:i]), op="rows_of")
+    rows = table.shape[1] - sum(found[name].shape[1] for name in tokens)
+    found["pos_embed"] = Found((*table.parts, *parts), "rows_after", (1, rows, table.shape[2]))
+
+
+def with_folded_rows(translation: Translation) -> Translation:
+    """The same file, read so that its tokens have rows in the position table, where they may have or not."""
+    found = dict(translation.found)
+    _fold_token_rows(translation.layout, found)
+    return translation._replace(found=found)
 
 
 def _supply_head_bias(layout: Layout, found: dict[str, Found]) -> None:
@@ -211,20 +229,28 @@ def facts_of(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str,
         "channels": channels,
         "dim": dim,
         "depth": 1 + max(blocks),
-        "mlp_dim": found["blocks.0.mlp.fc1.weight"].shape[0],
+        "mlp_dim": found["blocks.0.mlp.fc2.weight"].shape[1],
         "class_token": "cls_token" in found,
         "registers": found["reg_token"].shape[1] if "reg_token" in found else 0,
         "pre_logits": found["pre_logits.weight"].shape[0] if "pre_logits.weight" in found else 0,
         "num_classes": found["head.weight"].shape[0] if "head.weight" in found else 0,
         "attention_dim": found["blocks.0.attn.qkv.weight"].shape[0] // 3,
         "position_rows": found["pos_embed"].shape[1] if "pos_embed" in found else None,
+        "token_rows": 0,  # of those, rows that are not of patches, or may not be
+        "mlp": "gelu",
+        "stem": None,
     }
     for field, tensor in PARTS.items():
         facts[field] = tensor in found
     if "norm.weight" in found or "fc_norm.weight" in found:  # without one it may be lost: somebody has to say so
         facts["final_norm"] = True
-    facts |= {"mlp": "gelu", "stem": None}
-    return facts | _pool_facts(translation, shapes, facts) | _head_facts(translation, shapes)
+    if translation.layout.may_fold:
+        facts["token_rows"] = sum(found[name].shape[1] for name in _tokens_with_rows(translation.layout, found))
+    if found["blocks.0.mlp.fc1.weight"].shape[0] == 2 * facts["mlp_dim"]:
+        facts["mlp"] = "swiglu"
+    _refuse_eva02(found, facts)
+    facts |= _pool_facts(translation, shapes, facts) | _head_facts(translation, shapes)
+    return facts | _rotation_facts(translation, shapes, facts)
 
 
 def _refuse_other_networks(unknown: Sequence[str]) -> None:
@@ -237,6 +263,7 @@ def _refuse_other_networks(unknown: Sequence[str]) -> None:
 def _refuse_missing_parts(translation: Translation) -> None:
     layout = translation.layout
     needed = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"]
+    needed.append("blocks.0.mlp.fc2.weight")
     if layout.name in ("google", "big_vision"):  # without a table, their positions are by a formula of their own
         needed.append("pos_embed")
     for name in needed:
@@ -247,14 +274,48 @@ def _refuse_missing_parts(translation: Translation) -> None:
 
 def _pool_facts(translation: Translation, shapes: Mapping[str, Shape], facts: Mapping[str, Any]) -> dict[str, Any]:
     """What is pooled, where the tensors tell."""
+    if "attn_pool.latent" in translation.found:
+        return {"pool": "map"}
     if not facts["class_token"]:
         return {"pool": "mean"}
     head = translation.found.get("head.weight")
-    if head and head.shape[1] == 2 * facts["dim"] and not facts["pre_logits"]:
+    if head and head.op == "two_heads":
+        return {"pool": "cls_and_distillation"}
+    if head and head.shape[1] == 2 * facts["dim"] and not facts["pre_logits"] and not _may_be_distilled(translation):
         return {"pool": "cls_and_mean"}
     if translation.layout.bare_proj and len(shapes["cls_token"]) == 2:
         return {"pool": "cls"}  # vit-pytorch from 1.16.1 on has a class token only where it pools it
     return {}
+
+
+def _may_be_distilled(translation: Translation) -> bool:
+    """Whether a head on two tokens may be one on a class token and a register: vitlite saves a distilled DeiT so."""
+    registers = translation.found.get("reg_token")
+    return translation.layout.name == "timm" and registers is not None and registers.shape[1] == 1
+
+
+def _rotation_facts(translation: Translation, shapes: Mapping[str, Shape], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells of rotary positions, which have no weights: DINOv3's periods, or a position table that is missing.
+
+    `rotary` is "dinov3" or "other" where such a table is missed, and nobody may say that there is none.
+    """
+    periods = [name for name in translation.dropped if name.endswith(".periods")]
+    if periods:
+        width = 4 * shapes[periods[0]][0]  # of a head: a period for every four channels
+        heads = facts["attention_dim"] // max(width, 1)
+        return {"positions": "rope", "heads": heads, "rotary": None}
+    if facts["position_rows"] is not None or not facts["layer_scale"]:
+        return {"rotary": None}
+    return {"rotary": "dinov3" if facts["class_token"] and facts["registers"] else "other"}
+
+
+def _refuse_eva02(found: Mapping[str, Found], facts: Mapping[str, Any]) -> None:
+    bias = found.get("blocks.0.attn.qkv.bias")
+    if facts["mlp"] == "swiglu" and facts["position_rows"] and bias and bias.op == "zeros_between":
+        raise CheckpointError(
+            "This is no plain ViT: a gated MLP, a position table, and no bias for keys are EVA-02's, whose attention "
+            "has rotary positions of its own. vitlite runs plain ViTs only."
+        )
 
 
 def _head_facts(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str, Any]:
