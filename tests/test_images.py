@@ -54,6 +54,17 @@ def pillow_pixels(image, recipe):
 # recipes
 
 
+def deep(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_a_list_of_numbers_is_a_tuple_of_them():
+    assert replace(PLAIN, mean=[0, 0.5, 1], std=[1, 1, 1]) == replace(PLAIN, mean=(0, 0.5, 1), std=(1, 1, 1))
+
+
 def test_a_recipe_with_a_share_for_each_side_keeps_both():
     assert replace(PLAIN, size=(32, 32), resize=(36, 64)).scaled((64, 64)).resize == (72, 128)
 
@@ -66,9 +77,32 @@ def test_a_recipe_with_a_share_for_each_side_keeps_both():
         ({"size": (0, 4)}, r"size must be \(height, width\)"),
         ({"resize": (16.0, 16.0)}, r"resize must be \(height, width\)"),
         ({"resize": (31, 32)}, r"a crop of \(32, 32\) does not fit"),
-        ({"std": (0.0,)}, "no std 0"),
-        ({"mean": ()}, "one mean and std per channel"),
-        ({"mean": (1.0, 2.0)}, "one mean and std per channel"),
+        ({"size": (32, 65_537)}, r"size must be .* each from 1 to 65536"),
+        ({"resize": (10**9, 10**9)}, "each from 1 to 65536"),
+        ({"size": (8192, 8192), "resize": (8192, 8192)}, r"size of \(8192, 8192\) has more than 16777216 pixels"),
+        ({"size": (True, 4)}, r"size must be \(height, width\)"),
+        ({"size": [32, 32]}, r"size must be \(height, width\)"),
+        ({"size": 32}, r"size must be \(height, width\)"),
+        ({"mode": ["center"]}, "mode must be one of"),
+        ({"mode": None}, "mode must be one of"),
+        ({"mean": ()}, "mean must be a tuple with a number per channel"),
+        ({"mean": "0.5"}, "mean must be a tuple with a number per channel"),
+        ({"mean": (1.0, 2.0)}, "one mean and std per channel, got 2 means and 1 stds"),
+        ({"mean": (math.nan,)}, "mean must be made of numbers from -1e.06 to 1e.06, got nan"),
+        ({"mean": (10**400,)}, "mean must be made of numbers .*, got 1000"),
+        ({"mean": ("0.5",)}, "mean must be made of numbers"),
+        ({"mean": (None,)}, "mean must be made of numbers"),
+        ({"mean": (True,)}, "mean must be made of numbers"),
+        ({"mean": (0.5,) * 3, "std": (1, 1, math.inf)}, "std must be made of numbers from 1e-06 to 1e.06, got inf"),
+        ({"std": (0.0,)}, "std must be made of numbers from 1e-06"),
+        ({"std": (1e-45,)}, "std must be made of numbers from 1e-06"),  # 0 in float32, or nearly
+        ({"std": (-0.5,)}, "std must be made of numbers from 1e-06"),
+        ({"scale": 0}, "scale must be made of numbers from 1e-09"),
+        ({"scale": math.nan}, "scale must be made of numbers from 1e-09"),
+        ({"scale": "1/255"}, "scale must be made of numbers from 1e-09"),
+        ({"scale": 10**5000}, "got a int that cannot be written out"),
+        ({"mode": "x" * 10**6}, r"got 'xxx.*\.\.\. \(1000002 letters\)\.$"),
+        ({"mode": deep(10**5)}, "got a list that cannot be written out"),
     ],
 )
 def test_wrong_recipes(change, text):
@@ -320,8 +354,8 @@ def test_grey_models_and_other_channels():
         (torch.zeros(2, 3, 9, 9).to_sparse(), "dense tensor with data, got one of torch.sparse_coo on cpu"),
         (torch.zeros(1, 1, 3, 9, 9), r"got \(1, 1, 3, 9, 9\)"),
         (np.float64(0.5), r"got \(\)"),
-        (b"bytes", "A picture is a path, .* a Pillow image, an array or a tensor, got bytes"),
-        (None, "got NoneType"),
+        (b"bytes", "Cannot read the 5 bytes as a picture: it is damaged, or in another format; vitlite opens JPEG, PNG"),
+        (None, "A picture is a path, bytes, .* a Pillow image, an array or a tensor, got NoneType"),
         (7, "got int"),
         ([], "no pictures in this batch"),
         (torch.zeros(0, 3, 9, 9), "no pictures in this batch"),

@@ -1,32 +1,35 @@
 """Pictures to tensors, as the weights were trained: a `Recipe` says how, a `Preprocess` does it for one model.
 
 Every picture becomes 8-bit pixels first and is resampled in Pillow's own arithmetic, bit for bit as the weights
-saw it, so that a file, its array and its tensor give the same result. Torch only; Pillow is needed to open files.
+saw it, so that a file, its array and its tensor give the same result.
 Shapes: b images, c channels, h and w pixels.
 """
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from os import PathLike, fspath
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
-from vitlite.errors import ConfigError, ImageError, missing_extra
+from vitlite.decode import SUFFIXES as SUFFIXES
+from vitlite.decode import read_image as read_image
+from vitlite.decode import rows_of
+from vitlite.errors import ConfigError, ImageError, shown
 
 Mode = Literal["center", "squash"]
 Interpolation = Literal["bilinear", "bicubic"]
 Margin = Literal["nearest", "down"]
+P = TypeVar("P", bound="Preprocess")
 
-SUFFIXES = frozenset(  # of files that are taken for pictures where a folder is searched
-    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jp2")
-)
+PIXELS = 2**24  # of the crop at most, which is 4096 x 4096
+SIDE = 2**16  # of the picture before the crop, at most
+NUMBERS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6), "scale": (1e-9, 1e6)}  # what each is between, exact in float32
 PRECISION = 22  # bits behind the point in Pillow's 8-bit resampling
+TAPS = 4096  # of a pixel, that are looked at together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,22 +52,12 @@ class Recipe:
     margin: Margin = "nearest"  # half of an odd margin: to the nearest even (torchvision, timm) or down (transformers)
 
     def __post_init__(self) -> None:
-        for name, valid in (
-            ("mode", get_args(Mode)),
-            ("interpolation", get_args(Interpolation)),
-            ("margin", get_args(Margin)),
-        ):
-            value = getattr(self, name)
-            if value not in valid:
-                raise ConfigError(f"Recipe: {name} must be one of {valid}, got {value!r}.")
-        for name in ("size", "resize"):
-            value = getattr(self, name)
-            if not _is_size(value):
-                raise ConfigError(f"Recipe: {name} must be (height, width) in pixels, got {value!r}.")
-        if self.resize[0] < self.size[0] or self.resize[1] < self.size[1]:
-            raise ConfigError(f"Recipe: a crop of {self.size} does not fit in a picture resized to {self.resize}.")
-        if not self.mean or len(self.mean) != len(self.std) or not all(self.std):
-            raise ConfigError(f"Recipe: need one mean and std per channel, no std 0, got {self.mean}, {self.std}.")
+        for name in ("mean", "std"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        _check_choices(self)
+        _check_sizes(self)
+        _check_numbers(self)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
@@ -98,17 +91,78 @@ class Recipe:
         return round(height / ratio), round(width / ratio)
 
 
+def _check_choices(recipe: Recipe) -> None:
+    for name, of in (("mode", Mode), ("interpolation", Interpolation), ("margin", Margin)):
+        value, valid = getattr(recipe, name), get_args(of)
+        if not isinstance(value, str) or value not in valid:
+            raise ConfigError(f"Recipe: {name} must be one of {valid}, got {_written(value)}.")
+
+
+def _check_sizes(recipe: Recipe) -> None:
+    for name in ("size", "resize"):
+        value = getattr(recipe, name)
+        if not _is_size(value):
+            raise ConfigError(
+                f"Recipe: {name} must be (height, width) in pixels, each from 1 to {SIDE}, got {_written(value)}."
+            )
+    if recipe.size[0] * recipe.size[1] > PIXELS:
+        raise ConfigError(f"Recipe: a size of {recipe.size} has more than {PIXELS} pixels.")
+    if recipe.resize[0] < recipe.size[0] or recipe.resize[1] < recipe.size[1]:
+        raise ConfigError(f"Recipe: a crop of {recipe.size} does not fit in a picture resized to {recipe.resize}.")
+
+
 def _is_size(value: Any) -> bool:
     """Whether this is (height, width) in pixels."""
-    return isinstance(value, tuple) and len(value) == 2 and all(type(side) is int and side > 0 for side in value)
+    return (
+        isinstance(value, tuple) and len(value) == 2 and all(type(side) is int and 0 < side <= SIDE for side in value)
+    )
+
+
+def _check_numbers(recipe: Recipe) -> None:
+    for name in ("mean", "std"):
+        values = getattr(recipe, name)
+        if not isinstance(values, tuple) or not values:
+            raise ConfigError(f"Recipe: {name} must be a tuple with a number per channel, got {_written(values)}.")
+        for value in values:
+            _check_number(name, value)
+    _check_number("scale", recipe.scale)
+    if len(recipe.mean) != len(recipe.std):
+        raise ConfigError(
+            f"Recipe: need one mean and std per channel, got {len(recipe.mean)} means and {len(recipe.std)} stds."
+        )
+
+
+def _check_number(name: str, value: Any) -> None:
+    low, high = NUMBERS[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:  # as NaN is not
+        raise ConfigError(f"Recipe: {name} must be made of numbers from {low:g} to {high:g}, got {_written(value)}.")
+
+
+def _written(value: Any) -> str:
+    """A value as an error shows it."""
+    try:
+        return shown(repr(value))
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists within lists
+        return f"a {type(value).__name__} that cannot be written out"
+
+
+class Target(NamedTuple):
+    """What a `Preprocess` knows of its model where the model itself is not: in another process."""
+
+    config: Any
+    device: torch.device
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, eq=False)
 class Preprocess:
     """Prepares pictures for one model: a picture, or a list of them -> (b, c, h, w) on its device, in its dtype.
 
-    A picture is a path, an open file, a Pillow image, or an array or tensor, (h, w, c) or (c, h, w) or (h, w), of
-    uint8 or of floats from 0 to 1. A 4-D array or tensor is a list of pictures.
+    A picture is a path, the bytes of a file, an open file, a Pillow image, or an array or tensor, (h, w, c) or
+    (c, h, w) or (h, w), of uint8 or of floats from 0 to 1. A 4-D array or tensor is a list of pictures.
+
+    Pickled, it leaves its model behind and takes along what it has to know of it. A class made of this one may do
+    otherwise in `pixels` and in `batch`.
     """
 
     recipe: Recipe
@@ -131,21 +185,48 @@ class Preprocess:
                 raise error.within(f"Picture {i} of {len(several)}") from error
         return self.batch(prepared)
 
+    def one(self, image: Any) -> Tensor:
+        """One picture -> (c, h, w) in the model's dtype and on the CPU, wherever the model is.
+
+        As torchvision's datasets want it: `ImageFolder("photos", transform=model.preprocess.one)`, also in a
+        `DataLoader` with workers.
+        """
+        images = self.of(Target(self.model.config, torch.device("cpu"), self.model.dtype)).batch([self.pixels(image)])
+        return images[0]
+
+    def of(self: P, model: Any) -> P:
+        """The same for another model."""
+        return self._changed(model=model)
+
+    def by(self: P, recipe: Recipe) -> P:
+        """The same by another recipe."""
+        return self._changed(recipe=recipe)
+
+    def _changed(self: P, **fields: Any) -> P:
+        """A copy that keeps what a class made of this one has beside."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__ | fields)
+        return copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        model = self.model
+        return self.__dict__ | {"model": model and Target(model.config, model.device, model.dtype)}
+
     def pixels(self, image: Any) -> Tensor:
         """Resizes and crops one picture: anything -> uint8 (c, h, w) on the CPU."""
-        recipe = self.recipe
-        picture = _read(image, self.model.config.channels)  # (h, w, c)
-        old_height, old_width, channels = picture.shape
-        height, width = recipe.resized(old_height, old_width)
+        recipe, channels = self.recipe, self.model.config.channels
+        picture = rows_of(image, channels)
+        height, width = recipe.resized(picture.height, picture.width)
         half = round if recipe.margin == "nearest" else int  # of an odd margin
         top, left = half((height - recipe.size[0]) / 2), half((width - recipe.size[1]) / 2)
-        rows, row_weights = _taps(old_height, height, top, recipe.size[0], recipe.interpolation)
-        columns, column_weights = _taps(old_width, width, left, recipe.size[1], recipe.interpolation)
+        rows, row_weights = _taps(picture.height, height, top, recipe.size[0], recipe.interpolation)
+        columns, column_weights = _taps(picture.width, width, left, recipe.size[1], recipe.interpolation)
 
         first, last = int(rows.min()), int(rows.max())  # of the rows that the crop is made of
         narrowed = []
-        for strip in torch.split(picture[first : last + 1], 512):  # which stay in the processor's cache
-            narrowed.append(_resample(rearrange(strip, "h w c -> w (h c)"), columns, column_weights))
+        for strip in picture.strips(first, last + 1):
+            pixels = rearrange(picture.between(*strip), "h w c -> w (h c)")
+            narrowed.append(_resample(pixels, columns, column_weights))
         across = torch.cat(narrowed, dim=1)  # (w, h c)
         down = rearrange(across, "w (h c) -> h (w c)", c=channels)
         crop = _resample(down, rows - first, row_weights)  # (h, w c)
@@ -196,175 +277,51 @@ def pictures(images: Any) -> list[Any] | None:
     return None
 
 
-def read_image(file: str | PathLike[str] | BinaryIO, channels: int = 3) -> Tensor:
-    """Reads a picture file, or an open one, turned upright: uint8 (h, w, channels); 3 channels are RGB and 1 is grey.
+def without_model(way: Any) -> Any:
+    """What a model keeps of what is set as its `preprocess`: with the model in it, it would never be freed at once.
 
     Raises:
-        ImageError: the file is missing, damaged, too large, or no picture.
-        MissingExtraError: Pillow is not installed.
+        ImageError: It is nothing that prepares pictures.
     """
-    name = fspath(file) if isinstance(file, (str, PathLike)) else getattr(file, "name", "the open file")
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise missing_extra(f"Opening {name}", "images") from error
-    try:
-        with Image.open(file) as image:
-            pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
-            if most and pixels > most:  # of which Pillow itself only warns
-                raise ImageError(
-                    f"{pixels} pixels, allowed are {most}.",
-                    python="Trusted: raise PIL.Image.MAX_IMAGE_PIXELS.",
-                    command="Make it smaller.",
-                )
-            return _from_pillow(image, channels)
-    except Exception as error:  # a broken file makes Pillow's decoders raise nearly anything
-        raise _unreadable(name, error) from error
-
-
-def _unreadable(name: str, error: Exception) -> ImageError:
-    context = f"Cannot read {name} as a picture"
-    if isinstance(error, ImageError):
-        return error.within(context)
-    if isinstance(error, FileNotFoundError):
-        return ImageError(f"{context}: no such file")
-    return ImageError(f"{context}: {str(error) or type(error).__name__}")
-
-
-def _read(image: Any, channels: int) -> Tensor:
-    """Any single picture: uint8 (h, w, channels)."""
-    if isinstance(image, (str, PathLike)) or hasattr(image, "read"):
-        return read_image(image, channels)
-    if _is_pillow(image):
-        try:
-            return _from_pillow(image, channels)
-        except Exception as error:  # as above: opened lazily, it may be found broken only now
-            raise _unreadable(getattr(image, "filename", "") or f"the {image.mode} image", error) from error
-    if hasattr(image, "__array_interface__"):
-        try:
-            image = torch.as_tensor(image.copy(), device="cpu")  # torch minds read-only ones and odd strides
-        except (TypeError, ValueError) as error:
-            raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {image.dtype}.") from error
-    if isinstance(image, Tensor):
-        return _from_tensor(image, channels)
-    raise ImageError(
-        f"A picture is a path, an open file, a Pillow image, an array or a tensor, got {type(image).__name__}.",
-        python="Several come in a list; model.predict also takes an iterator.",
-    )
-
-
-def _is_pillow(image: Any) -> bool:
-    pillow = sys.modules.get("PIL.Image")  # a Pillow image exists only where this is loaded
-    return pillow is not None and isinstance(image, pillow.Image)
-
-
-def _from_pillow(image: Any, channels: int) -> Tensor:
-    """A Pillow image of any mode, turned as its EXIF says: uint8 (h, w, channels). Alpha is dropped."""
-    from PIL import ExifTags, ImageOps
-
-    if channels not in (1, 3):
+    if isinstance(way, Recipe):
+        way = Preprocess(way, None)
+    if isinstance(way, Preprocess):
+        return way.of(None)
+    if isinstance(way, type) or not callable(way):
         raise ImageError(
-            f"the model takes {channels} channels, a picture gives 1 or 3.",
-            python="Pass an array or a tensor.",
-            command="",
+            f"model.preprocess is a vitlite.images.Preprocess, its Recipe, or a function of pictures, "
+            f"got {way.__name__ if isinstance(way, type) else type(way).__name__}."
         )
-    sixteen_bits = _has_sixteen_bits(image)  # of which its format tells: a turned copy has none
-    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-        image = ImageOps.exif_transpose(image)
-    if sixteen_bits:
-        return _high_bytes(image).expand(-1, -1, channels)
-    if image.mode in ("I", "F"):
-        raise ImageError(
-            f"mode {image.mode!r} has no value for white.",
-            python="Scale it to 0..1 and pass an array.",
-            command="Save it with 8 or 16 bits.",
-        )
-    if image.mode == "P" and "transparency" in image.info:  # the same colours, without Pillow's warning
-        image = image.convert("RGBA")
-    mode = "RGB" if channels == 3 else "L"
-    if image.mode != mode:
-        image = image.convert(mode)
-    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, channels)
+    return way
 
 
-def _high_bytes(image: Any) -> Tensor:
-    """Grey levels from 0 to 65535, rounded to 0 to 255, where Pillow's convert() would clip: uint8 (h, w, 1)."""
-    values = torch.frombuffer(bytearray(image.convert("I").tobytes()), dtype=torch.int32)
-    levels = (values * 255 + 32767) // 65535
-    return levels.to(torch.uint8).view(image.height, image.width, 1)
+def recipe_alone(way: Any, task: str) -> Recipe | None:
+    """The recipe of what a model has as `preprocess`, for those who use or write no more of it; None where it has none.
 
-
-def _has_sixteen_bits(image: Any) -> bool:
-    """Whether a Pillow image has grey levels from 0 to 65535.
+    Args:
+        way: `model.preprocess`.
+        task: What the recipe is for, as errors say it: "A saved file".
 
     Raises:
-        ImageError: A TIFF has others, which Pillow does not scale.
+        ImageError: It prepares pictures in a way of its own, which would be lost.
     """
-    widened = image.mode == "I" and image.format in ("PNG", "PPM")  # Pillow keeps 16 bits of these in 32
-    if not widened and not image.mode.startswith("I;16"):
-        return False
-    tags = getattr(image, "tag_v2", {})  # of a TIFF: 258 is its bits, 262 what zero means, 0 white and 1 black
-    if tags and (tags[258], tags.get(262)) != ((16,), 1):
-        raise ImageError("a TIFF of 12 bits, or with white as 0; save it with 8 or 16 bits and black as 0")
-    return True
-
-
-def _from_tensor(image: Tensor, channels: int) -> Tensor:
-    """(h, w), (h, w, c) or (c, h, w), uint8 or float in 0..1: uint8 (h, w, channels)."""
-    if image.is_meta or image.layout != torch.strided:
+    if not isinstance(way, Preprocess):
+        return None
+    own = own_methods(way, "__call__", "pixels", "batch")
+    if own:
         raise ImageError(
-            f"A picture must be a dense tensor with data, got one of {image.layout} on {image.device}.",
-            python="Of a sparse one, pass image.to_dense().",
+            f"{task} takes the recipe alone, and model.preprocess is a {type(way).__name__} with its own {own[0]}.",
+            python="To go on by the recipe: model.preprocess = model.preprocess.recipe.",
         )
-    image = image.detach().cpu()
-    axes = _axes(tuple(image.shape), channels)
-    if axes == "h w":
-        image, axes = image[:, :, None], "h w c"
-    return rearrange(_levels(image), f"{axes} -> h w c").expand(-1, -1, channels)
+    return way.recipe
 
 
-def _axes(shape: tuple[int, ...], channels: int) -> str:
-    """Which axis of a picture is which, as einops writes it; one channel stands for three equal ones.
-
-    Raises:
-        ImageError: A picture for this number of channels has no such shape, or it can be read in two ways.
-    """
-    if len(shape) not in (2, 3) or 0 in shape:
-        raise ImageError(f"A picture has the shape (h, w, c), (c, h, w) or (h, w), got {shape}.")
-    readings = {"h w": 1} if len(shape) == 2 else {"c h w": shape[0], "h w c": shape[2]}  # and their channels
-    wanted = (1, 3) if channels == 3 else (channels,)
-    found = [axes for axes, there in readings.items() if there in wanted]
-    if len(found) == 2:
-        raise ImageError(
-            f"The shape {shape} can be read as (c, h, w) and as (h, w, c).", python="Pass a Pillow image instead."
-        )
-    if not found:
-        raise ImageError(
-            f"The model takes {channels} channels, and no axis of the shape {shape} has as many.",
-            python="To drop an alpha channel: image[..., :3]." if 4 in shape else "",
-        )
-    return found[0]
+def own_methods(way: Preprocess, *names: str) -> list[str]:
+    """Which of these methods a class made of `Preprocess` has in its own way."""
+    return [name for name in names if getattr(getattr(way, name), "__func__", None) is not getattr(Preprocess, name)]
 
 
-def _levels(image: Tensor) -> Tensor:
-    """Grey levels from 0 to 255, as uint8. Floats within half a level of 0..1 pass."""
-    if image.dtype == torch.uint8:
-        return image
-    if not image.is_floating_point():
-        raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {image.dtype}. Convert it, or scale it.")
-    levels = image.float().mul(255).round()
-    low, high = levels.min().item() / 255, levels.max().item() / 255
-    if not math.isfinite(low + high):
-        raise ImageError("The picture has values that are not finite (NaN or infinity).")
-    if low < 0 or high > 1:
-        reason = "normalised already: pass it to the model" if low < 0 else "0..255: divide by 255, or pass uint8"
-        raise ImageError(f"A picture of floats has values in 0..1, got {low:.4g} to {high:.4g}. It looks {reason}.")
-    if 0 < high <= 1 / 255:
-        raise ImageError("The picture is almost black: no value is above 1/255. It looks divided by 255 twice.")
-    return levels.to(torch.uint8)
-
-
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _taps(old: int, new: int, start: int, count: int, interpolation: Interpolation) -> tuple[Tensor, Tensor]:
     """Which rows make row start + i when `old` rows become `new`, and how much of each: two times (taps, count).
 
@@ -395,6 +352,18 @@ def _cubic(x: Tensor) -> Tensor:
 def _resample(rows: Tensor, taps: Tensor, weights: Tensor) -> Tensor:
     """One pass: uint8 (old, m) -> uint8 (count, m)."""
     total = torch.full((taps.shape[1], rows.shape[1]), 2 ** (PRECISION - 1), dtype=torch.int32, device="cpu")
-    for tap, weight in zip(taps, weights, strict=True):
-        total += rows.index_select(0, tap) * weight[:, None]
+    if taps.shape[0] > taps.shape[1]:  # much becomes little
+        for i, first in enumerate(taps[0].tolist()):
+            _add_weighed(total[i], rows[first:], weights[:, i])
+    else:
+        for tap, weight in zip(taps, weights, strict=True):
+            total += rows.index_select(0, tap) * weight[:, None]
     return (total >> PRECISION).clamp(0, 255).to(torch.uint8)
+
+
+def _add_weighed(total: Tensor, rows: Tensor, weights: Tensor) -> None:
+    """Adds the first rows, each times its weight, part by part: (m)."""
+    rows = rows[: len(weights)]  # near the end there are fewer, and the other weights are 0
+    for first in range(0, len(rows), TAPS):
+        part = rows[first : first + TAPS]
+        total += (part * weights[first : first + len(part), None]).sum(0, dtype=torch.int32)

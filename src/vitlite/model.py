@@ -256,18 +256,25 @@ class ViT(nn.Module):
         self.tables = PositionTables()
         initialise(self)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "preprocess":  # of one that is a module, torch would make a part of the network
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     @property
     def preprocess(self) -> Callable[[Any], Tensor]:
         """Turns a picture, or a list of them, into the images that the model takes: `vitlite.images.Preprocess`."""
-        from vitlite.images import Preprocess, Recipe
+        from vitlite.images import Preprocess
 
-        kept = self._preprocess
-        return Preprocess(kept, self) if isinstance(kept, Recipe) else kept
+        kept: Any = self.__dict__["_preprocess"]
+        return kept.of(self) if isinstance(kept, Preprocess) else kept
 
     @preprocess.setter
     def preprocess(self, way: Callable[[Any], Tensor]) -> None:
-        own = getattr(way, "model", None) is self  # then its recipe will do: a circle would outlive the model
-        self._preprocess: Any = getattr(way, "recipe", way) if own else way
+        from vitlite.images import without_model
+
+        self.__dict__["_preprocess"] = without_model(way)
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,399 @@
+"""Whatever is a picture becomes rows of 8-bit pixels: files, bytes, Pillow images, arrays and tensors.
+
+A file's content decides what it is, and only the formats named here are opened, up to a size that bounds time and
+memory. Torch only; Pillow is needed for files. Shapes: c channels, h and w pixels.
+"""
+
+import io
+import math
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Any, BinaryIO
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from vitlite.errors import ImageError, missing_extra, shown
+
+FORMATS = {  # what is opened, by Pillow's name, with the endings by which folders are searched
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "AVIF": (".avif",),
+    "JPEG2000": (".jp2",),
+}
+SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+SIDE = 100_000  # pixels, of a picture at most
+WORK = {  # how many times the time or the memory of others a picture takes, by its format or Pillow's decoder for it
+    "WEBP": 2,
+    "AVIF": 2,
+    "JPEG2000": 4,
+    "ppm": 20,  # a highest value that is not 255: written in Python, as the next two
+    "ppm_plain": 20,
+    "bmp_rle": 20,
+}
+SCANS = 20  # of a progressive JPEG, in the time of others; each scan may go over the whole picture again
+STRIP = 2**22  # pixels that are looked at together, so that little more than a picture is in memory
+CONTENTS = {  # patterns of how other files begin, and what they are called
+    rb"%!PS|\xc5\xd0\xd3\xc6": "PostScript",
+    rb"%PDF": "PDF",
+    rb"8BPS": "Photoshop (PSD)",
+    rb"\s*<svg|\s*<\?xml": "XML, perhaps SVG",
+    rb"(?i:\s*<!doctype html|\s*<html)": "a web page",
+    rb"version https://git-lfs": "a pointer of Git LFS, which `git lfs pull` replaces",
+    rb"(?s:....ftyp(?:hei|hev|mif|msf))": "HEIC",
+    rb"(?s:....ftypavi)": "AVIF, damaged or unknown to this Pillow",
+    rb"(?s:....ftyp)|\x1aE\xdf\xa3": "a video",
+    rb"\xff\x0a|\x00\x00\x00\x0cJXL ": "JPEG XL",
+    rb"\x00\x00[\x01\x02]\x00": "an icon (ICO)",
+    rb"\xd7\xcd\xc6\x9a|(?s:\x01\x00\x00\x00.{36} EMF)": "a Windows metafile",
+    rb"\x93NUMPY": "a NumPy array; numpy.load reads it",
+    rb"PK\x03\x04": "a ZIP archive",
+    rb"\x1f\x8b": "compressed by gzip",
+    rb"\xff\xd8\xff": "JPEG, and damaged",
+    rb"\x89PNG": "PNG, and damaged",
+    rb"(?s:RIFF....WEBP)": "WebP, and damaged",
+    rb"\Z": "nothing at all",
+}
+BYTES = (bytes, bytearray, memoryview)
+LOCATOR = re.compile(r"[a-z][a-z0-9+.-]+:/|data:", re.IGNORECASE)  # of a URL, and not a Windows drive
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A picture, turned upright. Its rows become pixels where they are asked for: `between(2, 5)` is (3, w, c)."""
+
+    height: int
+    width: int
+    between: Callable[[int, int], Tensor]  # uint8
+
+    def strips(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Where to cut rows `first` to `last` - 1, so that each part is small."""
+        step = max(1, min(512, STRIP // self.width))  # few rows stay in the processor's cache
+        return [(row, min(row + step, last)) for row in range(first, last, step)]
+
+
+def read_image(file: str | PathLike[str] | bytes | BinaryIO, channels: int = 3) -> Tensor:
+    """Reads a picture file, its bytes, or an open one, turned upright: uint8 (h, w, channels); 3 are RGB, 1 is grey.
+
+    Raises:
+        ImageError: the file is missing, damaged, too large, or no picture in one of the `FORMATS`.
+        MissingExtraError: Pillow is not installed.
+    """
+    rows = _from_file(file, channels)
+    pixels = torch.empty(rows.height, rows.width, channels, dtype=torch.uint8, device="cpu")
+    for first, last in rows.strips(0, rows.height):
+        pixels[first:last] = rows.between(first, last)
+    return pixels
+
+
+def rows_of(image: Any, channels: int) -> Rows:
+    """Any single picture, in rows of (w, channels).
+
+    Raises:
+        ImageError: It is none, or one that cannot be read.
+        MissingExtraError: Pillow is needed, and not installed.
+    """
+    if isinstance(image, (str, PathLike, *BYTES)) or hasattr(image, "read"):
+        return _from_file(image, channels)
+    if _is_pillow(image):
+        try:
+            return _from_pillow(image, channels)
+        except Exception as error:  # opened lazily, it may be found broken only now
+            raise _unreadable(getattr(image, "filename", "") or f"the {image.mode} image", error) from error
+    if hasattr(image, "__array_interface__"):
+        image = _as_tensor(image)
+    if isinstance(image, Tensor):
+        return _from_tensor(image, channels)
+    raise ImageError(
+        f"A picture is a path, bytes, an open file, a Pillow image, an array or a tensor, got {type(image).__name__}.",
+        python="Several come in a list; model.predict also takes an iterator.",
+    )
+
+
+# ---- files
+
+
+def _from_file(file: Any, channels: int) -> Rows:
+    name = _name_of(file)
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise missing_extra(f"Opening {name}", "images") from error
+    Image.init()  # before, it does not know all that it can open
+    known = [kind for kind in FORMATS if kind in Image.OPEN]
+    try:
+        if isinstance(file, BYTES):
+            file = io.BytesIO(file)
+        with Image.open(file, formats=known) as image:
+            return _from_pillow(image, channels)
+    except UnidentifiedImageError as error:
+        raise _unreadable(name, _unknown(_first_bytes(file))) from error
+    except Exception as error:  # a broken file makes Pillow's decoders raise nearly anything
+        raise _unreadable(name, error) from error
+
+
+def _name_of(file: Any) -> str:
+    """What errors call a file."""
+    if isinstance(file, (str, PathLike)):
+        return shown(str(fspath(file)), 1000)
+    if isinstance(file, BYTES):
+        return f"the {len(file)} bytes"
+    return shown(str(getattr(file, "name", "the open file")), 1000)
+
+
+def _first_bytes(file: Any) -> bytes:
+    """Of a file, or an open one; nothing known of one that cannot go back."""
+    try:
+        if not isinstance(file, (str, PathLike)):
+            file.seek(0)
+            return bytes(file.read(64))
+        with open(file, "rb") as opened:
+            return opened.read(64)
+    except (AttributeError, OSError):
+        return b"?"
+
+
+def _unknown(head: bytes) -> ImageError:
+    """What a file is that is in none of the formats, as far as its first bytes tell."""
+    formats = f"vitlite opens {', '.join(FORMATS)}"
+    for pattern, content in CONTENTS.items():
+        if re.match(pattern, head):
+            return ImageError(
+                f"its content is {content}; {formats}.",
+                python="Pass what another library reads from it: a Pillow image, or an array.",
+                command="Save it in one of these.",
+            )
+    return ImageError(f"it is damaged, or in another format; {formats}.")
+
+
+def _unreadable(name: str, error: Exception) -> ImageError:
+    context = f"Cannot read {name} as a picture"
+    if isinstance(error, ImageError):
+        return error.within(context)
+    if LOCATOR.match(name) and isinstance(error, OSError):
+        return _elsewhere(context, name)
+    if isinstance(error, FileNotFoundError):
+        return ImageError(f"{context}: no such file")
+    if isinstance(error, UnicodeDecodeError):
+        return ImageError(f"{context}: it was opened as text.", python='Say open(..., "rb").')
+    return ImageError(f"{context}: {shown(str(error)) or type(error).__name__}")
+
+
+def _elsewhere(context: str, name: str) -> ImageError:
+    """The error for a URL, with what fetches it."""
+    url = re.sub(":/+", "://", name, count=1)  # a path that was made of one has lost a slash
+    return ImageError(
+        f"{context}: it is a URL, and vitlite opens files.",
+        python=f"Fetch it: import urllib.request; picture = urllib.request.urlopen({url!r}).read()",
+        command=f"Fetch it, and name the file: curl --location --output picture.jpg {shlex.quote(url)}",
+    )
+
+
+# ---- Pillow
+
+
+def _is_pillow(image: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")  # a Pillow image exists only where this is loaded
+    return pillow is not None and isinstance(image, pillow.Image)
+
+
+def _from_pillow(image: Any, channels: int) -> Rows:
+    """A Pillow image of any mode, turned as its EXIF says. Alpha is dropped."""
+    from PIL import ExifTags, ImageOps
+
+    if channels not in (1, 3):
+        raise ImageError(
+            f"the model takes {channels} channels, a picture gives 1 or 3.",
+            python="Pass an array or a tensor.",
+            command="",
+        )
+    _check_size(image)
+    sixteen_bits = _has_sixteen_bits(image)  # of which its format tells: a turned copy has none
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    if image.mode in ("I", "F") and not sixteen_bits:
+        raise ImageError(
+            f"mode {image.mode!r} has no value for white.",
+            python="Scale it to 0..1 and pass an array.",
+            command="Save it with 8 or 16 bits.",
+        )
+    convert = _high_bytes if sixteen_bits else _eight_bits
+
+    def between(first: int, last: int) -> Tensor:
+        return convert(image.crop((0, first, image.width, last)), channels)
+
+    between(0, 1)  # loads it, and shows whether Pillow can convert it
+    return Rows(image.height, image.width, between)
+
+
+def _eight_bits(image: Any, channels: int) -> Tensor:
+    """uint8 (h, w, channels)."""
+    if image.mode == "P" and "transparency" in image.info:  # the same colours, without Pillow's warning
+        image = image.convert("RGBA")
+    mode = "RGB" if channels == 3 else "L"
+    if image.mode != mode:
+        image = image.convert(mode)
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, channels)
+
+
+def _high_bytes(image: Any, channels: int) -> Tensor:
+    """Grey levels from 0 to 65535, rounded to 0 to 255, where Pillow's convert() would clip: uint8 (h, w, channels)."""
+    values = torch.frombuffer(bytearray(image.convert("I").tobytes()), dtype=torch.int32)
+    levels = (values * 255 + 32767) // 65535
+    return levels.to(torch.uint8).view(image.height, image.width, 1).expand(-1, -1, channels)
+
+
+def _has_sixteen_bits(image: Any) -> bool:
+    """Whether a Pillow image has grey levels from 0 to 65535.
+
+    Raises:
+        ImageError: A TIFF has others, which Pillow does not scale.
+    """
+    widened = image.mode == "I" and image.format in ("PNG", "PPM")  # Pillow keeps 16 bits of these in 32
+    if not widened and not image.mode.startswith("I;16"):
+        return False
+    tags = getattr(image, "tag_v2", {})  # of a TIFF: 258 is its bits, 262 what zero means, 0 white and 1 black
+    if tags and (tags.get(258), tags.get(262)) != ((16,), 1):
+        raise ImageError("a TIFF of 12 bits, or with white as 0; save it with 8 or 16 bits and black as 0")
+    return True
+
+
+def _check_size(image: Any) -> None:
+    """Makes sure that a picture is read in bounded time and memory, before it is.
+
+    Raises:
+        ImageError: It is too large, or a reduced copy beside a larger picture.
+    """
+    from PIL import Image
+
+    _check_sides(image.height, image.width)
+    pixels, work = image.width * image.height, _work(image)
+    most = Image.MAX_IMAGE_PIXELS
+    if most and pixels * work > most:  # of some of which Pillow itself only warns
+        raise ImageError(
+            f"{pixels} pixels, allowed are {most // work}.",
+            python="Trusted: raise PIL.Image.MAX_IMAGE_PIXELS.",
+            command="Make it smaller.",
+        )
+    if getattr(image, "tag_v2", {}).get(254, 0) & 1:  # of a TIFF: what the picture is for
+        raise ImageError("a TIFF that begins with a small copy, as raw photos do; save the photo itself")
+
+
+def _check_sides(height: int, width: int) -> None:
+    if max(height, width) > SIDE or min(height, width) < 1:
+        raise ImageError(f"a picture has sides of 1 to {SIDE} pixels, got {width} x {height}")
+
+
+def _work(image: Any) -> int:
+    """How many times the time or the memory of others a Pillow image may take that is not decoded yet."""
+    decoders = {tile[0] for tile in getattr(image, "tile", ())}
+    work = max(WORK.get(kind, 1) for kind in ({image.format} | decoders))
+    if "jpeg" in decoders:
+        work = max(work, math.ceil(_scans(image) / SCANS))
+    tags = getattr(image, "tag_v2", {})  # of a TIFF: 322 and 323 are the sides of its tiles, each decoded as a whole
+    tile = tags.get(322, 0) * tags.get(323, 0)
+    return max(work, math.ceil(tile / (image.width * image.height)))
+
+
+def _scans(image: Any) -> int:
+    """How often a JPEG begins to tell its pixels: once, or a progressive one several times."""
+    image.fp.seek(0)
+    scans, end = 0, b""
+    while block := image.fp.read(2**20):
+        scans += (end + block).count(b"\xff\xda")
+        end = block[-1:]
+    return scans
+
+
+# ---- arrays and tensors
+
+
+def _as_tensor(array: Any) -> Tensor:
+    """An array, copied, since torch minds read-only ones and odd strides."""
+    masked = getattr(array, "mask", None)
+    if masked is not None and masked.any():
+        raise ImageError("A picture has all its pixels, got a masked array.", python="Fill it: image.filled(...).")
+    try:
+        return torch.as_tensor(array.copy(), device="cpu")
+    except (AttributeError, TypeError, ValueError) as error:
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {kind}.") from error
+
+
+def _from_tensor(image: Tensor, channels: int) -> Rows:
+    """(h, w), (h, w, c) or (c, h, w), uint8 or float in 0..1."""
+    if image.is_meta or image.layout != torch.strided:
+        raise ImageError(
+            f"A picture must be a dense tensor with data, got one of {image.layout} on {image.device}.",
+            python="Of a sparse one, pass image.to_dense().",
+        )
+    image = image.detach().cpu()
+    axes = _axes(tuple(image.shape), channels)
+    if axes == "h w":
+        image, axes = image[:, :, None], "h w c"
+    image = rearrange(image, f"{axes} -> h w c")
+    height, width, _ = image.shape
+    _check_sides(height, width)
+    _check_levels(image)
+
+    def between(first: int, last: int) -> Tensor:
+        return _levels(image[first:last]).expand(-1, -1, channels)
+
+    return Rows(height, width, between)
+
+
+def _axes(shape: tuple[int, ...], channels: int) -> str:
+    """Which axis of a picture is which, as einops writes it; one channel stands for three equal ones.
+
+    Raises:
+        ImageError: A picture for this number of channels has no such shape, or it can be read in two ways.
+    """
+    if len(shape) not in (2, 3) or 0 in shape:
+        raise ImageError(f"A picture has the shape (h, w, c), (c, h, w) or (h, w), got {shape}.")
+    readings = {"h w": 1} if len(shape) == 2 else {"c h w": shape[0], "h w c": shape[2]}  # and their channels
+    wanted = (1, 3) if channels == 3 else (channels,)
+    found = [axes for axes, there in readings.items() if there in wanted]
+    if len(found) == 2:
+        raise ImageError(
+            f"The shape {shape} can be read as (c, h, w) and as (h, w, c).", python="Pass a Pillow image instead."
+        )
+    if not found:
+        raise ImageError(
+            f"The model takes {channels} channels, and no axis of the shape {shape} has as many.",
+            python="To drop an alpha channel: image[..., :3]." if 4 in shape else "",
+        )
+    return found[0]
+
+
+def _check_levels(image: Tensor) -> None:
+    """Makes sure that these are grey levels: uint8, or floats within half a level of 0..1."""
+    if image.dtype == torch.uint8:
+        return
+    if not image.is_floating_point():
+        raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {image.dtype}. Convert it, or scale it.")
+    low, high = (value.item() for value in image.float().aminmax())
+    if not math.isfinite(low + high):
+        raise ImageError("The picture has values that are not finite (NaN or infinity).")
+    half = 0.5 / 255
+    if low < -half or high > 1 + half:
+        reason = "normalised already: pass it to the model" if low < -half else "0..255: divide by 255, or pass uint8"
+        raise ImageError(f"A picture of floats has values in 0..1, got {low:.4g} to {high:.4g}. It looks {reason}.")
+    if 0 < high < 1.5 / 255:
+        raise ImageError("The picture is almost black: no value is above 1/255. It looks divided by 255 twice.")
+
+
+def _levels(image: Tensor) -> Tensor:
+    """Grey levels from 0 to 255, as uint8."""
+    if image.dtype == torch.uint8:
+        return image
+    return image.float().mul(255).round().clamp(0, 255).to(torch.uint8)
