@@ -3,14 +3,22 @@
 import copy
 import pickle
 import threading
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlite import positions
-from vitlite.positions import PositionTables, resample_positions, sincos_positions
+from vitlite.positions import (
+    RESAMPLE,
+    PositionTables,
+    _stretched_by_products,
+    resample_positions,
+    sincos_positions,
+)
 
 GRID = (4, 4)
 
@@ -155,3 +163,17 @@ def test_threads_do_not_take_tables_from_each_other() -> None:
     for thread in threads:
         thread.join()
     assert not faults
+
+
+@pytest.mark.parametrize("method", sorted(RESAMPLE))
+def test_stretching_by_matrix_products_is_what_torch_does(method: Any) -> None:
+    """As exported files do it, at any number of rows and columns, one of them too."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns in product((1, 2, 7, 14), (1, 5, 14)):
+        table = torch.randn(1, rows, columns, 3, generator=generator)
+        image = table.permute(0, 3, 1, 2).double().contiguous(memory_format=torch.channels_last)
+        for new in ((1, 1), (2, 9), (7, 7), (14, 14), (37, 3), (20, 13), (13, 1)):
+            wanted = F.interpolate(image, size=new, **RESAMPLE[method]).permute(0, 2, 3, 1)
+            torch.testing.assert_close(
+                _stretched_by_products(table, new, **RESAMPLE[method]).double(), wanted, rtol=1e-5, atol=1e-5
+            )

@@ -32,6 +32,9 @@ def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -
     """Stretches a position table to another grid, in float32; rows before the patches' stay: (1, rows, d)."""
     first = table.shape[1] - grid[0] * grid[1]
     image = rearrange(table[:, first:].float(), "1 (h w) d -> 1 h w d", h=grid[0], w=grid[1])
+    if torch.onnx.is_in_onnx_export():
+        stretched = _stretched_by_products(image, new, **RESAMPLE[method])
+        return torch.cat([table[:, :first], rearrange(stretched, "1 h w d -> 1 (h w) d").to(table.dtype)], dim=1)
     if image.device.type == "mps":  # has no antialiased bicubic
         image = image.cpu()
     # torch's antialiasing is wrong for a result one patch wide in any layout but channels last, and in einops' strides
@@ -40,6 +43,49 @@ def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -
     stretched = F.interpolate(image, size=new, **RESAMPLE[method])
     patches = rearrange(stretched, "1 d h w -> 1 (h w) d").to(table.device, table.dtype)
     return torch.cat([table[:, :first], patches], dim=1)
+
+
+def _stretched_by_products(image: Tensor, new: Grid, mode: str, antialias: bool, align_corners: bool) -> Tensor:
+    """The same as matrix products, for runtimes whose own resizing differs from torch's: (1, h, w, d) -> (1, h, w, d).
+
+    >>> by_torch = F.interpolate(torch.arange(6.0).view(1, 1, 2, 3), (3, 2), mode="bicubic", antialias=True)
+    >>> table = torch.arange(6.0).view(1, 2, 3, 1)
+    >>> torch.allclose(_stretched_by_products(table, (3, 2), "bicubic", True, False)[..., 0], by_torch[:, 0], atol=1e-6)
+    True
+    """
+    for side in (new[1], new[0]):  # columns, then rows
+        old = image.shape[2]
+        weights = _weights(old, side, mode, antialias, align_corners).to(image.device)
+        if not antialias:  # the edge goes on
+            image = image[:, :, torch.arange(-2, old + 2, device=image.device).clamp(0, old - 1)]
+        image = (weights @ image).transpose(1, 2)
+    return image
+
+
+def _weights(old: int, new: int, mode: str, antialias: bool, align_corners: bool) -> Tensor:
+    """How much each new row takes of each old one: (new, old), or without antialias (new, 2 + old + 2)."""
+    rows = torch.arange(new, dtype=torch.float32)[:, None]
+    count = torch.ones_like(rows).sum()  # `new` itself, which an exported file does not know yet
+    if align_corners:
+        centres = rows * (old - 1) / (count - 1).clamp(min=1)
+    else:
+        centres = (rows + 0.5) * old / count - 0.5
+    if antialias:  # a smaller table is smoothed over as many rows as it leaves out
+        distances = ((torch.arange(old) - centres) / (old / count).clamp(min=1)).abs()
+    else:
+        distances = (torch.arange(-2, old + 2) - centres).abs()
+    if mode == "bicubic":
+        weights = _cubic(distances, -0.5 if antialias else -0.75)
+    else:
+        weights = (1 - distances).clamp(min=0)
+    return weights / weights.sum(1, keepdim=True)
+
+
+def _cubic(x: Tensor, a: float) -> Tensor:
+    """Keys' kernel of a distance; torch takes a = -0.5 with antialias, else -0.75."""
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((x - 5) * x + 8) * a * x - 4 * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
 
 
 def sincos_positions(grid: Grid, dim: int) -> Tensor:
