@@ -40,12 +40,19 @@ def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
     return out + err
 
 
-def in_namespace(command: str) -> tuple[str, ...]:
-    """Runs a program after mounting something that only it sees."""
-    probe = ["unshare", "-m", "true"]
-    if not shutil.which("unshare") or subprocess.run(probe, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount")
-    return ("unshare", "-m", "sh", "-c", command + ' && exec "$@"', "sh")
+def in_namespace(command: str, kind: str = "-m") -> tuple[str, ...]:
+    """Runs a program after mounting something that only it sees, or in a network of its own (`kind` "-n")."""
+    wrapper = ("unshare", kind, "sh", "-c", command + ' && exec "$@"', "sh")
+    if not shutil.which("unshare") or subprocess.run([*wrapper, "true"], capture_output=True, check=False).returncode:
+        pytest.skip(f"needs the right to do this: {command}")
+    return wrapper
+
+
+BLACK_HOLE = (  # whatever is sent there vanishes, names that are asked for too
+    "ip link add here type veth peer name there && ip addr add 192.0.2.2/24 dev here && ip link set here up && "
+    "ip link set there address 02:00:00:00:00:01 && ip link set there up && "
+    "ip neigh add 192.0.2.1 dev here lladdr 02:00:00:00:00:01 && ip route add default via 192.0.2.1"
+)
 
 
 def finished_files(folder: Path) -> list[Path]:

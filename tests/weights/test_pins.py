@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from fetching import FILE, OTHER, REPO, SHA256, WEIGHTS, fetch
 from server import Hub
 
 from vitlite.errors import DownloadError
-from vitlite.weights.pins import all_pins
+from vitlite.weights import hub
+from vitlite.weights.pins import all_pins, pinned_names
 
 
 def test_a_name_keeps_its_bytes_until_updated(server: Hub, caplog: pytest.LogCaptureFixture) -> None:
@@ -68,3 +70,133 @@ def test_a_pin_of_an_earlier_version_is_read(server: Hub, tmp_path: Path) -> Non
     assert fetch().path.read_bytes() == WEIGHTS
     assert not server.log
     assert list(json.loads(pin.read_text())) == ["repo", "filename", "commit", "sha256", "verified"]
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+GOOD = {"repo": REPO, "filename": FILE, "commit": "0" * 40, "sha256": SHA256, "verified": "hub"}
+BAD_PINS = {
+    "no json": "{",
+    "nothing": "",
+    "a list": "[]",
+    "null": "null",
+    "no text": b"\xff\xfe\x00",
+    "too deep": DEEP,
+    "deep in a field": json.dumps(GOOD)[:-1] + f', "more": {DEEP}}}',
+    "5,000 digits": '{"repo": ' + "9" * 5000 + "}",
+    "infinite": '{"repo": Infinity}',
+    "megabytes": json.dumps({**GOOD, "repo": "a" * 3_000_000}),
+    "a field less": json.dumps({name: value for name, value in GOOD.items() if name != "sha256"}),
+    **{
+        f"{field} {value!r}": json.dumps({**GOOD, field: value})
+        for field in GOOD
+        for value in (None, 5, [], {}, "", "a\n")
+    },
+    "repo elsewhere": json.dumps({**GOOD, "repo": "../../evil"}),
+    "file elsewhere": json.dumps({**GOOD, "filename": "../../../evil"}),
+    "commit elsewhere": json.dumps({**GOOD, "commit": "../../../evil"}),
+    "a short hash": json.dumps({**GOOD, "sha256": SHA256[:-1]}),
+    "a capital hash": json.dumps({**GOOD, "sha256": SHA256.upper()}),
+    "vouched by nobody": json.dumps({**GOOD, "verified": "me"}),
+    "a surrogate": '{"repo": "\\ud800/a"}',
+}
+
+
+@pytest.mark.parametrize("content", BAD_PINS.values(), ids=BAD_PINS)
+def test_a_bad_pin_is_one_error_that_names_it(server: Hub, tmp_path: Path, content: str | bytes) -> None:
+    found = fetch()
+    pin = tmp_path / "cache/pins/vit.json"
+    pin.write_bytes(content if isinstance(content, bytes) else content.encode())
+    server.log.clear()
+    for call in (fetch, partial(hub.verify, "vit"), all_pins):
+        with pytest.raises(DownloadError) as error:
+            call()
+        text = str(error.value)
+        assert text.startswith(f"The pin of vit cannot be used. {pin}")
+        assert "Delete it, and the next download pins anew" in text
+        assert text.isprintable()
+        assert len(text) < 1000
+    assert not server.log
+    assert found.path.read_bytes() == WEIGHTS
+    assert fetch(update=True) == found  # which is what the error says to do
+    assert fetch() == found
+    assert server.sent == 0
+
+
+def test_the_error_of_a_bad_pin_names_the_field(server: Hub, tmp_path: Path) -> None:
+    fetch()
+    pin = tmp_path / "cache/pins/vit.json"
+    for field, value in {"repo": 5, "commit": "\x1b[31m", "verified": ["hub"]}.items():
+        pin.write_text(json.dumps({**GOOD, field: value}))
+        with pytest.raises(DownloadError, match=rf"vit\.json: {field} must be .*, got "):
+            fetch()
+
+
+def test_a_bad_pin_does_not_stand_in_the_way_of_others(server: Hub, tmp_path: Path) -> None:
+    found = fetch()
+    (tmp_path / "cache/pins/bad.json").write_text("{")
+    assert fetch() == found
+    assert hub.verify("vit") == found
+    assert hub.verify(found.path).sha256 == SHA256
+    assert pinned_names() == ["bad", "vit"]
+
+
+WRONG = "0" * 64
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_pin_with_another_hash_costs_nothing(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    """The file is right, the Hub says so, and it may be the only copy."""
+    found = fetch()
+    pin = tmp_path / "cache/pins/vit.json"
+    right = pin.read_text()
+    pin.write_text(right.replace(SHA256, WRONG))
+    server.log.clear()
+    with monkeypatch.context() as patch:
+        if offline:
+            patch.setenv("HF_HUB_OFFLINE", "1")
+        with pytest.raises(DownloadError) as error:
+            fetch()
+        with pytest.raises(DownloadError, match=f"expected hash {WRONG}, got {SHA256}"):
+            hub.verify("vit")
+    text = str(error.value)
+    assert f"expected hash {WRONG}, got {SHA256}. The first is what {pin} pins." in text
+    assert offline or "Wrong bytes on the Hub: " in text
+    assert offline or "`vitlite download vit --update`" in text
+    assert found.path.read_bytes() == WEIGHTS
+    assert json.loads(pin.read_text())["sha256"] == WRONG
+    assert server.sent == 0
+    pin.write_text(right)
+    assert fetch() == found
+    pin.write_text(right.replace(SHA256, WRONG))
+    assert fetch(update=True) == found
+    assert pin.read_text() == right
+    assert server.sent == 0
+
+
+def test_a_wrong_hash_of_the_caller_costs_nothing(server: Hub) -> None:
+    found = fetch()
+    for revision in (None, found.commit):
+        with pytest.raises(DownloadError, match=f"expected hash {WRONG}, got {SHA256}"):
+            hub.fetch(REPO, FILE, revision=revision, sha256=WRONG)
+    assert found.path.read_bytes() == WEIGHTS
+    assert server.sent == len(WEIGHTS)
+
+
+def test_a_wrong_hash_of_a_small_file_costs_nothing(server: Hub) -> None:
+    """The Hub states git's hash of it, so that only its bytes tell."""
+    found = hub.fetch(REPO, "config.json")
+    with pytest.raises(DownloadError, match=f"expected hash {WRONG}"):
+        hub.fetch(REPO, "config.json", sha256=WRONG)
+    assert found.path.read_bytes() == b"{}"
+    assert hub.fetch(REPO, "config.json") == found
+
+
+def test_a_pin_that_cannot_be_kept_is_said(server: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/pins").touch()
+    assert fetch().path.read_bytes() == WEIGHTS
+    assert "vit is not pinned, because its pin cannot be written: " in caplog.text
+    with pytest.raises(DownloadError, match=r"The pin of vit cannot be moved: .*VITLITE_CACHE"):
+        fetch(update=True)

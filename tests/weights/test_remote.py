@@ -70,7 +70,7 @@ def test_revisions_and_files_lead_nowhere_else(server: Hub, tmp_path: Path, name
 
 @pytest.mark.parametrize("name", REPOS, ids=range(len(REPOS)))
 def test_a_repository_is_owner_and_name(server: Hub, tmp_path: Path, name: str) -> None:
-    with pytest.raises(DownloadError, match="is no repository of the Hub. A repository id is owner/name") as error:
+    with pytest.raises(DownloadError, match=r"is no repository of the Hub\. A repository id is owner/name") as error:
         hub.fetch(name, FILE)
     assert len(str(error.value)) < 500
     assert is_untouched(server, tmp_path / "cache")
@@ -116,7 +116,7 @@ TOKENS = ["hf_a\nX-Evil: 1", "hf_a\r\nX: 1", "hf_a b", "hf_\x07", "hf_é", "hf_"
 @pytest.mark.parametrize("token", TOKENS, ids=range(len(TOKENS)))
 def test_a_token_is_no_header(server: Hub, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
-    with pytest.raises(DownloadError, match="Your token for the Hub has .* hf auth login") as error:
+    with pytest.raises(DownloadError, match=r"Your token for the Hub has .* hf auth login") as error:
         fetch()
     assert "hf_" not in str(error.value)
     assert not server.log
@@ -205,7 +205,7 @@ def test_a_commit_noted_in_the_cache_leads_nowhere_else(
     ref = snapshots.parent / "refs/main"
     ref.write_text(os.path.relpath(tmp_path / "evil", snapshots))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE is set.* It is not in the cache"):
+    with pytest.raises(DownloadError, match=r"HF_HUB_OFFLINE is set.* It is not in the cache"):
         hub.fetch(REPO, FILE)
 
 

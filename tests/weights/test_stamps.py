@@ -3,10 +3,13 @@
 import hashlib
 import json
 import os
+import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from fetching import OTHER, SHA256, WEIGHTS, fetch, rot
+from fetching import FILE, OTHER, REPO, SHA256, WEIGHTS, fetch, finish, in_namespace, rot, start
 from server import Hub
 
 from vitlite.errors import DownloadError
@@ -71,3 +74,160 @@ def test_a_stamp_of_an_earlier_version_is_read(server: Hub, tmp_path: Path) -> N
     stamp.write_text("[]")  # no stamp at all
     assert stamps.check_file(path) == SHA256
     assert list(json.loads(stamp.read_text())) == list(fields)
+
+
+BAD_STAMPS = {
+    "no json": "{",
+    "nothing": "",
+    "no text": b"\xff",
+    "null": "null",
+    "too deep": "[" * 100_000 + "]" * 100_000,
+    "5,000 digits": '{"stat": [' + "9" * 5000 + "]}",
+    "no stat": json.dumps({"sha256": SHA256}),
+    "short": json.dumps({"stat": [1, 2, 3], "sha256": SHA256}),
+    "an object for a number": json.dumps({"stat": [{}, 2, 3, 4], "sha256": SHA256}),
+    "megabytes": json.dumps({"stat": [1, 2, 3, 4], "sha256": "0" * 3_000_000}),
+}
+BAD_FIELDS = [
+    {"sha256": None},
+    {"sha256": "0" * 63},
+    {"sha256": 5},
+    {"verified": "me"},
+    {"verified": []},
+    {"finite": 1},
+    {"finite": "yes"},
+    {"stat": "abcd"},
+    {"stat": [True, 2, 3, 4]},
+    {"stat": [0.5, 2, 3, 4]},
+]
+
+
+@pytest.mark.parametrize("content", [*BAD_STAMPS.values(), *BAD_FIELDS])
+def test_a_bad_stamp_is_as_none(server: Hub, tmp_path: Path, content: str | bytes | dict[str, object]) -> None:
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(WEIGHTS)
+    stamps.check_file(path)
+    (stamp,) = (tmp_path / "cache/stamps").iterdir()
+    right = stamp.read_text()
+    if isinstance(content, dict):
+        content = json.dumps({**json.loads(right), "finite": True, **content})
+    stamp.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert stamps.read_stamp(path) is None
+    assert not stamps.is_scanned(path)
+    assert stamps.check_file(path, SHA256) == SHA256
+    assert hub.verify(path).sha256 == SHA256
+    assert stamp.read_text() == right
+
+
+def test_a_stamp_of_another_file_says_nothing_of_this_one(server: Hub, tmp_path: Path) -> None:
+    """Finite, and with the right hash even; but of a file with other times."""
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(WEIGHTS)
+    stamps.check_file(path)
+    stamps.mark_scanned(path)
+    assert stamps.is_scanned(path)
+    (stamp,) = (tmp_path / "cache/stamps").iterdir()
+    content = json.loads(stamp.read_text())
+    for i in range(4):
+        stat = [*content["stat"]]
+        stat[i] += 1
+        stamp.write_text(json.dumps({**content, "stat": stat}))
+        assert not stamps.is_scanned(path)
+        stamps.mark_scanned(path)
+        assert not stamps.is_scanned(path)
+
+
+def test_a_stamp_with_another_hash_costs_nothing(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is asked about, not thrown away."""
+    found = hub.fetch(REPO, FILE)
+    (stamp,) = (tmp_path / "cache/stamps").iterdir()
+    content = json.loads(stamp.read_text())
+    stamp.write_text(json.dumps({**content, "sha256": "0" * 64, "stat": [0, 0, 0, 0]}))
+    server.log.clear()
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        with pytest.raises(DownloadError, match=r"Wrong bytes in .*It has changed since|it has changed since"):
+            hub.fetch(REPO, FILE, revision=found.commit)
+    assert hub.fetch(REPO, FILE, revision=found.commit) == found
+    assert server.sent == 0
+    assert json.loads(stamp.read_text()) == content
+
+
+def test_a_file_of_ones_own_that_has_changed(server: Hub, tmp_path: Path) -> None:
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(WEIGHTS)
+    assert hub.verify(path).sha256 == SHA256
+    os.utime(path, (0, 0))
+    assert hub.verify(path).sha256 == SHA256  # touched is not changed
+    path.write_bytes(OTHER)
+    with pytest.raises(DownloadError, match=f"expected hash {SHA256}, got .*it has changed since"):
+        hub.verify(path)
+    assert hub.verify(path).sha256 == hashlib.sha256(OTHER).hexdigest()  # which is said once
+
+
+@pytest.mark.parametrize("when", [-(10**9), 0, 10**9, 4 * 10**9, 10**11])
+def test_times_in_the_past_and_the_future(server: Hub, tmp_path: Path, when: int) -> None:
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(WEIGHTS)
+    os.utime(path, (when, when))
+    assert stamps.check_file(path) == SHA256
+    stamps.mark_scanned(path)
+    assert stamps.is_scanned(path)
+    path.write_bytes(OTHER)
+    os.utime(path, (when, when))
+    assert not stamps.is_scanned(path)
+    assert stamps.check_file(path) == hashlib.sha256(OTHER).hexdigest()
+
+
+def test_a_clock_that_went_back(server: Hub, tmp_path: Path) -> None:
+    """How old a file from the future is, nobody knows: its next change must not fall into the same tick."""
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(b"small")
+    os.utime(path, (4 * 10**9, 4 * 10**9))
+    time.sleep(2 * stamps.CLOCK_TICK)
+    began = time.perf_counter()
+    stamps.check_file(path)
+    assert time.perf_counter() - began >= stamps.CLOCK_TICK
+
+
+TWICE = """
+from pathlib import Path
+from vitlite.weights import stamps
+path = Path({path!r})
+path.write_bytes(b"a" * 1000)
+first = stamps.check_file(path)
+path.write_bytes(b"b" * 1000)
+print(first != stamps.check_file(path))
+"""
+
+
+@pytest.mark.skipif(shutil.which("mke2fs") is None, reason="needs to make a file system")
+def test_a_disk_that_keeps_whole_seconds(server: Hub, tmp_path: Path) -> None:
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    subprocess.run(["mke2fs", "-q", "-t", "ext2", "-I", "128", image], check=True, capture_output=True)
+    mounted = in_namespace(f"mount -o loop {image} {disk}")
+    assert finish(start(TWICE.format(path=str(disk / "a")), *mounted)) == "True\n"
+
+
+def test_names_that_are_no_unicode(server: Hub, tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe.safetensors"))
+    path.write_bytes(WEIGHTS)
+    assert stamps.check_file(path) == SHA256
+    stamps.mark_scanned(path)
+    assert stamps.is_scanned(path)
+
+
+@pytest.mark.parametrize("wish", ["Always", "1", "yes", "never"])
+def test_a_wish_to_verify_is_understood_or_refused(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(WEIGHTS)
+    monkeypatch.setenv("VITLITE_VERIFY", wish)
+    with pytest.raises(DownloadError, match=f"VITLITE_VERIFY is '{wish}'. Set it to always"):
+        stamps.check_file(path)
+    monkeypatch.setenv("VITLITE_VERIFY", "")
+    assert stamps.check_file(path) == SHA256

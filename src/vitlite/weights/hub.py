@@ -141,7 +141,7 @@ def verify(target: Path | str, sha256: str | None = None) -> Fetched:
         DownloadError: Not here, or its bytes are not those wanted, pinned or remembered, and what to do.
     """
     path: Path | None = Path(target)
-    commit, expected, says_who = None, sha256, ASKED
+    commit, expected, says_who = None, sha256, ASKED if sha256 else REMEMBERED
     verified: Verified = "first use"
     pin = read_pin(str(target))
     if pin is not None:

@@ -211,18 +211,15 @@ def prepare_client() -> None:
     """The client reads the proxy variables once; where they are others now, it has to start again.
 
     Raises:
-        DownloadError: It cannot even be imported, which odd values of its variables can bring about.
+        DownloadError: A timeout is no number, which keeps it even from being imported.
     """
     global _seen_proxies
     from urllib.request import getproxies
 
-    try:
-        import huggingface_hub
-    except ValueError as error:
-        raise DownloadError(
-            f"huggingface_hub cannot be imported: {first_line(error)}.",
-            python="Check the variables that begin with HF_.",
-        ) from error
+    for variable in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
+        _seconds(variable, TIMEOUT)
+    import huggingface_hub
+
     with _renewing:
         proxies = getproxies()
         if proxies != _seen_proxies and hasattr(huggingface_hub, "close_session"):  # before 1.0 none is needed

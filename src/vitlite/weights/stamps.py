@@ -59,7 +59,7 @@ class WrongBytesError(DownloadError):
         super().__init__(
             f"Wrong bytes in {shown(str(path), 1000)}: expected hash {expected}, got {got}. {says_who}",
             python="A copy in the cache is replaced by the next `vitlite download NAME`; a file of your own has to be "
-            "fetched again. If fresh copies are wrong too, try another network or HF_ENDPOINT; if the Hub has new "
+            "fetched again, unless it was you who changed it. If fresh copies are wrong too, try another network or HF_ENDPOINT; if the Hub has new "
             "bytes for a zoo name, add --update.",
         )
         self.path = path
@@ -79,19 +79,19 @@ def check_file(path: Path | str, sha256: str | None = None) -> str:
     return stamp.sha256
 
 
-def check_again(path: Path, sha256: str | None = None, says_who: str = "") -> str:
+def check_again(path: Path, sha256: str | None, says_who: str) -> str:
     """The sha256 of a local file, hashed whatever its stamp says.
 
     Raises:
-        DownloadError: The file cannot be read, or does not hash to `sha256` (which `says_who` stands for); where that
-            is None, to what is remembered of it. What is remembered is then forgotten, so that this is said once.
+        DownloadError: The file cannot be read, or does not hash to `sha256`; where that is None, to what is remembered
+            of it, which is then forgotten, so that a change is said once. `says_who` says who wants that hash.
     """
     found = hash_file(path)
     known = read_stamp(path) or found
     expected = sha256 or known.sha256
     if found.sha256 != expected:
         forget(path)
-        raise WrongBytesError(path, expected, found.sha256, says_who or REMEMBERED)
+        raise WrongBytesError(path, expected, found.sha256, says_who)
     if known.sha256 == found.sha256:  # touched or copied, but the same
         found = known._replace(stat=found.stat)
     remember(path, found)
