@@ -236,7 +236,7 @@ def test_what_is_missing_is_named(vit):
     vit.reset_head(0)
     with pytest.raises(InputError, match=r"no head. For vectors: model.embed\(model.preprocess\(images\)\)"):
         vit.predict(image)
-    vit.preprocess = lambda images: images
+    vit.preprocess = None
     with pytest.raises(ImageError, match=r"Set it: model.preprocess = vitlite.images.Preprocess\("):
         work_through(vit, [image], list)
 
@@ -251,7 +251,7 @@ def test_what_is_missing_is_named_in_the_words_of_the_command_line(vit):
     vit.reset_head(0)
     with pytest.raises(InputError) as no_head:
         vit.predict([])
-    vit.preprocess = lambda images: images
+    vit.preprocess = None
     with pytest.raises(ImageError) as no_preprocess:
         embed(vit, [])
     words = [error.value.for_command_line() for error in (not_finite, no_labels, no_head, no_preprocess)]
@@ -260,7 +260,8 @@ def test_what_is_missing_is_named_in_the_words_of_the_command_line(vit):
         "The model has no labels. Name its 3 classes in order in its config.json, or name a checkpoint like it: "
         "--model NAME --weights PATH.",
         "This model has no head. For vectors: vitlite embed.",
-        "This model does not know how to prepare pictures. Name a checkpoint like it: --model NAME --weights PATH.",
+        "These weights came without their preprocessing: the model does not know how to prepare pictures. "
+        "Name a checkpoint like it: --model NAME --weights PATH.",
     ]
 
 

@@ -202,6 +202,13 @@ def _elsewhere(context: str, name: str) -> ImageError:
 # ---- Pillow
 
 
+def is_one(image: Any) -> bool:
+    """Whether this is a picture by its kind, and not several: rows of an array would pass for pictures, too."""
+    if isinstance(image, (str, PathLike, *BYTES)) or hasattr(image, "read") or _is_pillow(image):
+        return True
+    return getattr(image, "ndim", 0) in (2, 3)
+
+
 def _is_pillow(image: Any) -> bool:
     pillow = sys.modules.get("PIL.Image")  # a Pillow image exists only where this is loaded
     return pillow is not None and isinstance(image, pillow.Image)

@@ -164,7 +164,7 @@ def _photo(model: "ViT", image: Any) -> Tensor:
     recipe = model.preprocess.recipe
     factor = PANEL / max(recipe.size)
     large = replace(recipe, size=_enlarged(recipe.size, factor), resize=_enlarged(recipe.resize, factor))
-    pixels = Preprocess(large, model).pixels(image)
+    pixels = model.preprocess.by(large).pixels(image)
     return rearrange(pixels, "c h w -> h w c").float().expand(-1, -1, 3)
 
 

@@ -16,6 +16,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vitlite.decode import SUFFIXES as SUFFIXES
+from vitlite.decode import is_one as is_one
 from vitlite.decode import read_image as read_image
 from vitlite.decode import rows_of
 from vitlite.errors import ConfigError, ImageError, shown
@@ -277,26 +278,64 @@ def pictures(images: Any) -> list[Any] | None:
     return None
 
 
+@dataclass(frozen=True)
+class Unprepared:
+    """Stands for the preprocessing of a model that has none, and says why."""
+
+    text: str = "These weights came without their preprocessing: the model does not know how to prepare pictures."
+    python: str = "Set it: model.preprocess = vitlite.images.Preprocess(vitlite.images.Recipe(...), model)."
+    command: str | None = "Name a checkpoint like it: --model NAME --weights PATH."
+
+    def __call__(self, images: Any) -> Tensor:
+        raise ImageError(self.text, python=self.python, command=self.command)
+
+
 def without_model(way: Any) -> Any:
     """What a model keeps of what is set as its `preprocess`: with the model in it, it would never be freed at once.
 
     Raises:
         ImageError: It is nothing that prepares pictures.
     """
+    if way is None:
+        return Unprepared()
     if isinstance(way, Recipe):
         way = Preprocess(way, None)
     if isinstance(way, Preprocess):
         return way.of(None)
     if isinstance(way, type) or not callable(way):
+        kind = way if isinstance(way, type) else type(way)
         raise ImageError(
-            f"model.preprocess is a vitlite.images.Preprocess, its Recipe, or a function of pictures, "
-            f"got {way.__name__ if isinstance(way, type) else type(way).__name__}."
+            f"model.preprocess is a vitlite.images.Preprocess, a Recipe, a function of pictures, or None, "
+            f"got {kind.__name__}."
+        )
+    return way
+
+
+def preprocess_of(model: Any) -> Preprocess:
+    """How a model prepares pictures, for those who call `pixels` and `batch` apart.
+
+    Raises:
+        ImageError: It has no preprocessing, or has it in another form.
+    """
+    way = model.preprocess
+    if isinstance(way, Unprepared):
+        way(())
+    if not isinstance(way, Preprocess):
+        raise ImageError(
+            f"model.preprocess is a {type(way).__name__}, and to predict takes a vitlite.images.Preprocess.",
+            python="Call one after the other, model(model.preprocess(...)), or write a class made of Preprocess.",
+        )
+    if own_methods(way, "__call__"):
+        raise ImageError(
+            f"model.preprocess is a {type(way).__name__} with its own __call__, and to predict takes its pixels and "
+            "its batch.",
+            python="Do there what is done in __call__, or call model(model.preprocess(...)).",
         )
     return way
 
 
 def recipe_alone(way: Any, task: str) -> Recipe | None:
-    """The recipe of what a model has as `preprocess`, for those who use or write no more of it; None where it has none.
+    """The recipe of what a model has as `preprocess`, for who uses or writes no more of it; None where it has none.
 
     Args:
         way: `model.preprocess`.

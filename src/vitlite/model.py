@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitlite.config import ViTConfig
-from vitlite.errors import ImageError, InputError
+from vitlite.errors import InputError
 from vitlite.inputs import check_images
 from vitlite.pooling import POOLS, AttentionPool
 from vitlite.positions import PositionTables, rotate
 from vitlite.speed import onednn
 
 if TYPE_CHECKING:
+    from vitlite.images import Recipe
     from vitlite.predict import Predictions
     from vitlite.weights.build import Source
 
@@ -236,7 +237,7 @@ class ViT(nn.Module):
         self.config = config
         self.labels: Sequence[str] | None = None
         self.source: Source | None = None  # where the weights came from; None: random
-        self.preprocess = _no_preprocess
+        self.preprocess = None
 
         self.patch_embed = PatchEmbed(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, d)) if config.class_token else None
@@ -271,7 +272,7 @@ class ViT(nn.Module):
         return kept.of(self) if isinstance(kept, Preprocess) else kept
 
     @preprocess.setter
-    def preprocess(self, way: Callable[[Any], Tensor]) -> None:
+    def preprocess(self, way: "Callable[[Any], Tensor] | Recipe | None") -> None:
         from vitlite.images import without_model
 
         self.__dict__["_preprocess"] = without_model(way)
@@ -452,11 +453,3 @@ def _lecun_normal(weight: Tensor) -> None:
     """Flax's default: variance 1 / inputs, after a cut at two standard deviations that takes 0.8796 of the spread."""
     std = weight[0].numel() ** -0.5 / 0.87962566
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
-
-
-def _no_preprocess(images: Any) -> Tensor:
-    raise ImageError(
-        "These weights came without their preprocessing, so pictures cannot be prepared for them.",
-        python="Set it: model.preprocess = vitlite.images.Preprocess(vitlite.images.Recipe(...), model).",
-        command="Name a checkpoint like it: --model NAME --weights PATH.",
-    )

@@ -5,7 +5,7 @@ process or the model is changed: training mode, gradients, threads and types are
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from functools import partial
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from vitlite.errors import ImageError, InputError
-from vitlite.images import Preprocess, pictures
+from vitlite.images import Preprocess, is_one, pictures, preprocess_of
 
 if TYPE_CHECKING:
     from vitlite.model import ViT
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Sized)
 
 
 class Prediction(NamedTuple):
@@ -103,20 +104,23 @@ def work_through(
 
     Args:
         model: Whose preprocessing is used, and who is in eval mode while `work` runs.
-        images: Pictures; read in the caller's thread, at most two batches ahead.
+        images: Several pictures; read in the caller's thread, at most two batches ahead.
         work: Turns a batch (b, c, h, w) into b results.
         batch: Pictures at a time.
 
     Returns:
         A generator of each picture with its result, or with the `ImageError` that says why it has none.
+
+    Raises:
+        ImageError: The model has no preprocessing that could be used.
+        InputError: `images` is one picture, whose rows would be taken for pictures.
     """
-    if not isinstance(model.preprocess, Preprocess):
-        raise ImageError(
-            "This model does not know how to prepare pictures.",
-            python="Set it: model.preprocess = vitlite.images.Preprocess(vitlite.images.Recipe(...), model).",
-            command="Name a checkpoint like it: --model NAME --weights PATH.",
+    if is_one(images):
+        raise InputError(
+            f"This takes a list or an iterator of pictures, got one {type(images).__name__}.",
+            python="Put it into a list: [picture].",
         )
-    return _work_through(model, model.preprocess, images, work, batch)
+    return _work_through(model, preprocess_of(model), images, work, batch)
 
 
 def _work_through(
@@ -129,7 +133,7 @@ def _work_through(
             results: Iterator[T] = iter(())
             if good:
                 with _evaluating(model):
-                    results = iter(work(preprocess.batch(good)))
+                    results = iter(_one_each(work(_one_each(preprocess.batch(good), len(good))), len(good)))
             for image, pixels in prepared:
                 if isinstance(pixels, ImageError):
                     yield image, pixels
@@ -159,6 +163,13 @@ def _prepared(
         finally:
             for _, pixels in waiting:
                 pixels.cancel()
+
+
+def _one_each(made: S, pictures: int) -> S:
+    """What was made of a batch, once it is sure that each picture has its own."""
+    if len(made) != pictures:
+        raise InputError(f"Of {pictures} pictures, {len(made)} images or results were made: it must be one of each.")
+    return made
 
 
 def _outcome(pixels: Future[Tensor]) -> Tensor | ImageError:

@@ -87,12 +87,13 @@ def identity_of(model: "ViT", name: str, *, dtype: str | None, fast: bool) -> di
         dtype: What it computes in, if not what it is stored in.
         fast: Whether it is optimized.
     """
-    from vitlite.images import Preprocess
+    from vitlite.images import recipe_alone
 
+    recipe = recipe_alone(model.preprocess, "A file of vectors")
     return {
         "weights": model.source.sha256 if model.source else name,
         "config": model.config.to_dict(),
-        "preprocessing": model.preprocess.recipe.to_dict() if isinstance(model.preprocess, Preprocess) else None,
+        "preprocessing": recipe.to_dict() if recipe else None,
         "dtype": dtype,
         "fast": fast,
     }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitlite.errors import TrainError
-from vitlite.images import SUFFIXES, Preprocess
+from vitlite.images import SUFFIXES, Preprocess, own_methods
 
 CACHE = 2**31  # bytes of prepared pictures kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red, green and blue planes
@@ -206,7 +206,8 @@ def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Rea
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
     """How CIFAR-10's pictures are prepared for a model; None where that would leave them as they are."""
     recipe = preprocess.recipe
-    return None if recipe.size == recipe.resize == (32, 32) else preprocess.pixels
+    as_they_are = recipe.size == recipe.resize == (32, 32) and not own_methods(preprocess, "pixels")
+    return None if as_they_are else preprocess.pixels
 
 
 def _cifar10_batch(path: Path) -> Tensor:

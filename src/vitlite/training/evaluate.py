@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import TrainError
-from vitlite.images import Preprocess, normalise
+from vitlite.images import Preprocess, normalise, own_methods
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.datasets import (
@@ -122,16 +122,24 @@ def preprocess_of(model: ViT, name: str = "The model") -> Preprocess:
         name: What the error calls it, such as the name that it came by.
 
     Raises:
-        TrainError: The weights came without it.
+        TrainError: The weights came without it, or it normalises in a way of its own.
     """
-    if not isinstance(model.preprocess, Preprocess):
+    way = model.preprocess
+    if not isinstance(way, Preprocess):
         raise TrainError(
             f"{name} has no preprocessing, so pictures cannot be prepared for it.",
             python="Set it: model.preprocess = vitlite.images.Preprocess(recipe, model).",
             command="Name a checkpoint like it: --model NAME --weights PATH; or give it its own in Python "
             "(model.preprocess = ...), and name the folder that model.save writes.",
         )
-    return model.preprocess
+    own = own_methods(way, "__call__", "batch")
+    if own:
+        raise TrainError(
+            f"model.preprocess is a {type(way).__name__} with its own {own[0]}: this takes its pixels, and normalises "
+            "them by its recipe.",
+            python="Do in its pixels what is done there, or set another: model.preprocess = model.preprocess.recipe.",
+        )
+    return way
 
 
 def check_data(data: Path) -> None:

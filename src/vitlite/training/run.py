@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlite import disk
 from vitlite.config import ViTConfig
 from vitlite.errors import TrainError
-from vitlite.images import Recipe
+from vitlite.images import Recipe, recipe_alone
 from vitlite.model import ViT
 from vitlite.speed.onednn import float32_products, float32_products_are_exact
 from vitlite.training import distributed
@@ -55,6 +55,7 @@ class Run:
     def __init__(self, model: ViT, data: Pictures, settings: Settings, validation: Pictures | None = None) -> None:
         self.model, self.data, self.settings = model, data, settings
         self.recipe = preprocess_of(model).recipe
+        recipe_alone(model.preprocess, "A saved run")  # which is too late to say in an hour
         self.steps = max(len(data) // settings.batch, 1)  # in an epoch
         self.progress = Progress()
         self.history: History = []

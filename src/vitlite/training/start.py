@@ -37,5 +37,5 @@ def with_drop_path(model: ViT, rate: float) -> ViT:
     changed = ViT(model.config.replace(drop_path=rate)).to(model.device)
     changed.load_state_dict(model.state_dict())
     changed.labels, changed.source = model.labels, model.source
-    changed.preprocess = Preprocess(preprocess_of(model).recipe, changed)
+    changed.preprocess = preprocess_of(model)
     return changed

@@ -14,6 +14,7 @@ import safetensors
 from torch import Tensor
 
 from vitlite.disk import replacing
+from vitlite.images import recipe_alone
 from vitlite.model import ViT
 from vitlite.weights.build import Source
 from vitlite.weights.files import WEIGHTS, path_of
@@ -26,10 +27,10 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     `vitlite.load(folder)` gives the model back, in torch's default dtype unless told otherwise; and where timm can
     build such a model, so does `timm.create_model("local-dir:" + folder, pretrained=True)`.
     """
-    folder = path_of(folder, "save")
+    folder, recipe = path_of(folder, "save"), recipe_alone(model.preprocess, "A saved model")
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, model.state_dict())
-    write_sidecar(folder, model.config, model.labels, recipe=getattr(model.preprocess, "recipe", None))
+    write_sidecar(folder, model.config, model.labels, recipe)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
