@@ -7,15 +7,15 @@ Five steps, each of a module of its own: `weights.zoo` finds the record, `weight
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from os import PathLike
-from typing import Any, NamedTuple, NoReturn, ParamSpec
+from typing import NamedTuple, ParamSpec
 
 import torch
 
 from vitlite.config import PRESETS, Pool, ViTConfig
-from vitlite.errors import ConfigError, ImageError, UnknownNameError, closest
-from vitlite.images import Preprocess
+from vitlite.errors import ConfigError, UnknownNameError, closest
+from vitlite.images import Preprocess, Unprepared
 from vitlite.model import ViT
 from vitlite.weights import stamps, zoo
 from vitlite.weights.build import Source, Wish, build
@@ -319,10 +319,8 @@ def _attach_preprocessing(
         if recipe is not None:
             model.preprocess = Preprocess(recipe, model)
     except (ConfigError, TypeError, ArithmeticError, AttributeError, KeyError) as error:  # or a value of another kind
-        folder = file.path.parent
-        model.preprocess = partial(_unprepared, f"{folder}: its preprocessing is not understood: {error}")
-
-
-def _unprepared(reason: str, images: Any) -> NoReturn:
-    """Stands for preprocessing that was not understood."""
-    raise ImageError(reason)
+        reason, python, command = str(error), "", None
+        if isinstance(error, ConfigError):
+            reason, python, command = error.text, error.python, error.command
+        where = f"{file.path.parent}: its preprocessing is not understood"
+        model.preprocess = Unprepared(f"{where}: {reason}", python, command)
