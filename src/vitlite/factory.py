@@ -268,7 +268,9 @@ def _wish(config: ViTConfig, options: Options) -> Wish:
             python="Leave pool out, or say which head you want with it: num_classes=0 for none, another number for a "
             "new one.",
         )
-    if moved and "cls_and_mean" in (target.pool, config.pool) and (config.fc_norm or config.pre_logits):
+    if moved and target.pool == "map":
+        raise ConfigError("pool='map' has trained weights of its own, and these have none of them. Leave pool out.")
+    if target.pooled_dim != config.pooled_dim and (config.fc_norm or config.pre_logits):
         raise ConfigError(f"pool={target.pool!r} changes the width of a trained layer before the head. Leave it out.")
     if target.channels != config.channels and config.patch_norm:
         raise ConfigError(f"These weights norm patches of {config.channels} channels, so channels= cannot change.")

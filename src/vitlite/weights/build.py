@@ -83,6 +83,7 @@ def build(
     """
     model = _on_meta(wish.config)
     refuse_misfit(file, translation, model if wish.config == config else _on_meta(config))
+    _refuse_other_periods(file, translation)
     filling = Filling(file, translation, config, wish, scan)
     wanted = _parameter_shapes(model)
     state: dict[str, Tensor] = {}
@@ -139,6 +140,23 @@ def refuse_misfit(file: WeightsFile, translation: Translation, model: ViT) -> No
         f"{file.path} ({layout.name} layout) does not fit its config: - is missing, + is there instead\n"
         + "\n".join(shown)
     )
+
+
+def _refuse_other_periods(file: WeightsFile, translation: Translation) -> None:
+    """Makes sure that a file which has the periods of its rotation turns as DINOv3 does; some are rounded to bfloat16.
+
+    Raises:
+        CheckpointError: It does not.
+    """
+    for name in translation.dropped:
+        if name.endswith(".periods"):
+            periods = file.read(name).float()
+            wanted = 100 ** (torch.arange(len(periods)) / len(periods))
+            if not torch.allclose(periods, wanted, rtol=2**-8, atol=0):
+                raise CheckpointError(
+                    f"{file.path}: {name} are not those of DINOv3, {wanted.tolist()[:4]}, ..., but "
+                    f"{periods.tolist()[:4]}, ... vitlite runs no other rotation."
+                )
 
 
 class Filling:

@@ -108,7 +108,7 @@ REVERSED_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
     "joined": lambda x, parts: x.chunk(parts),
     "zeros_between": _without_keys,
     "two_heads": lambda x, _: (2 * x).chunk(2, dim=1),
-    "two_biases": lambda x, _: [x, x],
+    "two_biases": lambda x, _: [x, x.clone()],
 }
 
 

@@ -250,6 +250,8 @@ def facts_of(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str,
         facts["mlp"] = "swiglu"
     _refuse_eva02(found, facts)
     facts |= _pool_facts(translation, shapes, facts) | _head_facts(translation, shapes)
+    if facts["position_rows"]:
+        facts["positions"] = "learned"
     return facts | _rotation_facts(translation, shapes, facts)
 
 
@@ -263,9 +265,9 @@ def _refuse_other_networks(unknown: Sequence[str]) -> None:
 def _refuse_missing_parts(translation: Translation) -> None:
     layout = translation.layout
     needed = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"]
-    needed.append("blocks.0.mlp.fc2.weight")
     if layout.name in ("google", "big_vision"):  # without a table, their positions are by a formula of their own
         needed.append("pos_embed")
+    needed.append("blocks.0.mlp.fc2.weight")
     for name in needed:
         if name not in translation.found:
             theirs = ", ".join(layout.spell(translation.prefix, name))
@@ -304,7 +306,7 @@ def _rotation_facts(translation: Translation, shapes: Mapping[str, Shape], facts
         width = 4 * shapes[periods[0]][0]  # of a head: a period for every four channels
         heads = facts["attention_dim"] // max(width, 1)
         return {"positions": "rope", "heads": heads, "rotary": None}
-    if facts["position_rows"] is not None or not facts["layer_scale"]:
+    if facts["position_rows"] or not facts["layer_scale"]:
         return {"rotary": None}
     return {"rotary": "dinov3" if facts["class_token"] and facts["registers"] else "other"}
 
