@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from peers import timm
+from references import distance, spread
 from safetensors.torch import save_file
 from torch import nn
 
-from vitlite import ViT
+from vitlite import ViT, create
 from vitlite.errors import UnknownNameError
 from vitlite.positions import resample_positions
 from vitlite.weights import zoo
@@ -204,6 +205,28 @@ def test_refusals():
         assert row.name in first or "/" in row.name or unpublished, row
         assert row.nearest is None or row.nearest in zoo.RECORDS, row
         assert (row.instead == "load") == (row.nearest is None)
+
+
+ANSWERS = [  # the smallest of each family
+    "vit_test_16.r160_in1k", "vit_test2_16.r160_in1k", "vit_wee_16.reg1_gap_sbb_in1k_256",
+    "vit_xsmall_16.clip_tinyclip_yfcc15m", "vit_small_16.flexivit_1200ep_in1k_240",
+    "vit_tiny_16.deit_distilled_fb_in1k", "vit_tiny_16.dinov3_qkvb_eupe_lvd1689m_256",
+    "vit_small_16.dinov3_lvd1689m_256", "vit_small_plus_16.dinov3_qkvb_lvd1689m_256", "vit_base_16.siglip_webli",
+    "vit_base_16.radio_v3_c_radio_512", "vit_tiny_r_32.augreg_in21k_ft_in1k",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers(name: str, tmp_path: Path):
+    """timm's file under the row's name, all the way: what comes out is what timm's model says."""
+    record = zoo.info(name)
+    peer = spread(timm.create_model(record.alias.split(".")[0], num_classes=record.config.num_classes))
+    path = tmp_path / "model.safetensors"
+    save_file(peer.state_dict(), path)
+    model = create(name, weights=path)
+    images = torch.randn(2, 3, *record.config.size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert distance(model(images), peer(images)) < 1e-5
 
 
 STRETCHED = ["flexivit_small", "vit_base_patch16_radio_v3", "vit_large_patch16_radio_v3", "vit_so400m_patch16_radio_v4",
