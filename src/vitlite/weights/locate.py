@@ -69,11 +69,18 @@ def _fetch_repository(repo: str, revision: str | None) -> Location:
     commit = weights.commit or revision  # all files of one commit
     for name in ("config.json", "preprocessor_config.json"):
         hub.fetch_optional(repo, name, revision=commit)
+    sha256, verified = weights.sha256, weights.verified
     if weights.path.name == INDEX:
-        _, shards = files_of(weights.path)
-        for shard in shards:
-            hub.fetch(repo, shard.name, revision=commit)
+        sha256, verified = None, _fetch_shards(repo, commit, weights)  # each shard was compared with a hash of its own
     if weights.commit is not None:
         hub.arrive(repo, revision, weights.commit)
-    folder = weights.path.parent
-    return Location(weights.path, folder, repo, weights.commit, weights.sha256, weights.verified)
+    return Location(weights.path, weights.path.parent, repo, weights.commit, sha256, verified)
+
+
+def _fetch_shards(repo: str, commit: str | None, index: hub.Fetched) -> Verified:
+    """Fetches what an index names; who vouches for the least vouched of it, the index included."""
+    _, shards = files_of(index.path)
+    fetched = [index]
+    for shard in shards:
+        fetched.append(hub.fetch(repo, shard.name, revision=commit))
+    return "hub" if all(file.verified == "hub" for file in fetched) else "first use"

@@ -1,0 +1,36 @@
+"""A repository whose weights lie in shards is fetched whole, and each shard is compared with a hash of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from files_made import ASK, IMAGES, trained
+from safetensors.torch import save
+from server import Hub
+
+from vitlite import load
+from vitlite.weights.locate import locate
+
+REPO = "someone/sharded"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_shards_of_a_repository(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    model = trained()
+    state = model.state_dict()
+    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    place = {tensor: names[i % count] for i, tensor in enumerate(state)}
+    files = {"model.safetensors.index.json": json.dumps({"weight_map": place}).encode()}
+    for name in names:
+        files[name] = save({tensor: state[tensor].contiguous() for tensor in state if place[tensor] == name})
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.publish(REPO, **files)
+        found = load(REPO, config=ASK)
+        location = locate(REPO)
+    assert torch.equal(found(IMAGES), model(IMAGES))
+    assert location.sha256 is None, "that of the index is nobody's of the shards"
+    assert location.verified == "hub"
