@@ -25,6 +25,10 @@ def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def git_hash(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
 @dataclass
 class Request:
     method: str
@@ -156,7 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
         if files is None:
             return self._refuse(404, "RevisionNotFound", "Revision not found")
         if is_api:
-            return self._reply(200, _model_info(repo, commit, files))
+            content = _tree(files) if parts[4:5] == ["tree"] else _model_info(repo, commit, files)
+            return self._reply(200, content)
         return self._resolve(commit, files, "/".join(parts[4:]))
 
     def _resolve(self, commit: str, files: dict[str, bytes], name: str) -> None:
@@ -164,8 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
         content = files[name]
         if not name.endswith(LARGE):
-            git_hash = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            return self._send(content, {"ETag": f'"{git_hash}"', "X-Repo-Commit": commit})
+            return self._send(content, {"ETag": f'"{git_hash(content)}"', "X-Repo-Commit": commit})
         sha256 = sha256_of(content)
         headers = {
             "X-Repo-Commit": commit,
@@ -245,6 +249,16 @@ def _model_info(repo: str, commit: str, files: dict[str, bytes]) -> bytes:
         siblings.append(sibling)
     info = {"_id": "0", "id": repo, "modelId": repo, "sha": commit, "private": False, "tags": [], "siblings": siblings}
     return json.dumps({**info, "downloads": 0, "likes": 0}).encode()
+
+
+def _tree(files: dict[str, bytes]) -> bytes:
+    entries = []
+    for name, content in files.items():
+        entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": git_hash(content)}
+        if name.endswith(LARGE):
+            entry["lfs"] = {"oid": sha256_of(content), "size": len(content), "pointerSize": 134}
+        entries.append(entry)
+    return json.dumps(entries).encode()
 
 
 if __name__ == "__main__":

@@ -185,10 +185,10 @@ def _way_out(request: _Request) -> tuple[str, str]:
     if name is None:
         folder = f"./{file.repo.partition('/')[2]}"
         by_hand = (
-            f"Where there is a network: hf download {file.repo} --revision {file.revision} --local-dir {folder} "
-            f"Copy that folder here, and say it instead of {file.repo}:"
+            f"Where there is a network: `hf download {file.repo} --revision {file.revision} --local-dir {folder}`. "
+            f"Copy that folder here, and give it instead of {file.repo}:"
         )
-        return f"{by_hand} vitlite.load({folder!r}). {otherwise}", f"{by_hand} --model {folder} {otherwise}"
+        return f"{by_hand} vitlite.load({folder!r}). {otherwise}", f"{by_hand} --model {folder}  {otherwise}"
     saved = file.filename.rpartition("/")[2]
     by_hand = f"Where there is a network, download {file.url} and use that file here:"
     return (
