@@ -4,9 +4,8 @@ Nothing here imports torch, so that names and sizes can be listed at once.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any, Literal, get_args
 
 from vitlite.errors import ConfigError, UnknownNameError, closest
@@ -65,8 +64,8 @@ class ViTConfig:
         for field in ("image_size", "stem"):
             if isinstance(getattr(self, field), list):  # as JSON has it
                 object.__setattr__(self, field, tuple(getattr(self, field)))
-        for field, problem in chain(_wrong_values(self), _wrong_together(self)):
-            raise ConfigError(f"ViTConfig: {problem}", field=field)
+        _check_values(self)
+        _check_combinations(self)
 
     @property
     def given(self) -> frozenset[str]:
@@ -91,6 +90,11 @@ class ViTConfig:
         return self.class_token + self.registers
 
     @property
+    def tokens(self) -> int:
+        """Tokens of one image of the config's own size: those before the patches, and the patches."""
+        return self.prefix_tokens + self.grid[0] * self.grid[1]
+
+    @property
     def position_rows(self) -> int:
         """Rows of the learned position table."""
         return self.grid[0] * self.grid[1] + (self.class_token and self.cls_position)
@@ -99,6 +103,11 @@ class ViTConfig:
     def attention_dim(self) -> int:
         """Width of all heads together: `dim`, unless `head_dim` says otherwise."""
         return self.heads * (self.head_dim or self.dim // self.heads)
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return self.attention_dim // self.heads
 
     @property
     def pooled_dim(self) -> int:
@@ -148,7 +157,10 @@ def refuse_unknown_fields(names: Iterable[str]) -> None:
             raise ConfigError(f"ViTConfig has no field {name!r}.{closest(name, fields)} Fields: {', '.join(fields)}.")
 
 
-Problem = tuple[str, str]  # the field, and what is wrong with it as a sentence
+def _wrong(field: str, sentence: str) -> ConfigError:
+    """The error for a field of a config, with what is wrong as a sentence that begins with the field."""
+    return ConfigError(f"ViTConfig: {sentence}", field=field)
+
 
 LEAST = {  # whole numbers, and the least that each may be
     **dict.fromkeys(("patch_size", "dim", "depth", "heads", "mlp_dim", "channels"), 1),
@@ -163,29 +175,31 @@ SWITCHES = (
 SHARES = ("dropout", "drop_path")
 
 
-def _wrong_values(c: ViTConfig) -> Iterator[Problem]:
-    """What is wrong with single fields of a config, in the order in which it should be mended."""
-    yield from _wrong_tuples(c)
+def _check_values(c: ViTConfig) -> None:
+    """Each field by itself, in the order in which mistakes should be mended."""
+    _check_tuples(c)
     for name, least in LEAST.items():
         value = getattr(c, name)
         if type(value) is not int or value < least:
-            yield name, f"{name} must be a whole number of at least {least}, got {value!r}."
+            raise _wrong(name, f"{name} must be a whole number of at least {least}, got {value!r}.")
     for name, valid in VALID.items():
         value = getattr(c, name)
         if value not in valid:
-            yield name, f"{name} must be one of {', '.join(valid)}, got {value!r}.{closest(value, valid)}"
+            raise _wrong(name, f"{name} must be one of {', '.join(valid)}, got {value!r}.{closest(value, valid)}")
     for name in SWITCHES:
         value = getattr(c, name)
         if type(value) is not bool:
-            yield name, f"{name} must be True or False, got {value!r}."
-    yield from _wrong_numbers(c)
+            raise _wrong(name, f"{name} must be True or False, got {value!r}.")
+    _check_numbers(c)
 
 
-def _wrong_tuples(c: ViTConfig) -> Iterator[Problem]:
+def _check_tuples(c: ViTConfig) -> None:
     if not _is_size(c.image_size):
-        yield "image_size", f"image_size must be a whole number or (height, width), got {c.image_size!r}."
+        raise _wrong("image_size", f"image_size must be a whole number or (height, width), got {c.image_size!r}.")
     if c.stem is not None and not _is_stem(c.stem):
-        yield "stem", f"stem must be None or the units of up to 4 stages, such as (3, 4, 9) or (), got {c.stem!r}."
+        raise _wrong(
+            "stem", f"stem must be None or the units of up to 4 stages, such as (3, 4, 9) or (), got {c.stem!r}."
+        )
 
 
 def _is_stem(value: Any) -> bool:
@@ -200,64 +214,69 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int)
 
 
-def _wrong_numbers(c: ViTConfig) -> Iterator[Problem]:
+def _check_numbers(c: ViTConfig) -> None:
     for name in SHARES:
         share = getattr(c, name)
         if not _is_number(share) or not 0 <= share < 1:
-            yield name, f"{name} must be at least 0 and below 1, got {share!r}."
+            raise _wrong(name, f"{name} must be at least 0 and below 1, got {share!r}.")
     if type(c.norm_eps) is not float or not 0 < c.norm_eps < 1:
-        yield "norm_eps", f"norm_eps must be a small positive number such as 1e-6, got {c.norm_eps!r}."
+        raise _wrong("norm_eps", f"norm_eps must be a small positive number such as 1e-6, got {c.norm_eps!r}.")
     if c.layer_scale is not None and not (_is_number(c.layer_scale) and math.isfinite(c.layer_scale)):
-        yield "layer_scale", f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}."
+        raise _wrong("layer_scale", f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}.")
     if c.head_dim is not None and (type(c.head_dim) is not int or c.head_dim < 1):
-        yield "head_dim", f"head_dim must be None or a whole number of at least 1, got {c.head_dim!r}."
+        raise _wrong("head_dim", f"head_dim must be None or a whole number of at least 1, got {c.head_dim!r}.")
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def _wrong_together(c: ViTConfig) -> Iterator[Problem]:
-    """What does not go together, in a config whose single values are right."""
-    yield from _wrong_patches(c)
+def _check_combinations(c: ViTConfig) -> None:
+    """What goes together, in a config whose single values are right."""
+    _check_patches(c)
     if c.head_dim is None and c.dim % c.heads:
-        yield "dim", f"dim {c.dim} does not divide into {c.heads} heads; change heads, or set head_dim."
-    yield from _wrong_pool(c)
+        raise _wrong("dim", f"dim {c.dim} does not divide into {c.heads} heads; change heads, or set head_dim.")
+    _check_pool(c)
     if c.registers and c.cls_position and c.positions in ("learned", "sincos2d"):
         text = "registers have no position of their own: set cls_position=False, so that the table covers patches only."
-        yield "registers", text
+        raise _wrong("registers", text)
     if c.positions == "sincos2d" and c.dim % 4:
-        yield "positions", f"sincos2d positions need a dim that 4 divides, got {c.dim}."
-    width = c.attention_dim // c.heads
-    if c.positions == "rope" and width % 4:
-        yield "positions", f"positions='rope' needs heads of a width that 4 divides, got {width}."
+        raise _wrong("positions", f"sincos2d positions need a dim that 4 divides, got {c.dim}.")
+    if c.positions == "rope" and c.head_width % 4:
+        raise _wrong("positions", f"positions='rope' needs heads of a width that 4 divides, got {c.head_width}.")
     if c.fc_norm and not c.final_norm:
-        yield "final_norm", "final_norm=False is no norm at the end at all, and fc_norm=True is one after pooling."
+        raise _wrong(
+            "final_norm", "final_norm=False is no norm at the end at all, and fc_norm=True is one after pooling."
+        )
 
 
-def _wrong_patches(c: ViTConfig) -> Iterator[Problem]:
-    """What does not go together of image, patches and stem."""
+def _check_patches(c: ViTConfig) -> None:
+    """Image, patches and stem."""
     fits = min(c.size) >= c.patch_size and not any(side % c.patch_size for side in c.size)
     if type(c.image_size) is bool or not fits:
         nearest = fitting(c.size, c.patch_size)
-        yield "image_size", f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {nearest}"
+        raise _wrong(
+            "image_size", f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {nearest}"
+        )
     if c.patch_size % c.stem_stride:
         text = f"a stem of {len(c.stem or ())} stages gives a cell for {c.stem_stride} pixels: patch_size has to be a "
-        yield "patch_size", f"{text}multiple of that, got {c.patch_size}."
+        raise _wrong("patch_size", f"{text}multiple of that, got {c.patch_size}.")
     if c.stem is not None and c.patch_norm:
-        yield "patch_norm", "patch_norm is vit-pytorch's norm of pixels, and a stem leaves none to norm."
+        raise _wrong("patch_norm", "patch_norm is vit-pytorch's norm of pixels, and a stem leaves none to norm.")
 
 
-def _wrong_pool(c: ViTConfig) -> Iterator[Problem]:
-    """What is pooled, and is not there."""
+def _check_pool(c: ViTConfig) -> None:
+    """What is pooled must be there."""
     if c.pool not in ("mean", "map") and not c.class_token:
-        yield "pool", f"pool={c.pool!r} reads the class token, and class_token is False; use pool='mean'."
+        raise _wrong("pool", f"pool={c.pool!r} reads the class token, and class_token is False; use pool='mean'.")
     if c.pool == "cls_and_distillation" and c.registers != 1:
-        yield "pool", "pool='cls_and_distillation' reads the distillation token, which is a register: set registers=1."
+        raise _wrong(
+            "pool", "pool='cls_and_distillation' reads the distillation token, which is a register: set registers=1."
+        )
     if c.registers and c.pool == "mean_with_cls":
-        yield "pool", "pool='mean_with_cls' is vit-pytorch's, which has no registers; use pool='mean'."
+        raise _wrong("pool", "pool='mean_with_cls' is vit-pytorch's, which has no registers; use pool='mean'.")
     if c.pool == "map" and c.dim % c.heads:
-        yield "pool", f"pool='map' cuts dim into heads, and dim {c.dim} does not divide into {c.heads} of them."
+        raise _wrong("pool", f"pool='map' cuts dim into heads, and dim {c.dim} does not divide into {c.heads} of them.")
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:

@@ -28,7 +28,7 @@ def layers(config: ViTConfig) -> list[Layer]:
     Layer(name='patch_embed.proj', weight=(768, 3, 16, 16), output=(196, 768), params=590592, macs=115605504)
     """
     patches = math.prod(config.grid)
-    tokens = config.prefix_tokens + patches
+    tokens = config.tokens
     blocks = []
     for layer in (*_attention(config, tokens), *_mlp(config, tokens)):
         blocks.append(layer._replace(params=layer.params * config.depth, macs=layer.macs * config.depth))

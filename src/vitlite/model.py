@@ -21,6 +21,7 @@ from vitlite.inputs import check_images
 from vitlite.pooling import POOLS, AttentionPool
 from vitlite.positions import PositionTables, rotate
 from vitlite.speed import onednn
+from vitlite.stem import stem
 
 if TYPE_CHECKING:
     from vitlite.images import Recipe
@@ -33,15 +34,16 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        c, p, d = config.channels, config.patch_size, config.dim
+        c, p, d = config.stem_dim, config.kernel_size, config.dim
         self.patch_size = p
+        self.backbone = stem(config)  # of a hybrid; of others nothing
         self.norm_in = nn.LayerNorm(c * p * p, config.norm_eps) if config.patch_norm else None
         self.proj = nn.Conv2d(c, d, kernel_size=p, stride=p, bias=not config.pre_norm)
         self.norm = nn.LayerNorm(d, config.norm_eps) if config.patch_norm else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         if self.norm_in is None:
-            return rearrange(self.proj(images), "b d h w -> b (h w) d")
+            return rearrange(self.proj(self.backbone(images)), "b d h w -> b (h w) d")
         p = self.patch_size
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (c p q)", p=p, q=p)
         x = F.linear(self.norm_in(patches), self.proj.weight.flatten(1), self.proj.bias)
@@ -207,11 +209,6 @@ class PreLogits(nn.Linear):
         return super().forward(x).tanh()
 
 
-def _refuse_unbuilt(config: ViTConfig) -> None:
-    if config.stem is not None:
-        raise NotImplementedError(f"{config} is described, and not built yet")
-
-
 class Features(NamedTuple):
     """What a model knows of an image before the head."""
 
@@ -232,7 +229,6 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        _refuse_unbuilt(config)
         d, eps = config.dim, config.norm_eps
         self.config = config
         self.labels: Sequence[str] | None = None
@@ -393,7 +389,7 @@ class ViT(nn.Module):
         config = self.config
         if config.positions != "rope":
             return ()
-        width = config.attention_dim // config.heads
+        width = config.head_width
         return self.tables.rotation(self.patch_embed.proj.weight, self._grid(images), config.prefix_tokens, width)
 
     def _layers(self, layers: Iterable[int]) -> list[int]:

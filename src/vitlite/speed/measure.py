@@ -102,7 +102,7 @@ def products(config: ViTConfig, images: Tensor) -> Contestant:
     linear_layers = _linear_products(config, at_once, dtype)
     attention = _attention_products(config, dtype)
     around: AbstractContextManager[None] = nullcontext()
-    if dtype is torch.float32 and float32_products_pay(_tokens(config), config.attention_dim // config.heads):
+    if dtype is torch.float32 and float32_products_pay(config.tokens, config.head_width):
         around = float32_products
 
     def run() -> None:
@@ -116,14 +116,10 @@ def products(config: ViTConfig, images: Tensor) -> Contestant:
     return Contestant("products", dtype, run)
 
 
-def _tokens(config: ViTConfig) -> int:
-    return config.prefix_tokens + math.prod(config.grid)
-
-
 def _linear_products(config: ViTConfig, images: int, dtype: torch.dtype) -> list[Callable[[], Tensor]]:
     """The linear layers of one block, ready to run on the tokens of so many images."""
     linear = PackedLinear if packing_pays(dtype) else PlainLinear
-    tokens = _tokens(config)
+    tokens = config.tokens
     ready: list[Callable[[], Tensor]] = []
     for layer in costs.layers(config):
         if layer.name.startswith("blocks.") and layer.macs and layer.weight:
@@ -139,8 +135,8 @@ def _on_noise(product: PackedLinear | PlainLinear, rows: int, width: int, dtype:
 
 def _attention_products(config: ViTConfig, dtype: torch.dtype) -> Callable[[], None]:
     """The two products of attention of one image."""
-    heads, tokens = config.heads, _tokens(config)
-    q, k, v = torch.randn(3, heads, tokens, config.attention_dim // heads, dtype=dtype)
+    heads, tokens = config.heads, config.tokens
+    q, k, v = torch.randn(3, heads, tokens, config.head_width, dtype=dtype)
     scores, out = torch.empty(heads, tokens, tokens, dtype=dtype), torch.empty_like(q)
 
     def run() -> None:

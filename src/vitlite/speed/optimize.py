@@ -156,7 +156,7 @@ class OptimizedViT(ViT):
     def _products(self, images: Tensor) -> AbstractContextManager[None]:
         """oneDNN for the products of attention, where that pays."""
         if images.device.type == "cpu" and self.compute_dtype is torch.float32:
-            head_dim = self.config.attention_dim // self.config.heads
+            head_dim = self.config.head_width
             if float32_products_pay(self._token_count(images), head_dim):
                 return float32_products
         return nullcontext()
@@ -216,7 +216,7 @@ def _take_over(model: ViT, dtype: torch.dtype) -> None:
     """Packs the weights layer by layer, dropping each original, and turns `model` into an `OptimizedViT`."""
     device, own_dtype = model.device, model.dtype
     config, blocks = model.config, model.blocks
-    kernels = fastest_kernels(device, dtype, config.prefix_tokens + math.prod(config.grid))
+    kernels = fastest_kernels(device, dtype, config.tokens)
     model.patch_embed = FastPatches(  # type: ignore[assignment]
         model.patch_embed, config.prefix_tokens, dtype, kernels.linear
     )

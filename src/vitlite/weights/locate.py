@@ -69,7 +69,8 @@ def _fetch_repository(repo: str, revision: str | None) -> Location:
     commit = weights.commit or revision  # all files of one commit
     for name in ("config.json", "preprocessor_config.json"):
         hub.fetch_optional(repo, name, revision=commit)
-    sha256, verified = weights.sha256, weights.verified
+    sha256: str | None = weights.sha256
+    verified = weights.verified
     if weights.path.name == INDEX:
         sha256, verified = None, _fetch_shards(repo, commit, weights)  # each shard was compared with a hash of its own
     if weights.commit is not None:
