@@ -105,7 +105,7 @@ def resolve(layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim]) -
     """
     words = _words_by_field(layout, facts, claims)
     settled, contradictions = _settle(words)
-    settled |= image_size_from_table(layout, facts, settled)
+    settled |= settle_positions(layout, facts, settled)
     if contradictions:
         raise CheckpointError(f"It is not what it is said to be. {'; '.join(contradictions)}.")
     _refuse_without_rotation(facts, settled)
@@ -212,8 +212,15 @@ RULES: dict[str, Rule] = {
 }
 
 
-def image_size_from_table(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> dict[str, Word]:
-    """What the rows of the position table say: the image size, and whether the class token has a row.
+class TableReading(NamedTuple):
+    """One way to read a position table: an image of this size, and so many rows of tokens before the patches."""
+
+    size: tuple[int, int]
+    token_rows: int
+
+
+def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> dict[str, Word]:
+    """image_size, positions and cls_position: from the rows of the position table, and what is said of the size.
 
     Raises:
         CheckpointError: The table is not that of an image of the size that is claimed.
@@ -221,51 +228,62 @@ def image_size_from_table(layout: Layout, facts: Mapping[str, Any], settled: Map
     rows, patch = facts["position_rows"], facts["patch_size"]
     if not rows:
         return _square_as_number(settled)
-    size = settled["image_size"].value if "image_size" in settled else None
-    readings = []
-    for token_rows in _possible_token_rows(layout, facts, settled):
-        found = size or _square_size(rows - token_rows, patch)
-        if found and (found[0] // patch) * (found[1] // patch) == rows - token_rows:
-            readings.append(_table_words(facts, found, token_rows > 0, settled))
-    if len(readings) == 1 or (readings and not facts["token_rows"]):
-        return readings[0]
-    if size is None:
+    claimed = settled["image_size"].value if "image_size" in settled else None
+    counts = _possible_token_rows(layout, facts, settled)
+    readings = _readings(rows, patch, counts, claimed)
+    certain = len(readings) == 1 or not facts["token_rows"]  # of a class token alone, the likelier reading comes first
+    if readings and certain:
+        return _words_of(readings[0], facts, settled)
+    if claimed is None:
         return {"positions": Word("learned", TENSORS, True)}
     raise CheckpointError(
-        f"Its position table has {rows} rows, which is not an image of {size} in patches of {patch}.",
+        f"Its position table has {rows} rows, which is not an image of {claimed} in patches of {patch}.",
         python="To run it at another size: image_size=.",
         command="To run it at another size: --size.",
     )
 
 
-def _possible_token_rows(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> Sequence[int]:
+def _possible_token_rows(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> list[int]:
     """How many rows of the table may be of the class token and the registers, the likelier first."""
     if facts["token_rows"]:
-        return (0, facts["token_rows"])
-    may_have_row = facts["class_token"] and not facts["registers"]
-    choices = layout.cls_rows if may_have_row else (False,)
+        return [0, facts["token_rows"]]
+    if not facts["class_token"] or facts["registers"]:
+        return [0]
+    counts = [int(has_row) for has_row in layout.cls_rows]
     if "image_size" in settled:
-        return choices
-    if "cls_position" in settled and settled["cls_position"].value in choices:
-        return (settled["cls_position"].value,)
-    # Without a size, k * k rows may as well be (k - 1) * (k + 1), and one for the class token.
-    return (True,) if choices[0] else choices
+        return counts
+    if "cls_position" in settled and settled["cls_position"].value in counts:
+        return [int(settled["cls_position"].value)]
+    if counts[0] == 1:  # without a size, k * k rows may as well be (k - 1) * (k + 1), and one for the class token
+        return [1]
+    return counts
 
 
-def _square_size(patches: int, patch: int) -> tuple[int, int] | None:
-    side = math.isqrt(patches)
-    return (side * patch, side * patch) if side else None
+def _readings(rows: int, patch: int, counts: Sequence[int], claimed: tuple[int, int] | None) -> list[TableReading]:
+    """The ways in which the rows are those of an image: of the size that is claimed, else of a square."""
+    readings = []
+    for count in counts:
+        side = math.isqrt(max(rows - count, 0)) * patch
+        size = claimed or (side, side)
+        patches = (size[0] // patch) * (size[1] // patch)
+        if patches > 0 and patches + count == rows:
+            readings.append(TableReading(size, count))
+    return readings
 
 
-def _table_words(
-    facts: Mapping[str, Any], size: tuple[int, int], token_rows: bool, settled: Mapping[str, Word]
-) -> dict[str, Word]:
-    found = {"positions": Word("learned", TENSORS, True)}
-    who = settled["image_size"].who if "image_size" in settled else "the position table, taken as a square's, says"
-    found["image_size"] = Word(size[0] if size[0] == size[1] else size, who, True)
+def _words_of(reading: TableReading, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> dict[str, Word]:
+    height, width = reading.size
+    who = "the position table, taken as a square's, says"
+    if "image_size" in settled:
+        who = settled["image_size"].who
+    found = {
+        "positions": Word("learned", TENSORS, True),
+        "image_size": Word(height if height == width else reading.size, who, True),
+    }
     if facts["class_token"] or facts["registers"]:
         # rows of registers, and of a class token beside them, are added to the tokens when they are read
-        found["cls_position"] = Word(token_rows and not facts["registers"], "the position table says", True)
+        has_row = reading.token_rows > 0 and not facts["registers"]
+        found["cls_position"] = Word(has_row, "the position table says", True)
     return found
 
 
