@@ -33,10 +33,13 @@ FORMATS = {  # what is opened, by Pillow's name, with the endings by which folde
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 SIDE = 100_000  # pixels, of a picture at most
-WORK = {  # how many times the time or the memory of others a picture takes, by its format or Pillow's decoder for it
+WORK: dict[
+    str | None, float
+] = {  # how many times the time or the memory of others a picture takes, by its format or Pillow's decoder for it
     "WEBP": 2,
     "AVIF": 2,
     "JPEG2000": 4,
+    "progressive": 1.4,  # JPEG
     "ppm": 20,  # a highest value that is not 255: written in Python, as the next two
     "ppm_plain": 20,
     "bmp_rle": 20,
@@ -65,7 +68,7 @@ CONTENTS = {  # patterns of how other files begin, and what they are called
     rb"\Z": "nothing at all",
 }
 BYTES = (bytes, bytearray, memoryview)
-LOCATOR = re.compile(r"[a-z][a-z0-9+.-]+:/|data:", re.IGNORECASE)  # of a URL, and not a Windows drive
+LOCATOR = re.compile(r"([a-z][a-z0-9+.-]+):/|(data):", re.IGNORECASE)  # of a URL, and not a Windows drive
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +137,8 @@ def _from_file(file: Any, channels: int) -> Rows:
     try:
         if isinstance(file, BYTES):
             file = io.BytesIO(file)
+        if isinstance(file, io.TextIOBase):
+            raise ImageError("it is open as text.", python='Say open(..., "rb").')
         with Image.open(file, formats=known) as image:
             return _from_pillow(image, channels)
     except UnidentifiedImageError as error:
@@ -156,10 +161,10 @@ def _first_bytes(file: Any) -> bytes:
     try:
         if not isinstance(file, (str, PathLike)):
             file.seek(0)
-            return bytes(file.read(64))
+            return bytes(memoryview(file.read(64)))
         with open(file, "rb") as opened:
             return opened.read(64)
-    except (AttributeError, OSError):
+    except (AttributeError, TypeError, OSError):
         return b"?"
 
 
@@ -180,20 +185,26 @@ def _unreadable(name: str, error: Exception) -> ImageError:
     context = f"Cannot read {name} as a picture"
     if isinstance(error, ImageError):
         return error.within(context)
-    if LOCATOR.match(name) and isinstance(error, OSError):
-        return _elsewhere(context, name)
+    elsewhere = fetch_first(name)
+    if elsewhere and isinstance(error, OSError):
+        return elsewhere.within(context)
     if isinstance(error, FileNotFoundError):
         return ImageError(f"{context}: no such file")
-    if isinstance(error, UnicodeDecodeError):
-        return ImageError(f"{context}: it was opened as text.", python='Say open(..., "rb").')
     return ImageError(f"{context}: {shown(str(error)) or type(error).__name__}")
 
 
-def _elsewhere(context: str, name: str) -> ImageError:
-    """The error for a URL, with what fetches it."""
-    url = re.sub(":/+", "://", name, count=1)  # a path that was made of one has lost a slash
+def fetch_first(url: str) -> ImageError | None:
+    """The error for a URL that is given in the place of a file, with what fetches it; None for what is no URL."""
+    match = LOCATOR.match(url)
+    if match is None:
+        return None
+    scheme = (match[1] or match[2]).lower()
+    if scheme not in ("http", "https", "ftp", "file", "data"):
+        return ImageError("it is a URL, and vitlite opens files; fetch it first")
+    if scheme not in ("file", "data"):
+        url = re.sub(":/(?!/)", "://", url, count=1)  # a path that was made of one has lost a slash
     return ImageError(
-        f"{context}: it is a URL, and vitlite opens files.",
+        "it is a URL, and vitlite opens files.",
         python=f"Fetch it: import urllib.request; picture = urllib.request.urlopen({url!r}).read()",
         command=f"Fetch it, and name the file: curl --location --output picture.jpg {shlex.quote(url)}",
     )
@@ -288,7 +299,7 @@ def _check_size(image: Any) -> None:
     most = Image.MAX_IMAGE_PIXELS
     if most and pixels * work > most:  # of some of which Pillow itself only warns
         raise ImageError(
-            f"{pixels} pixels, allowed are {most // work}.",
+            f"{pixels} pixels, allowed are {int(most / work)}.",
             python="Trusted: raise PIL.Image.MAX_IMAGE_PIXELS.",
             command="Make it smaller.",
         )
@@ -301,15 +312,15 @@ def _check_sides(height: int, width: int) -> None:
         raise ImageError(f"a picture has sides of 1 to {SIDE} pixels, got {width} x {height}")
 
 
-def _work(image: Any) -> int:
+def _work(image: Any) -> float:
     """How many times the time or the memory of others a Pillow image may take that is not decoded yet."""
-    decoders = {tile[0] for tile in getattr(image, "tile", ())}
-    work = max(WORK.get(kind, 1) for kind in ({image.format} | decoders))
-    if "jpeg" in decoders:
-        work = max(work, math.ceil(_scans(image) / SCANS))
+    kinds = {image.format, *(tile[0] for tile in getattr(image, "tile", ()))}
+    work = max(WORK.get(kind, 1) for kind in kinds)
+    if "jpeg" in kinds:
+        work = max(WORK["progressive"] if image.info.get("progressive") else 1, _scans(image) / SCANS)
     tags = getattr(image, "tag_v2", {})  # of a TIFF: 322 and 323 are the sides of its tiles, each decoded as a whole
     tile = tags.get(322, 0) * tags.get(323, 0)
-    return max(work, math.ceil(tile / (image.width * image.height)))
+    return max(work, tile / (image.width * image.height))
 
 
 def _scans(image: Any) -> int:

@@ -16,6 +16,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vitlite.decode import SUFFIXES as SUFFIXES
+from vitlite.decode import fetch_first as fetch_first
 from vitlite.decode import is_one as is_one
 from vitlite.decode import read_image as read_image
 from vitlite.decode import rows_of

@@ -71,11 +71,18 @@ def _check_found(paths: Sequence[str]) -> None:
     if not paths:
         raise ImageError("There are no pictures: the list is empty.")
     if not any(os.path.exists(path) for path in paths):
-        raise ImageError(f"No such file: {paths[0]}")
+        raise _nothing_there(paths[0])
     try:
         import PIL  # noqa: F401
     except ImportError as error:
         raise missing_extra("Opening pictures", "images") from error
+
+
+def _nothing_there(path: str) -> ImageError:
+    from vitlite.images import fetch_first  # here, as above
+
+    elsewhere = fetch_first(path)
+    return elsewhere.within(path) if elsewhere else ImageError(f"No such file: {path}")
 
 
 def identity_of(model: "ViT", name: str, *, dtype: str | None, fast: bool) -> dict[str, Any]:
