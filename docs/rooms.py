@@ -39,7 +39,7 @@ ROOMS = {
     "export": Room("a model becomes a file for other runtimes", "speed model images disk errors"),
     "draw": Room("what a model looks at, as pictures; and the curves of a run", "positions images disk errors"),
     "training": Room(
-        "labelled pictures become weights", "factory weights model images config speed.onednn disk errors"
+        "labelled pictures become weights", "factory weights model images config speed.onednn schema disk errors"
     ),
     "bulk": Room("many pictures become rows", "speed predict images model schema disk errors"),
     "cli": Room(

@@ -24,9 +24,10 @@ from vitlite.training import distributed
 from vitlite.training.augment import Draws, augment, mix, shuffled
 from vitlite.training.datasets import Pictures
 from vitlite.training.evaluate import check_fit, measure, preprocess_of
-from vitlite.training.run import LOG, STATE, History, Progress, Run
+from vitlite.training.run import LOG, STATE, History, Run
 from vitlite.training.schedule import learning_rate
 from vitlite.training.settings import Settings
+from vitlite.training.state import Progress
 
 
 def train(

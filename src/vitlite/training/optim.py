@@ -5,7 +5,7 @@ scaled as in Moonlight (Liu et al. 2025, arXiv 2502.16982), so that AdamW's lear
 Shapes: b matrices, m rows, n columns.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -138,3 +138,27 @@ def weights_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
     """All that an optimizer moves."""
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def remembers(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """What an optimizer keeps of each weight that has had a gradient."""
+    return ("momentum",) if isinstance(optimizer, Muon) else ("step", "exp_avg", "exp_avg_sq")
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], tensors: Mapping[str, Tensor]
+) -> None:
+    """Gives an optimizer what it remembered; by torch's own way, which knows what is to be on which device.
+
+    Args:
+        optimizer: New.
+        names: Of its weights.
+        tensors: By "kind.name", such as "step.head.bias", which fused AdamW wants on the GPU, too.
+    """
+    state: dict[int, dict[str, Tensor]] = {}
+    for i, weight in enumerate(weights_of(optimizer)):
+        keys = {kind: f"{kind}.{names[weight]}" for kind in remembers(optimizer)}
+        found = {kind: tensors[key] for kind, key in keys.items() if key in tensors}
+        if found:
+            state[i] = found
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})

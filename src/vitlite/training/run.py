@@ -2,51 +2,33 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from vitlite import disk
 from vitlite.config import ViTConfig
-from vitlite.errors import TrainError
+from vitlite.errors import TrainError, shown
 from vitlite.images import Recipe, recipe_alone
 from vitlite.model import ViT
 from vitlite.speed.onednn import float32_products, float32_products_are_exact
 from vitlite.training import distributed
 from vitlite.training.datasets import Pictures, digest
 from vitlite.training.evaluate import preprocess_of
-from vitlite.training.optim import optimizers, weights_of
+from vitlite.training.optim import optimizers, remembers, restore_optimizer, weights_of
 from vitlite.training.settings import Settings
+from vitlite.training.state import METADATA, STEP, Kept, Progress, State, check_tensors, damaged, read_state
 from vitlite.weights.save import write_tensors
 
 History = list[dict[str, Any]]
 
 STATE, LOG = "state.safetensors", "log.jsonl"
-METADATA = "vitlite.run"  # in the header of the state
-
-
-@dataclass
-class Progress:
-    """Where a run is, and what it has seen of the present epoch."""
-
-    epoch: int = 0  # epochs that are done
-    step: int = 0  # steps that are done of the next
-    loss: float = 0.0  # summed over these steps
-    right: float = 0.0  # share of pictures whose best class is the one they have most of, summed likewise
-    seconds: float = 0.0
-
-    def add(self, loss: float, right: float, seconds: float) -> None:
-        """One more step is done."""
-        self.step += 1
-        self.loss += loss
-        self.right += right
-        self.seconds += seconds
 
 
 class Run:
@@ -63,6 +45,7 @@ class Run:
             model.requires_grad_(False)
             model.head.requires_grad_(True)
         self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.names = {weight: name for name, weight in self.weights.items()}
         self.begun_with = _begun_with(model, data, validation)
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.optimizers = optimizers(model, self.weights, settings)
@@ -113,49 +96,60 @@ class Run:
             self.model.save(folder)
 
     def resume(self, path: Path) -> None:
-        """Goes on from what `save` wrote.
+        """Goes on from what `save` wrote. Where it cannot, nothing of the run was changed.
 
         Raises:
             TrainError: It is the state of another run, or damaged.
         """
-        try:
-            with safe_open(path, "pt") as file:
-                saved = json.loads(file.metadata()[METADATA])
-                self._check_same_run(path.parent, saved)
-                states = self.states()
-                for key in file.keys():  # noqa: SIM118  # no dictionary
-                    self._take_over(key, file.get_tensor(key), states)
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise TrainError(
-                f"{path} is not the state of a run, or is damaged ({error}).",
-                python=f"Remove it to begin anew; or begin another run, perhaps from {path.parent / 'last'}, with "
-                "another `out`.",
-                command="Remove it to begin anew; or begin another run, perhaps with --model "
-                f"{path.parent / 'last'} and another --out.",
-            ) from error
-        self.progress, self.history = Progress(**saved["progress"]), saved["history"]
+        saved = read_state(path)
+        self._check_same_run(path.parent, saved)
+        done = saved.progress.epoch * self.steps + saved.progress.step
+        with damaged(path):
+            if saved.progress.step > self.steps:
+                raise TrainError(f"progress.step is {saved.progress.step}, and an epoch has {self.steps} steps")
+        check_tensors(path, saved.tensors, self._kept(saved.tensors), done)
+        self._restore_weights(saved.tensors)
+        self._restore_averages(saved.tensors)
+        self._restore_optimizers(saved.tensors)
+        self.progress, self.history = saved.progress, saved.history
 
-    def _take_over(self, key: str, value: Tensor, states: dict[str, dict[str, Tensor]]) -> None:
-        """One tensor of a state: a weight, its average, or what its optimizer remembers."""
-        kind, name = key.split(".", 1)
-        if kind == "weight":
-            self.weights[name].data.copy_(value)
-        elif kind == "average":
-            self.averages[name].copy_(value)
-        else:
-            states[name][kind] = value.to("cpu" if kind == "step" else self.model.device)
+    def _kept(self, tensors: Mapping[str, Tensor]) -> dict[str, Kept]:
+        """What a state must hold. Of a weight that never had a gradient, an optimizer remembers nothing."""
+        kept = {}
+        for optimizer in self.optimizers:
+            kinds = remembers(optimizer)
+            for weight in weights_of(optimizer):
+                name, like = self.names[weight], Kept(tuple(weight.shape), weight.dtype)
+                kept[f"weight.{name}"] = kept[f"average.{name}"] = like
+                if any(f"{kind}.{name}" in tensors for kind in kinds):
+                    kept |= {f"{kind}.{name}": STEP if kind == "step" else like for kind in kinds}
+        return kept
 
-    def _check_same_run(self, out: Path, saved: dict[str, Any]) -> None:
+    def _restore_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, weight in self.weights.items():
+            weight.data.copy_(tensors[f"weight.{name}"])
+
+    def _restore_averages(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, average in self.averages.items():
+            average.copy_(tensors[f"average.{name}"])
+
+    def _restore_optimizers(self, tensors: Mapping[str, Tensor]) -> None:
+        for optimizer in self.optimizers:
+            restore_optimizer(optimizer, self.names, tensors)
+
+    def _check_same_run(self, out: Path, saved: State) -> None:
         """Everything must be the same; only the end may move, as long as the learning rate does not know of it."""
-        old, new = _defaults() | saved["identity"], self.identity()
-        if self._end_may_move(saved["progress"], old["epochs"]):
+        old, new = _defaults() | saved.identity, self.identity()
+        if self._end_may_move(saved.progress, old["epochs"]):
             old["epochs"] = new["epochs"]
         if old.get("validation") is None:  # `best` compares with none so far
             old["validation"] = new["validation"]
         changed = [name for name in new if old.get(name) != new[name]]
         if not changed:
             return
-        changes = "; ".join(f"{name} was {old.get(name)!r} and is {new[name]!r}" for name in changed)
+        changes = "; ".join(
+            f"{name} was {shown(repr(old.get(name)))} and is {shown(repr(new[name]))}" for name in changed
+        )
         if "epochs" in changed:
             changes += ". More epochs fit in only before the learning rate begins to fall"
         raise TrainError(
@@ -165,9 +159,9 @@ class Run:
             f"{out / 'last'} and another --out.",
         )
 
-    def _end_may_move(self, progress: dict[str, Any], old_epochs: int) -> bool:
+    def _end_may_move(self, progress: Progress, old_epochs: int) -> bool:
         """Whether a saved run is where the learning rate is the same, be its end the old one or the new."""
-        epochs_done = progress["epoch"] + progress["step"] / self.steps
+        epochs_done = progress.epoch + progress.step / self.steps
         sooner = min(old_epochs, self.settings.epochs)
         return bool(epochs_done <= sooner * (1 - self.settings.decay))
 
