@@ -1,6 +1,7 @@
 """That it learns, that a killed run ends as if nothing had been, and errors that leave the last good state."""
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,7 @@ from vitlite import ViT
 from vitlite.errors import ImageError, TrainError
 from vitlite.images import Preprocess
 from vitlite.training import STRENGTHS, loop, measure, read_folder, train
+from vitlite.training.best import is_better, why_best
 from vitlite.training.run import STATE, Run
 
 
@@ -34,6 +36,50 @@ def test_learns_and_leaves_checkpoints_that_load(tmp_path):
     assert best.predict(picture, top=1)[0].label == "standing"
     last = vitlite.load(tmp_path / "last")
     torch.testing.assert_close(last(last.preprocess(picture)), model(model.preprocess(picture)))
+
+
+def test_best_is_the_surest_of_those_that_are_as_right(tmp_path):
+    """On an easy set, accuracy is perfect long before the answers are sure."""
+    data, validation = stripes(64), stripes(8, seed=1)
+    bright = torch.arange(64).view(-1, 1, 1, 1) % 2 * 200 + torch.zeros(64, 3, 16, 16)
+    easy, held = replace(data, images=bright.byte()), replace(validation, images=bright[:8].byte())
+    recipe = settings(epochs=4, augmentation=STRENGTHS["none"])
+    history = train(new_model(), easy, tmp_path, recipe, validation=held)
+    right = [record for record in history if record["val_top1"] == 1]
+    assert len(right) > 1, history
+    assert right[0]["val_loss"] > 1.2 * right[-1]["val_loss"]
+    found = measure(vitlite.load(tmp_path / "best"), held)
+    assert found.loss == pytest.approx(min(record["val_loss"] for record in right), abs=1e-4)
+    assert why_best(history).startswith(f"best is epoch 4 of 4: of the {len(right)} with the highest validation")
+
+
+def test_best_that_is_another_model_is_an_error(tmp_path):
+    data, validation = stripes(24), stripes(8, seed=1)
+    train(new_model(), data, tmp_path, settings(), validation=validation)
+    other = new_model()
+    nn.init.constant_(other.head.weight, 3.0)
+    nn.init.constant_(other.head.bias[:1], 9.0)
+    other.labels = data.classes
+    other.save(tmp_path / "best")
+    with pytest.raises(TrainError, match=r"best is not the best epoch of this run \(epoch \d had an accuracy of"):
+        train(new_model(), data, tmp_path, settings(), validation=validation)
+    (tmp_path / "best" / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(TrainError, match=r"best is not the best epoch of this run \(it cannot be measured again: "):
+        train(new_model(), data, tmp_path, settings(), validation=validation)
+
+
+def test_an_epoch_is_better_by_accuracy_then_by_loss():
+    def record(top1, loss):
+        return {"epoch": 1, "val_top1": top1, "val_loss": loss}
+
+    assert is_better(record(0.5, 9.0), [])
+    assert is_better(record(0.6, 9.0), [record(0.5, 0.1)])
+    assert is_better(record(0.5, 0.1), [record(0.5, 0.2), {"epoch": 2}])
+    assert is_better(record(0.5, 0.1), [record(0.5, math.nan)])
+    assert not is_better(record(0.5, 0.2), [record(0.5, 0.2)])
+    assert not is_better(record(0.5, math.nan), [record(0.5, 9.0)])
+    assert not is_better(record(0.4, 0.1), [record(0.5, 0.2)])
+    assert why_best([{"epoch": 1}]) == ""
 
 
 RECIPES = {

@@ -1,6 +1,7 @@
 """`vitlite train`: train or fine-tune on a folder of pictures."""
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from vitlite.factory import create, load
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import STRENGTHS
+from vitlite.training.best import why_best
 from vitlite.training.datasets import read_split, training_classes
 from vitlite.training.evaluate import preprocess_of
 from vitlite.training.loop import train
@@ -72,7 +74,11 @@ def _train(args: Namespace) -> int:
         draw_curves(history, args.out / "curves.png")
 
     settings = _settings(args)
-    train(model, data, args.out, settings, validation=validation, after_epoch=show, save_every=args.save_every)
+    history = train(
+        model, data, args.out, settings, validation=validation, after_epoch=show, save_every=args.save_every
+    )
+    if distributed.is_main():
+        print(f"vitlite: {why_best(history)}; measured again from the file", file=sys.stderr)
     return 0
 
 

@@ -22,6 +22,7 @@ from vitlite.images import normalise
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import Draws, augment, mix, shuffled
+from vitlite.training.best import BEST, check_best, is_better
 from vitlite.training.datasets import Pictures
 from vitlite.training.evaluate import check_fit, measure, preprocess_of
 from vitlite.training.run import LOG, STATE, History, Run
@@ -47,7 +48,8 @@ def train(
         data: What to train on.
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
         settings: The recipe.
-        validation: What to measure after each epoch, of the same classes; the best one is kept in `best`.
+        validation: What to measure after each epoch, of the same classes; the best one is kept in `best`,
+            by accuracy, and where that ties by loss; it is measured again at the end, from the file.
         after_epoch: Called with what was measured so far; also when a run goes on, or is done already.
         save_every: Seconds between two writings of the state.
 
@@ -55,7 +57,8 @@ def train(
         What was measured, a dictionary for each epoch. The model ends with the averaged weights.
 
     Raises:
-        TrainError: The data do not fit the model, the loss diverged, the disk is full, or `out` holds another run.
+        TrainError: The data do not fit the model, the loss diverged, the disk is full, `out` holds another run, or
+            `best` does not give what was measured.
         ImageError: A picture cannot be read.
     """
     _check_start(model, data, settings)
@@ -75,6 +78,9 @@ def train(
         _end_epoch(run, out, validation)
         if distributed.is_main():
             after_epoch(run.history)
+    if validation is not None:
+        distributed.assert_equal_on_all_ranks("epochs", run.progress.epoch)  # waits for rank 0, which writes
+        check_best(out, run.history, model, validation, bfloat16=settings.bfloat16)
     run.swap_averages()
     model.eval()
     return run.history
@@ -168,9 +174,8 @@ def _end_epoch(run: Run, out: Path, validation: Pictures | None) -> None:
         if validation is not None:
             measured = measure(model, validation, bfloat16=run.settings.bfloat16)
             record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
-            best_so_far = max((past.get("val_top1", -1) for past in run.history), default=-1)
-            if record["val_top1"] > best_so_far:
-                run.save_checkpoint(out / "best")
+            if is_better(record, run.history):
+                run.save_checkpoint(out / BEST)
         run.save_checkpoint(out / "last")
     run.history.append(record)
     run.progress = Progress(epoch=progress.epoch + 1)
