@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -214,6 +214,82 @@ def test_mistakes(tmp_path: Path) -> None:
     (tmp_path / "out.npz.partial").write_text("hello\n")
     with pytest.raises(InputError, match="not the journal of an interrupted run"):
         Journal(target, RUN)
+
+
+LINE = {"pictures": [["a.jpg", 10, 20, 30]], "vectors": "AACAPw==", "broken": []}
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"pictures": 5}, "pictures must be a list"), ({"pictures": ["a.jpg"]}, r"pictures\[0\] must be a picture"),
+    ({"pictures": [["a.jpg", 10, 20]]}, r"pictures\[0\] must be a picture"),
+    ({"pictures": [[5, 10, 20, 30]]}, r"pictures\[0\]\[0\] must be the path of a picture, got 5"),
+    ({"pictures": [["a", 1.5, 2, 3]]}, r"pictures\[0\]\[1\] must be a whole number"),
+    ({"pictures": [["a", True, 2, 3]]}, r"pictures\[0\]\[1\] must be a whole number"),
+    ({"pictures": [["a", 10**4000, 2, 3]]}, r"pictures\[0\]\[1\] must be a whole number"),
+    ({"pictures": []}, "4 bytes of vectors for 0 pictures"), ({"vectors": ""}, "0 bytes of vectors for 1 pictures"),
+    ({"vectors": "AAA="}, "2 bytes of vectors for 1"), ({"vectors": 3}, "vectors must be a text"),
+    ({"vectors": "*" * 8}, "vectors must be base64"), ({"vectors": "AACAPw==" * 2}, "vectors must be base64"),
+    ({"vectors": "AACAPwAAgD8="}, "8 bytes of vectors for 1 pictures"),  # others have one number
+    ({"broken": {}}, "broken must be a list"), ({"broken": [None]}, r"broken\[0\] must be the path"),
+    ({"pictures": [["\x1b[31m" * 10**5, 1, 2, 3]]}, r"pictures\[0\]\[0\] must .* got '\\x1b\[31m.* letters\)\."),
+])  # fmt: skip
+def test_a_line_of_another_kind(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    target = tmp_path / "out.npz"
+    partial = tmp_path / "out.npz.partial"
+    lines = [json.dumps(line) + "\n" for line in (RUN, LINE, LINE | {"pictures": [["b", 1, 2, 3]]} | change)]
+    partial.write_text("".join(lines))
+    before = partial.read_bytes()
+    with pytest.raises(InputError, match=rf"out\.npz\.partial, line 3: {said}") as error:
+        Journal(target, RUN)
+    assert "Move it away." in str(error.value)
+    assert len(str(error.value)) < 1000
+    assert str(error.value).isprintable()
+    assert partial.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [
+    b"what another program is loading", b"PK\x03\x04 without an end", b"{", b"\0" * 20 + b"x",
+    b'{"sha256": "cd", "dtype": "float32"}', b'{"sha256": "ab", "dtype": "float32"}\n{"other": ',
+])  # fmt: skip
+def test_a_file_of_somebody_else_is_not_cut(tmp_path: Path, content: bytes) -> None:
+    """It bears the journal's name, and its last line has no end, as a torn one of ours."""
+    partial = tmp_path / "out.npz.partial"
+    partial.write_bytes(content)
+    if json.dumps(RUN).encode().startswith(content):
+        with Journal(tmp_path / "out.npz", RUN) as journal:
+            assert not journal.done
+        return
+    with pytest.raises(InputError, match=r"it has no end, and is none that vitlite began.*Move it away"):
+        Journal(tmp_path / "out.npz", RUN)
+    assert partial.read_bytes() == content
+
+
+def test_what_a_lost_power_supply_leaves(tmp_path: Path) -> None:
+    target = tmp_path / "out.npz"
+    with Journal(target, RUN) as journal:
+        add(journal, "c")
+    with journal.path.open("ab") as file:
+        file.write(bytes(1000))
+    with Journal(target, RUN) as journal:
+        assert journal.finish(files("c"), {}) == 1
+
+
+def test_one_is_not_true(tmp_path: Path) -> None:
+    target = tmp_path / "out.npz"
+    with Journal(target, RUN | {"fast": True}) as journal:
+        add(journal, "c")
+    with pytest.raises(InputError, match="by a run with another fast"):
+        Journal(target, RUN | {"fast": 1})
+
+
+def test_a_batch_too_large_for_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "MOST_LINE", 100)
+    with (
+        pytest.raises(InputError, match=r"A batch takes \d+ bytes, and may take 100\. Choose a smaller one"),
+        Journal(tmp_path / "out.npz", RUN) as journal,
+    ):
+        journal.add(ALL, bytes(300))
+    assert os.listdir(tmp_path) == []
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:

@@ -15,8 +15,33 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from vitlite import schema
 from vitlite.disk import locked, replacing
-from vitlite.errors import InputError
+from vitlite.errors import InputError, shown
+
+MOST_LINE = 2**28  # bytes of a line of the journal: 50,000 vectors of 1,024 numbers
+ANY_TIME = schema.whole(-(2**63), 2**63)
+
+
+def _is_path(value: Any) -> bool:
+    """A name as the system gives it: of bytes that are no text, too, which Python keeps as lone surrogates."""
+    return isinstance(value, str) and 0 < len(value) <= schema.LONGEST_TEXT and "\0" not in value
+
+
+def _picture_parts(value: list[Any]) -> Iterator[schema.Part]:
+    return zip(("[0]", "[1]", "[2]", "[3]"), value, (PATH, ANY_TIME, ANY_TIME, ANY_TIME), strict=True)
+
+
+PATH = schema.Check("the path of a picture", _is_path)
+PICTURE = schema.Check(
+    "a picture: its path, size and two times", lambda value: isinstance(value, list) and len(value) == 4, _picture_parts
+)
+BATCH = schema.table(
+    {"pictures": schema.several(PICTURE), "vectors": schema.text(MOST_LINE), "broken": schema.several(PATH)},
+    required=("pictures", "vectors", "broken"),
+)
+IDENTITY = schema.by_name(schema.anything, most=100)
+BEGINNING = b'{"pictures": '  # of every line but the first
 
 
 def check_target(target: Path) -> Path:
@@ -83,7 +108,8 @@ class Journal:
         self.path = target.with_name(target.name + ".partial")
         self.batches: list[Batch] = []
         self.broken: list[str] = []  # paths that gave no vector
-        end = self._read(json.loads(json.dumps(identity))) if self.path.exists() else 0
+        self._width = 0  # bytes of a vector, once one is known
+        end = self._read(identity) if self.path.exists() else 0
         self._file = self.path.open("a+b")
         self._file.truncate(end)  # cuts off a line that was not finished
         if end == 0:
@@ -100,31 +126,64 @@ class Journal:
 
     def _read(self, identity: dict[str, Any]) -> int:
         """Notes the batches of an earlier run, and returns where the last whole line ends."""
-        end = 0
+        first = json.dumps(identity).encode()
+        end, number = 0, 1
         with self.path.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
+            while line := file.readline(MOST_LINE + 1):
+                place = f"{self.path}, line {number}"
+                if not line.endswith(b"\n") and len(line) <= MOST_LINE:
+                    self._check_torn(line, BEGINNING if end else first, place)
                     break
-                record = self._parsed(line)
                 if end == 0:
-                    self._check_identity(record, identity)
+                    self._check_identity(self._parsed(line, IDENTITY, place), json.loads(first))
                 else:
+                    record, _ = self._batch(line, place)
                     self.batches.append(Batch(end, [Picture(*fields) for fields in record["pictures"]]))
                     self.broken += record["broken"]
                 end += len(line)
+                number += 1
         return end
 
-    def _parsed(self, line: bytes) -> dict[str, Any]:
+    def _parsed(self, line: bytes, check: schema.Check, place: str) -> dict[str, Any]:
         try:
-            return json.loads(line)
+            record: dict[str, Any] = schema.parse_json(line, check, place, most_bytes=MOST_LINE, error=InputError)
+        except InputError as error:
+            raise self._no_journal(error.text) from error
+        return record
+
+    def _batch(self, line: bytes, place: str) -> tuple[dict[str, Any], bytes]:
+        """A line of the journal, and the vectors in it."""
+        record = self._parsed(line, BATCH, place)
+        try:
+            vectors = base64.b64decode(record["vectors"], validate=True)
         except ValueError as error:
-            raise InputError(f"{self.path} is not the journal of an interrupted run. Move it away.") from error
+            raise self._no_journal(f"{shown(place)}: vectors must be base64.") from error
+        pictures = len(record["pictures"])
+        width = self._width or (len(vectors) // pictures if pictures else 0)
+        if len(vectors) != pictures * width or width % 4 or (pictures and not width):
+            raise self._no_journal(f"{shown(place)}: {len(vectors)} bytes of vectors for {pictures} pictures.")
+        self._width = width
+        return record, vectors
+
+    def _check_torn(self, line: bytes, beginning: bytes, place: str) -> None:
+        """Makes sure that a line without its end is one that a killed run was writing, before it is cut off."""
+        ours = line.startswith(beginning) or beginning.startswith(line)
+        if not ours and line.strip(b"\0"):  # zeros are what some file systems leave where the power went
+            raise self._no_journal(f"{shown(place)}: it has no end, and is none that vitlite began.")
+
+    def _no_journal(self, reason: str) -> InputError:
+        return InputError(
+            f"{reason} {shown(str(self.path))} is not the journal of an interrupted run, or damaged. Move it away."
+        )
 
     def _check_identity(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        if found != wanted:
-            changed = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
+        def written(identity: dict[str, Any], key: str) -> str:
+            return json.dumps(identity.get(key), sort_keys=True)  # in Python, 1 is True, and 1.0 too
+
+        changed = sorted(key for key in {*found, *wanted} if written(found, key) != written(wanted, key))
+        if changed or not wanted.keys() == found.keys():
             raise InputError(
-                f"{self.path} was left by a run with another {', '.join(changed)}. "
+                f"{shown(str(self.path))} was left by a run with another {shown(', '.join(changed))}. "
                 "Repeat that command to continue it, or delete the file to start afresh."
             )
 
@@ -146,13 +205,17 @@ class Journal:
     def add(self, pictures: Sequence[Picture], vectors: bytes, broken: Sequence[str] = ()) -> None:
         """Keeps one batch: pictures, as many rows of little-endian float32 numbers, and the paths that gave none."""
         end = self._file.seek(0, os.SEEK_END)
+        self._width = self._width or len(vectors) // max(1, len(pictures))
         encoded = base64.b64encode(vectors).decode()
         self._append({"pictures": list(pictures), "vectors": encoded, "broken": list(broken)})
         self.batches.append(Batch(end, list(pictures)))
         self.broken += broken
 
     def _append(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record).encode() + b"\n")
+        line = json.dumps(record).encode() + b"\n"
+        if len(line) > MOST_LINE:
+            raise InputError(f"A batch takes {len(line)} bytes, and may take {MOST_LINE}. Choose a smaller one.")
+        self._file.write(line)
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -190,7 +253,7 @@ class Journal:
             if row.offset != offset:
                 offset = row.offset
                 pictures, vectors = self._read_batch(offset)
-                width = len(vectors) // len(pictures)
+                width = self._width
             if pictures[row.position : row.position + 1] != [picture]:
                 raise InputError(f"{self.path} was changed while it was in use. Delete it, and start afresh.")
             yield vectors[row.position * width : (row.position + 1) * width]
@@ -198,8 +261,8 @@ class Journal:
     def _read_batch(self, offset: int) -> tuple[list[tuple[Any, ...]], bytes]:
         """The pictures and the vectors of the line that begins here."""
         self._file.seek(offset)
-        record = json.loads(self._file.readline())
-        return [tuple(fields) for fields in record["pictures"]], base64.b64decode(record["vectors"])
+        record, vectors = self._batch(self._file.readline(MOST_LINE + 1), str(self.path))
+        return [tuple(fields) for fields in record["pictures"]], vectors
 
 
 @contextmanager
