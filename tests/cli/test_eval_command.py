@@ -63,6 +63,31 @@ def test_folders_in_the_order_of_the_labels(photos: Path, tmp_path: Path, capsys
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:3]] == [["n01", "1"], ["n02", "1"]]
 
 
+def test_a_label_that_two_classes_share(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A crane lifts, and another wades."""
+    (photos / "cat").rename(photos / "crane")
+    model = new_model(CONFIG.replace(num_classes=3))
+    model.labels = ("crane", "horse", "crane")
+    model.save(tmp_path / "model")
+    (photos / "horse" / "more.heic").touch()
+    assert main(["eval", str(photos), "--model", str(tmp_path / "model")]) == 1
+    said = "vitlite: error: crane is the label of 2 classes (0, 2), so it does not tell which is meant. Give one folder"
+    assert capsys.readouterr().err.startswith(said)
+    for name in ("crane", "horse"):
+        (photos / name).rename(photos / f"n{name}")
+    (photos / "nthird").mkdir()
+    shutil.copy(PHOTOS / "rocket.jpg", photos / "nthird")
+    assert main(["eval", str(photos), "--model", str(tmp_path / "model")]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:4]
+    assert [line.split()[0] for line in lines] == ["ncrane", "nhorse", "nthird"]
+    assert "skipped 1 .heic (what is read ends in" in caplog.text
+    assert main(["classify", str(PHOTOS / "rocket.jpg"), "--model", str(tmp_path / "model")]) == 0
+    shown = {line.split("%")[1].strip() for line in capsys.readouterr().out.splitlines()[1:]}
+    assert shown == {"crane (class 0)", "horse", "crane (class 2)"}
+
+
 def test_what_to_do_about_other_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = small_cifar10(tmp_path / "data")
     new_model(CONFIG.replace(num_classes=5)).save(tmp_path / "five")

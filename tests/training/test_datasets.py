@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_run import new_model, small_cifar10, stripes
+from tiny_run import new_model, settings, small_cifar10, stripes
 
 from vitlite.errors import TrainError
-from vitlite.training import datasets
+from vitlite.training import datasets, distributed, train
 from vitlite.training.datasets import (
     HOLDOUT,
     Prepared,
@@ -96,10 +96,36 @@ def test_one_class_is_nothing_to_learn(tmp_path):
         training_classes(tmp_path)
 
 
-def test_two_classes_of_one_name_are_the_first(folders):
-    classes = ("lying", "standing", "lying")  # as some label sets have it
-    data = read_folder(folders / "val", new_model().preprocess.pixels, classes)
-    assert sorted(set(data.labels.tolist())) == [0, 1]
+def test_a_label_of_two_classes_is_no_name_for_a_folder(folders, tmp_path):
+    read = new_model().preprocess.pixels
+    with pytest.raises(TrainError, match=r"standing is the label of 2 classes \(0, 2\), so it does not tell") as caught:
+        read_folder(folders / "val", read, ("standing", "lying", "standing"))
+    assert "one folder for each class" in caught.value.for_command_line()
+    (folders / "val" / "standing").rename(folders / "val" / "sitting")
+    assert len(read_folder(folders / "val", read, ("standing", "lying", "standing", "sitting"))) == 8
+    twins = replace(stripes(8), classes=("crane", "crane"))
+    with pytest.raises(TrainError, match="crane is the label of 2 classes"):
+        train(new_model(), twins, tmp_path / "out", settings())
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_skipped_are_counted(folders, caplog, monkeypatch):
+    val, read = folders / "val", new_model().preprocess.pixels
+    for name in ("a.HEIC", "b.heic", "c.dng", "bare", ".hidden"):
+        (val / "lying" / name).touch()
+    (val / "lying" / "deeper").mkdir()
+    (val / "standing" / "d.heic").touch()
+    assert len(read_folder(val, read, ("lying", "standing"))) == 8
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"vitlite: {val}: skipped 3 .heic, 1 .dng, 1 without a suffix (what is read ends in .")
+    for picture in (val / "standing").glob("*.png"):
+        picture.unlink()
+    with pytest.raises(TrainError, match=r"standing holds no pictures \(.*\), and 1 \.heic\. .*convert"):
+        read_folder(val, read, ("lying", "standing"))
+    caplog.clear()
+    monkeypatch.setattr(distributed, "is_main", lambda: False)
+    assert len(read_folder(folders / "train", read, ("lying", "standing"))) == 24
+    assert not caplog.records
 
 
 def test_of_many_names_the_first_are_shown():

@@ -5,9 +5,10 @@ import io
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from vitlite.bulk.local import gather
 from vitlite.cli.engine import add_engine_arguments, run_on_ray
@@ -18,6 +19,8 @@ from vitlite.errors import InputError
 
 if TYPE_CHECKING:
     from vitlite.predict import Prediction
+
+Answers: TypeAlias = Iterable[tuple[str, list["Prediction"]]]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -48,26 +51,33 @@ def _run_here(args: Namespace) -> int:
     paths = gather(args.paths, sys.stdin)
     model = open_model(args)
     watch = Watch(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the answers show how far it is
-    show = {"table": _show_table, "jsonl": _show_jsonl, "csv": _show_csv}[args.format]
+    shared = [label for label, count in Counter(model.labels or ()).items() if count > 1]
+    show: dict[str, Callable[[Answers], None]] = {
+        "table": partial(_show_table, shared=shared),
+        "jsonl": _show_jsonl,
+        "csv": _show_csv,
+    }[args.format]
     show(watch.answers(classify(model, paths, args.top, args.batch)))
     return watch.exit_code()
 
 
-def _show_table(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
+def _show_table(answers: Answers, shared: Sequence[str]) -> None:
+    """A label that several classes share is told from its likes by the number of its class."""
     for path, predictions in answers:
         print(bold(path))
-        for label, _, score in predictions:
+        for label, index, score in predictions:
+            name = f"{label} (class {index})" if label in shared else label
             bar = f"{'█' * round(20 * score):<20}  " if terminal_width() else ""
-            print(f"  {100 * score:5.1f} %  {bar}{label}")
+            print(f"  {100 * score:5.1f} %  {bar}{name}")
 
 
-def _show_jsonl(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
+def _show_jsonl(answers: Answers) -> None:
     for path, predictions in answers:
         rows = [{"label": label, "index": index, "score": round(score, 6)} for label, index, score in predictions]
         print(json.dumps({"path": path, "predictions": rows}))
 
 
-def _show_csv(answers: Iterable[tuple[str, list["Prediction"]]]) -> None:
+def _show_csv(answers: Answers) -> None:
     print("path,rank,label,index,score")
     for path, predictions in answers:
         for rank, (label, index, score) in enumerate(predictions, 1):

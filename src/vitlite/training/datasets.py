@@ -5,19 +5,23 @@ Shapes: n pictures in all, b of them in a batch, c channels, h and w pixels.
 
 import ctypes
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
+from logging import getLogger
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from vitlite.errors import TrainError
+from vitlite.errors import TrainError, shown
 from vitlite.images import SUFFIXES, Preprocess, own_methods
+from vitlite.training import distributed
 
+_log = getLogger("vitlite")
 CACHE = 2**31  # bytes of prepared pictures kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red, green and blue planes
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
@@ -144,7 +148,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
         classes: Those that the model knows, in order.
 
     Raises:
-        TrainError: A folder that is none of the classes, or has no pictures.
+        TrainError: A folder that is none of the classes or could be several, or has no pictures.
     """
     names = class_names(folder)
     strange = [name for name in names if name not in classes]
@@ -153,22 +157,67 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
             f"{folder} has the classes {listed(strange)}, and those of the model are {listed(classes)}.",
             python="Rename or remove these folders.",
         )
+    refuse_shared_labels(names, classes)
     paths: list[Path] = []
     labels: list[int] = []
+    skipped: Counter[str] = Counter()
     for name in names:
-        found = _pictures_below(folder / name)
+        found, others = _pictures_below(folder / name)
         paths += found
         labels += [classes.index(name)] * len(found)
+        skipped += others
+    if skipped and distributed.is_main():
+        _log.warning(
+            "vitlite: %s: skipped %s (what is read ends in %s)",
+            *(shown(str(folder)), _kinds(skipped), " ".join(sorted(SUFFIXES))),
+        )
     return Pictures(Prepared(paths, read), torch.tensor(labels), tuple(classes))
 
 
-def _pictures_below(folder: Path) -> list[Path]:
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:
+    """Makes sure that each of the names is the label of one class: what several share names none of them.
+
+    Raises:
+        TrainError: A name is shared.
+    """
+    count = Counter(labels)
+    for name in names:
+        if count[name] > 1:
+            which = [str(i) for i, label in enumerate(labels) if label == name]
+            raise TrainError(
+                f"{shown(name)} is the label of {len(which)} classes ({listed(which)}), so it does not tell which is "
+                "meant.",
+                python="Give them labels of their own (model.labels or Pictures.classes); or give one folder for each "
+                "class, none of them named after a label, sorted in the model's order.",
+                command="Give one folder for each class, none of them named after a label, sorted in the model's "
+                "order; or give the classes names of their own.",
+            )
+
+
+def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """The pictures, and how many other files there are of each suffix."""
+    found, others = [], Counter[str]()
+    for path in folder.rglob("*"):
+        if path.suffix.lower() in SUFFIXES:
+            found.append(path)
+        elif not path.name.startswith(".") and not path.is_dir():
+            others[path.suffix.lower()] += 1
     if not found:
+        there = f", and {_kinds(others)}" if others else ""
         raise TrainError(
-            f"{folder} holds no pictures ({' '.join(sorted(SUFFIXES))}).", python="Add some, or remove the folder."
+            f"{folder} holds no pictures ({' '.join(sorted(SUFFIXES))}){there}.",
+            python="Add some, or convert those that are there to JPEG or PNG, or remove the folder.",
         )
-    return found
+    return sorted(found), others
+
+
+def _kinds(suffixes: Counter[str]) -> str:
+    """How many files there are of which kind, the most frequent first.
+
+    >>> _kinds(Counter({".heic": 12, "": 1}))
+    '12 .heic, 1 without a suffix'
+    """
+    return listed([f"{count} {shown(suffix) or 'without a suffix'}" for suffix, count in suffixes.most_common()])
 
 
 def listed(names: Sequence[str]) -> str:

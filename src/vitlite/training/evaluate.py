@@ -24,6 +24,7 @@ from vitlite.training.datasets import (
     listed,
     read_cifar10,
     read_folder,
+    refuse_shared_labels,
 )
 
 
@@ -191,9 +192,11 @@ def classes_in_order(model: ViT, names: Sequence[str]) -> tuple[str, ...]:
     """The names of the model's classes: its labels, if these names are among them; else the names, one for each class.
 
     Raises:
-        TrainError: Only some of the names are labels, or none is and they are not as many as the classes.
+        TrainError: Only some of the names are labels, or none is and they are not as many as the classes; or one is
+            the label of several.
     """
     labels, k = tuple(model.labels or ()), model.config.num_classes
+    refuse_shared_labels(names, labels)
     strange = [name for name in names if name not in labels]
     if not strange:
         return labels

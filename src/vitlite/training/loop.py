@@ -23,7 +23,7 @@ from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import Draws, augment, mix, shuffled
 from vitlite.training.best import BEST, check_best, is_better
-from vitlite.training.datasets import Pictures
+from vitlite.training.datasets import Pictures, refuse_shared_labels
 from vitlite.training.evaluate import check_fit, measure, preprocess_of
 from vitlite.training.run import LOG, STATE, History, Run
 from vitlite.training.schedule import learning_rate
@@ -95,6 +95,7 @@ def _check_start(model: ViT, data: Pictures, settings: Settings) -> None:
             "have the same number, at least 2.",
             python="Create the model with num_classes= to match.",
         )
+    refuse_shared_labels(data.classes, data.classes)
     processes = distributed.world_size()
     if 1 < processes > min(settings.batch, len(data)) // 2:
         raise TrainError(
