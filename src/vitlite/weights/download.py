@@ -22,6 +22,7 @@ from vitlite.errors import DownloadError, shown
 from vitlite.weights.network import (
     FIRST_WORD,
     TRIES,
+    StatusError,
     UnreachableError,
     first_line,
     headers_with,
@@ -269,7 +270,7 @@ def _receive(token: bool | None, out: FileIO, progress: _Progress) -> None:
     pace = _Pace()
     try:
         answer = with_retries(progress.file, send, how)
-    except _StatusError as error:
+    except StatusError as error:
         raise _refused(progress.file, str(error)) from error
     with closing(answer) as response:
         have = _offset(response, progress)
@@ -297,16 +298,8 @@ def _open(file: RemoteFile, have: int, size: int, token: bool | None, timeout: f
         response = session.get(file.url, headers=headers, timeout=timeout, stream=True)
     if response.status_code not in (200, 206):
         response.close()
-        raise _StatusError(response)
+        raise StatusError(response)
     return response
-
-
-class _StatusError(OSError):
-    """Another answer than the bytes that were asked for."""
-
-    def __init__(self, response: Any) -> None:
-        super().__init__(f"HTTP {response.status_code}")
-        self.response = response
 
 
 def _offset(response: Any, progress: _Progress) -> int:

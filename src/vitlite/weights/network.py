@@ -44,6 +44,14 @@ class UnreachableError(DownloadError):
         self.why = why
 
 
+class StatusError(OSError):
+    """Another answer than the bytes that were asked for."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(f"HTTP {response.status_code}")
+        self.response = response
+
+
 class Patience(NamedTuple):
     """How often a request is tried, and how long."""
 
@@ -76,7 +84,7 @@ def with_retries(file: RemoteFile, send: Callable[[float], T], how: Patience) ->
             return _within(left, partial(send, min(how.timeout, left)))
         except Exception as error:
             _raise_what_will_not_pass(file, error)
-            response, why = getattr(error, "response", None), first_line(error)
+            response, why = _answer_in(error), first_line(error)
             tries -= 1
             pause = next_pause(pause, response)
             silent = 0.0 if response is not None else silent + time.monotonic() - began + pause
@@ -110,14 +118,22 @@ def _raise_what_will_not_pass(file: RemoteFile, error: Exception) -> None:
     """Raises an error after which it makes no sense to try again: a refusal, or a client that fails by itself."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    response = getattr(error, "response", None)
+    response = _answer_in(error)
     if isinstance(error, DownloadError) or (response is not None and response.status_code not in BUSY):
         raise error
     closed_by_another_thread = isinstance(error, RuntimeError) and "closed" in str(error)
     if not closed_by_another_thread and not isinstance(error, (OSError, transport_error(), OfflineModeIsEnabled)):
         raise DownloadError(
-            f"Cannot fetch {file}: {first_line(error)}.", python="Check the variables of proxies and certificates."
+            f"Cannot fetch {file}: {first_line(error)}.",
+            python="Check HF_ENDPOINT, and the variables of proxies and certificates.",
         ) from error
+
+
+def _answer_in(error: Exception) -> Any:
+    """The answer of a Hub that refuses or is busy; None where an error is of another kind."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return error.response if isinstance(error, (HfHubHTTPError, StatusError)) else None
 
 
 def next_pause(pause: float, response: Any = None) -> float:
