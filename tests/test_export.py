@@ -2,21 +2,27 @@
 
 import json
 import logging
+import os
+import re
+import subprocess
 import sys
+import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import onnx
 import onnxruntime
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import vitlite
 from vitlite import export as module
 from vitlite.cli import export as command
 from vitlite.cli import main as cli
-from vitlite.config import ViTConfig
+from vitlite.config import Resample, ViTConfig
 from vitlite.errors import ExportError, MissingExtraError, OptimizedError
 from vitlite.export import export
 from vitlite.images import Preprocess, Recipe
@@ -67,8 +73,10 @@ OPTIONS = [
 @pytest.mark.parametrize(("to", "options"), OPTIONS, ids=str)
 def test_an_exported_file_answers_as_the_model_does(tmp_path: Path, to: Any, options: dict[str, Any]) -> None:
     model, path = tiny(**options), tmp_path / "model"
-    far = export(model, path, to=to)
-    assert 0 <= far < 1e-5
+    compared = export(model, path, to=to)
+    installed = {"torch"} if to == "torch" else {"onnxruntime", *(["openvino"] if find_spec("openvino") else [])}
+    assert set(compared) == installed
+    assert max(compared.values()) < 1e-5
     with torch.no_grad():
         for shape in ((2, 3, 32, 48), (1, 3, 64, 24), (5, 3, 16, 80)):
             images = torch.randn(shape)
@@ -96,20 +104,28 @@ def test_large_weights_get_a_file_of_their_own(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(module, "ONE_FILE", 1000)
     model, path = tiny(), tmp_path / "model.onnx"
     export(model, path, to="onnx")
-    assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
+    (beside,) = {file.name for file in tmp_path.iterdir()} - {"model.onnx"}
+    assert re.fullmatch(r"model\.onnx\.[0-9a-f]{16}\.data", beside)
+    (tmp_path / "model.onnx.data").write_text("somebody's")
+    (tmp_path / "model.onnx.0123456789abcdef.data").write_text("not named by the file that is replaced")
+    export(model, path, to="onnx")
+    names = {file.name for file in tmp_path.iterdir()}
+    assert beside not in names, "the weights of the file before go with it"
+    assert len(names) == 4
+    assert (tmp_path / "model.onnx.data").read_text() == "somebody's"
     images = torch.randn(1, 3, 32, 48)
     torch.testing.assert_close(run(path, "onnx", images), model(images), rtol=1e-4, atol=1e-5)
 
 
 def test_half_precision(tmp_path: Path) -> None:
     model, path = tiny().bfloat16(), tmp_path / "model.pt2"
-    assert export(model, path, to="torch") < 0.05
+    assert export(model, path, to="torch")["torch"] < 0.05
     assert run(path, "torch", torch.randn(1, 3, 32, 48, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
 def test_a_model_without_recipe_or_labels(tmp_path: Path) -> None:
     model = ViT(ViTConfig(**TINY)).eval()  # its head is zero, and so are all logits
-    assert export(model, tmp_path / "model.pt2", to="torch") == 0
+    assert export(model, tmp_path / "model.pt2", to="torch") == {"torch": 0}
     described = description(tmp_path / "model.pt2", "torch")
     assert described["labels"] is described["preprocess"] is None
 
@@ -121,7 +137,9 @@ def test_a_file_that_answers_something_else_is_not_kept(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         module, "_open_torch", lambda _: lambda images: model(images) * (1 + 0.001 * (len(images) == 3))
     )
-    with pytest.raises(ExportError, match=r"differ by 0\.001 .* on images \(3, 3, 16, 64\)\. Nothing was written"):
+    with pytest.raises(
+        ExportError, match=r"in torch, its logits differ by 0\.001 .* on images \(3, 3, 16, 64\)\. Nothing was written"
+    ):
         export(model, path, to="torch")
     assert path.read_text() == "what was here before"
     assert list(tmp_path.iterdir()) == [path]
@@ -143,12 +161,66 @@ def test_models_that_cannot_be_exported(tmp_path: Path) -> None:
         export(optimize(tiny(dim=64, mlp_dim=64)), tmp_path / "model.onnx", to="onnx")
     with pytest.raises(ExportError, match=r"Cannot write .*there is no folder .*no\. Make it first\."):
         export(tiny(), tmp_path / "no" / "model.onnx", to="onnx")
-    with pytest.raises(ExportError, match=r"Cannot write .*: Is a directory\."):
+    with pytest.raises(ExportError, match=r"Cannot write .*: Is a directory\. Name a file\."):
         export(tiny(), tmp_path, to="torch")
+    os.mkfifo(tmp_path / "pipe.pt2")
+    with pytest.raises(ExportError, match=r"pipe\.pt2: it is a device or a pipe\. Name a file\."):
+        export(tiny(), tmp_path / "pipe.pt2", to="torch")
+    assert os.listdir(tmp_path) == ["pipe.pt2"]
+
+
+class Adapted(nn.Module):
+    """A linear layer with LoRA beside it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.down = layer, nn.Linear(layer.in_features, 2, bias=False)
+        self.up = nn.Linear(2, layer.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.up(self.down(x))
+
+
+def test_a_model_with_other_parts_than_its_config_says(tmp_path: Path) -> None:
+    replaced, adapted, named = tiny(), tiny(), tiny()
+    replaced.head = nn.Linear(32, 5)
+    adapted.blocks[0].attn.qkv = Adapted(adapted.blocks[0].attn.qkv)
+    named.labels = ("cat", "dog")
+    for model, text in (
+        (replaced, r"head\.bias is \(5,\) where \(3,\) belongs \(2 differ in all\)\. Of a new head: model\.reset_head"),
+        (adapted, r"qkv\.bias is none where \(96,\) belongs .*Of LoRA: merge it first"),
+        (named, r"has 2 labels and 3 classes"),
+    ):
+        with pytest.raises(ExportError, match=text):
+            export(model, tmp_path / "model.pt2", to="torch")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not find_spec("openvino"), reason="openvino is not installed")
+@pytest.mark.parametrize("resample", get_args(Resample))
+def test_engines_agree_at_any_size(tmp_path: Path, resample: Any) -> None:
+    import openvino
+
+    model = tiny(resample=resample)
+    export(model, tmp_path / "model.onnx", to="onnx")
+    compiled = openvino.Core().compile_model(tmp_path / "model.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for shape in ((2, 3, 32, 48), (1, 3, 64, 24), (5, 3, 16, 80), (1, 3, 8, 8), (1, 3, 160, 152)):
+        images = torch.randn(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(
+                torch.from_numpy(compiled(images.numpy())[0]), model(images), rtol=1e-4, atol=1e-5
+            )
+
+
+def test_no_resizing_is_left_to_an_engine(tmp_path: Path) -> None:
+    """Engines compute an antialiased resize differently; all know a matrix product."""
+    export(tiny(), tmp_path / "model.onnx", to="onnx")
+    assert "Resize" not in {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
 
 
 def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setitem(sys.modules, "openvino", None)
     monkeypatch.setattr(command, "open_model", lambda _: tiny())
     monkeypatch.setattr(module, "_write_onnx", lambda _, file: file.touch())
     assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 0
@@ -174,11 +246,61 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     assert cli.main(["export", "owner/name", "--to", "torch", "--size", "64x32"]) == 0
     assert capsys.readouterr().out == (
         "name.pt2: any batch, any height and width that 8 divides\n"
-        "Compared with the model at three sizes: logits within 0 of the largest\n"
+        "Compared with the model in torch at three sizes: logits within 0 of the largest\n"
     )
     assert Path("name.pt2").stat().st_size > 1000
     assert (opened[0].model, opened[0].size) == ("owner/name", (64, 32))
+    assert cli.main(["export", "owner/name", "--to", "torch"]) == 1  # a file that nobody named stays
+    assert capsys.readouterr().err == "vitlite: error: name.pt2 is there already. To replace it: --out name.pt2\n"
+    assert cli.main(["export", "owner/name", "--to", "torch", "--out", "name.pt2"]) == 0
+    capsys.readouterr()
     assert cli.main(["export", "vit_nano_4", "--to", "tensorrt"]) == 2
     assert "invalid choice: 'tensorrt'" in capsys.readouterr().err
     assert cli.main(["export", "vit_nano_4", "--to", "torch", "--out", "name.onnx"]) == 1
     assert capsys.readouterr().err == "vitlite: error: --out name.onnx: with --to torch the name must end in .pt2.\n"
+
+
+KILLED = """
+import sys, torch, vitlite
+from vitlite.export import export
+model = vitlite.create("vit_nano_4.cifar10")
+with torch.no_grad():
+    model.head.bias.add_(1.0)
+print("ready", flush=True)
+export(model, sys.argv[1], to=sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.8, 1.6, 2.4, 3.2])
+def test_killed_at_any_moment_the_old_file_or_the_new_is_there(tmp_path: Path, seconds: float) -> None:
+    """And the folder that a kill leaves is gone after the next export, but only that."""
+    path, model = tmp_path / "model.pt2", vitlite.create("vit_nano_4.cifar10")
+    export(model, path, to="torch")
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        wanted = model(images)
+    child = subprocess.Popen([sys.executable, "-c", KILLED, str(path), "torch"], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    time.sleep(seconds)
+    child.kill()
+    child.communicate()
+    found = run(path, "torch", images)
+    assert any(torch.allclose(found, wanted + shift, atol=1e-4) for shift in (0, 1))
+    mine = tmp_path / ".vitlite-export-mine"
+    mine.mkdir()
+    export(model, path, to="torch")
+    assert sorted(os.listdir(tmp_path)) == [mine.name, path.name]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_text("old")
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+    ignore = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    line = [sys.executable, "-c", ignore + limit + KILLED, str(path), "torch"]
+    ended = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "ExportError: Cannot write" in ended.stderr.splitlines()[-1]
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["model.pt2"]

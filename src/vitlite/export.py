@@ -5,9 +5,12 @@ What a picture needs before it goes in, and the labels of what comes out, are in
 
 import json
 import logging
+import re
+import secrets
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from vitlite.disk import replacing
+from vitlite.disk import locked, replacing
 from vitlite.errors import ExportError, OptimizedError, missing_extra
-from vitlite.images import Preprocess
+from vitlite.images import recipe_alone
 from vitlite.model import ViT
 from vitlite.speed.optimize import OptimizedViT
 
@@ -31,9 +34,13 @@ SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}  # max |difference| / max |logit|
 NEAR_OTHERS = 0.05
 ONE_FILE = 1 << 30  # bytes; above, ONNX keeps weights in a second file, since protobuf ends at 2 GiB
+WEIGHTS_BESIDE = rb"\.[0-9a-f]{16}\.data"  # how the name of that file ends
+MOST_WITHOUT_WEIGHTS = 1 << 26  # bytes of the first file, where there is a second
+WORKPLACE = ".vitlite-export-"  # how a folder is called in which a file is made and compared
+LOCK = "lock"
 
 
-def export(model: ViT, path: str | PathLike[str], *, to: Format) -> float | None:
+def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, float]:
     """Writes a model for another runtime, runs the file on three batches, and keeps it if it answers the same.
 
     Args:
@@ -42,54 +49,132 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> float | None
         to: "onnx", with an input `images` and an output `logits`, or "torch", for `torch.export.load`.
 
     Returns:
-        How far the file's logits are from the model's, max |difference| / max |logit|, or None where onnxruntime is
-        not installed, and nothing was compared.
+        How far the file's logits are from the model's, max |difference| / max |logit|, by the engine that ran it:
+        "torch", or those of "onnxruntime" and "openvino" that are installed. Where none is, nothing was compared.
 
     Raises:
-        ExportError: No such format, a model in training mode, a file that cannot be written, or one that answers
-            something else.
+        ExportError: No such format, a model in training mode or with other parts than its config says, a file that
+            cannot be written, or one that answers something else.
         OptimizedError: The model was optimized before.
         MissingExtraError: onnx or onnxscript is not installed.
 
     >>> import vitlite
     >>> model = vitlite.create("vit_nano_4.cifar10")
-    >>> export(model, "model.pt2", to="torch") < 1e-6
-    True
+    >>> export(model, "model.pt2", to="torch")
+    {'torch': 0.0}
     """
     if to not in SUFFIX:
         raise ExportError(f"Cannot export to {to!r}. Valid: {', '.join(SUFFIX)}.")
+    _check_model(model)
+    path = check_target(path)
+    compared: dict[str, float] = {}
+    try:
+        with _workplace(path) as folder, torch.no_grad():
+            file = folder / path.name
+            if to == "onnx":
+                _write_onnx(model, file)
+            else:
+                _write_torch(model, file)
+            for engine, opened in ENGINES[to].items():
+                run = opened(file)
+                if run is not None:
+                    compared[engine] = _compare(model, run, engine)
+            _move_into_place(folder, path)
+    except OSError as error:
+        raise ExportError(f"Cannot write {path}: {error.strerror or error}.") from error
+    return compared
+
+
+def _check_model(model: ViT) -> None:
+    """Makes sure that a model is what its config says, as `vitlite.load` would.
+
+    Raises:
+        ExportError: It is in training mode, or has other tensors or labels.
+        OptimizedError: It was optimized.
+    """
     if isinstance(model, OptimizedViT):
         raise OptimizedError("An optimized model cannot be exported.", python="Create it again and export that.")
     if model.training:
         raise ExportError(
             "A model in training mode would be exported with its dropout.", python="Call model.eval() before."
         )
+    with torch.device("meta"):
+        wanted = {name: tensor.shape for name, tensor in ViT(model.config).state_dict().items()}
+    found = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    other = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    if other:
+        name = other[0]
+        raise ExportError(
+            f"The model has other tensors than its config says: {name} is {_shape(found.get(name))} where "
+            f"{_shape(wanted.get(name))} belongs ({len(other)} differ in all).",
+            python="Of a new head: model.reset_head(classes), then its weights. Of LoRA: merge it first.",
+        )
+    if model.labels is not None and len(model.labels) != model.config.num_classes:
+        raise ExportError(
+            f"The model has {len(model.labels)} labels and {model.config.num_classes} classes.",
+            python="Set model.labels to one name a class, or to None.",
+        )
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "none" if shape is None else str(tuple(shape))
+
+
+def check_target(path: str | PathLike[str]) -> Path:
+    """The file to write, once it is known that it may be.
+
+    Raises:
+        ExportError: It is a folder or a device, or in no folder.
+    """
     path = Path(path)
-    try:
-        # In a folder of their own: ONNX's file names the one with its weights, so both need their final names.
-        with TemporaryDirectory(dir=path.parent, prefix=".vitlite-") as folder, torch.no_grad():
-            file = Path(folder, path.name)
-            if to == "onnx":
-                _write_onnx(model, file)
-                run = _open_onnx(file)
-            else:
-                _write_torch(model, file)
-                run = _open_torch(file)
-            farthest = None if run is None else _compare(model, run)
-            _move_into_place(Path(folder), path)
-    except FileNotFoundError as error:
-        raise ExportError(f"Cannot write {path}: there is no folder {path.parent}. Make it first.") from error
-    except OSError as error:
-        raise ExportError(f"Cannot write {path}: {error.strerror or error}.") from error
-    return farthest
+    if not path.name or path.is_dir():
+        raise ExportError(f"Cannot write {path}: Is a directory.", python="Name a file.")
+    if not path.parent.is_dir():
+        raise ExportError(f"Cannot write {path}: there is no folder {path.parent}. Make it first.")
+    if path.exists() and not path.is_file():
+        raise ExportError(f"Cannot write {path}: it is a device or a pipe. Name a file.")
+    return path
+
+
+@contextmanager
+def _workplace(path: Path) -> Iterator[Path]:
+    """A folder beside `path` for what is not known to be right yet; those that a killed export left are removed.
+
+    Theirs nobody holds the lock of any more.
+    """
+    for left in path.parent.glob(f"{WORKPLACE}{8 * '[a-z0-9_]'}"):
+        if left.joinpath(LOCK).is_file():
+            # An error where another process is at work there, or another user's was.
+            with suppress(OSError), locked(left / LOCK, wait=False):
+                shutil.rmtree(left)
+    with (
+        TemporaryDirectory(dir=path.parent, prefix=WORKPLACE, ignore_cleanup_errors=True) as name,
+        locked(Path(name, LOCK), wait=False),
+    ):
+        yield Path(name)
 
 
 def _move_into_place(folder: Path, path: Path) -> None:
-    """Every file of the folder goes beside `path`, the one that names the others last."""
-    files = [file for file in folder.iterdir() if file.name != path.name]
+    """Every file of the folder goes beside `path`, the one that names the others last; nothing else is overwritten."""
+    before = _weights_beside(path)
+    files = [file for file in folder.iterdir() if file.name not in (path.name, LOCK)]
     for file in (*files, folder / path.name):
         with replacing(path.parent / file.name) as temporary:
             file.replace(temporary)
+    for file in before:
+        file.unlink(missing_ok=True)
+
+
+def _weights_beside(path: Path) -> list[Path]:
+    """The file with the weights of an exported one, as only exporting names it."""
+    if not path.is_file():
+        return []
+    pattern = re.escape(path.name).encode() + WEIGHTS_BESIDE
+    with open(path, "rb") as file:
+        content = file.read(MOST_WITHOUT_WEIGHTS + 1)
+    if len(content) > MOST_WITHOUT_WEIGHTS:  # it has its weights in it
+        return []
+    return [path.parent / name.decode() for name in set(re.findall(pattern, content))]
 
 
 def _write_torch(model: ViT, file: Path) -> None:
@@ -112,7 +197,13 @@ def _write_onnx(model: ViT, file: Path) -> None:
     assert program is not None  # with dynamo=True
     program.model.metadata_props["vitlite"] = _description(model)
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-    program.save(file, external_data=weights > ONE_FILE)
+    if weights <= ONE_FILE:
+        program.save(file)
+        return
+    import onnx_ir
+
+    # No name that somebody's file could have, nor that of the weights which this export may be about to replace.
+    onnx_ir.save(program.model, file, external_data=f"{file.name}.{secrets.token_hex(8)}.data")
 
 
 def need_onnx() -> None:
@@ -166,8 +257,9 @@ def _images(model: ViT, batch: Batch) -> Tensor:
 
 def _description(model: ViT) -> str:
     """What the network's file does not say itself."""
-    recipe = model.preprocess.recipe.to_dict() if isinstance(model.preprocess, Preprocess) else None
-    return json.dumps({"config": model.config.to_dict(), "labels": model.labels, "preprocess": recipe})
+    recipe = recipe_alone(model.preprocess, "An exported file")
+    pictures = recipe.to_dict() if recipe else None
+    return json.dumps({"config": model.config.to_dict(), "labels": model.labels, "preprocess": pictures})
 
 
 def _open_torch(file: Path) -> Callable[[Tensor], Tensor]:
@@ -189,7 +281,28 @@ def _open_onnx(file: Path) -> Callable[[Tensor], Tensor] | None:
     return run
 
 
-def _compare(model: ViT, run: Callable[[Tensor], Tensor]) -> float:
+def _open_openvino(file: Path) -> Callable[[Tensor], Tensor] | None:
+    """The same by OpenVINO, in the precision of the file, which it would change on some CPUs."""
+    try:
+        import openvino  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    hints = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(file), "CPU", hints)
+
+    def run(images: Tensor) -> Tensor:
+        return torch.from_numpy(compiled(images.numpy(force=True))[0])
+
+    return run
+
+
+ENGINES: dict[str, dict[str, Callable[[Path], Callable[[Tensor], Tensor] | None]]] = {
+    "onnx": {"onnxruntime": lambda file: _open_onnx(file), "openvino": lambda file: _open_openvino(file)},
+    "torch": {"torch": lambda file: _open_torch(file)},
+}
+
+
+def _compare(model: ViT, run: Callable[[Tensor], Tensor], engine: str) -> float:
     """How far the file is from the model at most, on images of three sizes."""
     limit = NEAR.get(model.dtype, NEAR_OTHERS)
     farthest = 0.0
@@ -200,9 +313,9 @@ def _compare(model: ViT, run: Callable[[Tensor], Tensor]) -> float:
         far = (difference / wanted.abs().max().clamp(min=1e-30)).item()
         if not far <= limit:  # nor what is no number
             raise ExportError(
-                f"The exported file answers something else than the model: its logits differ by {far:.1g} of the "
-                f"largest, on images {tuple(images.shape)}. Nothing was written. This torch, {torch.__version__}, or "
-                "the runtime has a fault; try another version of either."
+                f"The exported file answers something else than the model: in {engine}, its logits differ by {far:.1g} "
+                f"of the largest, on images {tuple(images.shape)}. Nothing was written. This torch, "
+                f"{torch.__version__}, or the engine has a fault; try another version of either."
             )
         farthest = max(farthest, far)
     return farthest

@@ -6,29 +6,39 @@ from typing import get_args
 
 from vitlite.cli.options import add_model_arguments, open_model
 from vitlite.errors import ExportError
-from vitlite.export import SUFFIX, Format, export, need_onnx
+from vitlite.export import SUFFIX, Format, check_target, export, need_onnx
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite export`."""
     add_model_arguments(parser, named=True)
     parser.add_argument("--to", choices=get_args(Format), required=True, help="the kind of file")
-    parser.add_argument("--out", metavar="FILE", help="where to; default: the model's name, here")
+    parser.add_argument(
+        "--out", metavar="FILE", help="replaced if it is there; default: a new one with the model's name, here"
+    )
 
 
 def run(args: Namespace) -> int:
     """Writes a model for ONNX runtimes or torch.export."""
+    out = _target(args)
+    if args.to == "onnx":
+        need_onnx()  # before the model is fetched
+    model = open_model(args)
+    compared = export(model, out, to=args.to)
+    print(f"{out}: any batch, any height and width that {model.config.patch_size} divides")
+    if not compared:
+        print("Not compared with the model: that needs onnxruntime (pip install onnxruntime).")
+    for engine, far in compared.items():
+        print(f"Compared with the model in {engine} at three sizes: logits within {far:.1g} of the largest")
+    return 0
+
+
+def _target(args: Namespace) -> Path:
+    """The file to write; only one that was named may be there already."""
     suffix = SUFFIX[args.to]
     out = Path(args.out or Path(args.model).name + suffix)
     if out.suffix != suffix:
         raise ExportError(f"--out {out}: with --to {args.to} the name must end in {suffix}.")
-    if args.to == "onnx":
-        need_onnx()  # before the model is fetched
-    model = open_model(args)
-    farthest = export(model, out, to=args.to)
-    print(f"{out}: any batch, any height and width that {model.config.patch_size} divides")
-    if farthest is None:
-        print("Not compared with the model: that needs onnxruntime (pip install onnxruntime).")
-    else:
-        print(f"Compared with the model at three sizes: logits within {farthest:.1g} of the largest")
-    return 0
+    if args.out is None and out.exists():
+        raise ExportError(f"{out} is there already. To replace it: --out {out}")
+    return check_target(out)
