@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitlite import ViT, ViTConfig
+from vitlite import ViT, ViTConfig, optimize
 from vitlite.model import Linear
 from vitlite.speed import onednn
 
@@ -139,3 +139,48 @@ def test_an_operator_that_is_missing_or_wrong_is_not_used(
 
     monkeypatch.setattr(onednn, "linear", linear)
     assert not measured(1.0, 2.0)
+
+
+def spread(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, with others between them in memory."""
+    return torch.stack([tensor, tensor + 9], -1)[..., 0]
+
+
+LAYOUTS = {
+    "in a row": lambda tensor: tensor,
+    "with gaps": spread,
+    "turned": lambda tensor: tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor,
+    "expanded": lambda tensor: tensor[..., :1].expand(tensor.shape),
+    "from the middle": lambda tensor: torch.cat([tensor, tensor])[len(tensor) :],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("which", ["x", "weight", "bias", "other"])
+def test_whatever_lies_in_memory_is_read_right(which: str, layout: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    given = {name: torch.randn(shape, generator=generator) for name, shape in
+             (("x", (2, 10, 32)), ("weight", (48, 32)), ("bias", (48,)), ("other", (2, 10, 48)))}  # fmt: skip
+    given[which] = LAYOUTS[layout](given[which])
+    x, weight, bias, other = given.values()
+    right = torch.nn.functional.linear(x.double(), weight.double(), bias.double()).float()
+    with torch.no_grad():
+        for linear in (onednn.PlainLinear, onednn.PackedLinear):
+            made = linear(weight, bias, torch.float32)
+            assert torch.allclose(made(x), right, atol=1e-4)
+            assert torch.allclose(made.added(x, other.clone()), right + other, atol=1e-4)
+        assert torch.allclose(onednn.linear(x, weight, bias), right, atol=1e-4)
+
+
+def test_a_model_of_strided_biases_answers_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "unpacked_pays", lambda: True)
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, num_classes=3)).eval()
+    state = {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+    model.load_state_dict(state)
+    images = torch.randn(2, 3, 16, 16)
+    right = model(images).detach()  # with gradients, by torch's own products
+    model.load_state_dict({name: spread(tensor) for name, tensor in state.items()}, assign=True)
+    with torch.inference_mode():
+        assert torch.allclose(model(images), right, atol=1e-3)
+        assert torch.allclose(optimize(model)(images), right, atol=1e-3)

@@ -49,6 +49,15 @@ OPTIONS: list[dict[str, Any]] = [
     {"channels": 5},
     {"depth": 1},
     {"dropout": 0.1, "drop_path": 0.1},
+    {"pool": "map", "class_token": False},
+    {"pool": "map", "class_token": False, "gelu": "tanh", "inner_norm": True},
+    {"positions": "rope", "registers": 4, "layer_scale": 0.3, "qkv_bias": False},
+    {"positions": "rope", "pool": "mean", "head_dim": 12},
+    {"mlp": "swiglu"},
+    {"mlp": "swiglu", "inner_norm": True, "layer_scale": 0.3},
+    {"positions": "rope", "mlp": "swiglu"},
+    {"stem": ()},
+    {"stem": (1, 2)},
 ]
 
 
@@ -411,7 +420,7 @@ def test_tables_for_many_sizes_are_not_hoarded() -> None:
     for side in range(1, 20):
         images = torch.randn(1, 3, 8 * side, 8)
         assert distance(faster(images), model(images).detach()) < 1e-5
-    assert len(faster._added) <= 16
+    assert len(faster._by_grid) <= 16
 
 
 class Wrapped(nn.Module):
@@ -462,16 +471,39 @@ def test_only_a_vit_with_weights_is_taken() -> None:
         optimize(empty)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"positions": "rope"}, r"positions='rope' yet\. Use it as it is"),
-        ({"pool": "map"}, r"pool='map' yet"),
-        ({"mlp": "swiglu", "positions": "rope"}, r"positions='rope', mlp='swiglu' yet"),
-    ],
-)
-def test_parts_that_are_not_rebuilt_are_named(options: dict[str, Any], text: str) -> None:
-    model = made(**options)
-    with pytest.raises(OptimizedError, match=text):
-        optimize(model)
-    assert type(model) is ViT
+def test_hooks_of_every_block_fire() -> None:
+    faster = optimized(made(depth=3))
+    seen: list[int] = []
+    for i, block in enumerate(faster.blocks):
+        block.register_forward_hook(lambda *_, i=i: seen.append(i))
+    faster(torch.randn(1, 3, 32, 32))
+    assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["cls_token", "reg_token", "pos_embed"])
+def test_tokens_that_were_packed_are_out_of_reach(name: str) -> None:
+    """A change of them would show at some sizes, and at others not."""
+    faster = optimized(made(registers=2, cls_position=False))
+    with pytest.raises(OptimizedError, match="An optimized model cannot give its"):
+        getattr(faster, name)
+    with pytest.raises(OptimizedError, match="An optimized model cannot give its"):
+        setattr(faster, name, torch.nn.Parameter(torch.zeros(1, 1, 48)))
+
+
+def test_threads_with_more_grids_than_are_kept() -> None:
+    faster = optimized(made(depth=1))
+    faults: list[BaseException] = []
+
+    def work(start: int) -> None:
+        try:
+            for turn in range(60):
+                faster(torch.zeros(1, 3, 8 * (1 + (start + turn) % 30), 8))
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=work, args=(7 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults

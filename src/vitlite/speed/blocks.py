@@ -11,9 +11,11 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vitlite.model import MLP, Attention, Block, PatchEmbed
+from vitlite.model import MLP, Attention, Block, PatchEmbed, RotaryAttention, SwiGLU
+from vitlite.pooling import AttentionPool
 from vitlite.speed.attention import ClassTokenAttention, attend_fused, attend_in_cache
 from vitlite.speed.onednn import Linear, PackedLinear, PlainLinear, packing_pays, powers_pay
+from vitlite.stem import StandardConv
 
 POWERS = 128  # tokens from which powers and their sum are quicker than softmax
 QUICK = 1.702  # quick GELU is x sigmoid(1.702 x), which is swish(1.702 x) / 1.702
@@ -43,6 +45,7 @@ class FastPatches(nn.Module):
         super().__init__()
         kernel, bias = embed.proj.weight, embed.proj.bias
         self.patch_size, self.prefix_tokens, self.dtype = embed.patch_size, prefix_tokens, dtype
+        self.backbone = _standardised_once(embed.backbone).to(dtype)
         self.norm = embed.norm.to(dtype)
         if embed.norm_in is None:  # then the bias is added with the positions
             self.norm_in = None
@@ -55,6 +58,7 @@ class FastPatches(nn.Module):
 
     def forward(self, images: Tensor, added: Tensor) -> Tensor:
         """`added` is (1, n, d): the prefix tokens, then positions and bias."""
+        images = self.backbone(images.to(self.dtype))
         b, c, p, n = len(images), images.shape[1], self.patch_size, added.shape[1]
         x = images.new_empty((b, n, c * p * p), dtype=self.dtype)
         x[:, : self.prefix_tokens] = 0  # projects to nothing: the prefix is in what is added
@@ -67,55 +71,156 @@ class FastPatches(nn.Module):
         return x + added
 
 
+class FastAttention(nn.Module):
+    """`Attention` with its queries scaled beforehand: (b, n, d), normed, -> (b, n, heads head_dim)."""
+
+    def __init__(self, attn: Attention, dtype: torch.dtype, kernels: Kernels, class_token_only: bool) -> None:
+        super().__init__()
+        self.heads, self.attend, self.unit = attn.heads, kernels.attend, kernels.unit
+        weight_and_bias = _with_scaled_queries(attn, kernels.unit)
+        self.qkv = kernels.linear(*weight_and_bias, dtype)
+        self.norm = _plain_norm(attn.norm, dtype)
+        self.rotates = isinstance(attn, RotaryAttention)
+        self.class_attend = None
+        if class_token_only and not self.rotates:  # a key that is turned has to be computed
+            self.class_attend = ClassTokenAttention(*weight_and_bias, attn.heads, dtype, kernels.unit)
+
+    def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        return self.norm(self.attend(self.split(x, *rotation), self.unit).flatten(2))
+
+    def of_class_token(self, x: Tensor) -> Tensor:
+        """What the class token alone reads, (b, n, d) -> (b, 1, heads head_dim), where `class_attend` is there."""
+        assert self.class_attend is not None
+        return self.norm(self.class_attend(x))
+
+    def split(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        """Queries, already scaled, keys and values: (3, b, heads, n, head_dim)."""
+        qkv = self.qkv(x).view(*x.shape[:2], 3, self.heads, -1)  # (b, n, 3, heads, head_dim)
+        if self.rotates:
+            _rotate_in_place(qkv[:, :, :2], *rotation)
+        return qkv.permute(2, 0, 3, 1, 4)
+
+    def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        """Who looks at whom, (b, n, d) -> (b, heads, n, n)."""
+        q, k, _ = self.split(x, *rotation)
+        return (q @ k.mT).mul_(self.unit).softmax(-1)
+
+
+class FastMLP(nn.Module):
+    """`MLP` with what follows fused: (b, n, d), normed, -> (b, n, mlp_dim) of what its last layer takes."""
+
+    def __init__(self, mlp: MLP, dtype: torch.dtype, linear: Linear) -> None:
+        super().__init__()
+        self.activation, before, after = _activation(mlp)
+        self.fc1 = linear(*_folded(mlp.fc1, outputs=before), dtype)
+        self.norm = _plain_norm(mlp.norm, dtype, spread=before)
+        undone = isinstance(mlp.norm, nn.LayerNorm)  # the norm takes the factor away again
+        self.factor = 1.0 if undone else after  # which the last layer has to take
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.fc1.activated(x, self.activation))
+
+
+class FastSwiGLU(nn.Module):
+    """`SwiGLU` with its gate and its value in layers of their own: (b, n, d), normed, -> (b, n, mlp_dim)."""
+
+    factor = 1.0
+
+    def __init__(self, mlp: SwiGLU, dtype: torch.dtype, linear: Linear) -> None:
+        super().__init__()
+        weights = mlp.fc1.weight.detach().chunk(2)
+        biases = mlp.fc1.bias.detach().chunk(2)
+        self.gate, self.value = (linear(weight, bias, dtype) for weight, bias in zip(weights, biases, strict=True))
+        self.norm = _plain_norm(mlp.norm, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.gate.activated(x, "swish").mul_(self.value(x)))
+
+
 class FastBlock(nn.Module):
     """A `Block` for inference, its scales folded into the weights: (b, n, d) -> (b, n, d)."""
 
     def __init__(self, block: Block, dtype: torch.dtype, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
-        attn, mlp, linear = block.attn, cast(MLP, block.mlp), kernels.linear  # `optimize` refuses other kinds
-        self.heads, self.attend, self.unit = attn.heads, kernels.attend, kernels.unit
+        linear, mlp = kernels.linear, block.mlp
+        self.norm1, self.norm2 = _plain_norm(block.norm1, dtype), _plain_norm(block.norm2, dtype)
+        self.attn = FastAttention(block.attn, dtype, kernels, class_token_only)
+        self.proj = linear(*_folded(block.attn.proj, outputs=_layer_scale(block.ls1)), dtype)
+        self.mlp: FastMLP | FastSwiGLU
+        if isinstance(mlp, SwiGLU):
+            self.mlp = FastSwiGLU(mlp, dtype, linear)
+        else:
+            self.mlp = FastMLP(mlp, dtype, linear)
+        self.fc2 = linear(*_folded(mlp.fc2, inputs=self.mlp.factor, outputs=_layer_scale(block.ls2)), dtype)
 
-        qkv = _with_scaled_queries(attn, kernels.unit)
-        self.norm1, self.attn_norm = _plain_norm(block.norm1, dtype), _plain_norm(attn.norm, dtype)
-        self.qkv = linear(*qkv, dtype)
-        self.proj = linear(*_folded(attn.proj, outputs=_layer_scale(block.ls1)), dtype)
-        self.class_attend = None
-        if class_token_only:
-            self.class_attend = ClassTokenAttention(*qkv, attn.heads, dtype, kernels.unit)
-
-        self.activation, before, after = _activation(mlp)
-        if isinstance(mlp.norm, nn.LayerNorm):  # which undoes the factor, but for its eps
-            mlp.norm.eps *= before**2
-            after = 1.0
-        self.norm2, self.mlp_norm = _plain_norm(block.norm2, dtype), _plain_norm(mlp.norm, dtype)
-        self.fc1 = linear(*_folded(mlp.fc1, outputs=before), dtype)
-        self.fc2 = linear(*_folded(mlp.fc2, inputs=after, outputs=_layer_scale(block.ls2)), dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Every token."""
-        attended = self.attend(self.split(x), self.unit).flatten(2)  # (b, n, heads head_dim)
-        return self.after_attention(attended, x)
-
-    def as_last(self, x: Tensor) -> Tensor:
-        """What is read from the last block: every token, or the class token alone, (b, n, d) -> (b, n or 1, d)."""
-        if self.class_attend is None:
-            return self(x)
-        return self.after_attention(self.class_attend(self.norm1(x)), x[:, :1])
-
-    def map(self, x: Tensor) -> Tensor:
-        """The attention map, (b, n, d) -> (b, heads, n, n)."""
-        q, k, _ = self.split(x)
-        return (q @ k.mT).mul_(self.unit).softmax(-1)
-
-    def split(self, x: Tensor) -> Tensor:
-        """Queries, already scaled, keys and values: (3, b, heads, n, head_dim)."""
-        return self.qkv(self.norm1(x)).view(*x.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+    def forward(self, x: Tensor, *rotation: Tensor, last: bool = False) -> Tensor:
+        """Every token; or of the last block what is read of it, which may be the class token alone: (b, n or 1, d)."""
+        if last and self.attn.class_attend is not None:
+            return self.after_attention(self.attn.of_class_token(self.norm1(x)), x[:, :1])
+        return self.after_attention(self.attn(self.norm1(x), *rotation), x)
 
     def after_attention(self, attended: Tensor, x: Tensor) -> Tensor:
         """Projection and MLP, each added to the stream."""
-        x = self.proj.added(self.attn_norm(attended), x)
-        hidden = self.fc1.activated(self.norm2(x), self.activation)  # (b, n, mlp_dim)
-        return self.fc2.added(self.mlp_norm(hidden), x)
+        x = self.proj.added(attended, x)
+        return self.fc2.added(self.mlp(self.norm2(x)), x)
+
+    def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        """The attention map, (b, n, d) -> (b, heads, n, n)."""
+        return self.attn.map(self.norm1(x), *rotation)
+
+
+class FastAttentionPool(nn.Module):
+    """`AttentionPool`, whose query is always the same, without a key or a value of any token: (b, n, d) -> (b, d).
+
+    q (W x) = (q W) x, and the weighted mean of W x is W times that of x. A bias of the keys shifts all scores alike.
+    """
+
+    def __init__(self, pool: AttentionPool, dtype: torch.dtype, linear: Linear) -> None:
+        super().__init__()
+        heads, mlp = pool.heads, cast(MLP, pool.mlp)
+        keys, values = (rearrange(w, "(h d) c -> h d c", h=heads) for w in pool.kv.weight.detach().chunk(2))
+        query = rearrange(pool.q(pool.latent), "1 1 (h d) -> h 1 d", h=heads)
+        scale = query.shape[-1] ** -0.5
+        self.looks = (query @ keys).squeeze(1).mul(scale).to(dtype)  # (h, c): the score of a token, by head
+        self.values = values.mT.contiguous().to(dtype)  # (h, c, d)
+        self.value_bias = pool.kv.bias.detach().chunk(2)[1].to(dtype)
+        self.norm = _plain_norm(pool.norm, dtype)
+        self.proj = linear(*_folded(pool.proj), dtype)
+        self.mlp = FastMLP(mlp, dtype, linear)
+        self.fc2 = linear(*_folded(mlp.fc2, inputs=self.mlp.factor), dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x @ self.looks.T).softmax(1)  # (b, n, h)
+        means = rearrange(weights.mT @ x, "b h c -> h b c")
+        seen = rearrange(torch.bmm(means, self.values), "h b d -> b 1 (h d)") + self.value_bias
+        y = self.proj(seen)
+        return self.fc2.added(self.mlp(self.norm(y)), y)[:, 0]
+
+
+def _rotate_in_place(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
+    """Turns queries and keys, (b, n, 2, heads, head_dim), by their token's angles, (n, head_dim / 2)."""
+    cosines, sines = cosines[:, None, None].to(x.dtype), sines[:, None, None].to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    turned = first * cosines - second * sines
+    second.mul_(cosines).add_(first * sines)
+    first.copy_(turned)
+
+
+def _standardised_once(backbone: nn.Module) -> nn.Module:
+    """A stem whose filters are standardised now, and not at each call."""
+    for module in list(backbone.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, StandardConv):
+                setattr(module, name, _plain_convolution(child))
+    return backbone
+
+
+def _plain_convolution(conv: StandardConv) -> nn.Module:
+    """The same, of filters that stay as they are."""
+    kernel, stride, padding = conv.kernel_size[0], conv.stride[0], cast(int, conv.padding[0])
+    plain = nn.Conv2d(conv.in_channels, conv.out_channels, kernel, stride, padding, bias=False, device="meta")
+    plain.weight = nn.Parameter(conv.standardised().detach(), requires_grad=False)
+    return nn.Sequential(conv.border, plain)
 
 
 WeightAndBias = tuple[Tensor, Tensor | None]
@@ -153,10 +258,13 @@ def _folded(linear: nn.Linear, *, inputs: float = 1.0, outputs: Tensor | float =
     return (weight.to(wide) * rows).mul_(inputs), folded_bias
 
 
-def _plain_norm(norm: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """A LayerNorm as a plain call, which skips what a module's call looks up."""
+def _plain_norm(norm: nn.Module, dtype: torch.dtype, spread: float = 1.0) -> Callable[[Tensor], Tensor]:
+    """A LayerNorm as a plain call, which skips what a module's call looks up.
+
+    `spread` is by how much what it takes was multiplied: it takes that away again, but for its epsilon.
+    """
     if not isinstance(norm, nn.LayerNorm):
         return lambda x: x
     norm.to(dtype)
-    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps * spread**2
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

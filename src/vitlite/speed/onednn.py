@@ -43,7 +43,12 @@ def serves(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear layer by oneDNN, from a weight as it is: (b, n, d) -> (b, n, k)."""
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "none")
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, in_a_row(bias), "none", [], "none")
+
+
+def in_a_row(bias: Tensor | None) -> Tensor | None:
+    """A bias as oneDNN reads it, which takes its numbers to stand one after the other, whatever its strides say."""
+    return None if bias is None else bias.contiguous()
 
 
 class PlainLinear:
@@ -72,7 +77,7 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), None)
-        self.bias = None if bias is None else bias.to(dtype)
+        self.bias = None if bias is None else in_a_row(bias.to(dtype))
         self.linear = torch.ops.mkldnn._linear_pointwise.default
         self.binary = torch.ops.mkldnn._linear_pointwise.binary
 

@@ -9,15 +9,15 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
 
-from vitlite.config import ViTConfig
 from vitlite.errors import OptimizedError
 from vitlite.model import Block, Features, ViT
-from vitlite.speed.blocks import FastBlock, FastPatches, fastest_kernels
+from vitlite.pooling import AttentionPool
+from vitlite.speed.blocks import FastAttentionPool, FastBlock, FastPatches, fastest_kernels
 from vitlite.speed.onednn import float32_products, float32_products_pay, layer_times
 from vitlite.speed.slices import compute, cut, join
 
@@ -55,10 +55,17 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
             )
         return model
     _check_plain(model)
-    _check_served(model.config)
     _check_dtype(model, dtype)
     _take_over(model, dtype or model.dtype)
     return model
+
+
+class OwnTokens(NamedTuple):
+    """What an optimized model keeps of its tokens, out of reach: they go into tensors that are kept for each grid."""
+
+    cls: Tensor | None
+    registers: Tensor | None
+    positions: Tensor | None
 
 
 class OptimizedViT(ViT):
@@ -67,7 +74,8 @@ class OptimizedViT(ViT):
     compute_dtype: torch.dtype
     _device: torch.device
     _dtype: torch.dtype
-    _added: dict[tuple[int, int], Tensor]  # to the patches of a grid
+    _own_tokens: OwnTokens
+    _by_grid: dict[tuple[int, int], tuple[Tensor, tuple[Tensor, ...]]]  # what is added to patches, and the rotation
     patch_embed: FastPatches  # type: ignore[assignment]
 
     @property
@@ -99,37 +107,71 @@ class OptimizedViT(ViT):
         return self._run(images, lambda part: super(OptimizedViT, self).attention_maps(part, wanted), batch_axis=1)
 
     def _embed(self, images: Tensor) -> Tensor:
-        x = self._tokens(images)
+        x, rotation = self._tokens(images), self._rotation(images)
         *blocks, last = cast("Sequence[FastBlock]", self.blocks)
         for block in blocks:
-            x = block(x)
-        return self.pre_logits(self.fc_norm(self._pool(last.as_last(x))))
+            x = block(x, *rotation)
+        return self.pre_logits(self.fc_norm(self._pool(last(x, *rotation, last=True))))
 
     def _tokens(self, images: Tensor) -> Tensor:
-        grid = self._grid(images)
-        if grid not in self._added:
-            if len(self._added) >= MOST_GRIDS:
-                self._added.clear()
-            self._added[grid] = self._added_to_patches(grid)
-        return self.norm_pre(self.patch_embed(images, self._added[grid]))
+        added, _ = self._of_grid(self._grid(images))
+        return self.norm_pre(self.patch_embed(images, added))
+
+    def _rotation(self, images: Tensor) -> tuple[Tensor, ...]:
+        _, rotation = self._of_grid(self._grid(images))
+        return rotation
+
+    def _of_grid(self, grid: tuple[int, int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What depends on the grid alone, computed once: what is added to the patches, and the rotation."""
+        known = self._by_grid
+        if grid not in known:
+            if len(known) >= MOST_GRIDS:  # replaced, not emptied: another thread may be reading it
+                known = self._by_grid = {}
+            known[grid] = self._added_to_patches(grid), self._rotation_tables(grid)
+        return known[grid]
+
+    def _rotation_tables(self, grid: tuple[int, int]) -> tuple[Tensor, ...]:
+        config = self.config
+        if config.positions != "rope":
+            return ()
+        like = self.patch_embed.bias  # the weights are packed, and perhaps narrower
+        return self.tables.rotation(like, grid, config.prefix_tokens, config.head_width)
 
     def _added_to_patches(self, grid: tuple[int, int]) -> Tensor:
         """Everything that is added to the projected patches and the zeros before them: (1, n, d)."""
         patches: Tensor = self.patch_embed.bias.expand(1, math.prod(grid), -1)
-        cls: Tensor | None = self.cls_token
+        cls, registers = self._own_tokens.cls, self._own_tokens.registers
         positions = self._positions(grid)
         if positions is not None:
             patches = patches + positions[:, -patches.shape[1] :]
             if cls is not None and self.config.cls_position:
                 cls = cls + positions[:, :1]
-        tokens = [token for token in (cls, self.reg_token, patches) if token is not None]
+        tokens = [token for token in (cls, registers, patches) if token is not None]
         return torch.cat(tokens, dim=1).to(self.compute_dtype)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor | None:
         if self.config.positions == "sincos2d":  # like the bias: the weights are packed, and perhaps narrower
             cls_row = self.config.class_token and self.config.cls_position
             return self.tables.sincos(self.patch_embed.bias, grid, cls_row)
-        return super()._positions(grid)
+        table = self._own_tokens.positions
+        if table is None:
+            return None
+        return self.tables.learned(table, self.config.grid, grid, self.config.resample)
+
+    @property
+    def cls_token(self) -> NoReturn:  # type: ignore[override]
+        """Went into what is kept for each grid: a change would not be seen."""
+        _refuse("give its class token")
+
+    @property
+    def reg_token(self) -> NoReturn:  # type: ignore[override]
+        """As `cls_token`."""
+        _refuse("give its registers")
+
+    @property
+    def pos_embed(self) -> NoReturn:  # type: ignore[override]
+        """As `cls_token`."""
+        _refuse("give its position table")
 
     def _run(self, images: Tensor, answer: Callable[[Tensor], Any], batch_axis: int = 0) -> Any:
         """Checks the images, and lets `answer` answer slice by slice."""
@@ -223,9 +265,13 @@ def _take_over(model: ViT, dtype: torch.dtype) -> None:
     for i, block in enumerate(cast("Sequence[Block]", blocks)):
         class_token_only = i == len(blocks) - 1 and config.pool == "cls"
         blocks[i] = FastBlock(block, dtype, kernels, class_token_only)
+    if isinstance(model.attn_pool, AttentionPool):
+        model.attn_pool = FastAttentionPool(model.attn_pool, dtype, kernels.linear)
     for module in (model.norm_pre, model.norm, model.fc_norm, model.pre_logits, model.head):
         module.to(dtype)
-    model.__dict__.update(_device=device, _dtype=own_dtype, _added={}, compute_dtype=dtype)
+    tokens = [model._parameters.pop(name, None) for name in ("cls_token", "reg_token", "pos_embed")]
+    own_tokens = OwnTokens(*(None if token is None else token.detach() for token in tokens))
+    model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, compute_dtype=dtype)
     model.eval()
     model.__class__ = OptimizedViT
 
@@ -250,23 +296,6 @@ def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
                 python="Leave dtype out, which computes in the model's own.",
                 command="Leave --dtype out, which computes in the model's own.",
             )
-
-
-def _check_served(config: ViTConfig) -> None:
-    """Refuses parts that only some checkpoints have, and that are not rebuilt here."""
-    parts = {
-        "positions='rope'": config.positions == "rope",
-        "pool='map'": config.pool == "map",
-        "mlp='swiglu'": config.mlp == "swiglu",
-        f"stem={config.stem}": config.stem is not None,
-    }
-    unserved = [part for part, is_there in parts.items() if is_there]
-    if unserved:
-        raise OptimizedError(
-            f"optimize does not serve a model of {', '.join(unserved)} yet.",
-            python="Use it as it is.",
-            command="Leave --fast out.",
-        )
 
 
 def _check_plain(model: ViT) -> None:
