@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from vitlite.bulk.local import gather
 from vitlite.cli.engine import add_engine_arguments, run_on_ray
 from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model, positive
-from vitlite.cli.progress import Watch
+from vitlite.cli.progress import Watch, say_skipped
 from vitlite.cli.tables import bold, terminal_width
 from vitlite.errors import InputError
 
@@ -48,16 +48,16 @@ def run(args: Namespace) -> int:
 def _run_here(args: Namespace) -> int:
     from vitlite.predict import classify
 
-    paths = gather(args.paths, sys.stdin)
+    paths = gather(args.paths, sys.stdin, say_skipped)
     model = open_model(args)
     watch = Watch(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the answers show how far it is
     shared = [label for label, count in Counter(model.labels or ()).items() if count > 1]
-    show: dict[str, Callable[[Answers], None]] = {
+    ways: dict[str, Callable[[Answers], None]] = {
         "table": partial(_show_table, shared=shared),
         "jsonl": _show_jsonl,
         "csv": _show_csv,
-    }[args.format]
-    show(watch.answers(classify(model, paths, args.top, args.batch)))
+    }
+    ways[args.format](watch.answers(classify(model, paths, args.top, args.batch)))
     return watch.exit_code()
 
 
