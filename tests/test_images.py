@@ -1,8 +1,12 @@
 import copy
+import gc
 import io
 import math
+import pickle
 import struct
 import sys
+import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from vitlite import load
+from vitlite.bulk.local import identity_of
 from vitlite.config import ViTConfig
-from vitlite.errors import ConfigError, ImageError, MissingExtraError
+from vitlite.errors import ConfigError, ImageError, InputError, MissingExtraError, TrainError
 from vitlite.images import SUFFIXES, Preprocess, Recipe, normalise, read_image
 from vitlite.model import ViT
+from vitlite.predict import classify, embed
+from vitlite.training.datasets import cifar10_reader
+from vitlite.training.evaluate import preprocess_of as training_preprocess_of
 
 PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
 PLAIN = Recipe(size=(32, 32), resize=(36, 36), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
@@ -354,7 +363,10 @@ def test_grey_models_and_other_channels():
         (torch.zeros(2, 3, 9, 9).to_sparse(), "dense tensor with data, got one of torch.sparse_coo on cpu"),
         (torch.zeros(1, 1, 3, 9, 9), r"got \(1, 1, 3, 9, 9\)"),
         (np.float64(0.5), r"got \(\)"),
-        (b"bytes", "Cannot read the 5 bytes as a picture: it is damaged, or in another format; vitlite opens JPEG, PNG"),
+        (
+            b"bytes",
+            "Cannot read the 5 bytes as a picture: it is damaged, or in another format; vitlite opens JPEG, PNG",
+        ),
         (None, "A picture is a path, bytes, .* a Pillow image, an array or a tensor, got NoneType"),
         (7, "got int"),
         ([], "no pictures in this batch"),
@@ -483,3 +495,222 @@ def test_other_default_types_and_devices(vit):
             assert torch.equal(vit.preprocess(picture(41, 40)), expected)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+# what is set is what runs
+
+
+class Doubled(torch.nn.Module):
+    """A way to prepare pictures that is a module, as torchvision's transforms are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((1,), 2.0))
+
+    def forward(self, images):
+        return self.weight * images
+
+
+class Inverted(Preprocess):
+    """Prepares negatives, by a strength of its own."""
+
+    def __init__(self, recipe, model, strength):
+        super().__init__(recipe, model)
+        object.__setattr__(self, "strength", strength)
+
+    def pixels(self, image):
+        return (255 - super().pixels(image)) * self.strength
+
+
+class Brightened(Preprocess):
+    def batch(self, pixels):
+        return super().batch(pixels) + 1
+
+
+class Whole(Preprocess):
+    def __call__(self, images):
+        return super().__call__(images) * 0
+
+
+class TenCrops(Preprocess):
+    def batch(self, pixels):
+        return super().batch(pixels).repeat(10, 1, 1, 1)
+
+
+def test_a_module_set_as_preprocess_runs_and_is_no_part_of_the_network(vit):
+    names, parts = list(vit.state_dict()), len(list(vit.modules()))
+    way = Doubled()
+    vit.preprocess = way
+    assert vit.preprocess is way
+    assert vit.preprocess(torch.ones(1)).item() == 2
+    assert list(vit.state_dict()) == names
+    assert len(list(vit.modules())) == parts
+    assert way.weight not in set(vit.parameters())
+    vit.labels = ["a", "b", "c"]
+    with pytest.raises(ImageError, match=r"model.preprocess is a Doubled, and to predict takes a vitlite"):
+        classify(vit, [picture(40, 40)])
+    with pytest.raises(TrainError, match="has no preprocessing"):
+        training_preprocess_of(vit)
+
+
+def test_a_class_of_one_s_own_keeps_its_methods_and_what_it_has(vit):
+    image = picture(40, 40)
+    plain = vit.preprocess.pixels(image)
+    vit.preprocess = Inverted(PLAIN, vit, 1)
+    assert type(vit.preprocess) is Inverted
+    assert vit.preprocess.model is vit
+    assert torch.equal(vit.preprocess.pixels(image), 255 - plain)
+    assert torch.equal(vit.preprocess(image), vit.preprocess.batch([255 - plain]))
+    [(_, vector)] = embed(vit, [image])
+    with torch.no_grad():
+        assert torch.allclose(vector, vit.eval().embed(vit.preprocess(image))[0], atol=1e-6)
+    twin = copy.deepcopy(vit)
+    assert twin.preprocess.model is twin
+    assert torch.equal(twin.preprocess.pixels(image), 255 - plain)
+    again = pickle.loads(pickle.dumps(vit))
+    assert again.preprocess.model is again
+    assert torch.equal(again.preprocess(image), vit.preprocess(image))
+
+
+def test_only_what_predict_would_run_is_taken_by_it(vit):
+    image = picture(40, 40)
+    vit.preprocess = Brightened(PLAIN, vit)
+    [(_, vector)] = embed(vit, [image])
+    with torch.no_grad():
+        assert torch.allclose(vector, vit.eval().embed(bound()(image) + 1)[0], atol=1e-6)
+    vit.preprocess = Whole(PLAIN, vit)
+    assert not vit.preprocess(image).any()
+    with pytest.raises(ImageError, match=r"is a Whole with its own __call__, and to predict takes its pixels and its"):
+        embed(vit, [image])
+    vit.preprocess = TenCrops(PLAIN, vit)
+    with pytest.raises(InputError, match="Of 2 pictures, 20 images or results were made: it must be one of each"):
+        list(embed(vit, [image, image]))
+
+
+@pytest.mark.parametrize("own", [Brightened, Whole, lambda recipe, model: Inverted(recipe, model, 1)])
+def test_a_class_of_one_s_own_is_never_lost_on_the_way(vit, own, tmp_path):
+    vit.preprocess = own(PLAIN, vit)
+    kind = type(vit.preprocess).__name__
+    with pytest.raises(ImageError, match=f"A saved model takes the recipe alone, and model.preprocess is a {kind}"):
+        vit.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    with pytest.raises(ImageError, match="A file of vectors takes the recipe alone"):
+        identity_of(vit, "x", dtype=None, fast=False)
+    if kind == "Inverted":
+        assert training_preprocess_of(vit).pixels(picture(40, 40)).shape == (3, 32, 32)
+    else:
+        with pytest.raises(TrainError, match=f"is a {kind} with its own .*: this takes its pixels, and normalises"):
+            training_preprocess_of(vit)
+    vit.preprocess = vit.preprocess.recipe  # as the errors say
+    vit.save(tmp_path / "model")
+    assert load(tmp_path / "model").preprocess.recipe == PLAIN
+
+
+def test_cifar_s_pictures_are_not_taken_as_they_are_where_a_class_does_otherwise(vit):
+    as_they_are = replace(PLAIN, resize=(32, 32))
+    assert cifar10_reader(Preprocess(as_they_are, vit)) is None
+    assert cifar10_reader(Inverted(as_they_are, vit, 1)) is not None
+
+
+def test_the_preprocess_of_another_model_becomes_this_one_s(vit):
+    other = copy.deepcopy(vit).double()
+    vit.preprocess = other.preprocess
+    assert vit.preprocess.model is vit
+    assert vit.preprocess(picture(40, 40)).dtype == torch.float32
+    assert other.preprocess.model is other
+
+
+def test_a_recipe_or_nothing_may_be_set(vit):
+    vit.preprocess = PLAIN
+    assert vit.preprocess.recipe == PLAIN
+    vit.preprocess = None
+    with pytest.raises(ImageError, match="came without their preprocessing"):
+        vit.preprocess(picture(40, 40))
+
+
+@pytest.mark.parametrize(("way", "kind"), [(Preprocess, "Preprocess"), ({"size": 32}, "dict"), ("center", "str")])
+def test_what_prepares_no_pictures_is_refused_where_it_is_set(vit, way, kind):
+    with pytest.raises(ImageError, match=rf"a function of pictures, or None, got {kind}\."):
+        vit.preprocess = way
+    assert vit.preprocess.recipe == PLAIN
+
+
+@pytest.mark.parametrize("own", [Preprocess, Brightened])
+def test_the_model_is_freed_at_once(vit, own):
+    model = ViT(vit.config)
+    model.preprocess = own(PLAIN, model)
+    gone = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+# without its model, and one by one
+
+
+def test_pickled_by_itself_it_leaves_the_model_behind(vit):
+    content = pickle.dumps(vit.bfloat16().preprocess)
+    assert len(content) < 5_000
+    assert b"torch._utils" not in content  # how its weights would come along
+    alone = pickle.loads(content)
+    image = picture(40, 40)
+    assert torch.equal(alone(image), vit.preprocess(image))
+    assert alone(image).dtype == torch.bfloat16
+    with pytest.raises(ImageError, match="it is damaged"):
+        alone(b"no picture")
+
+
+def test_one_picture_is_a_row_of_the_batch(vit):
+    images = [picture(40, 40, seed=seed) for seed in range(3)]
+    one = pickle.loads(pickle.dumps(vit.preprocess.one))
+    assert torch.equal(torch.stack([one(image) for image in images]), vit.preprocess(images))
+    vit.preprocess = Brightened(PLAIN, vit)
+    assert torch.equal(vit.preprocess.one(images[0]), vit.preprocess(images)[0])
+    elsewhere = Preprocess(PLAIN, SimpleNamespace(config=vit.config, device=torch.device("meta"), dtype=torch.float32))
+    assert elsewhere.one(images[0]).device.type == "cpu"
+
+
+class Photos(torch.utils.data.Dataset):
+    """As torchvision's: a transform for each picture."""
+
+    def __init__(self, paths, transform):
+        self.paths, self.transform = paths, transform
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, i):
+        return self.transform(self.paths[i])
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_in_the_workers_of_a_data_loader(vit, start):
+    paths = sorted(PHOTOS.glob("*.png"))
+    data = Photos(paths, vit.preprocess.one)
+    loader = torch.utils.data.DataLoader(data, batch_size=len(paths), num_workers=1, multiprocessing_context=start)
+    [batch] = loader
+    assert torch.equal(batch, vit.preprocess(paths))
+
+
+# much that becomes little
+
+
+@pytest.mark.parametrize("mode", ["center", "squash"])
+@pytest.mark.parametrize("shape", [(5000, 30), (30, 5000), (9000, 3), (3, 9000)])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_tall_and_wide_pictures_are_pillows(shape, mode, interpolation):
+    recipe = replace(PLAIN, size=(5, 7), resize=(8, 8), mode=mode, interpolation=interpolation)
+    image = Image.fromarray(picture(*shape))
+    assert torch.equal(bound(recipe).pixels(image), pillow_pixels(image, recipe))
+
+
+def test_the_longest_sides_take_little_time():
+    recipe = replace(PLAIN, mode="squash", size=(1, 1), resize=(1, 1))
+    start = time.process_time()
+    assert bound(recipe).pixels(np.full((100_000, 500), 200, np.uint8)).eq(200).all()
+    assert bound(recipe).pixels(np.full((500, 100_000), 200, np.uint8)).eq(200).all()
+    assert time.process_time() - start < 20

@@ -33,9 +33,8 @@ FORMATS = {  # what is opened, by Pillow's name, with the endings by which folde
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 SIDE = 100_000  # pixels, of a picture at most
-WORK: dict[
-    str | None, float
-] = {  # how many times the time or the memory of others a picture takes, by its format or Pillow's decoder for it
+# How many times the time or the memory of others a picture takes, by its format or by Pillow's decoder for it.
+WORK: dict[str | None, float] = {
     "WEBP": 2,
     "AVIF": 2,
     "JPEG2000": 4,

@@ -1,0 +1,333 @@
+"""Which files are opened, and at what cost; what errors say of the others. How pixels look is in test_images.py."""
+
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from vitlite.decode import FORMATS, SIDE, SUFFIXES, read_image, rows_of
+from vitlite.errors import ImageError
+
+PHOTO = Path(__file__).parents[1] / "examples" / "photos" / "chelsea.png"
+
+
+def noise(height, width, channels=3):
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def encoded(kind, image=None, **options):
+    buffer = io.BytesIO()
+    (image or Image.fromarray(noise(20, 30))).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+# which
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_that_is_named_is_opened(kind):
+    assert read_image(encoded(kind)).shape == (20, 30, 3)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "kind"), [(suffix, kind) for kind, suffixes in FORMATS.items() for suffix in suffixes]
+)
+def test_folders_are_searched_by_the_endings_that_pillow_knows(suffix, kind):
+    Image.init()
+    assert Image.EXTENSION[suffix] == kind
+    assert suffix in SUFFIXES
+
+
+def test_no_other_format_is_opened():
+    Image.init()
+    for kind in ("TGA", "ICO", "PCX", "SGI", "DDS", "SPIDER", "PDF", "ICNS", "MSP"):
+        image = Image.fromarray(noise(16, 16))
+        content = encoded(kind, {"SPIDER": image.convert("F"), "MSP": image.convert("1")}.get(kind, image))
+        with pytest.raises(ImageError, match="vitlite opens JPEG, PNG"):
+            read_image(content)
+
+
+def test_a_picture_s_name_starts_no_program(tmp_path, monkeypatch):
+    """Pillow hands PostScript to `gs`, whatever the file is called."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    picture = tmp_path / "photo.jpg"
+    picture.write_bytes(encoded("EPS"))
+    code = f"from vitlite.images import read_image; read_image({str(picture)!r})"
+    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert f"Cannot read {picture} as a picture: its content is PostScript; vitlite opens JPEG" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "its content is nothing at all"),
+        (b"%PDF-1.7", "its content is PDF"),
+        (b"\n<!DOCTYPE html><p>404", "its content is a web page"),
+        (b"<html>", "its content is a web page"),
+        (b"<svg xmlns=''/>", "its content is XML, perhaps SVG"),
+        (b"8BPS\0\1", "its content is Photoshop"),
+        (b"\0\0\0\x18ftypheic", "its content is HEIC"),
+        (b"\0\0\0\x18ftypisom", "its content is a video"),
+        (b"\xff\x0a\0", "its content is JPEG XL"),
+        (b"\0\0\1\0\1", "its content is an icon"),
+        (b"\1\0\0\0" + bytes(36) + b" EMF", "its content is a Windows metafile"),
+        (b"PK\3\4", "its content is a ZIP archive"),
+        (b"\x1f\x8b\x08", "its content is compressed by gzip"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS, which `git lfs pull` replaces"),
+        (b"\xff\xd8\xff", "its content is JPEG, and damaged"),
+        (b"\x89PNG", "its content is PNG, and damaged"),
+        (b"hello", "it is damaged, or in another format; vitlite opens JPEG, PNG"),
+    ],
+)
+def test_what_the_content_is_where_its_first_bytes_tell(content, text, tmp_path):
+    (tmp_path / "x.jpg").write_bytes(content)
+    for file in (tmp_path / "x.jpg", content, io.BytesIO(content)):
+        with pytest.raises(ImageError, match=re.escape(text)):
+            read_image(file)
+
+
+# from where
+
+
+class WithoutSeek:
+    """As what a web server answers."""
+
+    def __init__(self, content):
+        self.read = io.BytesIO(content).read
+
+
+def test_bytes_and_open_files_are_pictures():
+    content = PHOTO.read_bytes()
+    wanted = read_image(PHOTO)
+    for file in (content, bytearray(content), memoryview(content), io.BytesIO(content), WithoutSeek(content)):
+        assert torch.equal(read_image(file), wanted)
+    opened = io.BytesIO(content)
+    opened.seek(100)  # whoever looked at it before
+    assert torch.equal(read_image(opened), wanted)
+
+
+def test_a_file_open_as_text_is_refused(tmp_path):
+    with open(__file__) as opened, pytest.raises(ImageError, match=r'it is open as text\. Say open\(\.\.\., "rb"\)'):
+        read_image(opened)
+
+
+@pytest.mark.parametrize(
+    ("url", "python", "command"),
+    [
+        ("https://a.b/c.jpg?d=1&e=2", "urlopen('https://a.b/c.jpg?d=1&e=2')", "'https://a.b/c.jpg?d=1&e=2'"),
+        (Path("http://a.b/c.jpg"), "urlopen('http://a.b/c.jpg')", "curl --location --output picture.jpg http://a.b/c"),
+        ("data:image/png;base64,AAAA", "urlopen('data:image/png;base64,AAAA')", "curl"),
+        ("file:///a/b.jpg", "urlopen('file:///a/b.jpg')", "curl"),
+        ("s3://a/b.jpg", "vitlite opens files; fetch it first", "vitlite opens files; fetch it first"),
+    ],
+)
+def test_a_url_is_answered_with_what_fetches_it(url, python, command):
+    with pytest.raises(ImageError, match="it is a URL, and vitlite opens files") as error:
+        read_image(url)
+    assert python in str(error.value)
+    assert command in error.value.for_command_line()
+
+
+def test_the_lines_that_fetch_a_url_do(tmp_path):
+    url = PHOTO.as_uri()
+    with pytest.raises(ImageError) as error:
+        read_image(url)
+    lines = str(error.value).partition("Fetch it: ")[2]
+    names = {}
+    exec(lines, names)
+    assert torch.equal(read_image(names["picture"]), read_image(PHOTO))
+
+
+def test_a_windows_drive_is_no_url():
+    with pytest.raises(ImageError, match="no such file"):
+        read_image("C:/x.jpg")
+
+
+def test_names_are_shown_short_and_visible():
+    with pytest.raises(ImageError, match=r"Cannot read a\\n\\x1b\[31m\.jpg as a picture: no such file"):
+        read_image("a\n\x1b[31m.jpg")
+    with pytest.raises(ImageError) as error:
+        read_image("x" * 10**6)
+    assert len(str(error.value)) < 3000
+
+
+# how large
+
+
+def png_of(width, height):
+    """A file that says it has so many pixels, and has none."""
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b"")):
+        content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    return content
+
+
+def tiled_tiff(side, tile):
+    """Of side x side pixels, in one tile of zeros."""
+    data = zlib.compress(bytes(tile * tile), 1)
+    tags = {256: side, 257: side, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile, 324: 8, 325: len(data)}
+    return tiff(tags, data)
+
+
+def tiff(tags, data):
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
+    return struct.pack("<4sI", b"II*\0", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def many_scans(side, scans):
+    """A progressive JPEG whose last scan stands there again and again."""
+    content = encoded("JPEG", Image.new("L", (side, side), 100), progressive=True)
+    last = content[content.rindex(b"\xff\xda") : -2]
+    return content[:-2] + last * scans + b"\xff\xd9"
+
+
+def run_lengths(width, height):
+    """A BMP in runs of one pixel, which Pillow decodes in Python."""
+    data = (b"\1\3" * width + b"\0\0") * height + b"\0\1"
+    offset = 14 + 40 + 1024
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(data), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", offset + len(data), 0, 0, offset) + header + bytes(1024) + data
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (lambda: png_of(10_000, 10_000), "100000000 pixels, allowed are 89478485"),
+        (lambda: png_of(SIDE + 1, 1), "sides of 1 to 100000 pixels, got 100001 x 1"),
+        (lambda: png_of(1, SIDE + 1), "sides of 1 to 100000 pixels, got 1 x 100001"),
+        (lambda: tiled_tiff(10, 10_000), "100 pixels, allowed are 89"),
+        (lambda: many_scans(2000, 500), "4000000 pixels, allowed are 35"),
+        (lambda: run_lengths(2500, 2000), "5000000 pixels, allowed are 4473924"),
+        (lambda: b"P3 2500 2000 255\n" + b"1 " * 10, "5000000 pixels, allowed are 4473924"),
+        (lambda: b"P6 2500 2000 100\n" + b"1" * 10, "5000000 pixels, allowed are 4473924"),
+    ],
+)
+def test_what_would_take_long_or_much_is_refused_before_it_is_decoded(content, text):
+    with pytest.raises(ImageError, match=text):
+        read_image(content())
+
+
+def test_the_same_kinds_are_read_where_they_are_small():
+    wanted = read_image(encoded("PNG", Image.new("L", (50, 50), 100)))
+    assert torch.equal(read_image(many_scans(50, 5)), wanted)
+    assert read_image(tiled_tiff(10, 16)).shape == (10, 10, 3)
+    assert read_image(run_lengths(20, 10)).shape == (10, 20, 3)
+    assert read_image(b"P3 1 2 255\n1 2 3 4 5 6\n").tolist() == [[[1, 2, 3]], [[4, 5, 6]]]
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "AVIF", "JPEG2000"])
+def test_decoders_that_take_much_memory_get_fewer_pixels(kind, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(ImageError, match=r"600 pixels, allowed are (500|250)"):
+        read_image(encoded(kind))
+    assert read_image(encoded("PNG")).shape == (20, 30, 3)
+
+
+def test_a_raw_photo_s_thumbnail_is_not_taken_for_it():
+    tags = {254: 1, 256: 4, 257: 4, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 4, 279: 16}
+    with pytest.raises(ImageError, match="a TIFF that begins with a small copy, as raw photos do"):
+        read_image(tiff(tags, bytes(16)))
+    assert read_image(tiff(tags | {254: 0}, bytes(16))).shape == (4, 4, 3)
+
+
+def test_arrays_have_sides_too():
+    with pytest.raises(ImageError, match="sides of 1 to 100000 pixels, got 100001 x 1"):
+        rows_of(np.zeros((1, SIDE + 1), np.uint8), 3)
+    with pytest.raises(ImageError, match="sides of 1 to 100000 pixels, got 0 x 5"):
+        rows_of(Image.new("RGB", (0, 5)), 3)
+
+
+MEASURE = """
+import resource, sys, time
+from types import SimpleNamespace
+import torch
+from vitlite.images import Preprocess, Recipe
+recipe = Recipe(size=(224, 224), resize=(256, 256), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+model = SimpleNamespace(config=SimpleNamespace(channels=3), device=torch.device("cpu"), dtype=torch.float32)
+start = time.process_time()
+Preprocess(recipe, model)(sys.argv[1])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, time.process_time() - start)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory in other units")
+@pytest.mark.parametrize("turned", [1, 6])
+def test_the_largest_photo_takes_less_than_a_gigabyte_and_ten_seconds(turned, tmp_path):
+    large = Image.new("RGB", (9459, 9459), "teal")  # 89.5 million pixels
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    large.save(tmp_path / "large.jpg", exif=exif)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "large.jpg")],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COVERAGE_PROCESS_START": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    megabytes, seconds = map(float, done.stdout.split())
+    assert megabytes < 1000
+    assert seconds < 10
+
+
+# in rows
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "I;16", "1", "RGBA"])
+@pytest.mark.parametrize("turned", [1, 3, 5, 8])
+def test_rows_are_those_of_the_whole_upright_picture(mode, turned):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (700, 40), dtype=np.uint16))
+    if mode != "I;16":
+        image = Image.fromarray(noise(700, 40)).convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    content = encoded("TIFF", image, exif=exif)
+    with Image.open(io.BytesIO(content)) as opened:
+        upright = ImageOps.exif_transpose(opened)
+    if mode == "I;16":
+        grey = torch.from_numpy(np.round(np.array(upright) / 257).astype(np.uint8))
+        wanted = grey[:, :, None].expand(-1, -1, 3)
+    else:
+        wanted = torch.from_numpy(np.array(upright.convert("RGB")))
+    rows = rows_of(content, 3)
+    assert torch.equal(read_image(content), wanted)
+    assert torch.equal(rows.between(3, 17), wanted[3:17])
+
+
+# arrays that are not quite pictures
+
+
+def test_masked_arrays():
+    array = np.ma.masked_array(noise(9, 9), mask=False)
+    assert torch.equal(rows_of(array, 3).between(0, 9), torch.from_numpy(noise(9, 9)))
+    array.mask[0, 0, 0] = True
+    with pytest.raises(ImageError, match=r"got a masked array\. Fill it: image\.filled"):
+        rows_of(array, 3)
+
+
+@pytest.mark.parametrize("brightest", [200, 100, 3])
+def test_dim_pictures_divided_by_255_twice_are_not_taken_for_black_ones(brightest):
+    with pytest.raises(ImageError, match=r"almost black.*divided by 255 twice"):
+        rows_of(np.full((9, 9, 3), brightest / 255**2), 3)
+    assert not rows_of(np.zeros((9, 9, 3)), 3).between(0, 9).any()
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float64])
+def test_floats_of_every_width(kind):
+    picture = torch.tensor([0.0, 0.5, 1.0])[:, None].expand(3, 5).to(kind)
+    assert rows_of(picture, 3).between(0, 3)[:, 0, 0].tolist() == [0, 128, 255]
