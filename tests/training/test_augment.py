@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitlite.training.augment import STRENGTHS, Augmentation, Draws, augment, mix, shuffled
+from vitlite.training.augment import STRENGTHS, Augmentation, Draws, _affine, augment, mix, shuffled
 
 
 def test_what_is_drawn_depends_on_the_sample_alone():
@@ -45,6 +45,20 @@ def test_an_epoch_visits_every_sample_once_in_its_own_order():
 def test_no_augmentation_leaves_the_pixels():
     images, draws = torch.rand(4, 3, 16, 16), Draws(0, 0, torch.arange(4))
     torch.testing.assert_close(augment(images, draws, STRENGTHS["none"]), images, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("h", "w"), [(16, 16), (16, 48)])
+def test_a_warp_is_a_turn_times_a_shear(h, w):
+    draws = Draws(0, 0, torch.arange(64))
+    found = _affine(h, w, draws, replace(STRENGTHS["none"], warp=1.0))[:, :, :2].double()
+    to_pixels = torch.diag(torch.tensor([w, h]).double())
+    in_pixels = to_pixels @ found @ to_pixels.inverse()
+    shear = torch.eye(2, dtype=torch.float64).repeat(64, 1, 1)
+    shear[:, 0, 1] = draws("shear", -0.2, 0.2)
+    zoom = torch.exp(draws("zoom", -0.2, 0.2)).double().view(-1, 1, 1)
+    turn = in_pixels @ shear.inverse() / zoom
+    torch.testing.assert_close(turn @ turn.mT, torch.eye(2, dtype=torch.float64).expand(64, 2, 2), atol=1e-6, rtol=0)
+    torch.testing.assert_close(turn[:, 1, 0].asin().rad2deg().float(), draws("angle", -15, 15), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("change", ["flip", "shift", "warp", "colour", "erase"])

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_run import CONFIG, RECIPE, Killed, new_model, settings, stripes
+from tiny_run import CONFIG, RECIPE, Killed, new_model, settings, stop, stripes
 from torch import nn
 
 import vitlite
@@ -143,6 +143,12 @@ def test_a_frozen_backbone_stays(tmp_path):
     assert not any(modes)  # its features are those it will give later
     changed = [name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])]
     assert changed == ["head.weight", "head.bias"]
+    assert all(weight.requires_grad for weight in model.parameters())  # it was frozen for that run
+    model.pos_embed.requires_grad_(False)
+    with pytest.raises(Killed):
+        train(model, stripes(24), tmp_path / "other", settings(frozen=True), after_epoch=stop)
+    fixed = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    assert fixed == ["pos_embed"]
 
 
 def test_plain_attention_has_the_gradients_of_the_fused():

@@ -52,6 +52,14 @@ def test_muon_takes_only_query_key_and_value_apart():
     assert apart == {block.attn.qkv.weight for block in model.blocks}
 
 
+def test_muon_takes_the_gate_and_what_it_lets_through_apart():
+    model = new_model(CONFIG.replace(mlp="swiglu"))
+    _, muon = optimizers(model, dict(model.named_parameters()), settings(optimizer="muon"))
+    parts = {weight: group["parts"] for group in muon.param_groups for weight in group["params"]}
+    for block in model.blocks:
+        assert (parts[block.mlp.fc1.weight], parts[block.mlp.fc2.weight], parts[block.attn.qkv.weight]) == (2, 1, 3)
+
+
 def test_pooling_by_attention_learns_as_the_head_does():
     model = new_model(CONFIG.replace(pool="map", class_token=False))
     (adamw,) = optimizers(model, dict(model.named_parameters()), settings(layer_decay=0.5))

@@ -3,6 +3,7 @@
 import torch
 from tiny_run import RECIPE, new_model
 
+from vitlite.images import Preprocess
 from vitlite.training.start import random_model, usual_recipe, with_drop_path
 
 
@@ -14,11 +15,16 @@ def test_random_weights_with_the_preprocessing_that_is_usual() -> None:
     assert model.source is None
 
 
-def test_a_name_without_a_record_gets_the_whole_picture() -> None:
+def test_a_name_without_a_record_gets_the_middle_of_the_picture() -> None:
     config = new_model().config.replace(channels=1)
     recipe = usual_recipe("vit_small_14", config)
     assert (recipe.size, recipe.resize) == (config.size, config.size)
     assert recipe.mean == recipe.std == (0.5,)
+    wide = torch.zeros(3, 16, 48, dtype=torch.uint8)
+    wide[:, :, :16] = 255  # is cut off, as is the other end
+    pixels = Preprocess(usual_recipe("vit_small_14", new_model().config), new_model()).pixels(wide)
+    assert pixels.shape == (3, 16, 16)
+    assert pixels.max() == 0
 
 
 def test_stochastic_depth_changes_nothing_else() -> None:

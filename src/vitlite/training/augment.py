@@ -93,6 +93,16 @@ def _scramble(x: Tensor) -> Tensor:
 def _move(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
     """Flip, shift, turn, shear and zoom, as one affine map of bilinear samples; unmoved pixels keep their values."""
     b, _, h, w = images.shape
+    grid = F.affine_grid(_affine(h, w, draws, augmentation), [b, 1, h, w], align_corners=False)  # (b, h, w, 2)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def _affine(h: int, w: int, draws: Draws, augmentation: Augmentation) -> Tensor:
+    """From places in a changed picture to those in the given one, both from -1 to 1 across and along: (b, 2, 3).
+
+    First mirrored, then sheared, turned and zoomed, then shifted. Angles are those of pixels, which are square where
+    the picture is not.
+    """
     shift = augmentation.shift
     flip = torch.where(draws.chance("flip", augmentation.flip), -1.0, 1.0)
     right = draws("right", -shift, shift).mul(w).round() * 2 / w
@@ -102,10 +112,10 @@ def _move(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
     zoom = torch.exp(draws("zoom", -0.2, 0.2) * warp)
     shear = draws("shear", -0.2, 0.2) * warp
     cos, sin = angle.cos() * zoom, angle.sin() * zoom
-    across = torch.stack([cos * flip, shear - sin, right], 1)  # (b, 3)
-    along = torch.stack([sin * flip, cos + shear * sin, down], 1)  # (b, 3)
-    grid = F.affine_grid(torch.stack([across, along], 1), [b, 1, h, w], align_corners=False)  # (b, h, w, 2)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    # [[cos, -sin], [sin, cos]] times [[1, shear], [0, 1]]
+    across = torch.stack([cos * flip, (cos * shear - sin) * h / w, right], 1)  # (b, 3)
+    along = torch.stack([sin * flip * w / h, sin * shear + cos, down], 1)  # (b, 3)
+    return torch.stack([across, along], 1)
 
 
 def _colour(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:

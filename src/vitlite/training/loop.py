@@ -67,12 +67,26 @@ def train(
     if validation is not None:
         check_fit(model, validation)
     out.mkdir(parents=True, exist_ok=True)
-    run = Run(model, data, settings, validation)
+    trainable = {weight: weight.requires_grad for weight in model.parameters()}
+    try:
+        return _run_epochs(Run(model, data, settings, validation), out, validation, after_epoch, save_every)
+    finally:
+        for weight, before in trainable.items():  # a frozen backbone is frozen for this run only
+            weight.requires_grad_(before)
+
+
+def _run_epochs(
+    run: Run, out: Path, validation: Pictures | None, after_epoch: Callable[[History], None], save_every: float
+) -> History:
+    """Goes on where the run is, to its end."""
+    model, settings = run.model, run.settings
     if (out / STATE).exists():
         run.resume(out / STATE)
         if run.history and distributed.is_main():
             after_epoch(run.history)
-    distributed.assert_equal_on_all_ranks("pictures, epoch and step", len(data), run.progress.epoch, run.progress.step)
+    distributed.assert_equal_on_all_ranks(
+        "pictures, epoch and step", len(run.data), run.progress.epoch, run.progress.step
+    )
     while run.progress.epoch < settings.epochs:
         _take_steps(run, out, save_every)
         _end_epoch(run, out, validation)
@@ -116,7 +130,7 @@ def _take_steps(run: Run, out: Path, save_every: float) -> None:
         while progress.step < run.steps:
             first = progress.step * settings.batch
             start = time.perf_counter()
-            with run.products:
+            with run.matmul_context:
                 loss, right = _step(run, order[first : first + settings.batch])
             _check_finite(loss, run, out)
             progress.add(loss, right, time.perf_counter() - start)

@@ -35,22 +35,27 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Moves every matrix along its orthogonalised Nesterov momentum."""
-        for moves in self._moves_by_shape().values():
-            directions = _orthogonal_by_all_ranks(torch.stack([move.direction for move in moves]))  # (b, m, n)
-            for move, direction in zip(moves, directions, strict=True):
+        moves = self._moves()
+        self._decay()
+        for alike in _by_shape(moves):
+            directions = _orthogonal_by_all_ranks(torch.stack([move.direction for move in alike]))  # (b, m, n)
+            for move, direction in zip(alike, directions, strict=True):
                 move.matrix.add_(direction, alpha=-move.lr * 0.2 * max(move.matrix.shape) ** 0.5)
 
-    def _moves_by_shape(self) -> dict[torch.Size, list[_Move]]:
-        """Where the matrices are to go, those of a shape together; each has decayed already."""
-        moves: dict[torch.Size, list[_Move]] = {}
+    def _moves(self) -> list[_Move]:
+        """Where the matrices are to go, the parts of a weight each by itself."""
+        moves = []
         for group in self.param_groups:
             for weight in group["params"]:
-                direction = self._momentum(weight, group["momentum"])
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                matrices, directions = weight.data.chunk(group["parts"]), direction.chunk(group["parts"])
-                for matrix, its_direction in zip(matrices, directions, strict=True):
-                    moves.setdefault(matrix.shape, []).append(_Move(matrix, its_direction, group["lr"]))
+                matrices = weight.data.chunk(group["parts"])
+                directions = self._momentum(weight, group["momentum"]).chunk(group["parts"])
+                moves += [_Move(*both, group["lr"]) for both in zip(matrices, directions, strict=True)]
         return moves
+
+    def _decay(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
 
     def _momentum(self, weight: nn.Parameter, keep: float) -> Tensor:
         """Nesterov's: the gradient, and what is left of those before."""
@@ -59,6 +64,14 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(weight)
         state["momentum"].lerp_(gradient, 1 - keep)
         return gradient.lerp(state["momentum"], keep)
+
+
+def _by_shape(moves: Iterable[_Move]) -> list[list[_Move]]:
+    """The matrices of a shape together, since one call computes them all."""
+    found: dict[torch.Size, list[_Move]] = {}
+    for move in moves:
+        found.setdefault(move.matrix.shape, []).append(move)
+    return list(found.values())
 
 
 def orthogonal(x: Tensor) -> Tensor:
@@ -91,7 +104,7 @@ class _Kind(NamedTuple):
     muon: bool
     depth: int  # as `_depth` counts
     matrix: bool
-    joint: bool  # queries, keys and values in one
+    parts: int  # that a layer computes at once: queries, keys and values; or a gate and what it lets through
 
 
 def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings) -> list[torch.optim.Optimizer]:
@@ -103,7 +116,7 @@ def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings)
             muon=settings.optimizer == "muon" and matrix and name.startswith("blocks."),
             depth=_depth(name, model.config.depth),
             matrix=matrix,
-            joint=name.endswith("attn.qkv.weight"),
+            parts=_parts(name, model),
         )
         weights_by_kind.setdefault(kind, []).append(weight)
     adamw_groups, muon_groups = [], []
@@ -112,7 +125,7 @@ def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings)
             "params": alike,
             "scale": settings.layer_decay ** (model.config.depth + 1 - kind.depth),  # of the learning rate
             "weight_decay": settings.weight_decay if kind.matrix else 0.0,
-            "parts": 3 if kind.joint else 1,
+            "parts": kind.parts,
         }
         if kind.muon:
             muon_groups.append(group)
@@ -123,6 +136,13 @@ def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings)
     if muon_groups:
         found.append(Muon(muon_groups, lr=settings.lr))
     return found
+
+
+def _parts(name: str, model: ViT) -> int:
+    """How many matrices are one weight."""
+    if name.endswith("attn.qkv.weight"):
+        return 3
+    return 2 if model.config.mlp == "swiglu" and name.endswith("mlp.fc1.weight") else 1
 
 
 def _depth(name: str, blocks: int) -> int:

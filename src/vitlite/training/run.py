@@ -50,7 +50,7 @@ class Run:
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.optimizers = optimizers(model, self.weights, settings)
         self.network = distributed.wrap_ddp(model)
-        self.products = _float32_products(model, settings)
+        self.matmul_context = _matmul_context(model, settings)
 
     def states(self) -> dict[str, dict[str, Tensor]]:
         """What the optimizers remember of each weight."""
@@ -207,7 +207,7 @@ def _begun_with(model: ViT, data: Pictures, validation: Pictures | None) -> dict
     }
 
 
-def _float32_products(model: ViT, settings: Settings) -> AbstractContextManager[Any]:
+def _matmul_context(model: ViT, settings: Settings) -> AbstractContextManager[Any]:
     """A context in which steps in float32 compute by oneDNN, where it is exact.
 
     Whether it is faster is not asked: a run that goes on must compute as it did before.

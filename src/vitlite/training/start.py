@@ -25,7 +25,7 @@ def random_model(
 
 
 def usual_recipe(name: str, config: ViTConfig) -> Recipe:
-    """That of the zoo's record of this name, else the whole picture."""
+    """That of the zoo's record of this name; else the middle of the picture, as large as its shape allows."""
     if name in zoo.NAMES:
         return recipe_from_record(zoo.find(name), config.size)
     half = (0.5,) * config.channels
