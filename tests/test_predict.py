@@ -282,3 +282,40 @@ def test_deit_tiny_knows_the_photos(shared):
     assert [p.score for p in cat[:3]] == pytest.approx([0.4388, 0.2272, 0.1866], abs=5e-4)
     assert coffee[0][:2] == ("espresso", 967)
     assert coffee[0].score == pytest.approx(0.8182, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        PHOTOS / "chelsea.png",
+        str(PHOTOS / "chelsea.png"),
+        (PHOTOS / "chelsea.png").read_bytes(),
+        io.BytesIO((PHOTOS / "chelsea.png").read_bytes()),
+        np.zeros((3, 40, 40), np.uint8),  # whose channels would pass for three grey pictures
+        torch.zeros(40, 40, 3, dtype=torch.uint8),
+        np.zeros((40, 40), np.uint8),
+        Image.new("RGB", (40, 40)),
+    ],
+    ids=lambda picture: type(picture).__name__,
+)
+def test_one_picture_is_not_taken_for_several(vit, picture):
+    for several in (classify, embed):
+        with pytest.raises(InputError, match=r"a list or an iterator of pictures, got one .* Put it into a list"):
+            several(vit, picture)
+    assert len(list(classify(vit, [picture]))) == 1
+
+
+def test_bytes_are_a_picture(vit):
+    path = PHOTOS / "chelsea.png"
+    assert vit.predict(path.read_bytes()) == vit.predict(path)
+    assert vit.predict([path.read_bytes(), bytearray(path.read_bytes())]) == vit.predict([path, path])
+
+
+def test_results_that_are_not_one_for_each_picture(vit):
+    for made in (list, lambda images: [*images, images[0]], lambda images: images[1:]):
+        results = work_through(vit, pictures(3), made)
+        if made is list:
+            assert len(list(results)) == 3
+        else:
+            with pytest.raises(InputError, match=r"Of 3 pictures, (4|2) images or results were made"):
+                list(results)

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from peers import timm, torchvision, transformers
 from PIL import Image
 
 from vitlite import ViT
 from vitlite.config import preset
+from vitlite.errors import ConfigError, ImageError
 from vitlite.images import Preprocess, Recipe
 from vitlite.weights import zoo
 from vitlite.weights.labels import labels_of
@@ -104,3 +107,101 @@ def test_answers(shared):
         answer = ours.predict(path)
         assert [p.index for p in answer] == places.tolist()
         assert [p.score for p in answer] == pytest.approx(scores.tolist(), abs=1e-5)
+
+
+# Any recipe and any picture, by the libraries themselves.
+
+
+@pytest.fixture
+def across_first(monkeypatch):
+    """Pillow since version 13 resizes some tall pictures down before across; every one before it went across first."""
+    resize = Image.Image.resize
+
+    def in_two(self, size, resample=None, box=None, reducing_gap=None):
+        narrowed = resize(self, (size[0], self.height), resample)
+        return resize(narrowed, size, resample)
+
+    monkeypatch.setattr(Image.Image, "resize", in_two)
+
+
+def noise(height, width, seed):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def pixels_of(recipe, image):
+    model = SimpleNamespace(config=SimpleNamespace(channels=3), device=torch.device("cpu"), dtype=torch.float32)
+    return Preprocess(recipe, model).pixels(image)
+
+
+SIDES, SHARES = st.integers(1, 300), st.sampled_from([0.5, 0.7, 0.8, 0.875, 0.9, 0.95, 0.96, 0.965, 1.0])
+CROPS = st.tuples(st.integers(4, 60), st.integers(4, 60)) | st.integers(4, 60).map(lambda side: (side, side))
+ANY = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@ANY
+@given(SIDES, SIDES, CROPS, SHARES, st.sampled_from(["bilinear", "bicubic"]), st.sampled_from(["center", "squash"]))
+def test_timm_with_any_recipe_and_picture(across_first, height, width, size, share, interpolation, mode):
+    config = {"crop_pct": share, "crop_mode": mode, "interpolation": interpolation, **IMAGENET}
+    image = noise(height, width, height * 301 + width)
+    theirs = timm.data.create_transform(input_size=(3, *size), **config, normalize=False)(image)
+    assert torch.equal(pixels_of(recipe_from_timm(config, size), image), theirs)
+
+
+@ANY
+@given(SIDES, SIDES, st.integers(4, 60), st.integers(0, 40), st.sampled_from(["bilinear", "bicubic"]))
+def test_torchvision_with_any_recipe_and_picture(across_first, height, width, crop, more, interpolation):
+    transforms = torchvision.transforms
+    kind = transforms.InterpolationMode(interpolation)
+    theirs = transforms.Compose(
+        [transforms.Resize(crop + more, interpolation=kind), transforms.CenterCrop(crop), transforms.PILToTensor()]
+    )
+    recipe = Recipe(size=(crop,) * 2, resize=(crop + more,) * 2, mode="center", interpolation=interpolation, **IMAGENET)
+    image = noise(height, width, height * 301 + width)
+    assert torch.equal(pixels_of(recipe, image), theirs(image))
+
+
+@ANY
+@given(SIDES, SIDES, CROPS, st.tuples(st.integers(0, 40), st.integers(0, 40)), st.sampled_from([2, 3]), st.booleans())
+def test_transformers_with_any_recipe_and_picture(across_first, height, width, crop, more, resample, stretched):
+    """Which crops odd margins a pixel further up and left than timm does."""
+    resize = {"height": crop[0] + more[0], "width": crop[1] + more[1]}
+    if not stretched:
+        resize = {"shortest_edge": max(crop) + more[0]}
+    family = "deit" if stretched else "clip"
+    module = __import__(f"transformers.models.{family}.image_processing_pil_{family}", fromlist=["x"])
+    processor = getattr(module, "DeiTImageProcessorPil" if stretched else "CLIPImageProcessorPil")(
+        size=resize,
+        crop_size={"height": crop[0], "width": crop[1]},
+        resample=resample,
+        do_center_crop=True,
+        do_rescale=False,
+        do_normalize=False,
+        do_convert_rgb=True,
+    )
+    image = noise(height, width, height * 301 + width)
+    theirs = torch.as_tensor(np.asarray(processor(image, return_tensors="np")["pixel_values"][0]))
+    recipe = recipe_from_transformers(processor.to_dict())
+    assert torch.equal(pixels_of(recipe, image), theirs.to(torch.uint8))
+
+
+def test_a_crop_larger_than_the_picture_before_it_is_refused():
+    """timm and transformers fill what is missing with black."""
+    with pytest.raises(ConfigError, match=r"a crop of \(32, 32\) does not fit in a picture resized to \(29, 29\)"):
+        recipe_from_timm({"crop_pct": 1.1, "interpolation": "bicubic", **IMAGENET}, (32, 32))
+    config = {"image_processor_type": "CLIPImageProcessor", "resample": 3, "image_mean": [0.5], "image_std": [0.5]}
+    with pytest.raises(ConfigError, match=r"a crop of \(32, 32\) does not fit in a picture resized to \(24, 24\)"):
+        recipe_from_transformers(config | {"size": {"shortest_edge": 24}, "crop_size": {"height": 32, "width": 32}})
+
+
+def test_torchvision_s_transforms_run_where_they_are_set():
+    model = ViT(preset("vit_tiny_16"))
+    names = list(model.state_dict())
+    transforms = torchvision.models.ViT_B_16_Weights.IMAGENET1K_V1.transforms()
+    model.preprocess = transforms
+    with Image.open(PHOTOS[0]) as image:
+        picture = image.convert("RGB")
+    assert torch.equal(model.preprocess(picture), transforms(picture))
+    assert list(model.state_dict()) == names
+    model.labels = [str(i) for i in range(1000)]
+    with pytest.raises(ImageError, match=r"model.preprocess is a ImageClassification, and to predict takes"):
+        model.predict(picture)
