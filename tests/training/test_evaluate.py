@@ -1,5 +1,7 @@
 """What is measured, of which pictures, and in which order of the classes."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from torch import nn
 from vitlite import ViT, ViTConfig
 from vitlite.errors import TrainError
 from vitlite.images import Preprocess
-from vitlite.training import Pictures, measure
+from vitlite.training import Pictures, evaluate, measure
 from vitlite.training.evaluate import check_data, classes_in_order, read_to_measure
 
 
@@ -39,6 +41,48 @@ def test_measure_counts_right_and_wrong():
     assert measured.confusion.nonzero().tolist() == [[0, 0], [0, 1], [1, 1], [2, 2], [2, 9], [9, 0]]
     assert measured.recall[:3].tolist() == [0.5, 1.0, 0.5]
     assert measured.precision[:3].tolist() == [0.5, 0.5, 1.0]
+
+
+def test_of_very_many_classes_no_table_of_all_pairs_is_kept(monkeypatch):
+    images = torch.zeros(6, 3, 16, 16, dtype=torch.uint8)
+    images[:, 0, 0, 0] = torch.arange(6)
+    pictures = Pictures(images, torch.tensor([0, 0, 1, 2, 2, 9]), tuple("abcdefghij"))
+    oracle = Oracle(new_model(), [0, 1, 1, 2, 9, 0], 10)
+    table = measure(oracle, pictures, batch=4)
+    assert torch.equal(table.confusion.sum(1), table.pictures)
+    assert torch.equal(table.confusion.sum(0), table.taken)
+    assert torch.equal(table.confusion.diagonal(), table.right)
+    monkeypatch.setattr(evaluate, "MOST_CONFUSED", 9)
+    found = measure(oracle, pictures, batch=4)
+    assert found.confusion is None
+    assert (found.top1, found.top5, found.loss) == (table.top1, table.top5, table.loss)
+    torch.testing.assert_close(found.recall, table.recall, equal_nan=True)
+    torch.testing.assert_close(found.precision, table.precision, equal_nan=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts memory so")
+def test_memory_with_the_classes_of_imagenet_21k():
+    """Two tables of 21,843 by 21,843 took 7.6 GB."""
+    code = """
+import resource, torch
+from vitlite import ViT, ViTConfig
+from vitlite.images import Preprocess, Recipe
+from vitlite.training import Pictures, evaluate, measure
+sides, half = (16, 16), (0.5,) * 3
+k = 21843
+model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=k))
+recipe = Recipe(size=sides, resize=sides, mode="squash", interpolation="bicubic", mean=half, std=half)
+model.preprocess = Preprocess(recipe, model)
+data = Pictures(torch.zeros(8, 3, 16, 16, dtype=torch.uint8), torch.arange(8), tuple(map(str, range(k))))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+measured = measure(model, data)
+assert measured.pictures.sum() == 8 and measured.confusion is None
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 300  # MB
 
 
 def test_pictures_are_measured_as_predict_prepares_them():

@@ -49,13 +49,14 @@ def _evaluate(args: Namespace) -> int:
         if args.out:
             args.out.mkdir(parents=True, exist_ok=True)
             disk.write_json(args.out / "eval.json", _figures(args.model, model, measured, pictures))
-            draw_confusion(measured.confusion, pictures.classes, args.out / "confusion.png")
+            if measured.confusion is not None:
+                draw_confusion(measured.confusion, pictures.classes, args.out / "confusion.png")
     return 0
 
 
 def _print(measured: Measured, pictures: Pictures) -> None:
     """A table of the classes that have pictures, and a line about all of them."""
-    counts = measured.confusion.sum(1).tolist()
+    counts = measured.pictures.tolist()
     rows = []
     for name, count, recall, precision in zip(
         pictures.classes, counts, measured.recall, measured.precision, strict=True
@@ -68,7 +69,7 @@ def _print(measured: Measured, pictures: Pictures) -> None:
 
 
 def _figures(name: str, model: ViT, measured: Measured, pictures: Pictures) -> dict[str, Any]:
-    """What eval.json holds."""
+    """What eval.json holds; null for the confusion of very many classes."""
     return {
         "model": name,
         "sha256": model.source and model.source.sha256,
@@ -76,13 +77,13 @@ def _figures(name: str, model: ViT, measured: Measured, pictures: Pictures) -> d
         **_accuracies(measured),
         "loss": measured.loss,
         "classes": pictures.classes,
-        "confusion": measured.confusion.tolist(),
+        "confusion": None if measured.confusion is None else measured.confusion.tolist(),
     }
 
 
 def _accuracies(measured: Measured) -> dict[str, float]:
     """The shares that mean something: of five classes or fewer, all are among the best five."""
-    if len(measured.confusion) > 5:
+    if len(measured.right) > 5:
         return {"top1": measured.top1, "top5": measured.top5}
     return {"top1": measured.top1}
 

@@ -27,6 +27,8 @@ from vitlite.training.datasets import (
     refuse_shared_labels,
 )
 
+MOST_CONFUSED = 4096  # classes of which each is counted with each: a table of 134 MB; ImageNet-21k's would take 3.8 GB
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -35,17 +37,20 @@ class Measured:
     loss: float  # cross entropy, mean
     top1: float  # share of pictures whose best class is right
     top5: float  # whose five best are, which says nothing of five classes or fewer
-    confusion: Tensor  # (k, k) int64: pictures of each class, by the class they were taken for
+    pictures: Tensor  # (k,) int64: of each class
+    taken: Tensor  # (k,) int64: taken for each class
+    right: Tensor  # (k,) int64: of each class and taken for it
+    confusion: Tensor | None  # (k, k) int64: pictures of each class, by the one they were taken for; None of many
 
     @property
     def recall(self) -> Tensor:
         """Of the pictures of each class, the share that was recognised: (k,), NaN where there are none."""
-        return self.confusion.diagonal() / self.confusion.sum(1)
+        return self.right / self.pictures
 
     @property
     def precision(self) -> Tensor:
         """Of the pictures taken for each class, the share that was of it: (k,), NaN where there are none."""
-        return self.confusion.diagonal() / self.confusion.sum(0)
+        return self.right / self.taken
 
 
 def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool = False) -> Measured:
@@ -66,7 +71,8 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
     k, total = model.config.num_classes, len(pictures)
     loss = torch.zeros((), dtype=torch.float64)
     top5 = torch.zeros((), dtype=torch.int64)
-    confusion = torch.zeros(k * k, dtype=torch.int64)
+    counts = torch.zeros(3, k, dtype=torch.int64)  # of each class, taken for it, and both
+    confusion = torch.zeros(k * k if k <= MOST_CONFUSED else 0, dtype=torch.int64)
     mine = distributed.shard(total)
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
         for first in range(0, len(mine), batch):
@@ -76,11 +82,21 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
             best = logits.topk(min(5, k)).indices
             loss += F.cross_entropy(logits, labels, reduction="sum")
             top5 += (best == labels[:, None]).sum()
-            confusion += torch.bincount(labels * k + best[:, 0], minlength=k * k)
-    distributed.all_reduce(loss, top5, confusion)
-    confusion = confusion.view(k, k)
-    top1 = confusion.diagonal().sum().item() / total
-    return Measured(loss.item() / total, top1, top5.item() / total, confusion)
+            taken = best[:, 0]
+            for row, found in zip(counts, (labels, taken, labels[labels == taken]), strict=True):
+                row += torch.bincount(found, minlength=k)
+            if len(confusion):
+                confusion.index_add_(0, labels * k + taken, torch.ones_like(labels))  # in place: it may be large
+    distributed.all_reduce(*(tensor for tensor in (loss, top5, counts, confusion) if tensor.numel()))
+    return Measured(
+        loss=loss.item() / total,
+        top1=counts[2].sum().item() / total,
+        top5=top5.item() / total,
+        pictures=counts[0],
+        taken=counts[1],
+        right=counts[2],
+        confusion=confusion.view(k, k) if len(confusion) else None,
+    )
 
 
 def check_fit(model: ViT, pictures: Pictures) -> None:
