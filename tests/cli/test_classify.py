@@ -69,11 +69,33 @@ def test_where_pictures_are_found(
     assert "the list is empty" in run("classify", "-", *words)[2]
 
 
+def test_what_is_skipped_in_folders_is_said(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    shutil.copytree(pictures, folder)
+    for name in ("1.HEIC", "2.heic", "inner/3.heic", "IMG_0001", "inner/.hidden"):
+        shutil.copy(pictures / "a.png", folder / name)
+    words = ("--model", model)
+    for command in (("classify", folder, *words), ("embed", folder, *words, "--out", tmp_path / "out.npz")):
+        code, _, err = run(*command)
+        assert code == 0
+        assert err.startswith("vitlite: skipped in folders, as their names do not end as pictures' do: ")
+        assert err.count("\n") == 1
+        for part in ("3 .heic", "1 .txt", "1 without an ending", "convert those of other formats (HEIC, raw)"):
+            assert part in err
+    assert run("classify", folder / "a.png", folder / "IMG_0001", *words)[::2] == (0, "")  # named, it is opened
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "1.heic").touch()
+    code, _, err = run("classify", alone, *words)
+    assert code == 1
+    assert err.endswith("There are 1 .heic.\n")
+
+
 def test_a_broken_picture_does_not_stop_the_rest(run: Run, model: Path, broken: Path) -> None:
     code, out, err = run("classify", broken, broken / "missing.png", "--model", model, "--format", "jsonl")
     assert code == 1
     assert [Path(path).name for path in paths_of(out)] == ["a.png", "b.JPG", "c.webp", "d.png"]
-    first, second = err.splitlines()
+    _, first, second = err.splitlines()  # before them, what was skipped
     assert first.startswith(f"vitlite: Cannot read {broken / 'aa.png'} as a picture: ")
     assert second == f"vitlite: Cannot read {broken / 'missing.png'} as a picture: no such file"
 

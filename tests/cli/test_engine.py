@@ -1,6 +1,7 @@
 """`--engine`, as far as it goes without Ray; tests/cluster has the rest."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_what_the_engine_is_given_and_what_is_said_of_it(
 ) -> None:
     def work(model: Any, source: Any, out: Any, actors: Any, *, on_resume: Any, **options: Any) -> engine.Summary:
         assert (type(model), model.dtype) == (vitlite.ViT, torch.float32)  # the actors optimize it, in their dtype
-        assert (source, out) == (engine.Source("list.txt", None), "folder")
+        assert (source, out) == (engine.Source("list.txt", None, Counter()), "folder")
         assert actors == engine.Actors(batch=4, dtype="bfloat16", device="cpu", count=3)
         assert options == {"name": name} | given
         on_resume(7)
@@ -55,7 +56,7 @@ def test_what_the_engine_is_given_and_what_is_said_of_it(
 
     name, broken = str(model), 1
     monkeypatch.setattr(engine, "check_installed", lambda: None)
-    monkeypatch.setattr(engine, "find_pictures", lambda name: engine.Source(name, None))
+    monkeypatch.setattr(engine, "find_pictures", lambda name: engine.Source(name, None, Counter()))
     monkeypatch.setattr(engine, function, work)
     words += ["list.txt", "--engine", "ray", "--out", "folder", "--model", name, "--batch", "4", "--workers", "3"]
     code, out, err = run(*words, "--dtype", "bfloat16", "--device", "cpu")

@@ -258,7 +258,8 @@ def test_parquet_of_pictures_is_classified(
     assert main(words) == 1
     assert "21 pictures, 2 of them broken (column error); 13 new" in capsys.readouterr().out
     assert main(words) == 1
-    assert "21 pictures, 2 of them broken (column error); 0 new" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "21 pictures, 2 of them broken (column error); 0 new" in shown.out, shown.err
 
     rows = pq.read_table(out)
     assert rows.column_names == ["path", "labels", "scores", "error"]

@@ -3,14 +3,15 @@
 import glob
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlite.bulk.journal import Journal, Picture
-from vitlite.errors import ImageError, missing_extra
+from vitlite.errors import ImageError, missing_extra, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,30 +20,36 @@ if TYPE_CHECKING:
     from vitlite.predict import Outcomes
 
 
-def gather(sources: Sequence[str], listing: Iterable[str] = ()) -> list[str]:
+def gather(
+    sources: Sequence[str], listing: Iterable[str] = (), on_skip: Callable[[Counter[str]], None] = lambda skipped: None
+) -> list[str]:
     """The picture files that words mean, each file once.
 
     Args:
         sources: Files; folders, searched for names that end as pictures do; patterns such as 'photos/**/*.jpg'; or
             '-' for the files of `listing`.
         listing: A file a line, such as standard input.
+        on_skip: Called with how many files of which ending the folders have beside pictures, if there are any.
 
     Raises:
         ImageError: A folder or a pattern without pictures, or none of the files is there.
         MissingExtraError: Pillow, which opens them, is not installed.
     """
     found: list[str] = []
+    skipped: Counter[str] = Counter()
     for source in sources:
         if source == "-":
             found += _listed(listing)
         elif os.path.isdir(source):
-            found += _in_folder(source)
+            found += _in_folder(source, skipped)
         elif glob.has_magic(source) and not os.path.exists(source):
             found += _matching(source)
         else:
             found.append(source)
     found = list(dict.fromkeys(found))
     _check_found(found)
+    if skipped:
+        on_skip(skipped)
     return found
 
 
@@ -50,13 +57,43 @@ def _listed(listing: Iterable[str]) -> list[str]:
     return [line.rstrip("\r\n") for line in listing if line.strip()]
 
 
-def _in_folder(folder: str) -> list[str]:
+def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
+    """The pictures below a folder; what else is there is counted by its ending, but for what is hidden.
+
+    Raises:
+        ImageError: There are none, or a folder cannot be looked into.
+    """
     from vitlite.images import SUFFIXES  # here, since it imports torch, and `vitlite classify --help` is to be quick
 
-    found = sorted(str(path) for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES)
+    def refuse(error: OSError) -> None:
+        raise ImageError(f"Cannot look into the folder {shown(str(error.filename))}: {error.strerror}.")
+
+    found, others = [], Counter[str]()
+    for place, _, names in os.walk(folder, onerror=refuse):
+        for name in names:
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in SUFFIXES:
+                found.append(str(Path(place, name)))
+            elif not name.startswith("."):
+                others[suffix] += 1
+    skipped.update(others)
     if not found:
-        raise ImageError(f"No pictures in the folder {folder}. Looked for {' '.join(sorted(SUFFIXES))}.")
-    return found
+        raise ImageError(
+            f"No pictures in the folder {folder}. Looked for {' '.join(sorted(SUFFIXES))}."
+            + (f" There are {counted(others)}." if others else "")
+        )
+    return sorted(found)
+
+
+def counted(skipped: Counter[str]) -> str:
+    """How many files of which endings, the most frequent first.
+
+    >>> counted(Counter({".heic": 12, "": 1}))
+    '12 .heic, 1 without an ending'
+    """
+    parts = [f"{number} {shown(suffix, 20) or 'without an ending'}" for suffix, number in skipped.most_common(5)]
+    more = sum(skipped.values()) - sum(number for _, number in skipped.most_common(5))
+    return ", ".join([*parts, f"{more} others"] if more else parts)
 
 
 def _matching(pattern: str) -> list[str]:

@@ -7,7 +7,7 @@ reads its own pictures: `ray.data.read_binary_files` ends the whole job at the f
 import math
 import os
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -226,10 +226,12 @@ class Source(NamedTuple):
     Attributes:
         name: The folder, list or Parquet that they are in.
         paths: Theirs, each once; None for Parquet that holds their bytes, which is read where it is needed.
+        skipped: How many files of which ending a folder has beside pictures.
     """
 
     name: str
     paths: "pa.Array | None"
+    skipped: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -416,15 +418,16 @@ def find_pictures(name: str) -> Source:
         raise ImageError(f"No such folder, list or Parquet file: {name}")
     inside = _files_below(files, place) if kind == FileType.Directory else [place]
     paths = _pictures_among(inside, name, place)
+    skipped = _others_among(inside) if paths and kind == FileType.Directory else Counter()
     if not paths and any(path.endswith(".parquet") for path in inside):
         if _holds_bytes(files, name, place):
-            return Source(name, None)
+            return Source(name, None, Counter())
         paths = _paths_in_parquet(files, place)
     elif not paths and kind == FileType.File:
         paths = _lines(files, place)
     if not paths:
         raise ImageError(f"No pictures in {name}. In folders, names end in {' '.join(sorted(SUFFIXES))}.")
-    return Source(name, _unique(paths))
+    return Source(name, _unique(paths), skipped)
 
 
 def _files_below(files: "FileSystem", folder: str) -> list[str]:
@@ -439,6 +442,12 @@ def _pictures_among(paths: Sequence[str], name: str, place: str) -> list[str]:
     root = name if "://" in name else place
     suffixes = tuple(SUFFIXES)
     return [root + path.removeprefix(place) for path in paths if path.lower().endswith(suffixes)]
+
+
+def _others_among(paths: Sequence[str]) -> Counter[str]:
+    """How many of them end as no pictures do, by their ending, but for what is hidden."""
+    shown_names = (os.path.basename(path) for path in paths if not os.path.basename(path).startswith("."))
+    return Counter(suffix for name in shown_names if (suffix := os.path.splitext(name)[1].lower()) not in SUFFIXES)
 
 
 def _holds_bytes(files: "FileSystem", name: str, place: str) -> bool:

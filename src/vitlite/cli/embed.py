@@ -9,7 +9,7 @@ from vitlite.bulk.journal import WRITERS, Picture, check_target, open_journal
 from vitlite.bulk.local import embed_into, gather, identity_of
 from vitlite.cli.engine import add_engine_arguments, run_on_ray
 from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model
-from vitlite.cli.progress import Watch
+from vitlite.cli.progress import Watch, say_skipped
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def run(args: Namespace) -> int:
 
 def _run_here(args: Namespace) -> int:
     target = check_target(Path(args.out))
-    paths = gather(args.paths, sys.stdin)
+    paths = gather(args.paths, sys.stdin, say_skipped)
     model = open_model(args)
     pictures = [Picture.at(path) for path in paths]
     identity = {"working folder": os.getcwd()} | identity_of(model, args.model, dtype=args.dtype, fast=args.fast)

@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Protocol
 
 from vitlite.cli.options import open_stored_model, positive
+from vitlite.cli.progress import say_skipped
 from vitlite.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def run_on_ray(args: Namespace, work: Work) -> int:
 
     begun = time.monotonic()
     source = find_pictures(args.paths[0])  # before a model is fetched for nothing
+    if source.skipped:
+        say_skipped(source.skipped)
     model = open_stored_model(args)
     actors = Actors(args.batch, args.dtype, args.device, args.workers)
     held = work(model, source, args.out, actors, name=args.model, on_resume=say_resumed)

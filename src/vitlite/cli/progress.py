@@ -1,16 +1,27 @@
 """What a run over many pictures says on stderr while it works."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
+from vitlite.bulk.local import counted
 from vitlite.errors import ImageError
 
 if TYPE_CHECKING:
     from vitlite.predict import Outcomes
 
 T = TypeVar("T")
+
+
+def say_skipped(skipped: Counter[str]) -> None:
+    """Says which files of folders are not looked at, and how they would be."""
+    print(
+        f"vitlite: skipped in folders, as their names do not end as pictures' do: {counted(skipped)}. If they are "
+        "pictures: convert those of other formats (HEIC, raw), and name the others one by one, or by a pattern.",
+        file=sys.stderr,
+    )
 
 
 class Watch:
