@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-cluster test-matrix docs bench pin clean
+.PHONY: demo test fuzz test-cluster test-matrix docs bench pin clean
 
 demo: .venv/demo.stamp  ## classify photos and draw where the model looked, without a network
 	$(BIN)/python examples/demo.py
@@ -16,6 +16,9 @@ test: .venv/dev.stamp  ## lint, types, and every test but those of clusters
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --cov --cov-fail-under=98 -m "not cluster"
+
+fuzz: .venv/dev.stamp  ## thousands of damaged files for everything that reads one
+	OMP_NUM_THREADS=1 VITLITE_FUZZ=$${VITLITE_FUZZ:-2000} $(BIN)/pytest tests/fuzz
 
 test-cluster: .venv/cluster.stamp  ## several processes, nodes that die: torchrun and Ray
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster
