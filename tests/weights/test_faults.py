@@ -415,3 +415,31 @@ def test_nothing_can_be_remembered_but_all_is_right(server: Hub, tmp_path: Path)
     assert found.path.read_bytes() == WEIGHTS
     flip(Path(os.path.realpath(found.path)))
     assert fetch().path.read_bytes() == WEIGHTS
+
+
+def test_a_link_in_the_place_of_what_is_unfinished(server: Hub, tmp_path: Path) -> None:
+    """What it leads to belongs to somebody else."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    blobs = tmp_path / "cache/hub/models--timm--vit/blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{SHA256}.vitlite.incomplete").symlink_to(precious)
+    assert fetch().path.read_bytes() == WEIGHTS
+    assert precious.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("where", ["blob", "snapshot", "incomplete"])
+def test_a_folder_in_the_place_of_a_file(server: Hub, tmp_path: Path, where: str) -> None:
+    """It is not removed, and said."""
+    path = fetch().path
+    blob = Path(os.path.realpath(path))
+    path.unlink()
+    blob.unlink()
+    folder = {"blob": blob, "snapshot": path, "incomplete": blob.with_name(f"{blob.name}.vitlite.incomplete")}[where]
+    folder.mkdir()
+    (folder / "precious").touch()
+    with pytest.raises(DownloadError, match=r"Cannot keep model\.safetensors"):
+        fetch()
+    assert (folder / "precious").exists()
+    shutil.rmtree(folder)
+    assert fetch().path.read_bytes() == WEIGHTS

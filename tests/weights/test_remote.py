@@ -4,13 +4,14 @@ import doctest
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fetching import FILE, OTHER, REPO, WEIGHTS, fetch
 from server import Hub
 
 import vitlite
-from vitlite.errors import DownloadError
+from vitlite.errors import DownloadError, VitliteError
 from vitlite.weights import hub, remote, zoo
 from vitlite.weights.pins import read_pin, write_pin
 from vitlite.weights.remote import RemoteFile, is_path, is_repo
@@ -212,3 +213,25 @@ def test_a_commit_noted_in_the_cache_leads_nowhere_else(
 def test_examples() -> None:
     assert doctest.testmod(remote) == (0, 1)
     assert re.fullmatch(remote.COMMIT, "0" * 40)
+
+
+@pytest.mark.parametrize("value", [5, b"x", ["a"], {}, "a" * 1_000_000, "\ud800", "a\x1b[31m"], ids=range(7))
+def test_what_is_no_name_at_all(server: Hub, value: Any) -> None:
+    """Whatever a program passes ends in words, and in few of them."""
+    for call in (
+        lambda: hub.fetch(value, FILE),
+        lambda: hub.fetch(REPO, value),
+        lambda: hub.fetch(REPO, FILE, revision=value),
+        lambda: hub.fetch(REPO, FILE, sha256=value),
+        lambda: hub.fetch(REPO, FILE, pin=value),
+        lambda: hub.verify(value),
+        lambda: zoo.find(value),
+    ):
+        with pytest.raises(VitliteError) as error:
+            call()
+        assert str(error.value).isprintable()
+        assert len(str(error.value)) < 3000
+    assert not server.log
+    if not isinstance(value, str):
+        with pytest.raises(VitliteError, match="A pattern is a text"):
+            zoo.list_models(value)

@@ -225,6 +225,8 @@ def finish_download(file: RemoteFile, statement: Statement, incomplete: Path) ->
         OSError: They cannot be written.
     """
     incomplete.parent.mkdir(parents=True, exist_ok=True)
+    if incomplete.is_symlink():  # what it leads to is not ours to write to
+        incomplete.unlink()
     incomplete.touch()
     have, size = incomplete.stat().st_size, statement.size
     _refuse_a_full_disk(incomplete.parent, size - have)

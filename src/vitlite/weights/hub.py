@@ -29,9 +29,9 @@ from vitlite.weights.cache import (
 )
 from vitlite.weights.download import Statement, ask_hub, finish_download
 from vitlite.weights.network import UnreachableError, said_after_a_while
-from vitlite.weights.pins import Pin, pin_path, read_pin, write_pin
+from vitlite.weights.pins import Pin, is_name, pin_path, read_pin, write_pin
 from vitlite.weights.remote import COMMIT, SHA256, AbsentError, RemoteFile
-from vitlite.weights.stamps import ASKED, REMEMBERED, STATED, Stamp, Verified, WrongBytesError
+from vitlite.weights.stamps import ASKED, REMEMBERED, STATED, Stamp, Verified, WrongBytesError, is_sha256
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,8 +105,10 @@ def fetch(
         DownloadError: The file is not there, cannot be fetched, or its bytes are wrong. The text says what to do.
     """
     file = RemoteFile(repo, filename, "main" if revision is None else revision)
-    if sha256 is not None and not SHA256.fullmatch(sha256):
+    if sha256 is not None and not is_sha256(sha256):
         raise DownloadError(f"{shown(repr(sha256))} is no sha256, which has 64 hexadecimal digits, a to f small.")
+    if pin is not None and not is_name(pin):
+        raise DownloadError(f"{shown(repr(pin))} is no name of a model to pin: letters, digits and ._-")
     request = _Request(file, sha256, "record", ASKED, pin, update, moves_branch)
     try:
         return _from_cache_or_hub(request)
@@ -140,6 +142,8 @@ def verify(target: Path | str, sha256: str | None = None) -> Fetched:
     Raises:
         DownloadError: Not here, or its bytes are not those wanted, pinned or remembered, and what to do.
     """
+    if not isinstance(target, (str, Path)):
+        raise DownloadError(f"Cannot verify {shown(repr(target))}: it is neither a name nor the path of a file.")
     path: Path | None = Path(target)
     commit, expected, says_who = None, sha256, ASKED if sha256 else REMEMBERED
     verified: Verified = "first use"
@@ -150,12 +154,18 @@ def verify(target: Path | str, sha256: str | None = None) -> Fetched:
         expected, says_who = (sha256, ASKED) if sha256 else (pin.sha256, _pinned(str(target)))
     if sha256 is not None:
         verified = "record"
-    if path is None or not path.is_file():
+    if path is None or not _is_file(path):
         raise DownloadError(
             f"Cannot verify {shown(str(target))}: it is neither a file nor a model in the cache.",
             python="Check the path, or fetch the model with `vitlite download NAME`.",
         )
     return Fetched(path, commit, stamps.check_again(path, expected, says_who), verified)
+
+
+def _is_file(path: Path) -> bool:
+    with suppress(OSError):  # such as: a name too long for any file
+        return path.is_file()
+    return False
 
 
 def _pinned(zoo_name: str) -> str:

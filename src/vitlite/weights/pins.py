@@ -28,6 +28,11 @@ PIN = schema.table(
 )
 
 
+def is_name(name: object) -> bool:
+    """Whether this can be the name of a model, and so of its pin."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 class Pin(NamedTuple):
     """A file of a repository at one commit, its sha256, and who vouched for that."""
 
@@ -40,7 +45,7 @@ class Pin(NamedTuple):
 
 def pinned_names() -> list[str]:
     """Every zoo name this user has downloaded."""
-    return sorted(path.stem for path in _folder().glob("*.json") if path.is_file() and _NAME.fullmatch(path.stem))
+    return sorted(path.stem for path in _folder().glob("*.json") if path.is_file() and is_name(path.stem))
 
 
 def all_pins() -> dict[str, Pin]:
@@ -59,7 +64,7 @@ def read_pin(name: str) -> Pin | None:
     Raises:
         DownloadError: There is one, and it cannot be read, or is not what a pin is.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         return None
     path = pin_path(name)
     if not path.exists():

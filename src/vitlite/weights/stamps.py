@@ -32,9 +32,12 @@ class Stamp(NamedTuple):
     finite: bool = False  # whether all its tensors were scanned, and found finite
 
 
-A_SHA256 = schema.Check(
-    "a sha256 of 64 hexadecimal digits", lambda value: isinstance(value, str) and SHA256.fullmatch(value) is not None
-)
+def is_sha256(value: object) -> bool:
+    """Whether this is a sha256, as it is written everywhere here."""
+    return isinstance(value, str) and SHA256.fullmatch(value) is not None
+
+
+A_SHA256 = schema.Check("a sha256 of 64 hexadecimal digits", is_sha256)
 STAMP = schema.table(
     {
         "stat": schema.several(schema.whole(-(2**63), 2**64), 4, 4),
@@ -59,8 +62,8 @@ class WrongBytesError(DownloadError):
         super().__init__(
             f"Wrong bytes in {shown(str(path), 1000)}: expected hash {expected}, got {got}. {says_who}",
             python="A copy in the cache is replaced by the next `vitlite download NAME`; a file of your own has to be "
-            "fetched again, unless it was you who changed it. If fresh copies are wrong too, try another network or HF_ENDPOINT; if the Hub has new "
-            "bytes for a zoo name, add --update.",
+            "fetched again, unless it was you who changed it. If fresh copies are wrong too, try another network or "
+            "HF_ENDPOINT; if the Hub has new bytes for a zoo name, add --update.",
         )
         self.path = path
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from vitlite import costs
 from vitlite.config import PRESETS, ViTConfig
-from vitlite.errors import UnknownNameError, closest
+from vitlite.errors import UnknownNameError, closest, shown
 
 DATA = Path(__file__).parent / "data"
 MOST_NAMES = 16  # that an error lists
@@ -186,6 +186,8 @@ def find(name: str) -> Record:
     Raises:
         UnknownNameError: with the names that come close, or the reason why the zoo has no such checkpoint.
     """
+    if not isinstance(name, str):
+        raise UnknownNameError(f"The name of a model is a text, got {shown(repr(name))}.")
     if name in NAMES:
         return RECORDS[NAMES[name]]
     raise _unknown(name)
@@ -212,6 +214,8 @@ def list_models(pattern: str = "*") -> list[str]:
     >>> list_models("vit_small_8*")
     ['vit_small_8.dino']
     """
+    if not isinstance(pattern, str):
+        raise UnknownNameError(f"A pattern is a text such as 'vit_small*', got {shown(repr(pattern))}.")
     return [name for name in (*DEFAULTS, *RECORDS) if fnmatchcase(name, pattern)]
 
 
@@ -231,7 +235,7 @@ def _unknown(name: str) -> UnknownNameError:
             return _refused(timm_name, refusal)
     today = [other for other in NAMES if other not in FORMER]
     return UnknownNameError(
-        f"There is no model {name!r}.{closest(timm_name, today)} Presets: {', '.join(PRESETS)}.",
+        f"There is no model {shown(repr(name))}.{closest(timm_name, today)} Presets: {', '.join(PRESETS)}.",
         python="Their checkpoints: vitlite.list_models(). A repository of the Hub, a folder or a file: "
         "vitlite.load(source).",
         command="Their checkpoints: `vitlite list`. A repository of the Hub, a folder or a file: --model PATH, "
@@ -244,7 +248,7 @@ def _no_such_checkpoint(name: str, preset: str) -> UnknownNameError:
     checkpoints = _checkpoints_of(preset)
     begun = [checkpoint for checkpoint in checkpoints if checkpoint.startswith(name)]
     hint = f" Did you mean {', '.join(begun)}?" if begun else closest(name, checkpoints)
-    text = f"There is no checkpoint {name!r}.{hint}"
+    text = f"There is no checkpoint {shown(repr(name))}.{hint}"
     if len(checkpoints) <= MOST_NAMES:
         return UnknownNameError(f"{text} Checkpoints of {preset}: {', '.join(checkpoints)}.")
     return UnknownNameError(
