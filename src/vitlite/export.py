@@ -3,6 +3,7 @@
 What a picture needs before it goes in, and the labels of what comes out, are in the file too, as JSON under "vitlite".
 """
 
+import io
 import json
 import logging
 import re
@@ -108,11 +109,13 @@ def _check_model(model: ViT) -> None:
             f"The model has other tensors than its config says: {name} is {_shape(found.get(name))} where "
             f"{_shape(wanted.get(name))} belongs ({len(other)} differ in all).",
             python="Of a new head: model.reset_head(classes), then its weights. Of LoRA: merge it first.",
+            command="",
         )
     if model.labels is not None and len(model.labels) != model.config.num_classes:
         raise ExportError(
             f"The model has {len(model.labels)} labels and {model.config.num_classes} classes.",
             python="Set model.labels to one name a class, or to None.",
+            command="",
         )
 
 
@@ -179,7 +182,9 @@ def _weights_beside(path: Path) -> list[Path]:
 
 def _write_torch(model: ViT, file: Path) -> None:
     program = torch.export.export(model, (_images(model, TRACED),), dynamic_shapes=(_dynamic_shapes(model),))
-    torch.export.save(program, file, extra_files={"vitlite": _description(model)})
+    content = io.BytesIO()  # where torch itself writes a file and the disk is full, the process is aborted
+    torch.export.save(program, content, extra_files={"vitlite": _description(model)})
+    file.write_bytes(content.getbuffer())
 
 
 def _write_onnx(model: ViT, file: Path) -> None:
