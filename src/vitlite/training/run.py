@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
@@ -76,7 +76,9 @@ class Run:
             tensors[f"average.{name}"] = self.averages[name]
             for kind, value in state.items():
                 tensors[f"{kind}.{name}"] = value
+        unmoved = [name for name, state in self.states().items() if not state]  # which had no gradient so far
         saved = {"identity": self.identity(), "progress": asdict(self.progress), "history": self.history}
+        saved["unmoved"] = unmoved
         with _explained(path):
             write_tensors(path, tensors, {METADATA: json.dumps(saved)})
 
@@ -105,15 +107,17 @@ class Run:
         self._check_same_run(path.parent, saved)
         done = saved.progress.epoch * self.steps + saved.progress.step
         with damaged(path):
+            if saved.progress.epoch > self.settings.epochs:
+                raise TrainError(f"progress.epoch is {saved.progress.epoch}, of {self.settings.epochs}")
             if saved.progress.step > self.steps:
                 raise TrainError(f"progress.step is {saved.progress.step}, and an epoch has {self.steps} steps")
-        check_tensors(path, saved.tensors, self._kept(saved.tensors), done)
+        check_tensors(path, saved.tensors, self._kept(saved.unmoved), done)
         self._restore_weights(saved.tensors)
         self._restore_averages(saved.tensors)
         self._restore_optimizers(saved.tensors)
         self.progress, self.history = saved.progress, saved.history
 
-    def _kept(self, tensors: Mapping[str, Tensor]) -> dict[str, Kept]:
+    def _kept(self, unmoved: Collection[str]) -> dict[str, Kept]:
         """What a state must hold. Of a weight that never had a gradient, an optimizer remembers nothing."""
         kept = {}
         for optimizer in self.optimizers:
@@ -121,7 +125,7 @@ class Run:
             for weight in weights_of(optimizer):
                 name, like = self.names[weight], Kept(tuple(weight.shape), weight.dtype)
                 kept[f"weight.{name}"] = kept[f"average.{name}"] = like
-                if any(f"{kind}.{name}" in tensors for kind in kinds):
+                if name not in unmoved:
                     kept |= {f"{kind}.{name}": STEP if kind == "step" else like for kind in kinds}
         return kept
 

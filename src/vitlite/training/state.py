@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlite.errors import TrainError, VitliteError, shown
-from vitlite.schema import Check, number, optional, parse_json, several, table, whole
+from vitlite.schema import Check, number, optional, parse_json, several, table, text, whole
 from vitlite.weights.files import Shape, open_weights
 
 METADATA = "vitlite.run"  # in the header of the state
@@ -53,6 +53,7 @@ class State(NamedTuple):
     identity: dict[str, Any]  # what must be the same for a run to go on
     progress: Progress
     history: list[dict[str, Any]]
+    unmoved: frozenset[str]  # weights that had no gradient so far
     tensors: dict[str, Tensor]
 
 
@@ -71,6 +72,7 @@ _header = table(
         "identity": table({"epochs": whole(1)}, ("epochs",)),
         "progress": table(_progress, tuple(_progress)),
         "history": several(table(_record | _measured, tuple(_record))),
+        "unmoved": several(text()),
     },
     ("identity", "progress", "history"),
 )
@@ -94,7 +96,7 @@ def read_state(path: Path) -> State:
         with open_weights(path) as weights:
             weights.refuse_other_types(list(weights.entries))
             tensors = {name: weights.read(name) for name in weights.entries}
-    return State(saved["identity"], progress, saved["history"], tensors)
+    return State(saved["identity"], progress, saved["history"], frozenset(saved.get("unmoved", ())), tensors)
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Kept], steps: int) -> None:
