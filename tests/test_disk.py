@@ -89,3 +89,24 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     with locked(path, wait=False):
         pass
     assert not path.exists()
+
+
+def test_only_files_are_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="Is a device or a pipe, and no file"):
+        write_text(tmp_path / "pipe", "new")
+    with pytest.raises(IsADirectoryError):
+        write_text(tmp_path, "new")
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_somebodys_file_is_no_lock(tmp_path: Path, wait: bool) -> None:
+    path = tmp_path / "poetry.lock"
+    path.write_text("[[package]]")
+    with pytest.raises(FileExistsError, match="Is no lock of vitlite's"), locked(path, wait=wait):
+        pass
+    assert path.read_text() == "[[package]]"
+    path.write_text("123\nhost\n")  # of a file system without locks
+    with locked(path, wait=wait):
+        pass

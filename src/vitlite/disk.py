@@ -1,13 +1,14 @@
 """Files that are there whole or not at all, and one process at a time."""
 
+import errno
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
 
 SHARED = 0o664  # of lock files: a cache may belong to several users
 
@@ -17,7 +18,13 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, whose file takes its place once all is written and on the disk.
 
     Where anything fails, also by a kill, what was there before is still there.
+
+    Raises:
+        OSError: `path` is a folder, or a device or pipe, which a file must not take the place of.
     """
+    if path.exists() and not path.is_file():
+        kind = errno.EISDIR if path.is_dir() else errno.EINVAL
+        raise OSError(kind, "Is a directory" if path.is_dir() else "Is a device or a pipe, and no file", str(path))
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")  # threads write at once, too
     try:
         yield temporary
@@ -50,10 +57,11 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
 
     Raises:
         BlockingIOError: Another process holds it, and `wait` is False.
-        OSError: No file can be made there.
+        OSError: No file can be made there, or somebody's data is.
     """
     from filelock import FileLock, SoftFileLock, Timeout  # comes with huggingface-hub
 
+    _refuse_content(path)
     lock: FileLock | SoftFileLock = FileLock(path, mode=SHARED)
     try:
         _acquire(lock, wait)
@@ -70,6 +78,17 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
                 path.unlink()
         with suppress(OSError):  # a lock that cannot be given back ends with the process
             lock.release()
+
+
+def _refuse_content(path: Path) -> None:
+    """Makes sure that a file is no one's data: to lock it empties it. Ours are empty, or have a process and a host.
+
+    Raises:
+        FileExistsError: It has something else in it.
+    """
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        if not re.fullmatch(rb"(\d+\n[^\n]*\n?)?", file.read(300)):
+            raise FileExistsError(errno.EEXIST, "Is no lock of vitlite's; move it away", str(path))
 
 
 def _acquire(lock: Any, wait: bool) -> None:

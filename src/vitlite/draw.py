@@ -249,6 +249,8 @@ def check_target(path: str | PathLike[str]) -> None:
     target = Path(path)
     if target.suffix.lower() not in _formats() or not target.parent.is_dir():
         raise InputError(f"Cannot write the picture {path}. Name a .png file in a folder that exists.")
+    if target.exists() and not target.is_file():
+        raise InputError(f"Cannot write the picture {path}: it is no file. Name a .png file in a folder that exists.")
 
 
 def save_picture(picture: "Image", path: str | PathLike[str]) -> None:

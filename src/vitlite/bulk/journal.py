@@ -52,6 +52,8 @@ def check_target(target: Path) -> Path:
         raise _refused(target, f": there is no folder {target.parent}. Make it first.")
     if target.is_dir():
         raise _refused(target, " is a folder. Name a file that is new, or may be replaced.")
+    if target.exists() and not target.is_file():
+        raise _refused(target, " is a device or a pipe. Name a file that is new, or may be replaced.")
     return target
 
 

@@ -11,7 +11,7 @@ from vitlite.errors import ImageError
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite attention`."""
     parser.add_argument("image", metavar="IMAGE", help="the photo to draw on")
-    parser.add_argument("--out", required=True, metavar="PNG", help="the picture to write")
+    parser.add_argument("--out", required=True, metavar="PNG", help="the picture to write, replaced if it is there")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--layer", type=int, default=-1, metavar="N", help="the block, from 0; default: -1, the last")
     which.add_argument("--rollout", action="store_true", help="follow attention through all blocks")
@@ -23,6 +23,8 @@ def run(args: Namespace) -> int:
     check_target(args.out)
     if not Path(args.image).exists():
         raise ImageError(f"No such file: {args.image}")
+    if Path(args.out).exists() and Path(args.out).samefile(args.image):
+        raise ImageError(f"--out {args.out} is the photo itself. Name another file.")
     model = open_model(args)
     picture = picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout)
     save_picture(picture, args.out)

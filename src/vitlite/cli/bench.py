@@ -39,13 +39,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--batch", type=positives, default="1,8", metavar="N,...", help="with --models: batch sizes; default: 1,8")
     add("--rounds", type=positive, metavar="N", help=f"turns of each; default: {ROUNDS}, with --quick {QUICK_ROUNDS}")
     add("--quick", action="store_true", help="vit_base_16 alone, if no --models are named, and fewer turns")
-    add("--out", type=Path, metavar="FILE", help="write the figures there, as JSON; default: nowhere")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the figures there as JSON, in place of what is there; default: nowhere",
+    )
 
 
 def run(args: Namespace) -> int:
     """Measures and says what to use; 1 if some way gives other answers than the model as created."""
     cells = _cells(args)
-    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):  # before minutes are spent
+    new = args.out and not args.out.exists()
+    if args.out and not (args.out.is_file() or (new and args.out.parent.is_dir())):  # before minutes are spent
         raise InputError(f"Cannot write the figures {args.out}. Name a .json file in a folder that exists.")
     described = machine()
     print(_machine_line(described))

@@ -10,7 +10,11 @@ from vitlite.weights import zoo
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite convert`."""
     parser.add_argument("source", metavar="IN", help="a file, also .pth or .bin, a folder, or an .npz")
-    parser.add_argument("target", metavar="OUT", help="the folder or .safetensors file to write")
+    parser.add_argument(
+        "target",
+        metavar="OUT",
+        help="the .safetensors file to write, replaced if it is there; or a folder, new or empty",
+    )
     parser.add_argument(
         "--to", required=True, choices=("timm", "transformers", "torchvision", "vitlite"), help="whose layout"
     )
@@ -22,6 +26,7 @@ def run(args: Namespace) -> int:
     from vitlite.convert import convert
 
     _check_source(args.source)
+    _check_target(args.source, Path(args.target).expanduser())
     config = zoo.find(args.like).config if args.like else None
     convert(args.source, args.target, args.to, config=config)
     print(f"wrote {args.target}")
@@ -38,3 +43,11 @@ def _check_source(source: str) -> None:
             f"vitlite.create({source!r}).save('FOLDER')."
         )
     raise CheckpointError(f"There is no file or folder {source}.")
+
+
+def _check_target(source: str, target: Path) -> None:
+    """Makes sure that nothing which is there is overwritten but a file that was named, and that is not the source."""
+    if target.is_dir() and any(target.iterdir()):
+        raise CheckpointError(f"The folder {target} is not empty, and what is in it stays. Name one that is new.")
+    if target.exists() and target.samefile(Path(source).expanduser()):
+        raise CheckpointError(f"{target} is to be read and to be written. Name another file.")

@@ -15,8 +15,12 @@ from vitlite.cli.progress import Watch, say_skipped
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite embed`."""
     add_paths(parser)
+    suffixes = ", ".join(WRITERS)
     parser.add_argument(
-        "--out", required=True, metavar="FILE", help=f"ends in {', '.join(WRITERS)}; with --engine ray a folder"
+        "--out",
+        required=True,
+        metavar="FILE",
+        help=f"ends in {suffixes}; replaced if it is there; with --engine ray a folder",
     )
     add_model_arguments(parser)
     add_speed_arguments(parser)

@@ -8,7 +8,7 @@ from vitlite.draw import check_target, picture_of_positions, save_picture
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite positions`."""
-    parser.add_argument("--out", required=True, metavar="PNG", help="the picture to write")
+    parser.add_argument("--out", required=True, metavar="PNG", help="the picture to write, replaced if it is there")
     add_model_arguments(parser, named=True)
 
 
