@@ -312,6 +312,12 @@ def test_rows_are_those_of_the_whole_upright_picture(mode, turned):
 # arrays that are not quite pictures
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors():
+    with pytest.raises(ImageError, match="must be a dense tensor with data"):
+        rows_of(torch.nested.nested_tensor([torch.zeros(9, 9, 3)]), 3)
+
+
 def test_masked_arrays():
     array = np.ma.masked_array(noise(9, 9), mask=False)
     assert torch.equal(rows_of(array, 3).between(0, 9), torch.from_numpy(noise(9, 9)))

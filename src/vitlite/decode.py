@@ -349,7 +349,7 @@ def _as_tensor(array: Any) -> Tensor:
 
 def _from_tensor(image: Tensor, channels: int) -> Rows:
     """(h, w), (h, w, c) or (c, h, w), uint8 or float in 0..1."""
-    if image.is_meta or image.layout != torch.strided:
+    if image.is_meta or image.is_nested or image.layout != torch.strided:
         raise ImageError(
             f"A picture must be a dense tensor with data, got one of {image.layout} on {image.device}.",
             python="Of a sparse one, pass image.to_dense().",
