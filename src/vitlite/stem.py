@@ -1,0 +1,104 @@
+"""The ResNet that stands before the patches in the hybrids of the paper: pixels become a feature map.
+
+It is BiT's, with the activation after the norm. Shapes: b images, c channels, h and w cells down and across.
+"""
+
+import math
+from collections import OrderedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlite.config import ViTConfig
+
+GROUPS = 32  # of channels, that are normed together
+
+
+class StandardConv(nn.Conv2d):
+    """A convolution by filters of mean 0 and variance 1: (b, c, h, w) -> (b, d, h / stride, w / stride).
+
+    Its border is TensorFlow's "same" of sides that the stride divides: where it is uneven, more of it comes after.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
+        border = max(kernel - stride, 0)
+        even = border % 2 == 0
+        super().__init__(inputs, outputs, kernel, stride, padding=border // 2 if even else 0, bias=False)
+        self.border = nn.Identity() if even else nn.ZeroPad2d((border // 2, border // 2 + 1) * 2)
+
+    def standardised(self) -> Tensor:
+        """The filters as they are used, (d, c, p, p); in full precision until they are."""
+        filters = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        variance, mean = torch.var_mean(filters, dim=(1, 2, 3), correction=0, keepdim=True)
+        return ((filters - mean) * torch.rsqrt(variance + 1e-8)).to(self.weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(self.border(x), self.standardised(), None, self.stride, self.padding)
+
+
+class Unit(nn.Module):
+    """A bottleneck, added to what came in: (b, c, h, w) -> (b, d, h / stride, w / stride)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        inner = outputs // 4
+        projection = OrderedDict(conv=StandardConv(inputs, outputs, 1, stride), norm=nn.GroupNorm(GROUPS, outputs))
+        self.downsample = nn.Identity() if inputs == outputs else nn.Sequential(projection)
+        self.conv1, self.norm1 = StandardConv(inputs, inner, 1), nn.GroupNorm(GROUPS, inner)
+        self.conv2, self.norm2 = StandardConv(inner, inner, 3, stride), nn.GroupNorm(GROUPS, inner)
+        self.conv3, self.norm3 = StandardConv(inner, outputs, 1), nn.GroupNorm(GROUPS, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        return F.relu(self.norm3(self.conv3(y)) + self.downsample(x))
+
+
+class Stage(nn.Module):
+    """Units of one width, of which the first halves the map, but in the first stage: (b, c, h, w) -> (b, d, ...)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, units: int) -> None:
+        super().__init__()
+        first = Unit(inputs, outputs, stride)
+        self.blocks = nn.Sequential(first, *(Unit(outputs, outputs, 1) for _ in range(units - 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
+
+
+class Stem(nn.Module):
+    """The root and the stages: (b, c, h, w) -> (b, 256 x 2 ** (stages - 1), h / stride, w / stride)."""
+
+    def __init__(self, channels: int, units: tuple[int, ...]) -> None:
+        super().__init__()
+        self.stem = root(channels)
+        self.stages = nn.Sequential()
+        inputs = 64
+        for i, count in enumerate(units):
+            outputs = 256 * 2**i
+            self.stages.append(Stage(inputs, outputs, 1 if i == 0 else 2, count))
+            inputs = outputs
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.stages(self.stem(images))
+
+
+def root(channels: int) -> nn.Sequential:
+    """The first layers of a ResNet: (b, c, h, w) -> (b, 64, h / 4, w / 4)."""
+    return nn.Sequential(
+        OrderedDict(
+            conv=StandardConv(channels, 64, 7, 2),
+            norm=nn.GroupNorm(GROUPS, 64),
+            act=nn.ReLU(),
+            border=nn.ConstantPad2d((0, 1, 0, 1), -math.inf),  # "same", of a maximum
+            pool=nn.MaxPool2d(3, 2),
+        )
+    )
+
+
+def stem(config: ViTConfig) -> nn.Module:
+    """What stands before the patch projection: nothing, a root alone, or a root with stages."""
+    if config.stem is None:
+        return nn.Identity()
+    return Stem(config.channels, config.stem) if config.stem else root(config.channels)
