@@ -121,8 +121,8 @@ class ViTConfig:
 
     @property
     def stem_stride(self) -> int:
-        """Pixels of one cell of the stem's feature map: 4 after its root, doubled by each stage but the first."""
-        return 1 if self.stem is None else 4 * 2 ** max(len(self.stem) - 1, 0)
+        """Pixels of one cell of the stem's feature map; 1 without a stem."""
+        return stem_stride(self.stem)
 
     @property
     def stem_dim(self) -> int:
@@ -143,6 +143,15 @@ class ViTConfig:
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
         return asdict(self)
+
+
+def stem_stride(units: tuple[int, ...] | None) -> int:
+    """Pixels of one cell of a stem's feature map: 4 after its root, doubled by each stage but the first.
+
+    >>> stem_stride((3, 4, 9))
+    16
+    """
+    return 1 if units is None else 4 * 2 ** max(len(units) - 1, 0)
 
 
 def refuse_unknown_fields(names: Iterable[str]) -> None:

@@ -70,9 +70,9 @@ def _stem(c: ViTConfig) -> Iterator[Layer]:
     if c.stem is None:
         return
     height, width = c.size[0] // 2, c.size[1] // 2
-    root = (64, c.channels, 7, 7)
-    yield _linear("patch_embed.backbone.stem.conv", root, (height * width,), bias=False)
-    yield _norm("patch_embed.backbone.stem.norm", (height * width, 64))
+    root = "patch_embed.backbone.stem" if c.stem else "patch_embed.backbone"
+    yield _linear(f"{root}.conv", (64, c.channels, 7, 7), (height * width,), bias=False)
+    yield _norm(f"{root}.norm", (height * width, 64))
     cells, before = height * width // 4, 64
     for stage, units in enumerate(c.stem):
         out, stride = 256 * 2**stage, 1 if stage == 0 else 2

@@ -154,6 +154,14 @@ def _timm(
     )
 
 
+def _hybrid(option: str, units: tuple[int, ...], kernel: int) -> Reference:
+    def build(**theirs: Any) -> nn.Module:
+        backbone = timm.models.vision_transformer_hybrid._resnetv2(units)
+        return timm.models.VisionTransformer(embed_layer=partial(timm.layers.HybridEmbed, backbone=backbone), **theirs)
+
+    return _timm(option, config={"stem": units}, kind=build, patch_size=kernel)
+
+
 def _dinov3(option: str, config: Mapping[str, Any] = {}, **theirs: Any) -> Reference:
     ours = dict(
         positions="rope", registers=4, cls_position=False, layer_scale=1e-5, norm_eps=1e-5, pool="mean", qkv_bias=False
@@ -362,6 +370,8 @@ REFERENCES = [
         kind=timm.models.deit.VisionTransformerDistilled,
         folded=("cls_token", "reg_token"),
     ),
+    _hybrid("hybrid", (1, 2), kernel=1),
+    _hybrid("hybrid, root alone", (), kernel=2),
     _timm("no final norm", config={"final_norm": False}, final_norm=False),
     _timm(
         "registers with positions",

@@ -15,6 +15,7 @@ from torch import Tensor
 from vitlite.config import ViTConfig
 from vitlite.model import ViT
 from vitlite.positions import PositionTables, resample_positions, rotation_angles
+from vitlite.stem import StandardConv, Unit
 
 LOGITS, LAYERS, GRADIENTS, TABLES = 1e-5, 1e-5, 5e-5, 1e-6
 
@@ -151,6 +152,7 @@ CAUGHT = [
     if reference.config.size == (32, 32)
     and not (reference.config.positions in ("none", "rope") and "positions" in mistake)
     and not (reference.config.mlp == "swiglu" and "GELU" in mistake)
+    and not (reference.config.kernel_size == 1 and "pixels" in mistake)
 ]
 
 
@@ -282,6 +284,55 @@ def swap_the_two_tokens(model: ViT) -> None:
     model.cls_token.data, model.reg_token.data = model.reg_token.data, model.cls_token.data
 
 
+def change_each(kind: type[torch.nn.Module], change: Callable[[Any], None]) -> Callable[[ViT], None]:
+    """A mistake in every module of a kind."""
+
+    def make(model: ViT) -> None:
+        for module in list(model.modules()):
+            if isinstance(module, kind):
+                change(module)
+
+    return make
+
+
+def filters_as_they_are(conv: StandardConv) -> None:
+    conv.standardised = lambda: conv.weight  # type: ignore[method-assign]
+
+
+def border_before(conv: StandardConv) -> None:
+    if isinstance(conv.border, torch.nn.ZeroPad2d):
+        conv.border = torch.nn.ZeroPad2d(conv.border.padding[::-1])
+
+
+def stride_first(unit: Unit) -> None:
+    if unit.conv2.stride == (2, 2):
+        unit.conv1.stride = (2, 2)
+        unit.conv2.stride, unit.conv2.padding, unit.conv2.border = (1, 1), (1, 1), torch.nn.Identity()
+
+
+def pool_border_before(pad: torch.nn.ConstantPad2d) -> None:
+    if pad.value < 0:
+        pad.padding = (1, 0, 1, 0)
+
+
+def sixteen_groups(norm: torch.nn.GroupNorm) -> None:
+    norm.num_groups = 16
+
+
+def plain_shortcut(unit: Unit) -> None:
+    if isinstance(unit.downsample, torch.nn.Sequential):
+        unit.downsample.norm = torch.nn.Identity()
+
+
+def standardise_channels(conv: StandardConv) -> None:
+    def standardised() -> Tensor:
+        variance, mean = torch.var_mean(conv.weight, dim=(2, 3), correction=0, keepdim=True)
+        return (conv.weight - mean) * torch.rsqrt(variance + 1e-8)
+
+    if conv.kernel_size == (7, 7):
+        conv.standardised = standardised  # type: ignore[method-assign]
+
+
 FAMILY_MISTAKES: dict[str, dict[str, Callable[[ViT], None]]] = {
     "DINOv3, class token, biases": {
         "another period": other_angles(period_of_language_models),
@@ -306,6 +357,15 @@ FAMILY_MISTAKES: dict[str, dict[str, Callable[[ViT], None]]] = {
         "gate by sigmoid": gate_by(torch.sigmoid),
         "no gate": gate_by(torch.ones_like),
         "gate not activated": gate_by(lambda gate: gate),
+    },
+    "hybrid": {
+        "filters not standardised": change_each(StandardConv, filters_as_they_are),
+        "a filter standardised by channels": change_each(StandardConv, standardise_channels),
+        "the border of a convolution before": change_each(StandardConv, border_before),
+        "the border of the pool before": change_each(torch.nn.ConstantPad2d, pool_border_before),
+        "the stride in the first convolution": change_each(Unit, stride_first),
+        "sixteen groups": change_each(torch.nn.GroupNorm, sixteen_groups),
+        "no norm of the projection": change_each(Unit, plain_shortcut),
     },
     "DeiT, distilled": {
         "heads swapped": swap_columns,

@@ -25,6 +25,8 @@ FAMILIES = {
     "rotation, gated": DINOV3.replace(mlp="swiglu", pool="mean"),
     "distilled": TINY.replace(pool="cls_and_distillation", registers=1, cls_position=False),
     "no final norm": TINY.replace(final_norm=False),
+    "hybrid": TINY.replace(stem=(2, 1)),
+    "hybrid, root alone": TINY.replace(stem=()),
 }
 
 
@@ -240,6 +242,37 @@ def test_pooling_that_needs_weights_is_not_made_up(tmp_path: Path) -> None:
     model = load(path, config=ASK.replace(pool="map", gelu="tanh"), pool="mean", num_classes=5)
     assert {name.split(".")[0] for name in model.source.report.dropped} == {"attn_pool", "head"}
     assert model.config.pool == "mean"
+
+
+# Stems.
+
+
+@pytest.mark.parametrize("stem", [(), (2, 1)], ids=str)
+def test_other_channels_go_into_the_root_of_a_stem(stem: tuple[int, ...], tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=TINY.replace(stem=stem))
+    model = load(path, config=ASK, channels=1)
+    root = f"patch_embed.backbone.{'stem.' if stem else ''}conv.weight"
+    assert model.source.report.resampled == {root: ((64, 3, 7, 7), (64, 1, 7, 7))}
+    assert torch.equal(model.get_parameter(root), trained(TINY.replace(stem=stem)).get_parameter(root).sum(1, True))
+    assert model(IMAGES[:, :1]).shape == (2, 3)
+
+
+def test_stems_that_are_no_hybrid_s_are_refused(tmp_path: Path) -> None:
+    def without(*names: str) -> Callable[[dict[str, Tensor]], Any]:
+        return lambda state: [state.pop(name) for name in list(state) if name.startswith(names)]
+
+    stem = "patch_embed.backbone"
+    hybrid = TINY.replace(stem=(1, 1, 1), patch_size=16)
+    for names in ((f"{stem}.stages.1",), (f"{stem}.stages.0",), (f"{stem}.stem.conv",)):
+        path = written(tmp_path / "vit.safetensors", without(*names), hybrid)
+        with pytest.raises(CheckpointError, match=r"Its stem is not that of a hybrid of the paper: it has units \("):
+            load(path, config=ASK)
+    path = written(tmp_path / "vit.safetensors", without(f"{stem}.stages.1.blocks.0.norm2"), hybrid)
+    with pytest.raises(CheckpointError, match=rf"- {stem}.stages.1.blocks.0.norm2.bias"):
+        load(path, config=ASK)
+    path = written(tmp_path / "vit.safetensors", config=hybrid)
+    with pytest.raises(CheckpointError, match=r"stem: the tensors say \(1, 1, 1\), config= says None"):
+        load(path, config=ASK.replace(stem=None))
 
 
 # Registers with rows in the position table.

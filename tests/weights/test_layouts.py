@@ -17,7 +17,7 @@ TAKES_A_ROW_TWICE = ("vit-pytorch", "timm-distilled")  # a layout that has its r
 
 def first_block(layout: Layout, prefix: str = "") -> set[str]:
     """The names of a file of this layout, with one block."""
-    names = {layout.full_name(prefix, theirs, "0") for rule in layout.rules for theirs in rule.theirs}
+    names = {layout.full_name(prefix, theirs, (0, 0)) for rule in layout.rules for theirs in rule.theirs}
     return names - {prefix + name for name in layout.without}
 
 

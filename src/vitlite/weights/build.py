@@ -19,7 +19,7 @@ from vitlite.positions import resample_positions
 from vitlite.weights.files import Shape, WeightsFile
 from vitlite.weights.layouts import OPS
 from vitlite.weights.stamps import Verified
-from vitlite.weights.translate import Found, Translation
+from vitlite.weights.translate import Found, Translation, root_of
 
 LONGEST_DIFF = 40  # lines
 
@@ -206,7 +206,8 @@ class Filling:
         config, target = self.config, self.wish.config
         if name == "pos_embed" and target.grid != config.grid:
             return resample_positions(value.float(), config.grid, target.grid, target.resample)
-        if name == "patch_embed.proj.weight" and target.channels != config.channels:
+        pixels = "patch_embed.proj.weight" if config.stem is None else root_of(config.stem)
+        if name == pixels and target.channels != config.channels:
             return recolor(value.float(), target.channels)
         return None
 

@@ -113,11 +113,22 @@ REVERSED_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
 
 
 class Rule(NamedTuple):
-    """One tensor of a row of a table; '#' is the number of a block."""
+    """One tensor of a row of a table; '#' is the number of a block, or of a stage and then of a unit of the stem."""
 
     ours: str
     theirs: tuple[str, ...]
     op: str
+
+
+def numbered(name: str, numbers: Sequence[int]) -> str:
+    """A name of a table with its numbers in place of '#', and of '#+', which counts from one."""
+    rest = iter(numbers)
+    return re.sub(r"#\+?", lambda mark: str(next(rest) + len(mark[0]) - 1), name)
+
+
+def row_of(ours: str) -> tuple[str, list[int]]:
+    """In which row of a table one of our tensors is, and its numbers."""
+    return re.sub(r"\.\d+\.", ".#.", ours), [int(number) for number in re.findall(r"\.(\d+)\.", ours)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,17 +153,16 @@ class Layout:
     bare_head: bool = False
     bare_proj: bool = False
 
-    def full_name(self, prefix: str, theirs: str, block: str) -> str:
+    def full_name(self, prefix: str, theirs: str, numbers: Sequence[int]) -> str:
         """Their name as it stands in a file; '^' marks one that never has the prefix."""
-        name = theirs[1:] if theirs.startswith("^") else prefix + theirs
-        return name.replace("#", block)
+        return numbered(theirs[1:] if theirs.startswith("^") else prefix + theirs, numbers)
 
     def spell(self, prefix: str, ours: str) -> tuple[str, ...]:
         """What one of our tensors is called in a file, in the first spelling; by our name where there is none."""
-        block = "".join(re.findall(r"\.(\d+)\.", ours))
+        row, numbers = row_of(ours)
         for rule in self.rules:
-            if rule.ours.replace("#", block) == ours:
-                return tuple(self.full_name(prefix, name, block) for name in rule.theirs)
+            if rule.ours == row:
+                return tuple(self.full_name(prefix, name, numbers) for name in rule.theirs)
         return (ours,)
 
     def may_have(self, prefix: str, names: Container[str]) -> bool:
@@ -175,13 +185,12 @@ def to_their_names(layout: Layout, prefix: str, tensors: Mapping[str, Tensor]) -
         CheckpointError: The layout has no name for some of them.
     """
     rule_of = {rule.ours: rule for rule in reversed(layout.rules)}
-    row_of = {name: re.sub(r"\.\d+\.", ".#.", name) for name in tensors}
-    unknown = sorted(name for name, row in row_of.items() if row not in rule_of)
+    unknown = sorted(name for name in tensors if row_of(name)[0] not in rule_of)
     if unknown:
         raise CheckpointError(f"The {layout.name} layout has no place for: {', '.join(unknown)}.")
     tensors = _with_token_rows(layout, tensors)
-    for name, row in row_of.items():
-        rule = rule_of[row]
+    for name in tensors:
+        rule = rule_of[row_of(name)[0]]
         parts = REVERSED_OPS[rule.op](tensors[name], len(rule.theirs))
         yield from zip(layout.spell(prefix, name), parts, strict=True)
 

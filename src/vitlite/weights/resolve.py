@@ -135,6 +135,8 @@ def _words_by_field(layout: Layout, facts: Mapping[str, Any], claims: Sequence[C
     for claim in everybody:
         refuse_unknown_fields(claim.fields)
         for field, value in claim.fields.items():
+            if isinstance(value, list):  # as JSON has it
+                value = tuple(value)
             if field == "image_size":
                 value = ViTConfig(image_size=value, patch_size=1).size  # or what is wrong with it
             words[field].append(Word(value, claim.who, claim.firm))

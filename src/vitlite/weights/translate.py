@@ -4,16 +4,19 @@ Nothing here reads a value: shapes are followed without data.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from einops import EinopsError
 
+from vitlite.config import stem_stride
 from vitlite.errors import CheckpointError
 from vitlite.weights.files import Shape
-from vitlite.weights.layouts import LAYOUTS, OPS, REFUSED, Layout, Rule
+from vitlite.weights.layouts import LAYOUTS, OPS, REFUSED, Layout, Rule, numbered, row_of
 
+UNIT_MARK = "patch_embed.backbone.stages.#.blocks.#.conv1.weight"  # by which a unit of a stem is
 MARKS = [f"blocks.#.{part}.weight" for part in ("norm1", "norm2", "mlp.fc1")]  # by which a ViT is recognised
 AXES = {  # of the tensors that a config is read from
     "cls_token": 3, "reg_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.#.attn.qkv.weight": 2,
@@ -81,7 +84,7 @@ def _fitting_prefix(layout: Layout, names: Collection[str]) -> str | None:
     for prefix in sorted(("", *layout.prefixes), key=len, reverse=True):
         marks = set()
         for rule in layout.rules:
-            name = layout.full_name(prefix, rule.theirs[0], "0")
+            name = layout.full_name(prefix, rule.theirs[0], (0, 0))
             if rule.ours in MARKS and (name in names or _stacked(name) in names):
                 marks.add(rule.ours)
         if len(marks) > 1 and layout.may_have(prefix, names):
@@ -115,27 +118,45 @@ def translate(shapes: Mapping[str, Shape], patch: int | None = None) -> Translat
 def _find_tensors(layout: Layout, prefix: str, shapes: Mapping[str, Shape], patch: int | None) -> dict[str, Found]:
     """Our tensors by the rows of a layout's table; of two spellings, the first that is there."""
     found: dict[str, Found] = {}
-    for rule, block in _rules_for_all_blocks(layout, prefix, shapes):
-        ours = rule.ours.replace("#", str(block))
-        parts = tuple(layout.full_name(prefix, name, str(block)) for name in rule.theirs)
+    for rule, numbers in _rules_for_all_blocks(layout, prefix, shapes):
+        ours = numbered(rule.ours, numbers)
+        parts = tuple(layout.full_name(prefix, name, numbers) for name in rule.theirs)
         row = None
         if parts[0] not in shapes:
-            parts, row = tuple(_stacked(part) for part in parts), block
+            parts, row = tuple(_stacked(part) for part in parts), numbers[0]
         if ours not in found and all(part in shapes for part in parts):
             found[ours] = Found(parts, rule.op, _shape_made(rule, parts, shapes, row, patch), row)
     return found
 
 
-def _rules_for_all_blocks(layout: Layout, prefix: str, shapes: Mapping[str, Shape]) -> Iterator[tuple[Rule, int]]:
-    depth = _depth(layout, prefix, shapes)
+def _rules_for_all_blocks(
+    layout: Layout, prefix: str, names: Mapping[str, Shape]
+) -> Iterator[tuple[Rule, tuple[int, int]]]:
+    """Each rule with the numbers of every block, or of every stage and unit of a stem; as many as there may be."""
+    depth = _depth(layout, prefix, names)
+    units = _units(layout, prefix, names)
     for rule in layout.rules:
-        for block in range(depth if "#" in rule.ours else 1):
-            yield rule, block
+        marks = rule.ours.count("#")
+        for numbers in units if marks == 2 else ((block, 0) for block in range(depth if marks else 1)):
+            yield rule, numbers
+
+
+def _units(layout: Layout, prefix: str, names: Iterable[str]) -> list[tuple[int, int]]:
+    """The numbers of stages, and of their units, of a stem, by the names of what each unit has."""
+    found = []
+    for rule in layout.rules:
+        if rule.ours == UNIT_MARK:
+            theirs = rule.theirs[0]
+            first = int("#+" in theirs)  # what they count from
+            pattern = re.sub(r"\\#(?:\\\+)?", r"(\\d+)", re.escape(prefix + theirs))
+            matches = [re.fullmatch(pattern, name) for name in names]
+            found += [(int(match[1]) - first, int(match[2]) - first) for match in matches if match]
+    return sorted(found)
 
 
 def _depth(layout: Layout, prefix: str, shapes: Mapping[str, Shape]) -> int:
     """How many blocks a file has, by the highest number in its names, or by the axis along which they are stacked."""
-    stems = {prefix + rule.theirs[0].partition("#")[0] for rule in layout.rules if "#" in rule.ours}
+    stems = {prefix + rule.theirs[0].partition("#")[0] for rule in layout.rules if rule.ours.count("#") == 1}
     number = re.compile(f"(?:{'|'.join(re.escape(stem) for stem in stems)})(\\d+)")
     depth = 0
     for name, shape in shapes.items():
@@ -224,9 +245,11 @@ def facts_of(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str,
     if patch != across or patch == 0:
         raise CheckpointError(f"Its patches are {patch} x {across} pixels; vitlite's are square.")
     blocks = [int(name.split(".")[1]) for name in found if name.startswith("blocks.")]
+    stem = _stem_of(found)
     facts: dict[str, Any] = {
-        "patch_size": patch,
-        "channels": channels,
+        "stem": stem,
+        "patch_size": patch * stem_stride(stem),
+        "channels": channels if stem is None else found[root_of(stem)].shape[1],
         "dim": dim,
         "depth": 1 + max(blocks),
         "mlp_dim": found["blocks.0.mlp.fc2.weight"].shape[1],
@@ -238,7 +261,6 @@ def facts_of(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str,
         "position_rows": found["pos_embed"].shape[1] if "pos_embed" in found else None,
         "token_rows": 0,  # of those, rows that are not of patches, or may not be
         "mlp": "gelu",
-        "stem": None,
     }
     for field, tensor in PARTS.items():
         facts[field] = tensor in found
@@ -288,6 +310,27 @@ def _pool_facts(translation: Translation, shapes: Mapping[str, Shape], facts: Ma
     if translation.layout.bare_proj and len(shapes["cls_token"]) == 2:
         return {"pool": "cls"}  # vit-pytorch from 1.16.1 on has a class token only where it pools it
     return {}
+
+
+def _stem_of(found: Mapping[str, Found]) -> tuple[int, ...] | None:
+    """How many units each stage of a hybrid's stem has; None of a plain ViT.
+
+    Raises:
+        CheckpointError: It has other stages or units than 0, 1, 2, ..., or no root.
+    """
+    names = [name.split(".") for name in found if row_of(name)[0] == UNIT_MARK]
+    if not names and root_of(()) not in found:
+        return None
+    units = Counter(int(name[3]) for name in names)
+    stem = tuple(units[stage] for stage in range(len(units)))
+    if root_of(stem) not in found or not all(stem) or len(stem) > 4:
+        raise CheckpointError(f"Its stem is not that of a hybrid of the paper: it has units {stem} in its stages.")
+    return stem
+
+
+def root_of(stem: tuple[int, ...]) -> str:
+    """The kernel that sees the pixels, of a hybrid with such a stem."""
+    return f"patch_embed.backbone.{'stem.' if stem else ''}conv.weight"
 
 
 def _may_be_distilled(translation: Translation) -> bool:
