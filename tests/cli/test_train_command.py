@@ -36,7 +36,10 @@ def folders(tmp_path: Path) -> Path:
 def test_the_commands(folders, tmp_path, capsys):
     words = f"--model vit_nano_4 --weights none --size 16 --epochs 1 --batch 8 --out {tmp_path / 'run'}".split()
     assert main(["train", str(folders), *words]) == 0
-    assert json.loads(capsys.readouterr().out)["epoch"] == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["epoch"] == 1
+    last = r"vitlite: best is epoch 1 of 1: the highest validation accuracy, \d+\.\d\d%; measured again from the file"
+    assert re.fullmatch(last, said.err.splitlines()[-1])
     best = str(tmp_path / "run" / "best")
     assert main(["eval", str(folders), "--model", best, "--out", str(tmp_path / "eval")]) == 0
     out = capsys.readouterr().out

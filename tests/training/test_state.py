@@ -1,6 +1,12 @@
 """The file of a run's state: read whole and checked, or one error that names file and field and changes nothing."""
 
 import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +17,7 @@ from tiny_run import new_model, settings, stripes
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from vitlite import ViT
 from vitlite.errors import TrainError
 from vitlite.training import train
 from vitlite.training.optim import optimizers, remembers, restore_optimizer, weights_of
@@ -65,6 +72,10 @@ TENSORS = {
     "type": (lambda t: t.update({LAST: t[LAST].half()}), f"{LAST} is .*float16, and .*float32"),
     "whole": (lambda t: t.update({LAST: t[LAST].long()}), f"{LAST} is of type I64"),
     "nan": (lambda t: t[LAST].view(-1)[5:6].fill_(torch.nan), f"{LAST} has NaN"),
+    "all that an optimizer knew": (
+        lambda t: [t.pop(f"{kind}.head.bias") for kind in ("step", "exp_avg", "exp_avg_sq")],
+        "it lacks exp_avg.head.bias",
+    ),
     "momentum": (lambda t: t["momentum.blocks.1.mlp.fc1.weight"].fill_(torch.nan), "fc1.weight has NaN"),
     "step": (lambda t: t["step.head.bias"].fill_(-1), "step.head.bias is -1, and the run has taken 6"),
 }
@@ -87,6 +98,10 @@ FIELDS = {
     "true": (lambda s: s["progress"].update(step=True), "progress.step must be a whole number"),
     "nan": (lambda s: s["progress"].update(loss=float("nan")), "progress.loss must be a number"),
     "beyond the epoch": (lambda s: s["progress"].update(step=4), "progress.step is 4, and an epoch has 3"),
+    "beyond the end": (
+        lambda s: (s["progress"].update(epoch=3), s["history"].append(s["history"][0])),
+        "progress.epoch is 3, of 2",
+    ),
     "history": (lambda s: s["history"].pop(), "its history has 1 epochs, and progress.epoch is 2"),
     "records": (lambda s: s["history"][0].update(epoch=None), r"history\[0\].epoch must be"),
     "top1": (lambda s: s["history"][1].update(val_top1="high"), r"history\[1\].val_top1 must be"),
@@ -120,6 +135,18 @@ def test_headers_that_are_none(written: Path, tmp_path: Path, header: dict[str, 
     refused(a_run(), tmp_path / STATE, reason)
 
 
+def test_a_weight_without_a_gradient_is_nothing_to_remember(tmp_path: Path) -> None:
+    def model() -> ViT:
+        unused = new_model()
+        unused.head.register_parameter("unused", nn.Parameter(torch.ones(3)))
+        return unused
+
+    train(model(), stripes(24), tmp_path, settings())
+    run = Run(model(), stripes(24), settings())
+    run.resume(tmp_path / STATE)
+    assert [name for name, state in run.states().items() if not state] == ["head.unused"]
+
+
 def test_files_that_are_no_state(written: Path, tmp_path: Path) -> None:
     whole = written.read_bytes()
     for damage in (b"", b"nothing like it", whole[:-1], whole[:100], whole[:8] + b"\0" * 200):
@@ -134,6 +161,68 @@ def test_long_texts_of_another_run_are_shortened(written: Path, tmp_path: Path) 
     with pytest.raises(TrainError, match="another run: pictures was 'xxx") as caught:
         a_run().resume(tmp_path / STATE)
     assert len(str(caught.value)) < 2000
+
+
+SAVES = """
+import resource, signal, sys
+from pathlib import Path
+import torch
+from tiny_run import CONFIG, new_model, settings, stripes
+from vitlite.errors import TrainError
+from vitlite.training import loop
+from vitlite.training.run import Run
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path, limits = Path(sys.argv[1]), map(int, sys.argv[2:])
+run = Run(new_model(CONFIG.replace(dim=512, mlp_dim=2048)), stripes(24), settings())
+run.progress.add(*loop._step(run, torch.arange(8)), 0.0)
+run.save(path)
+print("saved", flush=True)
+for limit in limits:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        run.save(path)
+        print("saved", flush=True)
+    except TrainError as error:
+        print(error, flush=True)
+while len(sys.argv) == 2:
+    run.save(path)
+"""
+
+
+def saving(path: Path, *limits: str) -> "subprocess.Popen[str]":
+    """A process that saves a state of 100 MB again and again, or once for each limit of what a file may take."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", SAVES, str(path), *limits], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and limits are those of POSIX systems")
+def test_killed_while_the_state_is_written(tmp_path: Path) -> None:
+    path = tmp_path / STATE
+    for _ in range(2):
+        with saving(path) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "saved\n"
+            time.sleep(random.uniform(0, 0.3))
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        assert read_state(path).progress.step == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and limits are those of POSIX systems")
+def test_a_file_that_may_not_grow_leaves_the_state_of_before(tmp_path: Path) -> None:
+    path = tmp_path / STATE
+    with saving(path, "1", "1000000", "50000000") as process:
+        said = process.communicate()[0].splitlines()
+    assert process.returncode == 0
+    assert said[0] == "saved"
+    assert len(said) == 4
+    for line in said[1:]:
+        assert line.startswith(f"Cannot write {path}: ")
+        assert "The last state of the run is intact." in line
+    assert read_state(path).progress.step == 1
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells what is mapped")
