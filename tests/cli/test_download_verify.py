@@ -52,3 +52,46 @@ def test_download_from_a_hub(run: Run, tmp_path: Path, monkeypatch: pytest.Monke
     code, out, _ = run("verify", record.name)
     assert code == 1
     assert f"{record.name}: FAILED: " in out
+
+
+def test_a_bad_pin_is_said_and_mended(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command that the error names, and without standing in the way of other models."""
+    from server import Hub
+
+    bad, good = zoo.find("vit_small_8.dino"), zoo.find("vit_small_16.dino")
+    with Hub() as hub:
+        for record in (bad, good):
+            hub.publish(record.repo, model_safetensors=record.name.encode())
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert run("download", bad.name, good.name)[0] == 0
+        pin = next(tmp_path.rglob(f"{bad.name}.json"))
+        pin.write_text('{"repo": ' + "9" * 5000)
+        code, out, _ = run("verify")
+        assert code == 1
+        assert f"{bad.name}: FAILED: The pin of {bad.name} cannot be used. {pin} cannot be read as JSON" in out
+        assert f"{good.name}: good" in out
+        assert run("download", good.name, "--update")[0] == 0
+        code, _, err = run("download", bad.name)
+        assert code == 1
+        assert f"`vitlite download {bad.name} --update`" in err
+        assert run("download", bad.name, "--update")[0] == 0
+        assert run("verify")[0] == 0
+
+
+def test_a_wrong_pin_costs_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from server import Hub
+
+    record = zoo.find("vit_small_8.dino")
+    with Hub() as hub:
+        hub.publish(record.repo, model_safetensors=b"some bytes")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        out = run("download", record.name)[1]
+        pin = next(tmp_path.rglob(f"{record.name}.json"))
+        sha256 = out.partition("sha256 ")[2][:64]
+        pin.write_text(pin.read_text().replace(sha256, "0" * 64))
+        code, _, err = run("download", record.name)
+        assert code == 1
+        assert f"expected hash {'0' * 64}, got {sha256}" in err
+        assert next(tmp_path.rglob("model.safetensors")).read_bytes() == b"some bytes"
+        assert run("download", record.name, "--update")[0] == 0
+        assert run("verify", record.name)[0] == 0
