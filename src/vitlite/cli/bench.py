@@ -50,15 +50,27 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Measures and says what to use; 1 if some way gives other answers than the model as created."""
     cells = _cells(args)
-    new = args.out and not args.out.exists()
-    if args.out and not (args.out.is_file() or (new and args.out.parent.is_dir())):  # before minutes are spent
+    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):  # before minutes are spent
         raise InputError(f"Cannot write the figures {args.out}. Name a .json file in a folder that exists.")
+    rounds = QUICK_ROUNDS if args.quick else ROUNDS
+    timings = _measure(cells, args.rounds or rounds, args.out)
+    print()
+    refusals = {timing.refusal: None for timing in timings if timing.refusal}  # each once, in their order
+    for sentence in (*refusals, *advice(timings)):
+        print(sentence)
+    return _print_wrong(timings)
+
+
+Cells = list[tuple[str, ViTConfig, Sequence[int]]]  # models to measure, each with its batches
+
+
+def _measure(cells: Cells, rounds: int, out: Path | None) -> list[Timing]:
+    """Measures one batch after the other, and prints it at once."""
     described = machine()
     print(_machine_line(described))
     print(LEGEND + "\n")
     widths = _widths([name for name, _, _ in cells])
     print(bold(_line(HEADER, widths)), flush=True)
-    rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
     timings: list[Timing] = []
     for name, config, batches in cells:
         model = random_model(config)
@@ -66,18 +78,12 @@ def run(args: Namespace) -> int:
             measured = time_model(model, name, batch, rounds)
             _print_rows(measured, widths)
             timings += measured
-            if args.out:  # what is measured stays, should the run be stopped
-                write_json(args.out, {"machine": described, "timings": [asdict(timing) for timing in timings]})
-    print()
-    for refusal in dict.fromkeys(timing.refusal for timing in timings if timing.refusal):
-        print(refusal)
-    for sentence in advice(timings):
-        print(sentence)
-    return _print_wrong(timings)
+            if out:  # what is measured stays, should the run be stopped
+                write_json(out, {"machine": described, "timings": [asdict(timing) for timing in timings]})
+    return timings
 
 
-def _cells(args: Namespace) -> list[tuple[str, ViTConfig, Sequence[int]]]:
-    """The models to measure, each with its batches."""
+def _cells(args: Namespace) -> Cells:
     chosen: Any = QUICK if args.quick else CELLS
     if args.models:
         chosen = product(args.models.split(","), args.sizes, [args.batch])
