@@ -135,12 +135,17 @@ def _words_by_field(layout: Layout, facts: Mapping[str, Any], claims: Sequence[C
     for claim in everybody:
         refuse_unknown_fields(claim.fields)
         for field, value in claim.fields.items():
-            if isinstance(value, list):  # as JSON has it
-                value = tuple(value)
-            if field == "image_size":
-                value = ViTConfig(image_size=value, patch_size=1).size  # or what is wrong with it
-            words[field].append(Word(value, claim.who, claim.firm))
+            words[field].append(Word(_comparable(field, value), claim.who, claim.firm))
     return words
+
+
+def _comparable(field: str, value: Any) -> Any:
+    """A value as the tensors would say it: JSON has lists for tuples, and a square may be said by its side."""
+    if isinstance(value, list):
+        value = tuple(value)
+    if field == "image_size":
+        value = ViTConfig(image_size=value, patch_size=1).size  # or what is wrong with it
+    return value
 
 
 def _settle(words: Mapping[str, Sequence[Word]]) -> tuple[dict[str, Word], list[str]]:

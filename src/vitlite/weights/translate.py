@@ -241,40 +241,55 @@ def facts_of(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str,
     _refuse_other_networks(translation.unknown)
     _refuse_missing_parts(translation)
     found = translation.found
-    dim, channels, patch, across = found["patch_embed.proj.weight"].shape
-    if patch != across or patch == 0:
-        raise CheckpointError(f"Its patches are {patch} x {across} pixels; vitlite's are square.")
     blocks = [int(name.split(".")[1]) for name in found if name.startswith("blocks.")]
-    stem = _stem_of(found)
     facts: dict[str, Any] = {
-        "stem": stem,
-        "patch_size": patch * stem_stride(stem),
-        "channels": channels if stem is None else found[root_of(stem)].shape[1],
-        "dim": dim,
         "depth": 1 + max(blocks),
-        "mlp_dim": found["blocks.0.mlp.fc2.weight"].shape[1],
         "class_token": "cls_token" in found,
         "registers": found["reg_token"].shape[1] if "reg_token" in found else 0,
         "pre_logits": found["pre_logits.weight"].shape[0] if "pre_logits.weight" in found else 0,
         "num_classes": found["head.weight"].shape[0] if "head.weight" in found else 0,
         "attention_dim": found["blocks.0.attn.qkv.weight"].shape[0] // 3,
-        "position_rows": found["pos_embed"].shape[1] if "pos_embed" in found else None,
-        "token_rows": 0,  # of those, rows that are not of patches, or may not be
-        "mlp": "gelu",
     }
     for field, tensor in PARTS.items():
         facts[field] = tensor in found
     if "norm.weight" in found or "fc_norm.weight" in found:  # without one it may be lost: somebody has to say so
         facts["final_norm"] = True
-    if translation.layout.may_fold:
-        facts["token_rows"] = sum(found[name].shape[1] for name in _tokens_with_rows(translation.layout, found))
-    if found["blocks.0.mlp.fc1.weight"].shape[0] == 2 * facts["mlp_dim"]:
-        facts["mlp"] = "swiglu"
+    facts |= _patch_facts(found) | _mlp_facts(found) | _table_facts(translation)
     _refuse_eva02(found, facts)
     facts |= _pool_facts(translation, shapes, facts) | _head_facts(translation, shapes)
-    if facts["position_rows"]:
-        facts["positions"] = "learned"
     return facts | _rotation_facts(translation, shapes, facts)
+
+
+def _patch_facts(found: Mapping[str, Found]) -> dict[str, Any]:
+    """What becomes a token, and how wide that is."""
+    dim, channels, patch, across = found["patch_embed.proj.weight"].shape
+    if patch != across or patch == 0:
+        raise CheckpointError(f"Its patches are {patch} x {across} pixels; vitlite's are square.")
+    stem = _stem_of(found)
+    if stem is not None:
+        channels = found[root_of(stem)].shape[1]
+    return {"stem": stem, "patch_size": patch * stem_stride(stem), "channels": channels, "dim": dim}
+
+
+def _mlp_facts(found: Mapping[str, Found]) -> dict[str, Any]:
+    """How wide an MLP is, and whether its first layer is twice that: a gate, and what goes through it."""
+    width = found["blocks.0.mlp.fc2.weight"].shape[1]
+    gated = found["blocks.0.mlp.fc1.weight"].shape[0] == 2 * width
+    return {"mlp_dim": width, "mlp": "swiglu" if gated else "gelu"}
+
+
+def _table_facts(translation: Translation) -> dict[str, Any]:
+    """How many rows the position table has, and how many of them are not of patches, or may not be."""
+    layout, found = translation.layout, translation.found
+    if "pos_embed" not in found:
+        return {"position_rows": None, "token_rows": 0}
+    rows = found["pos_embed"].shape[1]
+    facts: dict[str, Any] = {"position_rows": rows, "token_rows": 0}
+    if rows:
+        facts["positions"] = "learned"
+    if layout.may_fold:
+        facts["token_rows"] = sum(found[name].shape[1] for name in _tokens_with_rows(layout, found))
+    return facts
 
 
 def _refuse_other_networks(unknown: Sequence[str]) -> None:
