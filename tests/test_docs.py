@@ -25,8 +25,8 @@ import pytest
 from server import Hub
 
 from vitlite.cli.main import main
-from vitlite.weights import zoo
 from vitlite.model import ViT
+from vitlite.weights import zoo
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from einops import rearrange
 
 import vitlite
-from vitlite.images import Preprocess
 from vitlite.draw import arrange, picture_of_attention, picture_of_positions, to_pillow
+from vitlite.images import Preprocess
 from vitlite.weights.sidecar import recipe_from_record
 
 HERE = Path(__file__).parent
