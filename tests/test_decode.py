@@ -337,3 +337,14 @@ def test_dim_pictures_divided_by_255_twice_are_not_taken_for_black_ones(brightes
 def test_floats_of_every_width(kind):
     picture = torch.tensor([0.0, 0.5, 1.0])[:, None].expand(3, 5).to(kind)
     assert rows_of(picture, 3).between(0, 3)[:, 0, 0].tolist() == [0, 128, 255]
+
+
+# damage
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "BMP", "GIF", "PPM", "JPEG", "WEBP", "AVIF", "JPEG2000"])
+def test_a_file_cut_short_is_never_a_picture(kind):
+    content = encoded(kind, Image.fromarray(noise(300, 300)))
+    for share in (0.1, 0.5, 0.9):
+        with pytest.raises(ImageError, match=r"Cannot read the .* bytes as a picture: "):
+            read_image(content[: int(len(content) * share)])

@@ -21,6 +21,7 @@ from PIL import Image
 from vitlite import load
 from vitlite.bulk.local import identity_of
 from vitlite.config import ViTConfig
+from vitlite.draw import _photo
 from vitlite.errors import ConfigError, ImageError, InputError, MissingExtraError, TrainError
 from vitlite.images import SUFFIXES, Preprocess, Recipe, normalise, read_image
 from vitlite.model import ViT
@@ -570,6 +571,12 @@ def test_a_class_of_one_s_own_keeps_its_methods_and_what_it_has(vit):
     again = pickle.loads(pickle.dumps(vit))
     assert again.preprocess.model is again
     assert torch.equal(again.preprocess(image), vit.preprocess(image))
+
+
+def test_a_picture_is_drawn_as_the_model_saw_it(vit):
+    image = np.full((40, 40, 3), 55, np.uint8)
+    vit.preprocess = Inverted(PLAIN, vit, 1)
+    assert _photo(vit, image).eq(200).all()
 
 
 def test_only_what_predict_would_run_is_taken_by_it(vit):
