@@ -50,8 +50,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Measures and says what to use; 1 if some way gives other answers than the model as created."""
     cells = _cells(args)
-    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):  # before minutes are spent
-        raise InputError(f"Cannot write the figures {args.out}. Name a .json file in a folder that exists.")
+    if args.out:
+        _check_out(args.out)  # before minutes are spent
     rounds = QUICK_ROUNDS if args.quick else ROUNDS
     timings = _measure(cells, args.rounds or rounds, args.out)
     print()
@@ -81,6 +81,12 @@ def _measure(cells: Cells, rounds: int, out: Path | None) -> list[Timing]:
             if out:  # what is measured stays, should the run be stopped
                 write_json(out, {"machine": described, "timings": [asdict(timing) for timing in timings]})
     return timings
+
+
+def _check_out(out: Path) -> None:
+    """Makes sure that the figures can be written, and that only a file is replaced."""
+    if not (out.is_file() if out.exists() else out.parent.is_dir()):
+        raise InputError(f"Cannot write the figures {out}. Name a .json file in a folder that exists.")
 
 
 def _cells(args: Namespace) -> Cells:
