@@ -538,7 +538,7 @@ class TenCrops(Preprocess):
         return super().batch(pixels).repeat(10, 1, 1, 1)
 
 
-def test_a_module_set_as_preprocess_runs_and_is_no_part_of_the_network(vit):
+def test_a_module_set_as_preprocess_runs_and_is_no_part_of_the_network(vit, tmp_path):
     names, parts = list(vit.state_dict()), len(list(vit.modules()))
     way = Doubled()
     vit.preprocess = way
@@ -547,6 +547,9 @@ def test_a_module_set_as_preprocess_runs_and_is_no_part_of_the_network(vit):
     assert list(vit.state_dict()) == names
     assert len(list(vit.modules())) == parts
     assert way.weight not in set(vit.parameters())
+    with pytest.raises(ImageError, match=r"A saved model takes a recipe, and .* is a Doubled, which has none"):
+        vit.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
     vit.labels = ["a", "b", "c"]
     with pytest.raises(ImageError, match=r"model.preprocess is a Doubled, and to predict takes a vitlite"):
         classify(vit, [picture(40, 40)])

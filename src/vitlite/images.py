@@ -345,8 +345,13 @@ def recipe_alone(way: Any, task: str) -> Recipe | None:
     Raises:
         ImageError: It prepares pictures in a way of its own, which would be lost.
     """
-    if not isinstance(way, Preprocess):
+    if isinstance(way, Unprepared):
         return None
+    if not isinstance(way, Preprocess):
+        raise ImageError(
+            f"{task} takes a recipe, and model.preprocess is a {type(way).__name__}, which has none.",
+            python="To go on without: model.preprocess = None.",
+        )
     own = own_methods(way, "__call__", "pixels", "batch")
     if own:
         raise ImageError(
