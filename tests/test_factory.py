@@ -55,7 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_signatures_are_the_documented_ones() -> None:
-    options = "num_classes=None, image_size=None, pool=None, channels=None, device=None, dtype=None"
+    options = "num_classes=None, image_size=None, patch_size=None, pool=None, channels=None, device=None, dtype=None"
     plain = {name: str(inspect.signature(function)) for name, function in (("create", create), ("load", load))}
     for name, first in (("create", "name, *, weights='default'"), ("load", "source, *, config=None")):
         parameters = inspect.signature(getattr(vitlite, name)).parameters.values()
@@ -66,7 +66,7 @@ def test_the_signatures_are_the_documented_ones() -> None:
 @pytest.mark.parametrize(("option", "text"), [
     ("pretrained", "create has no option pretrained=. Trained weights are what create gives; for random ones: weights"),
     ("img_size", r"no option img_size=. Write image_size=\."), ("num_class", "Did you mean num_classes"),
-    ("zzz", r"no option zzz=. Options: weights, num_classes, image_size, pool, channels, device, dtype\."),
+    ("zzz", r"no option zzz=. Options: weights, num_classes, image_size, patch_size, pool, channels, device, dtype\."),
 ])  # fmt: skip
 def test_a_wrong_option_is_answered(option: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):

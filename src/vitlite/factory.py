@@ -45,6 +45,7 @@ class Options(NamedTuple):
 
     num_classes: int | None
     image_size: Size | None
+    patch_size: int | None
     pool: Pool | None
     channels: int | None
     device: torch.device | str | int | None
@@ -57,7 +58,7 @@ class Options(NamedTuple):
 
     def apply(self, config: ViTConfig) -> ViTConfig:
         """The config with these changes."""
-        wanted = {name: getattr(self, name) for name in ("num_classes", "image_size", "pool", "channels")}
+        wanted = {name: getattr(self, name) for name in ("num_classes", "image_size", "patch_size", "pool", "channels")}
         return config.replace(**{name: value for name, value in wanted.items() if value is not None})
 
 
@@ -85,6 +86,7 @@ def create(
     weights: Place | None = "default",
     num_classes: int | None = None,
     image_size: Size | None = None,
+    patch_size: int | None = None,
     pool: Pool | None = None,
     channels: int | None = None,
     device: torch.device | str | int | None = None,
@@ -100,6 +102,8 @@ def create(
         num_classes: Another number than the checkpoint's: a new head of zeros, and no labels. 0: no head. The
             checkpoint's own number keeps its head.
         image_size: Stretches the position table, as `config.resample` says.
+        patch_size: Other patches: the kernel is resized so that it gives resized patches what it gave the old ones, and
+            the position table stretched. FlexiViT's weights were trained for it; of others, expect less.
         pool: Other than the checkpoint's, only together with `num_classes`: the trained head would see nonsense.
         channels: 1: the kernel's channels are summed. Others: repeated in turn, and scaled by old / new channels.
         device: Where the weights go at once; None: torch's default device.
@@ -114,7 +118,7 @@ def create(
     >>> create("vit_nano_4", weights=None, num_classes=3).config.num_classes
     3
     """
-    options = Options(num_classes, image_size, pool, channels, device, dtype)
+    options = Options(num_classes, image_size, patch_size, pool, channels, device, dtype)
     if weights is None:
         return _random(name, options)
     if not isinstance(weights, (str, PathLike)):
@@ -135,6 +139,7 @@ def load(
     config: ViTConfig | None = None,
     num_classes: int | None = None,
     image_size: Size | None = None,
+    patch_size: int | None = None,
     pool: Pool | None = None,
     channels: int | None = None,
     device: torch.device | str | int | None = None,
@@ -161,7 +166,7 @@ def load(
     claims = []
     if config is not None:
         claims.append(Claim(CALLER, {field: getattr(config, field) for field in config.given}))
-    return _open(locate(source), claims, Options(num_classes, image_size, pool, channels, device, dtype))
+    return _open(locate(source), claims, Options(num_classes, image_size, patch_size, pool, channels, device, dtype))
 
 
 def _random(name: str, options: Options) -> ViT:
@@ -272,10 +277,22 @@ def _wish(config: ViTConfig, options: Options) -> Wish:
         raise ConfigError("pool='map' has trained weights of its own, and these have none of them. Leave pool out.")
     if target.pooled_dim != config.pooled_dim and (config.fc_norm or config.pre_logits):
         raise ConfigError(f"pool={target.pool!r} changes the width of a trained layer before the head. Leave it out.")
-    if target.channels != config.channels and config.patch_norm:
-        raise ConfigError(f"These weights norm patches of {config.channels} channels, so channels= cannot change.")
+    _refuse_other_patches(config, target)
     new_head = target.num_classes > 0 and (moved or target.num_classes != config.num_classes)
     return Wish(target, new_head, options.placed_on, options.dtype or torch.get_default_dtype())
+
+
+def _refuse_other_patches(config: ViTConfig, target: ViTConfig) -> None:
+    """Makes sure that a kernel which is to be resized, or to see other channels, is all that sees the pixels.
+
+    Raises:
+        ConfigError: A norm or a stem does.
+    """
+    if target.patch_size != config.patch_size and (config.patch_norm or config.stem is not None):
+        what = "a norm of the pixels of a patch" if config.patch_norm else "a stem"
+        raise ConfigError(f"These weights have {what}, so their patches cannot change. Leave patch_size out.")
+    if target.channels != config.channels and config.patch_norm:
+        raise ConfigError(f"These weights norm patches of {config.channels} channels, so channels= cannot change.")
 
 
 def _refuse_another_fine_tune(file: WeightsFile, sidecar: Sidecar, record: zoo.Record) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 from files_made import ASK, IMAGES, TINY, trained, written
+from peers import timm
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlite import ViT, ViTConfig, create, load
 from vitlite.config import PRESETS
 from vitlite.errors import CheckpointError, ConfigError
+from vitlite.positions import resample_positions
+from vitlite.weights.build import resample_kernel
 from vitlite.weights.layouts import LAYOUTS, to_their_names
 
 DINOV3 = TINY.replace(positions="rope", registers=4, cls_position=False, layer_scale=1e-5, norm_eps=1e-5)
@@ -64,7 +67,8 @@ def test_any_missing_tensor_is_an_error(config: ViTConfig, tmp_path: Path) -> No
 def test_no_answer_makes_a_dinov3_a_plain_vit(positions: Any, tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=DINOV3)
     with pytest.raises(
-        CheckpointError, match=rf"of the DINOv3 family: .*positions='{positions}' would leave that out\. Say"
+        CheckpointError,
+        match=rf"DINOv3 family: .*positions of the kind '{positions}' would leave that out\. Say",
     ):
         load(path, config=ViTConfig(**SAID, positions=positions))
     with pytest.raises(ConfigError, match=r"do not tell positions\. Say so: .*ViTConfig\(positions='rope'\)"):
@@ -242,6 +246,58 @@ def test_pooling_that_needs_weights_is_not_made_up(tmp_path: Path) -> None:
     model = load(path, config=ASK.replace(pool="map", gelu="tanh"), pool="mean", num_classes=5)
     assert {name.split(".")[0] for name in model.source.report.dropped} == {"attn_pool", "head"}
     assert model.config.pool == "mean"
+
+
+# Other patches.
+
+
+@pytest.mark.parametrize("patch", [2, 4, 16])
+def test_a_kernel_is_resized_as_timm_does(patch: int, tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors")
+    model = load(path, config=ASK, patch_size=patch)
+    kernel = trained().patch_embed.proj.weight.data
+    wanted = timm.layers.resample_patch_embed(kernel, [patch, patch])
+    ours = model.patch_embed.proj.weight.data
+    assert (ours - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    grid = (16 // patch, 16 // patch)
+    assert model.config.grid == grid
+    assert torch.equal(model.pos_embed, resample_positions(trained().pos_embed.data, (2, 2), grid, "timm"))
+    assert model.source.report.resampled == {
+        "patch_embed.proj.weight": ((16, 3, 8, 8), (16, 3, patch, patch)),
+        "pos_embed": ((1, 5, 16), (1, 1 + grid[0] ** 2, 16)),
+    }
+    assert model(IMAGES).shape == (2, 3)
+
+
+def test_a_larger_kernel_gives_a_resized_patch_what_the_old_one_gave() -> None:
+    kernel = trained().patch_embed.proj.weight.data
+    resized = torch.nn.functional.interpolate(IMAGES[:, :, :8, :8], size=(16, 16), mode="bicubic", antialias=True)
+    ours = (resample_kernel(kernel, 16) * resized[:, None]).sum((2, 3, 4))
+    torch.testing.assert_close(ours, (kernel * IMAGES[:, None, :, :8, :8]).sum((2, 3, 4)), rtol=1e-4, atol=1e-4)
+
+
+def test_patches_and_channels_and_the_size_of_images_change_together(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors")
+    model = load(path, config=ASK, patch_size=4, image_size=(16, 24), channels=1)
+    assert model.config.grid == (4, 6)
+    assert model.patch_embed.proj.weight.shape == (16, 1, 4, 4)
+    model.save(tmp_path / "saved")
+    assert torch.equal(load(tmp_path / "saved")(IMAGES[:, :1]), model(IMAGES[:, :1]))
+    assert create("vit_nano_4", weights=None, patch_size=8).config.grid == (4, 4)
+
+
+def test_patches_that_cannot_change_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=TINY.replace(stem=()))
+    with pytest.raises(
+        ConfigError, match=r"These weights have a stem, so their patches cannot change\. Leave patch_size out"
+    ):
+        load(path, config=ASK, patch_size=4)
+    path = written(tmp_path / "normed.safetensors", config=TINY.replace(patch_norm=True))
+    with pytest.raises(ConfigError, match=r"a norm of the pixels of a patch, so their patches cannot change\."):
+        load(path, config=ASK, patch_size=4)
+    path = written(tmp_path / "plain.safetensors")
+    with pytest.raises(ConfigError, match=r"image_size 16 does not divide into patches of 5\..*height 15 or 20"):
+        load(path, config=ASK, patch_size=5)
 
 
 # Stems.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -30,7 +31,7 @@ class LoadReport:
 
     layout: str
     loaded: Mapping[str, Shape] = field(repr=False)
-    resampled: Mapping[str, tuple[Shape, Shape]]  # before and after: the position table, the channels of the kernel
+    resampled: Mapping[str, tuple[Shape, Shape]]  # before and after: the position table, the kernel
     reinitialised: Mapping[str, Shape]
     dropped: Mapping[str, Shape]
     supplied: Mapping[str, Shape]  # what the layout leaves out and its code defines: zero biases, an identity
@@ -202,14 +203,18 @@ class Filling:
         return OPS[found.op](parts, self.translation.patch).contiguous()
 
     def _changed(self, name: str, value: Tensor) -> Tensor | None:
-        """The tensor for another image size or other channels; None where it stays as it is."""
+        """The tensor for another image size, other patches or other channels; None where it stays as it is."""
         config, target = self.config, self.wish.config
         if name == "pos_embed" and target.grid != config.grid:
             return resample_positions(value.float(), config.grid, target.grid, target.resample)
         pixels = "patch_embed.proj.weight" if config.stem is None else root_of(config.stem)
-        if name == pixels and target.channels != config.channels:
-            return recolor(value.float(), target.channels)
-        return None
+        if name != pixels or (target.channels, target.patch_size) == (config.channels, config.patch_size):
+            return None
+        if target.channels != config.channels:
+            value = recolor(value.float(), target.channels)
+        if target.patch_size != config.patch_size:
+            value = resample_kernel(value.float(), target.patch_size)
+        return value
 
     def _may_overflow(self, found: Found) -> bool:
         """Whether the type wished for holds smaller numbers than the file's."""
@@ -268,3 +273,16 @@ def recolor(kernel: Tensor, channels: int) -> Tensor:
         return kernel.sum(1, keepdim=True)
     rounds = -(-channels // old)
     return kernel.repeat(1, rounds, 1, 1)[:, :channels] * (old / channels)
+
+
+def resample_kernel(kernel: Tensor, patch: int) -> Tensor:
+    """FlexiViT's rule: what a kernel gives for a patch, the new one gives for that patch resized: (d, c, p, p).
+
+    Resizing is a matrix, and the kernel is multiplied with its pseudo-inverse (Beyer et al. 2023, section 3.4).
+    """
+    old = kernel.shape[-1]
+    pixels = torch.eye(old * old, dtype=torch.float64).view(-1, 1, old, old)  # each alone in a patch
+    resized = F.interpolate(pixels, size=(patch, patch), mode="bicubic", antialias=True)
+    inverse = torch.linalg.pinv(resized.flatten(1).T)  # (p p of old, p p of new)
+    new = kernel.double().flatten(2) @ inverse
+    return new.unflatten(2, (patch, patch)).to(kernel.dtype)

@@ -320,7 +320,7 @@ def _refuse_without_rotation(facts: Mapping[str, Any], settled: Mapping[str, Wor
     if word.value != "rope":
         raise CheckpointError(
             "It is of the DINOv3 family: a class token, registers, layer scale, and no position table. Its attention "
-            f"turns queries and keys by position, and positions={word.value!r} would leave that out.",
+            f"turns queries and keys by position, and positions of the kind {word.value!r} would leave that out.",
             python="Say positions='rope'.",
             command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a DINOv3 model.",
         )
