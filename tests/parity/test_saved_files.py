@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, load
 from vitlite.errors import CheckpointError, ConfigError
+from vitlite.weights.layouts import LAYOUTS, to_their_names
 
 LOGITS = 1e-5
 
@@ -66,6 +67,36 @@ def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
     if not reference.config.class_token or reference.config.positions == "rope":  # then it means nothing
         expected["cls_position"] = ours.config.cls_position
     assert ours.config.to_dict() == expected
+
+
+def layout_of(reference: Reference, theirs: nn.Module) -> str:
+    """Which of timm's spellings its own model has."""
+    names = theirs.state_dict()
+    if "dist_token" in names:
+        return "timm-distilled"
+    if "blocks.0.mlp.fc1_g.weight" in names:
+        return "timm-eva-gated"
+    return "timm-eva" if isinstance(theirs, timm.models.Eva) else "timm"
+
+
+@pytest.mark.parametrize("reference", of("timm"))
+def test_timm_takes_our_tensors_and_answers_the_same(reference: Reference) -> None:
+    theirs = reference.build().eval()
+    ours = spread(ViT(reference.config))
+    layout = layout_of(reference, theirs)
+    if layout.startswith("timm-eva"):  # which has no bias for keys
+        for name, tensor in ours.named_parameters():
+            if name.endswith("qkv.bias"):
+                tensor.data.view(3, -1)[1] = 0
+    state = dict(to_their_names(LAYOUTS[layout], "", ours.state_dict()))
+    if reference.folded and layout == "timm":  # it has rows for tokens, to which ours were added
+        rows = sum(ours.get_parameter(name).shape[1] for name in reference.folded)
+        state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, rows, 0))
+    theirs.load_state_dict(state)
+    for size in (reference.config.size, *reference.image_sizes):
+        pixels = torch.randn(2, reference.config.channels, *size, generator=torch.Generator().manual_seed(2))
+        with torch.no_grad():
+            assert distance(ours(pixels), theirs(pixels)) < LOGITS
 
 
 @pytest.mark.parametrize("original", [True, False], ids=["legacy names", "names of 5.x"])
