@@ -229,3 +229,14 @@ def test_a_file_of_several_types_loses_no_digit(tmp_path: Path) -> None:
     save_file(state, tmp_path / "mixed.safetensors")
     convert(tmp_path / "mixed.safetensors", tmp_path / "torchvision.safetensors", "torchvision", config=EXACT)
     assert torch.equal(load_file(tmp_path / "torchvision.safetensors")["heads.head.weight"], state["head.weight"])
+
+
+@pytest.mark.parametrize("to", ["transformers", "torchvision"])
+@pytest.mark.parametrize("options", [{"mlp": "swiglu"}, {"final_norm": False}], ids=str)
+def test_parts_that_the_library_lacks_are_refused(options: dict[str, Any], to: Any, tmp_path: Path) -> None:
+    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, num_classes=2, **options))
+    model.save(tmp_path / "ours")
+    with pytest.raises(
+        CheckpointError, match=f"{to} has no model that computes what this one does: .*{next(iter(options))}="
+    ):
+        convert(tmp_path / "ours", tmp_path / "theirs", to)

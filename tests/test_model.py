@@ -807,3 +807,11 @@ def test_a_deleted_model_is_gone_at_once() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_layer_of_several_matrices_begins_as_each_alone_would() -> None:
+    model = ViT(ViTConfig(**TINY | {"pool": "map", "class_token": False, "mlp": "swiglu", "dim": 64, "mlp_dim": 64}))
+    block, pool = model.blocks[0], model.attn_pool
+    for layer, parts in ((block.attn.qkv, 3), (block.mlp.fc1, 2), (pool.kv, 2), (pool.mlp.fc1, 1)):
+        bound = math.sqrt(6 / (layer.in_features + layer.out_features // parts))
+        assert 0.9 * bound < layer.weight.abs().max().item() <= bound

@@ -207,7 +207,8 @@ def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:
         tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # zeros for the class token
     if to == "torchvision" and not config.qkv_bias:
         for block in range(config.depth):
-            tensors[f"blocks.{block}.attn.qkv.bias"] = torch.zeros(3 * config.dim)
+            weight = tensors[f"blocks.{block}.attn.qkv.weight"]
+            tensors[f"blocks.{block}.attn.qkv.bias"] = weight.new_zeros(len(weight))
     return dict(to_their_names(layout, prefix, tensors))
 
 
@@ -218,6 +219,7 @@ def _refuse_other_arithmetic(config: ViTConfig, layout: Layout, to: Target) -> N
         CheckpointError: It has none; by which fields of the config.
     """
     wanted = dict(layout.fixed) | {"class_token": True, "positions": "learned", "registers": 0, "head_dim": None}
+    wanted |= {"mlp": "gelu", "final_norm": True, "stem": None}
     wanted["pool"] = "cls" if config.class_token else "mean"
     if to == "transformers" and model_type(config) == "ijepa":
         wanted["class_token"] = False

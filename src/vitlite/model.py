@@ -51,7 +51,14 @@ class PatchEmbed(nn.Module):
 
 
 class Linear(nn.Linear):
-    """torch's own, computed by oneDNN in inference where this CPU is faster so: (b, n, d) -> (b, n, k)."""
+    """torch's own, computed by oneDNN in inference where this CPU is faster so: (b, n, d) -> (b, n, k).
+
+    `parts` is how many matrices it holds at once, as that of queries, keys and values does.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True, parts: int = 1) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.parts = parts
 
     def forward(self, x: Tensor) -> Tensor:
         if onednn.serves(x, self.weight):
@@ -65,7 +72,7 @@ class Attention(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.qkv = Linear(config.dim, 3 * config.attention_dim, bias=config.qkv_bias)
+        self.qkv = Linear(config.dim, 3 * config.attention_dim, bias=config.qkv_bias, parts=3)
         self.norm = nn.LayerNorm(config.attention_dim, config.norm_eps) if config.inner_norm else nn.Identity()
         self.proj = Linear(config.attention_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
@@ -137,7 +144,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.fc1 = Linear(config.dim, 2 * config.mlp_dim)
+        self.fc1 = Linear(config.dim, 2 * config.mlp_dim, parts=2)
         self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm else nn.Identity()
         self.fc2 = Linear(config.mlp_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
@@ -421,10 +428,9 @@ def _head(config: ViTConfig) -> nn.Module:
 
 def initialise(model: ViT) -> None:
     """As google-research/vision_transformer does: Xavier for q, k and v apart, tiny MLP biases, a zero head."""
-    parts = {"qkv": 3, "kv": 2, "fc1": 2 if model.config.mlp == "swiglu" else 1}  # that a layer computes at once
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "head":
-            _xavier(module, parts=parts.get(name.rpartition(".")[2], 1))
+            _xavier(module, parts=parts_of(module))
             if module.bias is not None:
                 nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
     if isinstance(model.pre_logits, PreLogits):
@@ -437,6 +443,12 @@ def initialise(model: ViT) -> None:
         nn.init.normal_(model.pos_embed, std=0.02)
     if model.reg_token is not None:
         nn.init.normal_(model.reg_token, std=1e-6)
+
+
+def parts_of(module: nn.Module) -> int:
+    """How many matrices the weight of a layer is."""
+    parts: int = getattr(module, "parts", 1)
+    return parts
 
 
 def _xavier(linear: nn.Linear, parts: int) -> None:

@@ -27,6 +27,7 @@ class AttentionPool(nn.Module):
         self.latent = nn.Parameter(torch.zeros(1, 1, d))
         self.q = nn.Linear(d, d)
         self.kv = nn.Linear(d, 2 * d)
+        self.kv.parts = 2  # type: ignore[assignment]  # as of the network's own layers
         self.proj = nn.Linear(d, d)
         self.norm = nn.LayerNorm(d, config.norm_eps)
         self.mlp = mlp

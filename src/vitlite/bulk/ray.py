@@ -416,18 +416,49 @@ def find_pictures(name: str) -> Source:
     kind = files.get_file_info(place).type
     if kind == FileType.NotFound:
         raise ImageError(f"No such folder, list or Parquet file: {name}")
-    inside = _files_below(files, place) if kind == FileType.Directory else [place]
-    paths = _pictures_among(inside, name, place)
-    skipped = _others_among(inside) if paths and kind == FileType.Directory else Counter()
-    if not paths and any(path.endswith(".parquet") for path in inside):
-        if _holds_bytes(files, name, place):
-            return Source(name, None, Counter())
-        paths = _paths_in_parquet(files, place)
-    elif not paths and kind == FileType.File:
-        paths = _lines(files, place)
+    is_folder = kind == FileType.Directory
+    inside = _files_below(files, place) if is_folder else [place]
+    pictures = _pictures_among(inside, name, place)
+    if pictures:
+        return Source(name, _unique(pictures), _others_among(inside) if is_folder else Counter())
+    if any(path.endswith(".parquet") for path in inside):
+        return _source_of_parquet(name, files, place)
+    if is_folder:
+        raise _no_pictures(name)
+    return _source_of_list(name, files, place)
+
+
+def _no_pictures(name: str) -> ImageError:
+    return ImageError(f"No pictures in {name}. In folders, names end in {' '.join(sorted(SUFFIXES))}.")
+
+
+def _source_of_parquet(name: str, files: "FileSystem", place: str) -> Source:
+    """Paths in a column, or the pictures themselves in another beside it."""
+    from pyarrow import dataset
+
+    rows = dataset.dataset(place, filesystem=files, format="parquet")
+    columns = rows.schema.names
+    if "path" not in columns:
+        raise InputError(f"{name} needs a column path, and bytes if it holds the pictures: {columns}.")
+    if "bytes" in columns and rows.count_rows() > 0:
+        return Source(name, None, Counter())
+    paths = rows.to_table(columns=["path"])["path"].to_pylist()
     if not paths:
-        raise ImageError(f"No pictures in {name}. In folders, names end in {' '.join(sorted(SUFFIXES))}.")
-    return Source(name, _unique(paths), skipped)
+        raise _no_pictures(name)
+    return Source(name, _unique(paths), Counter())
+
+
+def _source_of_list(name: str, files: "FileSystem", place: str) -> Source:
+    """A path a line, in UTF-8 or whatever the file system writes."""
+    with files.open_input_stream(place, compression=None) as file:
+        content = file.read()
+    if b"\0" in content:
+        raise ImageError(f"{name} is no list of pictures, a path a line, and no picture by its name.")
+    lines = content.decode(errors="surrogateescape").splitlines()
+    paths = [line for line in lines if line.strip()]
+    if not paths:
+        raise _no_pictures(name)
+    return Source(name, _unique(paths), Counter())
 
 
 def _files_below(files: "FileSystem", folder: str) -> list[str]:
@@ -448,29 +479,6 @@ def _others_among(paths: Sequence[str]) -> Counter[str]:
     """How many of them end as no pictures do, by their ending, but for what is hidden."""
     shown_names = (os.path.basename(path) for path in paths if not os.path.basename(path).startswith("."))
     return Counter(suffix for name in shown_names if (suffix := os.path.splitext(name)[1].lower()) not in SUFFIXES)
-
-
-def _holds_bytes(files: "FileSystem", name: str, place: str) -> bool:
-    """Whether Parquet has the pictures themselves, and at least one."""
-    from pyarrow import dataset
-
-    rows = dataset.dataset(place, filesystem=files, format="parquet")
-    columns = rows.schema.names
-    if "path" not in columns:
-        raise InputError(f"{name} needs a column path, and bytes if it holds the pictures: {columns}.")
-    return "bytes" in columns and rows.count_rows() > 0
-
-
-def _paths_in_parquet(files: "FileSystem", place: str) -> list[str]:
-    from pyarrow import dataset
-
-    rows = dataset.dataset(place, filesystem=files, format="parquet")
-    return rows.to_table(columns=["path"])["path"].to_pylist()
-
-
-def _lines(files: "FileSystem", place: str) -> list[str]:
-    with files.open_input_stream(place, compression=None) as file:
-        return [line for line in file.read().decode().splitlines() if line.strip()]
 
 
 def _unique(paths: Sequence[str]) -> "pa.Array":

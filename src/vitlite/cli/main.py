@@ -144,7 +144,8 @@ def _failed(error: BaseException, words: list[str]) -> int:
     if "--debug" in words:
         traceback.print_exc()
     if _by_ctrl_c(error):
-        goes_on = "; the same command goes on" if words[:1] and words[0] in RESUMABLE else ""
+        commands = [word for word in words if not word.startswith("-")]
+        goes_on = "; the same command goes on" if commands and commands[0] in RESUMABLE else ""
         print(f"vitlite: interrupted{goes_on}", file=sys.stderr)
         return 130
     print(f"vitlite: error: {_explained(error)}", file=sys.stderr)

@@ -23,6 +23,7 @@ from vitlite.config import ViTConfig
 from vitlite.model import ViT
 from vitlite.speed.onednn import PackedLinear, PlainLinear, float32_products, float32_products_pay, packing_pays
 from vitlite.speed.optimize import optimize
+from vitlite.speed.slices import SLICE
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the largest logit: beyond it, not the same network
 LONG = 0.3  # seconds of a call of which one a turn is enough
@@ -94,10 +95,10 @@ def as_optimized(model: ViT, images: Tensor, dtype: torch.dtype) -> Contestant:
 def products(config: ViTConfig, images: Tensor) -> Contestant:
     """The matrix products of a forward pass and nothing else, as fast as this machine does them: the limit.
 
-    Rows of many images are multiplied eight images at a time, as `optimize` does at most.
+    Rows of many images are multiplied some images at a time, as `optimize` does at most.
     """
     dtype = images.dtype
-    at_once = min(len(images), 8)
+    at_once = math.ceil(len(images) / math.ceil(len(images) / SLICE))  # rounds of the same number of images
     times = config.depth * math.ceil(len(images) / at_once)
     linear_layers = _linear_products(config, at_once, dtype)
     attention = _attention_products(config, dtype)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from vitlite.model import ViT
+from vitlite.model import ViT, parts_of
 from vitlite.training import distributed
 from vitlite.training.settings import Settings
 
@@ -140,9 +140,7 @@ def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings)
 
 def _parts(name: str, model: ViT) -> int:
     """How many matrices are one weight."""
-    if name.endswith("attn.qkv.weight"):
-        return 3
-    return 2 if model.config.mlp == "swiglu" and name.endswith("mlp.fc1.weight") else 1
+    return parts_of(model.get_submodule(name.rpartition(".")[0]))
 
 
 def _depth(name: str, blocks: int) -> int:

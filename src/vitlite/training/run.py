@@ -1,7 +1,6 @@
 """The state of a training run, which is one file, replaced whole: a killed run goes on as if nothing had happened."""
 
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import MISSING, asdict, fields
@@ -218,9 +217,8 @@ def _matmul_context(model: ViT, settings: Settings) -> AbstractContextManager[An
     """
     if model.device.type != "cpu" or settings.bfloat16:
         return nullcontext()
-    tokens = model.config.prefix_tokens + math.prod(model.config.grid)
-    head_dim = model.config.attention_dim // model.config.heads
-    return float32_products if float32_products_are_exact(tokens, head_dim) else nullcontext()
+    exact = float32_products_are_exact(model.config.tokens, model.config.head_width)
+    return float32_products if exact else nullcontext()
 
 
 @contextmanager
