@@ -42,7 +42,7 @@ gradients the worst of all. The tests in `tests/parity/` hold logits and layers 
 |---|---|--:|--:|--:|--:|"""
     yield from map(row, REFERENCES)
     yield """
-An empty cell: the library has no way to another size. timm mostly gives the same bits because both call the same kernels
+An empty cell: the library has no way to another size. timm mostly gives the same bits, as both call the same kernels
 in the same order.
 
 ## Position tables at other sizes
