@@ -18,7 +18,7 @@ from vitlite.convert import convert
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.images import Preprocess, Recipe
 
-EXACT = ViTConfig(norm_eps=1e-6, gelu="exact", pool="cls")  # what tensors do not tell
+EXACT = ViTConfig(image_size=32, norm_eps=1e-6, gelu="exact", pool="cls")  # what tensors do not tell
 
 
 @pytest.fixture(autouse=True)
@@ -96,11 +96,11 @@ def test_models_that_others_cannot_compute_are_refused(
 
 def test_what_the_target_s_code_decides_must_be_known(tmp_path: Path) -> None:
     save_file(tiny_model().state_dict(), tmp_path / "vit.safetensors")
-    with pytest.raises(ConfigError, match="do not tell norm_eps, gelu, pool"):
+    with pytest.raises(ConfigError, match="do not tell image_size, norm_eps, gelu, pool"):
         convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision")
-    with pytest.raises(ConfigError, match="do not tell heads, norm_eps, gelu, pool"):
+    with pytest.raises(ConfigError, match="do not tell image_size, heads, norm_eps, gelu, pool"):
         convert(tmp_path / "vit.safetensors", tmp_path / "folder", "vitlite")
-    said = ViTConfig(dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="cls")
+    said = ViTConfig(image_size=32, dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="cls")
     convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision", config=said)
     convert(tmp_path / "vit.safetensors", tmp_path / "folder", "vitlite", config=said)
     assert torch.equal(load(tmp_path / "folder")(IMAGES), tiny_model()(IMAGES))
@@ -117,6 +117,29 @@ def test_pickles_are_converted(wrap: Callable[[Any], Any], tmp_path: Path) -> No
     convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
     state = load_file(tmp_path / "vit.safetensors")
     assert all(torch.equal(tensor, state[name]) for name, tensor in tiny_model().half().state_dict().items())
+
+
+@pytest.mark.parametrize("changes", [
+    {"class_token": False, "pool": "mean"}, {"cls_position": False}, {"image_size": (16, 64)},
+    {"registers": 2, "cls_position": False}, {"num_classes": 0}, {"fc_norm": True, "pool": "mean"},
+])  # fmt: skip
+def test_the_same_names_need_nothing_to_be_known(changes: dict[str, Any], tmp_path: Path) -> None:
+    state = tiny_model(**changes).state_dict()
+    torch.save(state, tmp_path / "vit.pth")
+    convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+    written = load_file(tmp_path / "vit.safetensors")
+    assert written.keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
+
+
+def test_names_that_rotary_networks_share_are_not_lost_in_other_names(tmp_path: Path) -> None:
+    state = tiny_model(layer_scale=0.1, cls_position=False).state_dict()
+    old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for name, x in state.items()}
+    torch.save(old, tmp_path / "deit.pth")
+    with pytest.raises(ConfigError, match=r"do not tell positions \(positions: DeiT III calls its scales gamma_1, and"):
+        convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm")
+    convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=ViTConfig(positions="learned"))
+    assert load_file(tmp_path / "out.safetensors").keys() == state.keys()
 
 
 def test_of_averaged_weights_and_others_none_is_taken_by_itself(tmp_path: Path) -> None:

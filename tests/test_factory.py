@@ -2,9 +2,11 @@
 
 import inspect
 import json
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ import torch
 from peers import timm
 from safetensors.torch import load_file, save_file
 from server import Hub
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitlite
-from vitlite import ViT, ViTConfig, create, load
+from vitlite import ViT, ViTConfig, create, factory, load
 from vitlite.cli.main import main as command
 from vitlite.config import PRESETS
 from vitlite.convert import convert
@@ -30,7 +32,7 @@ from vitlite.weights.sidecar import recipe_from_record
 
 DEIT = "vit_tiny_16.deit_fb_in1k"
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
-ASK = ViTConfig(dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="cls")
+ASK = ViTConfig(image_size=32, dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="cls")
 
 
 @pytest.fixture(autouse=True)
@@ -159,18 +161,64 @@ def test_a_loaded_model(file: Path) -> None:
 
 
 def test_an_option_may_answer_what_the_file_does_not_tell(file: Path) -> None:
-    rest = ViTConfig(dim=16, heads=2, norm_eps=1e-6, gelu="exact")
+    rest = ViTConfig(image_size=32, dim=16, heads=2, norm_eps=1e-6, gelu="exact")
     assert load(file, config=rest, pool="mean").config.pool == "mean"
 
 
-def test_a_preset_s_name_fills_in_and_brings_neither_labels_nor_preprocessing(shared: Path) -> None:
-    model = create("vit_tiny_16", weights=shared / "weights" / "deit_tiny_16.timm.safetensors")
-    assert model.labels is None
-    assert model.config.to_dict() == zoo.info(DEIT).config.to_dict()
-    with pytest.raises(ImageError, match="without their preprocessing"):
-        model.preprocess("x.png")
+def test_a_preset_says_the_shape_alone(shared: Path) -> None:
+    weights = shared / "weights" / "deit_tiny_16.timm.safetensors"
+    with pytest.raises(ConfigError) as error:
+        create("vit_tiny_16", weights=weights)
+    assert "do not tell norm_eps, gelu, pool (timm files pool cls or mean" in str(error.value)
+    assert "; the preset vit_tiny_16 is a shape alone)" in str(error.value)
+    with pytest.raises(ConfigError, match="do not tell norm_eps, gelu "):
+        create("vit_tiny_16", weights=weights, pool="cls")
     with pytest.raises(CheckpointError, match="dim: the tensors say 192, the preset vit_small_16 says 384"):
-        create("vit_small_16", weights=shared / "weights" / "deit_tiny_16.timm.safetensors")
+        create("vit_small_16", weights=weights)
+    said = ViTConfig(image_size=224, heads=12, norm_eps=1e-6, gelu="exact", pool="cls")
+    assert load(weights, config=said).config.heads == 12
+
+
+OTHERWISE = {  # networks whose tensors are called as those of a plain ViT
+    "gap": dict(global_pool="avg", fc_norm=False),
+    "quick": dict(act_layer="quick_gelu"),
+    "tanh": dict(act_layer="gelu_tanh"),
+    "eps": dict(norm_layer=partial(nn.LayerNorm, eps=1e-5)),
+    "clip": dict(pre_norm=True, act_layer="quick_gelu"),
+    "mae": dict(global_pool="avg"),
+    "beit3": dict(global_pool="avg", scale_attn_norm=True, scale_mlp_norm=True),
+    "no row": dict(no_embed_class=True),
+    "sincos": dict(pos_embed="none"),
+    "no class": dict(class_token=False, global_pool="max", fc_norm=False),
+    "registers": dict(reg_tokens=4, no_embed_class=True),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERWISE)
+def test_a_preset_never_fills_in_what_a_file_leaves_open(kind: str, tmp_path: Path) -> None:
+    sizes = dict(img_size=32, patch_size=4, embed_dim=192, depth=6, num_heads=3, num_classes=10)
+    theirs = timm.models.VisionTransformer(**sizes, **OTHERWISE[kind])
+    save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
+    for options in ({}, {"pool": "cls"}, {"pool": "mean"}):
+        with pytest.raises(ConfigError, match=r"do not tell .*norm_eps, gelu.*the preset vit_nano_4 is a shape"):
+            create("vit_nano_4", weights=tmp_path / "vit.safetensors", **options)
+
+
+def test_every_field_that_a_preset_may_say_is_of_its_shape() -> None:
+    for name, preset in PRESETS.items():
+        assert factory.PRESET_MAY_SAY.keys() <= preset.given, name
+    assert not factory.PRESET_MAY_SAY.keys() & {"norm_eps", "gelu", "pool", "positions", "cls_position", "resample"}
+
+
+def test_a_preset_answers_what_a_layout_leaves_open(tmp_path: Path) -> None:
+    """torchvision's code says the rest, and a table of another size is not the preset's."""
+    for image_size in (32, 48):
+        state = state_of(PRESETS["vit_nano_4"].replace(image_size=image_size))
+        save_file(dict(to_their_names(LAYOUTS["torchvision"], "", state)), tmp_path / "vit.safetensors")
+        model = create("vit_nano_4", weights=tmp_path / "vit.safetensors")
+        assert (model.config.heads, model.config.image_size, model.labels) == (3, image_size, None)
+        with pytest.raises(ImageError, match="without their preprocessing"):
+            model.preprocess("x.png")
 
 
 def test_a_preset_does_not_say_how_a_layout_stretches_positions(tmp_path: Path) -> None:
@@ -210,12 +258,12 @@ def test_a_fine_tune_is_not_loaded_in_the_name_of_what_it_began_with(tmp_path: P
     plain = model.preprocess
     model.preprocess = Preprocess(replace(plain.recipe, mean=(0.0,) * 3), model)
     model.save(tmp_path / "prepared")
-    with pytest.raises(ConfigError, match=rf"is not {name} as .*: mean \[0.0, 0.0, 0.0\], not .*vitlite.load\(PATH\)"):
+    with pytest.raises(ConfigError, match=rf"is not {name} as .*: mean is \(0.0, 0.0, 0.0\), not .*load\(PATH\)"):
         create(name, weights=tmp_path / "prepared")
     model.preprocess, own = plain, ("ant", *model.labels[1:])
     model.labels = own
     model.save(tmp_path / "labelled")
-    with pytest.raises(ConfigError, match=r"has it: 0 ant, not airplane\. For the file's own") as refused:
+    with pytest.raises(ConfigError, match=r"has it: 0 is ant, not airplane\. For the file's own") as refused:
         create(name, weights=tmp_path / "labelled")
     assert refused.value.for_command_line().endswith("labels and preprocessing: --model PATH.")
     assert load(tmp_path / "labelled").labels == own
@@ -258,11 +306,12 @@ def test_transformers_pictures_may_be_smaller_than_config_json_says(tmp_path: Pa
 ])  # fmt: skip
 def test_timm_s_pictures_have_the_size_that_its_model_takes(args: dict[str, Any], size: int, tmp_path: Path) -> None:
     pictures = {"crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5], "std": [0.5], "input_size": [3, 48, 48]}
-    about = {"architecture": "vit", "model_args": args, "pretrained_cfg": pictures}
+    about = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 2} | args, "pretrained_cfg": pictures}
     save_file(state_of(TINY), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(about))
-    assert load(tmp_path, config=ASK).preprocess.recipe.size == (size, size)
-    assert load(tmp_path, config=ASK, image_size=64).preprocess.recipe.size == (64, 64)
+    said = ViTConfig(image_size=32)
+    assert load(tmp_path, config=said).preprocess.recipe.size == (size, size)
+    assert load(tmp_path, config=said, image_size=64).preprocess.recipe.size == (64, 64)
 
 
 # ---- options, on any source
@@ -277,7 +326,9 @@ def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     if request.param == "file":
         yield lambda **options: load(tmp_path / "vit.safetensors", config=ask, **options)
     elif request.param == "preset":
-        yield lambda **options: create("vit_nano_4", weights=tmp_path / "vit.safetensors", **options)
+        state = state_of(config)
+        save_file(dict(to_their_names(LAYOUTS["torchvision"], "", state)), tmp_path / "torchvision.safetensors")
+        yield lambda **options: create("vit_nano_4", weights=tmp_path / "torchvision.safetensors", **options)
     else:
         load(tmp_path / "vit.safetensors", config=ask).save(tmp_path / "saved")
         if request.param == "saved folder":
@@ -300,9 +351,9 @@ def test_options_act_alike(source: Any) -> None:
     assert renewed.head.weight.shape == (4, 192)
     assert not renewed.head.weight.any()
     assert renewed.source.report.reinitialised == {"head.weight": (4, 192), "head.bias": (4,)}
-    assert renewed.source.report.dropped == {"head.weight": (10, 192), "head.bias": (10,)}
+    assert set(renewed.source.report.dropped.values()) == {(10, 192), (10,)}
     headless = source(num_classes=0)
-    assert headless.source.report.dropped == {"head.weight": (10, 192), "head.bias": (10,)}
+    assert set(headless.source.report.dropped.values()) == {(10, 192), (10,)}
     images = torch.randn(1, 3, 32, 32)
     assert torch.equal(headless(images), plain.embed(images))
     with pytest.raises(ConfigError, match="pool 'cls', and their head means nothing after 'mean'"):
@@ -369,61 +420,123 @@ def test_labels_that_do_not_fit_the_head_are_not_used(file: Path, tmp_path: Path
     assert load(tmp_path / "saved").labels is None
 
 
-def test_timm_s_architecture_counts_before_a_preset_s_defaults(tmp_path: Path) -> None:
-    record = zoo.find("vit_base_patch32_clip_quickgelu_224.metaclip_400m")
-    small = record.config.replace(dim=64, depth=1, mlp_dim=64, num_classes=3, heads=2, image_size=32, head_dim=None)
-    about = {"architecture": record.alias.split(".")[0], "num_classes": 3, "model_args": {"num_heads": 2}}
-    save_file(state_of(small), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(about))
-    model = load(tmp_path)
+SIZED = {"model_args": {"num_heads": 2, "img_size": 32}}
+
+
+def beside(folder: Path, about: dict[str, Any], **changes: Any) -> Path:
+    """A folder with a tiny model and this config.json."""
+    save_file(state_of(TINY.replace(**changes)), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(about))
+    return folder
+
+
+def test_timm_s_architecture_says_what_its_name_stands_for(tmp_path: Path) -> None:
+    folder = beside(tmp_path, {"architecture": "vit_base_patch32_clip_quickgelu_224"} | SIZED, pre_norm=True)
+    model = load(folder)
     assert (model.config.gelu, model.config.norm_eps, model.config.pool) == ("quick", 1e-5, "cls")
-    with pytest.raises(CheckpointError, match=r"gelu: its architecture, that of vit_base_32\..*, says quick"):
-        load(tmp_path, config=ViTConfig(gelu="exact"))
-    with pytest.MonkeyPatch.context() as patch:
-        shape = {name: getattr(small, name) for name in ("patch_size", "dim", "depth", "heads", "mlp_dim")}
-        patch.setitem(PRESETS, "vit_base_32", ViTConfig(image_size=32, **shape))
-        assert create("vit_base_32", weights=tmp_path).config.gelu == "quick"
+    with pytest.raises(CheckpointError, match=r"gelu: its architecture says quick, config= says exact"):
+        load(folder, config=ViTConfig(gelu="exact"))
+    with pytest.raises(CheckpointError, match=r"dim: the tensors say 16, the preset vit_base_32 says 768"):
+        create("vit_base_32", weights=folder)
 
 
 def test_another_norm_layer_may_have_another_eps(tmp_path: Path) -> None:
-    about = {"architecture": "vit_base_patch16_clip_224", "model_args": {"num_heads": 2}}
-    save_file(state_of(TINY.replace(pre_norm=True)), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(about))
-    assert load(tmp_path).config.norm_eps == 1e-5
-    about["model_args"]["norm_layer"] = "layernorm"
-    (tmp_path / "config.json").write_text(json.dumps(about))
+    about: dict[str, Any] = {"architecture": "vit_base_patch16_clip_224", **SIZED}
+    assert load(beside(tmp_path, about, pre_norm=True)).config.norm_eps == 1e-5
+    about["model_args"] = about["model_args"] | {"norm_layer": "layernorm"}
+    folder = beside(tmp_path, about, pre_norm=True)
     with pytest.raises(ConfigError, match=r"do not tell norm_eps\. Say so"):
-        load(tmp_path)
-    assert load(tmp_path, config=ViTConfig(norm_eps=1e-6)).config.norm_eps == 1e-6
+        load(folder)
+    assert load(folder, config=ViTConfig(norm_eps=1e-6)).config.norm_eps == 1e-6
 
 
-def test_nothing_is_pooled_for_no_head(tmp_path: Path) -> None:
-    about = {"architecture": "vit_tiny_patch16_224", "num_classes": 0, "global_pool": ""}
-    save_file(state_of(TINY.replace(num_classes=0)), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(about | {"model_args": {"num_heads": 2}}))
-    assert load(tmp_path).config.pool == "cls"
+def test_tokens_that_are_not_pooled_are_asked_about(tmp_path: Path) -> None:
+    about = {"architecture": "vit_tiny_patch16_224", "num_classes": 0, "global_pool": "", **SIZED}
+    folder = beside(tmp_path, about, num_classes=0)
+    with pytest.raises(ConfigError, match="do not tell pool"):
+        load(folder)
+    assert load(folder, pool="cls").config.pool == "cls"
 
 
 @pytest.mark.parametrize("tag", [{}, {"tag": "augreg2_in21k_ft_in1k"}])
 def test_a_fine_tune_does_not_borrow_the_labels_of_what_it_began_with(tag: dict[str, str], tmp_path: Path) -> None:
-    about = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "model_args": {"num_heads": 2}}
-    save_file(state_of(TINY.replace(num_classes=1000)), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": tag}))
-    assert load(tmp_path).labels is None
+    about = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "pretrained_cfg": tag, **SIZED}
+    assert load(beside(tmp_path, about, num_classes=1000)).labels is None
 
 
 @pytest.mark.parametrize(("changes", "text"), [
-    ({"architecture": "vit_base_patch16_rope_ape_224"}, "no plain ViT .* attention turns by position"),
-    ({"architecture": "vit_base_patch16_rpn_224"}, "no plain ViT .* norms stand after"),
-    ({"model_args": {"act_layer": "relu"}}, "act_layer 'relu'"),
-    ({"model_args": {"pool_include_prefix": True}}, "pool_include_prefix"),
-    ({"model_args": {"global_pool": ""}, "global_pool": "token"}, "global_pool ''; vitlite runs token, avg"),
+    ({"architecture": "vit_base_patch16_rope_ape_224"}, "its architecture, vit_base_patch16_rope_ape_224, is none of"),
+    ({"architecture": "vit_base_patch16_rpn_224"}, "its architecture, vit_base_patch16_rpn_224, is none of timm's"),
+    ({"architecture": "mine"}, "its architecture, mine, is none of timm's that vitlite computes. If these weights are"),
+    ({"model_args": {"act_layer": "relu"}}, "act_layer is 'relu'; vitlite computes gelu, gelu_tanh, quick_gelu"),
+    ({"model_args": {"norm_layer": "rmsnorm"}}, "norm_layer is 'rmsnorm'; vitlite computes layernorm"),
+    ({"model_args": {"pool_include_prefix": True}}, "model_args has pool_include_prefix True; vitlite computes False"),
+    ({"model_args": {"block_fn": "ResPostBlock"}}, "model_args has block_fn 'ResPostBlock'; vitlite computes its abse"),
+    ({"model_args": {"mlp_layer": "Mlp"}}, "model_args has mlp_layer 'Mlp'; vitlite computes its absence"),
+    ({"model_args": {"attn_layer": "diff"}}, "model_args has attn_layer 'diff'; vitlite computes its absence"),
+    ({"model_args": {"embed_layer": "hybrid"}}, "model_args has embed_layer 'hybrid'"),
+    ({"model_args": {"sparkle": 3}}, "model_args has sparkle, which vitlite does not know: it may change the numbers"),
+    ({"model_args": {"global_pool": "avgmax"}, "global_pool": "token"}, "global_pool is avgmax and token; vitlite"),
+    ({"global_pool": "max"}, "global_pool is max; vitlite computes token or avg"),
 ])  # fmt: skip
-def test_timm_s_relatives_with_the_same_names_are_refused(changes: dict[str, Any], text: str, tmp_path: Path) -> None:
-    save_file(state_of(TINY), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224"} | changes))
-    with pytest.raises(CheckpointError, match=text):
-        load(tmp_path, config=ASK)
+def test_what_timm_computes_otherwise_is_refused_by_name(changes: dict[str, Any], text: str, tmp_path: Path) -> None:
+    folder = beside(tmp_path, {"architecture": "vit_tiny_patch16_224"} | changes)
+    with pytest.raises(CheckpointError, match=f"config.json: {re.escape(text)}"):
+        load(folder, config=ASK)
+
+
+@pytest.mark.parametrize(("about", "text"), [
+    ({"model_type": "paddleocr_vl"}, "its model_type, paddleocr_vl, is none of transformers' that vitlite computes"),
+    ({"model_type": "vit", "architectures": ["ViTForMaskedImageModeling"]}, "its architectures name ViTForMaskedImage"),
+    ({"model_type": "dinov2", "architectures": ["Dinov2Backbone"]}, "its architectures name Dinov2Backbone; of model"),
+    ({"model_type": "clip", "architectures": ["CLIPForImageClassification"]}, "its architectures name CLIPForImageCl"),
+    ({"model_type": "clip", "vision_config": {"model_type": "siglip_vision_model"}}, "its vision_config is of model_t"),
+    ({"model_type": "vit", "hidden_act": "gelu_10"}, "hidden_act is 'gelu_10'; vitlite computes gelu, gelu_python"),
+    ({"model_type": "vit", "auto_map": {"AutoModel": "m.M"}}, "it has auto_map {'AutoModel': 'm.M'}; vitlite compute"),
+    ({"model_type": "vit", "rope_theta": 100}, "it has rope_theta, which vitlite does not know: it may change the nu"),
+    ({"model_type": "vit", "quantization_config": {}}, "it has quantization_config {}; vitlite computes its absence"),
+])  # fmt: skip
+def test_what_transformers_computes_otherwise_is_refused_by_name(
+    about: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=f"config.json: {re.escape(text)}"):
+        load(beside(tmp_path, about), config=ASK)
+
+
+DOORS = ["door"] * 10
+OF_TIMM = {"architecture": "vit_tiny_patch16_224", "label_names": DOORS}
+OF_TRANSFORMERS = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "layer_norm_eps": 1e-6}
+
+
+@pytest.mark.parametrize("about", [
+    OF_TIMM | {"model_args": {"num_heads": 3, "img_size": 32}},
+    OF_TRANSFORMERS | {"num_attention_heads": 3, "image_size": 32, "id2label": dict(enumerate(DOORS))},
+])  # fmt: skip
+def test_other_labels_in_other_libraries_words_are_refused(about: dict[str, Any], tmp_path: Path) -> None:
+    name = "vit_nano_4.cifar10"
+    create(name).save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match=r"as the record has it: 0 is door, not airplane; 1 is door, not automobile"):
+        create(name, weights=tmp_path)
+    assert load(tmp_path, config=ViTConfig(pool="cls")).labels == ("door",) * 10
+
+
+@pytest.mark.parametrize(("changes", "text"), [
+    ({"mean": [0.5] * 3}, r"mean is \(0.5, 0.5, 0.5\), not \(0.49"), ({"crop_pct": 0.5}, r"resize is \(64, 64\), not"),
+    ({"crop_mode": "squash"}, "mode is squash, not center"), ({"crop_pct": "x"}, "crop_pct must be a number from"),
+])  # fmt: skip
+def test_other_pictures_in_timm_s_words_are_refused(changes: dict[str, Any], text: str, tmp_path: Path) -> None:
+    name = "vit_nano_4.cifar10"
+    create(name).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["vitlite"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert create(name, weights=tmp_path).labels == create(name).labels
+    config["pretrained_cfg"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for options in ({}, {"num_classes": 2}):
+        with pytest.raises(ConfigError, match=text):
+            create(name, weights=tmp_path, **options)
 
 
 @pytest.mark.parametrize(("changes", "labels"), [
@@ -440,7 +553,7 @@ def test_labels_are_those_of_the_outputs_or_none(changes: dict[str, Any], labels
 
 
 def test_timm_s_labels_by_number(tmp_path: Path) -> None:
-    about = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 2}}
+    about = {"architecture": "vit_tiny_patch16_224", **SIZED}
     save_file(state_of(TINY), tmp_path / "model.safetensors")
     for names, labels in (({"1": "b", "0": "a", "2": "c"}, ("a", "b", "c")), ({"0": "a", "3": "b", "4": "c"}, None)):
         (tmp_path / "config.json").write_text(json.dumps(about | {"label_names": names}))

@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_named_with_its_place(value: Any, said: str, tmp_pa
     with pytest.raises(TrainError) as error:
         read_json(tmp_path / "a.json", SCHEMA, error=TrainError)
     assert str(error.value).startswith(f"{tmp_path / 'a.json'}: {said}")
-    assert error.value.__suppress_context__
+    assert error.value.__context__ is None
 
 
 @pytest.mark.parametrize(("content", "said"), [

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.factory import load
+from vitlite.factory import claims_about, load
 from vitlite.model import ViT
 from vitlite.weights.build import Wish, build
 from vitlite.weights.files import (
@@ -26,14 +26,14 @@ from vitlite.weights.files import (
     WEIGHTS,
     WeightsFile,
     described_by,
-    explain_damage,
     open_weights,
     path_of,
 )
 from vitlite.weights.layouts import LAYOUTS, Layout, to_their_names
-from vitlite.weights.resolve import CALLER, Claim, understand
+from vitlite.weights.resolve import Claim, understand
 from vitlite.weights.save import save, write_tensors
-from vitlite.weights.sidecar import CONFIG, PICTURES, model_type, read_sidecar, write_sidecar_for_transformers
+from vitlite.weights.sidecar import CONFIG, PICTURES, model_type, write_sidecar_for_transformers
+from vitlite.weights.translate import Translation, translate
 
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
@@ -170,26 +170,33 @@ def _common_dtype(file: WeightsFile) -> torch.dtype | None:
 def _load_for_tensors(path: Path, config: ViTConfig | None, to: Target) -> ViT:
     """The model of a file, for its tensors only: what gives them no shape may remain unknown, and is made up."""
     with open_weights(path) as file:
-        translation, resolved = understand(file, _claims(path, config, to))
+        _, said = claims_about(described_by(path), config)
+        translation, resolved = understand(file, [*said, _made_up(file, to)])
         dtype = _common_dtype(file) or torch.float32
         wish = Wish(resolved.config, new_head=False, device=torch.device("cpu"), dtype=dtype)
         model, _ = build(file, translation, resolved.config, wish, resolved.said_by, scan=True)
     return model
 
 
-def _claims(path: Path, config: ViTConfig | None, to: Target) -> list[Claim]:
-    """What config.json and the caller say of a file; and for what gives no tensor its shape, made-up values."""
-    claims = []
-    folder = described_by(path)
-    if folder is not None:
-        with explain_damage(folder / CONFIG):
-            claims.append(Claim("its config.json says", read_sidecar(folder).claims))
-    if config is not None:
-        claims.append(Claim(CALLER, {name: getattr(config, name) for name in config.given}))
-    fixed = LAYOUTS[to].fixed if to in LAYOUTS else {}  # what the target's code decides has to be known
+def _made_up(file: WeightsFile, to: Target) -> Claim:
+    """Values for what gives no tensor its shape, but for what the target's code decides: that has to be known."""
+    fixed = LAYOUTS[to].fixed if to in LAYOUTS else {}
     made_up = {name: value for name, value in GIVES_NO_SHAPE.items() if name not in fixed}
-    claims.append(Claim("convert assumes", made_up, firm=False))
-    return claims
+    translation = translate(file.shapes)
+    if "cls_token" not in translation.found:
+        made_up["pool"] = "mean"
+    if to in ("timm", "vitlite"):  # where a table is written as it is
+        made_up["image_size"] = _any_size(translation)
+    return Claim("convert assumes", made_up, firm=False)
+
+
+def _any_size(translation: Translation) -> tuple[int, int]:
+    """The size of an image, one patch high, that the position table fits, if there is one."""
+    found = translation.found
+    patch = found["patch_embed.proj.weight"].shape[-1]
+    rows = found["pos_embed"].shape[1] if "pos_embed" in found else 1
+    has_row = "cls_token" in found and "reg_token" not in found and translation.layout.cls_rows[0]
+    return patch, patch * max(rows - has_row, 1)
 
 
 def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:

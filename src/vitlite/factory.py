@@ -9,21 +9,22 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
 from os import PathLike
+from pathlib import Path
 from typing import NamedTuple, ParamSpec
 
 import torch
 
 from vitlite.config import PRESETS, Pool, ViTConfig
-from vitlite.errors import ConfigError, UnknownNameError, closest
+from vitlite.errors import ConfigError, UnknownNameError, closest, shown
 from vitlite.images import Preprocess, Unprepared
 from vitlite.model import ViT
 from vitlite.weights import stamps, zoo
 from vitlite.weights.build import Source, Wish, build
-from vitlite.weights.files import WeightsFile, exists, explain_damage, open_weights, path_of
+from vitlite.weights.files import WeightsFile, exists, open_weights, path_of
 from vitlite.weights.labels import labels_of
 from vitlite.weights.locate import Location, locate, locate_record
 from vitlite.weights.resolve import CALLER, OPTION, Claim, understand
-from vitlite.weights.sidecar import Sidecar, read_sidecar, recipe_from_record, recipe_of
+from vitlite.weights.sidecar import Sidecar, contradictions, read_sidecar, recipe_from_record, recipe_of
 
 P = ParamSpec("P")
 Size = int | tuple[int, int]
@@ -37,7 +38,13 @@ HABITS = {  # what other libraries call it
     "global_pool": "Write pool=.",
     "num_labels": "Write num_classes=.",
 }
-ARCHITECTURE = ("heads", "norm_eps", "gelu", "pool", "cls_position")  # what timm's name for one tells
+# What a preset says of weights that are not its own, and why it may. What a file leaves open beside this, it asks for:
+# the name of a shape does not tell how something of that shape is computed.
+PRESET_MAY_SAY = {
+    **dict.fromkeys(("patch_size", "dim", "depth", "mlp_dim"), "the tensors say it too, and contradicting is an error"),
+    "heads": "part of the shape that the name stands for, and no tensor tells it",
+    "image_size": "only where the position table has a row for each patch of such an image",
+}
 
 
 class Options(NamedTuple):
@@ -163,10 +170,8 @@ def load(
         )
     if config is not None and not isinstance(config, ViTConfig):
         raise ConfigError(f"config= takes a vitlite.ViTConfig, got {config!r}.")
-    claims = []
-    if config is not None:
-        claims.append(Claim(CALLER, {field: getattr(config, field) for field in config.given}))
-    return _open(locate(source), claims, Options(num_classes, image_size, patch_size, pool, channels, device, dtype))
+    options = Options(num_classes, image_size, patch_size, pool, channels, device, dtype)
+    return _open(locate(source), [], options, config=config)
 
 
 def _random(name: str, options: Options) -> ViT:
@@ -176,46 +181,57 @@ def _random(name: str, options: Options) -> ViT:
 
 
 def _claims_of_record(record: zoo.Record) -> list[Claim]:
-    return [Claim(f"the record of {record.name} says", record.config.to_dict())]
+    return [Claim(f"the record of {record.name} says", record.config.to_dict(), knows_network=True)]
 
 
 def _claims_of_preset(name: str) -> list[Claim]:
-    """A preset's shape is firm; the rest of it is what a model of that shape usually has."""
-    preset = PRESETS[name]
-    shape = preset.given - {"image_size", "num_classes"}
-    usual = preset.to_dict().keys() - preset.given - {"cls_position"}
+    """What `PRESET_MAY_SAY`; the image size is no claim about a file, but may be a guess that fits it."""
+    fields = {field: getattr(PRESETS[name], field) for field in PRESET_MAY_SAY}
+    size = {"image_size": fields.pop("image_size")}
     return [
-        Claim(f"the preset {name} says", {field: getattr(preset, field) for field in shape}),
-        Claim(f"the preset {name} has", {field: getattr(preset, field) for field in usual}, firm=False),
+        Claim(f"the preset {name} says", fields, shape_alone=True),
+        Claim(f"the preset {name} says, and the position table fits it", size, firm=False),
     ]
 
 
-def _claims_of_sidecar(sidecar: Sidecar, relative: zoo.Record | None) -> list[Claim]:
-    """What config.json says itself, and what the name of an architecture in it stands for."""
-    claims = [Claim("its config.json says", sidecar.claims)]
-    if relative is not None:
-        fields = {}
-        for field in ARCHITECTURE:
-            if field not in sidecar.not_claimed:
-                fields[field] = getattr(relative.config, field)
-        claims.append(Claim(f"its architecture, that of {relative.name}, says", fields, firm=False))
-    return claims
+def claims_about(
+    folder: Path | None, config: ViTConfig | None, others: Sequence[Claim] = ()
+) -> tuple[Sidecar, list[Claim]]:
+    """What stands beside weights, and all that is said of them: there, by others, and by the caller's config.
+
+    Raises:
+        CheckpointError: What stands beside them is damaged, or names another network.
+    """
+    sidecar = Sidecar() if folder is None else read_sidecar(folder)
+    known = sidecar.library is not None
+    said = [
+        Claim("its config.json says", sidecar.claims, knows_network=known),
+        Claim("its architecture says", sidecar.usual, firm=False),
+        *others,
+    ]
+    if config is not None:
+        said.append(Claim(CALLER, {field: getattr(config, field) for field in config.given}))
+    return sidecar, said
 
 
-def _open(location: Location, claims: Sequence[Claim], options: Options, record: zoo.Record | None = None) -> ViT:
+def _open(
+    location: Location,
+    claims: Sequence[Claim],
+    options: Options,
+    record: zoo.Record | None = None,
+    config: ViTConfig | None = None,
+) -> ViT:
     """Weights on this disk, and what others say of them -> the model, with all that belongs to it."""
     with open_weights(location.path) as file:
         sha256 = _verify(file, location)
-        sidecar = _read_sidecar(location)
-        relative = _record_of_architecture(sidecar)
-        said = [*_claims_of_sidecar(sidecar, relative), *claims]
+        sidecar, said = claims_about(location.sidecar, config, claims)
         if options.pool:
             said.append(Claim(OPTION, {"pool": options.pool}, firm=False))
 
         translation, resolved = understand(file, said)
         wish = _wish(resolved.config, options)
-        if record is not None and not wish.new_head:
-            _refuse_another_fine_tune(file, sidecar, record)
+        if record is not None:
+            _refuse_another_fine_tune(file, sidecar, record, labels_count=not wish.new_head)
 
         scan = not all(stamps.is_scanned(path) for path in file.files)
         model, report = build(file, translation, resolved.config, wish, resolved.said_by, scan=scan)
@@ -226,7 +242,7 @@ def _open(location: Location, claims: Sequence[Claim], options: Options, record:
     name = record.name if record else None
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
     if not wish.new_head:
-        model.labels = _labels(record, sidecar, relative, location, wish.config.num_classes)
+        model.labels = _labels(record, sidecar, location, wish.config.num_classes)
     other_size = wish.config.size if record or options.image_size else None
     _attach_preprocessing(model, file, record, sidecar, other_size)
     return model.eval()
@@ -238,25 +254,6 @@ def _verify(file: WeightsFile, location: Location) -> str:
         return stamps.check_file(file.files[0], location.sha256)
     hashes = [stamps.check_file(path) for path in file.files]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
-def _read_sidecar(location: Location) -> Sidecar:
-    if location.sidecar is None:
-        return Sidecar()
-    with explain_damage(location.sidecar / "config.json"):
-        return read_sidecar(location.sidecar)
-
-
-def _record_of_architecture(sidecar: Sidecar) -> zoo.Record | None:
-    """The zoo's record of what timm's config.json names: this very checkpoint, or one of the same architecture."""
-    named = sidecar.architecture or ""
-    if named in zoo.ALIASES:
-        return zoo.RECORDS[zoo.ALIASES[named]]
-    architecture = named.split(".")[0]
-    for alias, name in zoo.ALIASES.items():
-        if alias.split(".")[0] == architecture:
-            return zoo.RECORDS[name]
-    return None
 
 
 def _wish(config: ViTConfig, options: Options) -> Wish:
@@ -295,34 +292,30 @@ def _refuse_other_patches(config: ViTConfig, target: ViTConfig) -> None:
         raise ConfigError(f"These weights norm patches of {config.channels} channels, so channels= cannot change.")
 
 
-def _refuse_another_fine_tune(file: WeightsFile, sidecar: Sidecar, record: zoo.Record) -> None:
-    """Makes sure that a folder which vitlite saved is what the record says of labels and preprocessing.
+def _refuse_another_fine_tune(file: WeightsFile, sidecar: Sidecar, record: zoo.Record, *, labels_count: bool) -> None:
+    """Makes sure that what stands beside the weights does not contradict the record's labels and preprocessing.
 
     Raises:
-        ConfigError: It is not; where they differ, up to three places.
+        ConfigError: It does; where they differ, up to three places.
     """
-    if not sidecar.written_by_vitlite:
-        return
-    recipe = recipe_from_record(record, record.config.size)
-    different = sidecar.contradictions(labels_of(record), recipe.to_dict())
+    labels = labels_of(record) if labels_count else None
+    different = contradictions(sidecar, labels, recipe_from_record(record, record.config.size))
     if different:
-        sentences = [f"{name} {here}, not {there}" for name, (here, there) in different.items()]
         raise ConfigError(
-            f"{file.path} is not {record.name} as the record has it: {'; '.join(sentences[:3])}. For the file's own "
-            "labels and preprocessing:",
+            f"{shown(str(file.path))} is not {record.name} as the record has it: {'; '.join(different[:3])}. For the "
+            "file's own labels and preprocessing:",
             python="vitlite.load(PATH).",
             command="--model PATH.",
         )
 
 
-def _labels(
-    record: zoo.Record | None, sidecar: Sidecar, relative: zoo.Record | None, location: Location, classes: int
-) -> Sequence[str] | None:
+def _labels(record: zoo.Record | None, sidecar: Sidecar, location: Location, classes: int) -> Sequence[str] | None:
     """The record's, else those beside the file, else those of the checkpoint that it names; None if of other number."""
     labels = labels_of(record) if record else None
     labels = labels or sidecar.labels
-    if not labels and relative is not None and relative.repo == location.repo:
-        labels = labels_of(relative)  # of this very repository: a fine-tune keeps the name of what it began with
+    named = zoo.ALIASES.get(sidecar.architecture or "")
+    if not labels and named is not None and zoo.RECORDS[named].repo == location.repo:
+        labels = labels_of(zoo.RECORDS[named])  # of this very repository: a fine-tune keeps the name of its origin
     return labels if labels and len(labels) == classes else None
 
 
@@ -335,11 +328,9 @@ def _attach_preprocessing(
     """
     try:
         recipe = recipe_from_record(record, size) if record and size else recipe_of(sidecar, size)
+    except ConfigError as error:
+        problem = error.within(shown(str(file.path.parent)))
+        model.preprocess = Unprepared(problem.text, problem.python, problem.command)
+    else:
         if recipe is not None:
             model.preprocess = Preprocess(recipe, model)
-    except (ConfigError, TypeError, ArithmeticError, AttributeError, KeyError) as error:  # or a value of another kind
-        reason, python, command = str(error), "", None
-        if isinstance(error, ConfigError):
-            reason, python, command = error.text, error.python, error.command
-        where = f"{file.path.parent}: its preprocessing is not understood"
-        model.preprocess = Unprepared(f"{where}: {reason}", python, command)

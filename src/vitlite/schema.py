@@ -29,20 +29,25 @@ class Check:
     parts: Callable[[Any], Iterator[Part]] = lambda value: iter(())
 
 
-class Wrong(ValueError):
-    """A value that is not what it should be; the text says where it stands, what was wanted, and what is there."""
-
-
-def verify(value: Any, check: Check, place: str) -> None:
-    """Makes sure that a value, and every part of it, is what a check says.
+def verify(value: Any, check: Check, place: str = "", *, error: type[VitliteError] = CheckpointError) -> None:
+    """Makes sure that a value, and every part of it, is what a check says; `place` says where it is from, if known.
 
     Raises:
-        Wrong: The first that is not.
+        VitliteError: It is not; by the first part that is not.
     """
-    if not check.fits(value):
-        raise Wrong(f"{shown(place)} must be {check.wanted}, got {shown(repr(value))}")
-    for name, part, its_check in check.parts(value):
-        verify(part, its_check, f"{place}{name}" if name.startswith("[") else f"{place}.{name}".lstrip("."))
+    for name, part, its_check in _with_parts("", value, check):
+        if not its_check.fits(part):
+            where = f"{shown(place)}: " if place else ""
+            raise error(f"{where}{shown(name) or 'it'} must be {its_check.wanted}, got {shown(repr(part))}.")
+
+
+def _with_parts(name: str, value: Any, check: Check) -> Iterator[Part]:
+    """A value, and where it fits its check all that is in it."""
+    yield name, value, check
+    if check.fits(value):
+        for part_name, part, its_check in check.parts(value):
+            inner = f"{name}{part_name}" if part_name.startswith("[") else f"{name}.{part_name}".lstrip(".")
+            yield from _with_parts(inner, part, its_check)
 
 
 def read_json(
@@ -75,20 +80,18 @@ def parse_json(
     Traceback (most recent call last):
     vitlite.errors.CheckpointError: state.json: epoch must be a whole number from 0 to 9007199254740992, got -1.
     """
-    place = shown(place)
     if len(content) > most_bytes:
-        raise error(f"{place} is larger than {most_bytes} bytes, which is the most that vitlite reads of such a file.")
+        raise error(
+            f"{shown(place)} is larger than {most_bytes} bytes, which is the most that vitlite reads of such a file."
+        )
     try:
         value = json.loads(content)
         _refuse_depth(value)
     except (ValueError, RecursionError) as problem:  # also text that is not UTF-8, and numbers of thousands of digits
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else shown(str(problem))
-        raise error(f"{place} cannot be read as JSON: {reason}. It is damaged, cut short, or something else.") from None
-    try:
-        verify(value, check, "")
-    except Wrong as problem:
-        text = str(problem)
-        raise error(f"{place}: {text if text[0] != ' ' else 'it' + text}.") from None
+        text = f"{shown(place)} cannot be read as JSON: {reason}. It is damaged, cut short, or something else."
+        raise error(text) from None
+    verify(value, check, place, error=error)
     return value
 
 

@@ -145,10 +145,16 @@ def test_weights_without_preprocessing_get_none_of_another(folders, tmp_path, ca
     ViT(PRESETS["vit_nano_4"]).save(tmp_path / "nano")
     (tmp_path / "nano" / "config.json").unlink()
     nano = str(tmp_path / "nano" / "model.safetensors")
-    for words in (["--model", str(tmp_path / "bare")], ["--model", "vit_nano_4", "--weights", nano]):
+    bare = str(tmp_path / "bare")
+    for words, said in (
+        (
+            ["--model", bare],
+            f"{bare} has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint like",
+        ),
+        (["--model", "vit_nano_4", "--weights", nano], f"{nano}: The tensors do not tell norm_eps, gelu, pool"),
+    ):
         command = ["train", str(folders), *words, "--epochs", "1", "--drop-path", "0.1", "--out", str(tmp_path / "run")]
         assert main(command) == 1
-        said = f"{words[-1]} has no preprocessing, so pictures cannot be prepared for it. Name a checkpoint like it"
         assert said in capsys.readouterr().err
     command = ["train", str(folders), "--model", "vit_nano_4.cifar10", "--epochs", "1", "--out", str(tmp_path / "run")]
     assert main([*command, "--weights", ""]) == 1  # a mistake, not a wish for the model's own

@@ -51,11 +51,11 @@ def assert_equal(source: Path, reference: Reference, theirs: nn.Module, config: 
 def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
     theirs = spread(reference.build())
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
-    ask = ["heads", "norm_eps", "gelu"]
+    ask = ["image_size", "heads", "norm_eps", "gelu"]
     if reference.config.pool != "cls_and_distillation":
         ask += ["pool"]
-    if reference.config.positions in ("none", "rope") or reference.config.size[0] != reference.config.size[1]:
-        ask += ["positions", "image_size"]
+    if reference.config.positions in ("none", "rope"):
+        ask += ["positions"]
     if not reference.config.final_norm:
         ask += ["final_norm"]
     if not reference.config.cls_position and not reference.config.registers:
@@ -144,7 +144,9 @@ def test_a_vit_pytorch_state_dict(reference: Reference, tmp_path: Path) -> None:
         state = {key: x[None].contiguous() if key in ("cls_token", "pos_embedding") else x for key, x in state.items()}
         state["cls_token"] = state["cls_token"].reshape(1, 1, -1)
     save_file(state, tmp_path / "vit.safetensors")
-    ask = ["heads", "pool"] if reference.config.pool == "mean_with_cls" else ["heads"]
+    ask = ["patch_size", "image_size", "heads"]
+    if reference.config.pool == "mean_with_cls":
+        ask += ["pool"]
     ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, untold(reference, *ask))
     assert ours.config.norm_eps == 1e-5
     assert not ours.config.qkv_bias
@@ -213,7 +215,8 @@ def test_a_big_vision_npz(option: str, stacked: bool, tmp_path: Path) -> None:
         stacks = {name: np.stack([arrays[name.replace("block/", f"block_{i}/")] for i in range(3)]) for name in blocks}
         arrays = rest | stacks
     np.savez(tmp_path / "vit.npz", **{f"params/{name}": array for name, array in arrays.items()})
-    ours = assert_equal(tmp_path / "vit.npz", reference, theirs)
+    ask = ["image_size"] if reference.config.class_token else ["image_size", "pool"]
+    ours = assert_equal(tmp_path / "vit.npz", reference, theirs, untold(reference, *ask))
     assert ours.source.report.layout == "big_vision"
 
 
@@ -252,7 +255,8 @@ def test_an_openai_tower(whole: bool, tmp_path: Path) -> None:
         text |= {"token_embedding.weight": torch.ones(9, 48), "logit_scale": torch.ones(())}
         tower = {f"visual.{name}": tensor for name, tensor in tower.items()} | {k: x.clone() for k, x in text.items()}
     save_file(tower, tmp_path / "clip.safetensors")
-    ours = assert_equal(tmp_path / "clip.safetensors", reference, theirs, untold(reference, "heads", "gelu"))
+    ask = untold(reference, "image_size", "heads", "gelu", "pool")
+    ours = assert_equal(tmp_path / "clip.safetensors", reference, theirs, ask)
     assert set(ours.source.report.dropped) == (set(text) if whole else set())
     assert ours.source.report.supplied == {"head.bias": (7,)}
 
@@ -331,7 +335,7 @@ def test_meta_names_of_deit_iii_and_headless_files(tmp_path: Path) -> None:
         rename(name, {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}): x for name, x in theirs.state_dict().items()
     }
     save_file(state, tmp_path / "deit.safetensors")
-    ask = untold(reference, "heads", "norm_eps", "gelu", "pool")
+    ask = untold(reference, "image_size", "positions", "heads", "norm_eps", "gelu", "pool")
     assert_equal(tmp_path / "deit.safetensors", reference, theirs, ask)
     save_file({name: x for name, x in state.items() if not name.startswith("head.")}, tmp_path / "dino.safetensors")
     theirs.reset_classifier(0)
@@ -377,14 +381,15 @@ def test_older_vit_pytorch(version: str, pool: str, tmp_path: Path) -> None:
             tensor = rearrange(tensor, "(c p q) -> (p q c)", c=3, p=8)
         state[f"{old}.{leaf}" if old else name.replace("pos_embed", "pos_embedding")] = tensor.contiguous()
     save_file(state, tmp_path / "vit.safetensors")
-    with pytest.raises(ConfigError, match=r"do not tell heads, pool \(.* files pool cls or mean_with_cls\)"):
+    with pytest.raises(ConfigError, match=r"tell patch_size, image_size, heads, pool \(.* pool cls or mean_with_cls\)"):
         load(tmp_path / "vit.safetensors")
-    ours = load(tmp_path / "vit.safetensors", config=ViTConfig(heads=4, pool=pool))
+    said = ViTConfig(image_size=32, patch_size=8, heads=4)
+    ours = load(tmp_path / "vit.safetensors", config=said.replace(pool=pool))
     with torch.no_grad():
         assert distance(ours(images(config)), theirs(images(config))) < LOGITS
     assert ours.config.to_dict() == config.to_dict()
     with pytest.raises(CheckpointError, match="pool cls or mean_with_cls, not 'mean'"):
-        load(tmp_path / "vit.safetensors", config=ViTConfig(heads=4, pool="mean"))
+        load(tmp_path / "vit.safetensors", config=said.replace(pool="mean"))
 
 
 def test_a_single_head_of_vit_pytorch_has_no_projection(tmp_path: Path) -> None:
@@ -392,7 +397,7 @@ def test_a_single_head_of_vit_pytorch_has_no_projection(tmp_path: Path) -> None:
         vit_pytorch.ViT(image_size=32, patch_size=8, num_classes=3, dim=48, depth=2, heads=1, mlp_dim=80, dim_head=48)
     )
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
-    ours = load(tmp_path / "vit.safetensors")
+    ours = load(tmp_path / "vit.safetensors", config=ViTConfig(image_size=32, patch_size=8))
     with torch.no_grad():
         assert distance(ours(images(ours.config)), theirs(images(ours.config))) < LOGITS
     assert ours.source.report.supplied["blocks.0.attn.proj.weight"] == (48, 48)
@@ -403,8 +408,12 @@ def test_patches_of_other_than_three_channels_need_their_size(tmp_path: Path) ->
         vit_pytorch.ViT(image_size=32, patch_size=4, num_classes=3, dim=48, depth=1, heads=4, mlp_dim=80, channels=12)
     )
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
-    assert load(tmp_path / "vit.safetensors", config=ViTConfig(heads=4)).config.channels == 3  # 192 = 12 * 4² = 3 * 8²
-    ours = load(tmp_path / "vit.safetensors", config=ViTConfig(heads=4, patch_size=4))
+    said = ViTConfig(image_size=32, heads=4)
+    with pytest.raises(ConfigError, match="do not tell patch_size"):  # 192 = 12 * 4² = 3 * 8²
+        load(tmp_path / "vit.safetensors", config=said)
+    with pytest.raises(CheckpointError, match="65 rows, which is not an image of"):
+        load(tmp_path / "vit.safetensors", config=said.replace(patch_size=8))
+    ours = load(tmp_path / "vit.safetensors", config=said.replace(patch_size=4))
     with torch.no_grad():
         assert distance(ours(images(ours.config)), theirs(images(ours.config))) < LOGITS
 
@@ -431,7 +440,11 @@ def test_a_swapped_pair_is_noticed(library: str, tmp_path: Path) -> None:
     first, second = SWAPS[library]
     state[first], state[second] = state[second], state[first]
     save_file(state, tmp_path / "model.safetensors")
-    ask = [] if library == "transformers" else ["heads"] + (["norm_eps", "gelu", "pool"] if library == "timm" else [])
+    ask = {
+        "timm": ["image_size", "heads", "norm_eps", "gelu", "pool"],
+        "torchvision": ["heads"],
+        "vit-pytorch": ["patch_size", "image_size", "heads"],
+    }.get(library, [])
     ours = load(tmp_path, config=untold(reference, *ask) if ask else None)
     with torch.no_grad():
         assert distance(ours(images(ours.config)), reference.logits(theirs, images(ours.config))) > 100 * LOGITS
@@ -448,7 +461,7 @@ def test_a_swapped_pair_in_flax_and_in_clip_is_noticed(tmp_path: Path) -> None:
         first, second = (f"Transformer/encoderblock_0/{name}" for name in (first, second))
         arrays[first], arrays[second] = arrays[second], arrays[first]
         np.savez(tmp_path / "vit.npz", **arrays)
-        ours = load(tmp_path / "vit.npz")
+        ours = load(tmp_path / "vit.npz", config=untold(reference, "image_size"))
         with torch.no_grad():
             assert distance(ours(images(ours.config)), theirs(images(ours.config))) > 100 * LOGITS
     reference = find("transformers", "CLIP")
@@ -456,6 +469,6 @@ def test_a_swapped_pair_in_flax_and_in_clip_is_noticed(tmp_path: Path) -> None:
     tower = as_openai(theirs.state_dict())
     tower["ln_pre.weight"], tower["ln_post.weight"] = tower["ln_post.weight"], tower["ln_pre.weight"]
     save_file(tower, tmp_path / "clip.safetensors")
-    ours = load(tmp_path / "clip.safetensors", config=untold(reference, "heads", "gelu"))
+    ours = load(tmp_path / "clip.safetensors", config=untold(reference, "image_size", "heads", "gelu", "pool"))
     with torch.no_grad():
         assert distance(ours(images(ours.config)), reference.logits(theirs, images(ours.config))) > 100 * LOGITS

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from files_made import ASK, IMAGES, TINY, flax, trained, written
+from models import near
+from peers import timm, vit_pytorch
 from safetensors.torch import save_file
 
-from vitlite import ViT, ViTConfig, create, load
-from vitlite.config import PRESETS
-from vitlite.errors import CheckpointError, ConfigError
+from vitlite import ViT, ViTConfig, load
+from vitlite.errors import CheckpointError, ConfigError, VitliteError
 from vitlite.weights.layouts import LAYOUTS, to_their_names
 from vitlite.weights.resolve import Claim, resolve
 from vitlite.weights.translate import facts_of, translate
@@ -33,12 +34,11 @@ def test_what_is_unknown_is_asked_for_by_name() -> None:
     with pytest.raises(ConfigError) as error:
         resolve(LAYOUTS["timm"], tensor_facts(trained()), [])
     assert str(error.value) == (
-        "The tensors do not tell heads, norm_eps, gelu, pool (timm files pool cls or mean or mean_with_cls or "
-        "cls_and_mean). Say so: vitlite.load(..., config=ViTConfig(dim=16, heads=..., norm_eps=..., gelu=..., "
-        "pool=...)), or vitlite.create(name, weights=...) with the name of a model like it."
+        "The tensors do not tell image_size, heads, norm_eps, gelu, pool (timm files pool cls or mean or mean_with_cls "
+        "or cls_and_mean). Say so: vitlite.load(..., config=ViTConfig(image_size=..., patch_size=8, dim=16, heads=..., "
+        "norm_eps=..., gelu=..., pool=...)), or vitlite.create(name, weights=...) with the name of a checkpoint like "
+        "it."
     )
-    with pytest.raises(ConfigError, match="do not tell image_size, heads"):
-        resolve(LAYOUTS["timm"], tensor_facts(trained(TINY.replace(image_size=(16, 24)))), [])
     bare = tensor_facts(trained(TINY.replace(positions="none")))
     for facts_without in (bare, tensor_facts(trained(), pos_embed=(1, 0, 16))):
         with pytest.raises(ConfigError, match="do not tell image_size, positions, heads"):
@@ -47,22 +47,25 @@ def test_what_is_unknown_is_asked_for_by_name() -> None:
 
 def test_the_first_to_know_decides_and_contradictions_are_errors() -> None:
     known = tensor_facts(trained())
-    rest = Claim("a", {"norm_eps": 1e-6, "gelu": "exact", "pool": "cls"})
+    rest = Claim("a", {"image_size": 16, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"})
     resolved = resolve(LAYOUTS["timm"], known, [Claim("b", {"heads": 2, "norm_eps": 1e-3}), rest])
     assert resolved.config.norm_eps == 1e-3
     assert resolved.said_by["norm_eps"] == "b"
     assert resolved.said_by["gelu"] == "a"
     assert resolved.said_by["depth"] == "the tensors say"
+    without_size = Claim("a", {name: value for name, value in rest.fields.items() if name != "image_size"})
+    with pytest.raises(CheckpointError, match="5 rows, which is not an image of"):
+        resolve(LAYOUTS["timm"], known, [Claim("c says", {"heads": 2, "image_size": 24}), without_size])
     for fields, text in (
         ({"heads": 4, "depth": 3}, "depth: the tensors say 2, c says 3"),
         ({"heads": 3}, "16 wide, which is not 3 heads"),
         ({"heads": 0}, "16 wide, which is not 0 heads"),
         ({"heads": "2"}, "16 wide, which is not 2 heads"),
-        ({"heads": 2, "image_size": 24}, "5 rows, which is not an image of"),
+        ({"heads": 2, "image_size": 24}, "image_size: c says (24, 24), a (16, 16)"),
         ({"heads": 2, "head_dim": 4}, "not 2 heads of equal width"),
         ({"heads": 2, "layer_scale": 1e-5}, "layer_scale: the tensors have none, c says 1e-05"),
     ):
-        with pytest.raises(CheckpointError, match=text.replace("(", r"\(")):
+        with pytest.raises(CheckpointError, match=re.escape(text)):
             resolve(LAYOUTS["timm"], known, [Claim("c says", fields), rest])
     with pytest.raises(ConfigError, match=r"image_size must be a whole number or \(height, width\), got '16'"):
         resolve(LAYOUTS["timm"], known, [Claim("c says", {"image_size": "16"}), rest])
@@ -75,11 +78,6 @@ def test_the_initial_layer_scale_is_what_is_said_of_it(scale: float, tmp_path: P
     path = written(tmp_path / "vit.safetensors", config=TINY.replace(layer_scale=scale))
     assert load(path, config=ASK.replace(layer_scale=scale)).config.layer_scale == scale
     assert load(path, config=ASK).config.layer_scale == 1e-5
-
-
-def test_a_preset_does_not_say_that_its_models_have_no_layer_scale(tmp_path: Path) -> None:
-    path = written(tmp_path / "vit.safetensors", config=PRESETS["vit_nano_4"].replace(layer_scale=0.1))
-    assert create("vit_nano_4", weights=path).config.layer_scale == 1e-5
 
 
 def test_the_caller_may_not_contradict_the_layout_s_code(tmp_path: Path) -> None:
@@ -101,18 +99,24 @@ def test_open_clip_may_pool_the_mean_but_only_config_says_so(tmp_path: Path) -> 
         theirs = rule.theirs[0].replace("#", "".join(re.findall(r"\.(\d+)\.", name)))
         proj["visual." + theirs] = tensor[0, 0] if name == "cls_token" else tensor[0] if name == "pos_embed" else tensor
     save_file(proj, path)
-    ask = ViTConfig(dim=16, heads=2, gelu="exact")
-    assert load(path, config=ask).config.pool == "cls"
-    mean = load(path, config=ask.replace(pool="mean"))
+    ask = ViTConfig(image_size=16, dim=16, heads=2, gelu="exact")
+    with pytest.raises(ConfigError, match=r"do not tell pool \(pool: open_clip's may be the class token or a"):
+        load(path, config=ask)
+    assert load(path, config=ask.replace(pool="cls")).config.pool == "cls"
+    mean = load(path, config=ask.replace(pool="mean", fc_norm=False))
     assert torch.allclose(mean(IMAGES), ours(IMAGES), atol=1e-5)
+    with pytest.raises(ConfigError, match=r"do not tell fc_norm: open_clip's ln_post stands before the mean, or with"):
+        load(path, config=ask.replace(pool="mean"))
+    with pytest.raises(CheckpointError, match="fc_norm: the tensors say False, config= says True"):
+        load(path, config=ask.replace(pool="mean", fc_norm=True))
     with pytest.raises(CheckpointError, match="openai files pool cls or mean, not 'mean_with_cls'"):
         load(path, config=ask.replace(pool="mean_with_cls"))
     with pytest.raises(ConfigError, match="pool 'cls', and their head means nothing after 'mean'"):
-        load(path, config=ask, pool="mean")
+        load(path, config=ask.replace(pool="cls"), pool="mean")
 
 
 def test_images_that_are_not_square(tmp_path: Path) -> None:
-    wide = TINY.replace(image_size=(16, 72))  # 2 x 9 patches are no square, 1 x 16 and 2 x 8 could be one
+    wide = TINY.replace(image_size=(16, 72))
     path = written(tmp_path / "vit.safetensors", config=wide)
     model = load(path, config=ASK.replace(image_size=(16, 72), patch_size=8))
     images = torch.randn(1, 3, 16, 72)
@@ -126,26 +130,121 @@ SQUARE = TINY.replace(image_size=24, cls_position=False)  # 3 * 3 rows; also 2 *
 
 def test_a_square_table_with_a_class_token_may_have_a_row_for_it_or_not(tmp_path: Path) -> None:
     path = written(tmp_path / "model.safetensors", config=SQUARE)
-    with pytest.raises(ConfigError, match=r"do not tell image_size\. Say so"):
-        load(path, config=ASK)
-    for said in ({"cls_position": False}, {"image_size": 24, "patch_size": 8}):
-        assert load(path, config=ASK.replace(**said)).config.grid == (3, 3)
-    assert load(path, config=ASK.replace(image_size=(16, 32))).config.cls_position
-    with pytest.raises(ConfigError, match="do not tell image_size"):
-        load(path, config=ASK.replace(cls_position=True))
-    for args in ({"no_embed_class": True}, {"img_size": [24, 24]}):
-        about = {"architecture": "vit", "model_args": args}
+    for said in ({}, {"cls_position": False}, {"cls_position": True}):
+        with pytest.raises(ConfigError, match=r"do not tell image_size\. Say so"):
+            load(path, config=UNSIZED.replace(**said))
+    assert load(path, config=UNSIZED.replace(image_size=24, patch_size=8)).config.grid == (3, 3)
+    assert load(path, config=UNSIZED.replace(image_size=(16, 32))).config.cls_position
+    wide = load(path, config=UNSIZED.replace(image_size=(24, 24), patch_size=8, cls_position=False))
+    assert not wide.config.cls_position
+
+
+def test_timm_s_sizes_are_told_by_its_config(tmp_path: Path) -> None:
+    written(tmp_path / "model.safetensors", config=SQUARE)
+    for args, fixed, told in (
+        ({"img_size": [24, 24]}, True, True),
+        ({"img_size": 24, "dynamic_img_size": True}, True, True),
+        ({}, True, True),
+        ({}, False, False),
+    ):
+        about = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 2} | args}
+        about["pretrained_cfg"] = {"input_size": [3, 24, 24], "fixed_input_size": fixed}
         (tmp_path / "config.json").write_text(json.dumps(about))
-        assert load(tmp_path, config=ASK).config.grid == (3, 3)
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "deit3_small_patch16_224"}))
-    written(tmp_path / "model.safetensors", config=SQUARE.replace(dim=24, heads=6, layer_scale=0.1))
-    assert load(tmp_path).config.grid == (3, 3)
+        if told:
+            assert load(tmp_path).config.grid == (3, 3)
+        else:
+            with pytest.raises(ConfigError, match=r"do not tell image_size\. Say so"):
+                load(tmp_path)
 
 
-def test_a_preset_does_not_say_whether_the_class_token_has_a_row(tmp_path: Path) -> None:
-    path = written(tmp_path / "vit.safetensors", config=PRESETS["vit_nano_4"].replace(cls_position=False))
+UNSIZED = ViTConfig(dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="cls")
+
+
+def test_as_many_patches_may_stand_in_another_shape(tmp_path: Path) -> None:
+    wide = TINY.replace(image_size=(16, 64))
+    path = written(tmp_path / "vit.safetensors", config=wide)
+    for wanted in (None, 32, (16, 64)):  # what is wanted does not tell what is there
+        with pytest.raises(ConfigError, match=r"do not tell image_size\. Say so: .*image_size=\.\.\., patch_size=8"):
+            load(path, config=UNSIZED, image_size=wanted)
+    images = torch.randn(1, 3, 16, 64)
+    assert torch.equal(load(path, config=UNSIZED.replace(image_size=(16, 64)))(images), trained(wide)(images))
+
+
+def test_registers_with_rows_in_the_table_are_not_taken_for_patches(tmp_path: Path) -> None:
+    kind = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=7)
+    theirs = timm.models.VisionTransformer(**kind, reg_tokens=8)  # 16 patches and 9 rows more: 25 is a square, too
+    save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
+    ask = ViTConfig(dim=48, heads=4, norm_eps=1e-6, gelu="exact", pool="cls")
     with pytest.raises(ConfigError, match="do not tell image_size"):
-        create("vit_nano_4", weights=path)
+        load(tmp_path / "vit.safetensors", config=ask)
+    with pytest.raises(CheckpointError, match=r"has 25 rows, which is not an image of \(32, 32\) in patches of 8"):
+        load(tmp_path / "vit.safetensors", config=ask.replace(image_size=32))
+
+
+@pytest.mark.parametrize("pool", ["avg", "avgmax", "max", "prr"])
+def test_what_is_pooled_without_a_class_token_is_asked_for(pool: Any, tmp_path: Path) -> None:
+    kind = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=7, class_token=False)
+    theirs = timm.models.VisionTransformer(**kind, global_pool=pool, fc_norm=False)
+    save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
+    ask = ViTConfig(image_size=32, dim=48, heads=4, norm_eps=1e-6, gelu="exact")
+    with pytest.raises(ConfigError, match=r"do not tell pool \(pool: without a class token it may be the"):
+        load(tmp_path / "vit.safetensors", config=ask)
+    assert load(tmp_path / "vit.safetensors", config=ask, pool="mean").config.pool == "mean"
+
+
+ROTARY = ("vit_small_patch16_rope_224", "vit_small_patch16_rope_ape_224", "vit_small_patch16_dinov3")
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_no_answer_makes_a_rotary_network_a_plain_one(name: str, tmp_path: Path) -> None:
+    theirs = timm.create_model(name, img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=7)
+    save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
+    ask = ViTConfig(image_size=32, dim=48, heads=4, norm_eps=1e-6, gelu="exact", pool="cls")
+    with pytest.raises(VitliteError, match="positions"):
+        load(tmp_path / "vit.safetensors", config=ask)
+    for positions in ("none", "sincos2d"):
+        for cls_position in (True, False):
+            said = ask.replace(positions=positions, cls_position=cls_position, registers=0)
+            with pytest.raises(CheckpointError, match="positions: "):
+                load(tmp_path / "vit.safetensors", config=said)
+
+
+def test_meta_s_deit_iii_has_the_names_of_rotary_networks(tmp_path: Path) -> None:
+    config = TINY.replace(layer_scale=0.1, cls_position=False)
+    state = trained(config).state_dict()
+    old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for name, x in state.items()}
+    save_file(old, tmp_path / "vit.safetensors")
+    with pytest.raises(ConfigError, match=r"do not tell positions \(positions: DeiT III calls its scales gamma_1, and"):
+        load(tmp_path / "vit.safetensors", config=ASK)
+    model = load(tmp_path / "vit.safetensors", config=ASK.replace(positions="learned"))
+    assert torch.equal(model(IMAGES), trained(config)(IMAGES))
+
+
+def test_a_table_is_not_overlooked_because_somebody_says_so(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors")
+    with pytest.raises(CheckpointError, match="positions: the tensors say learned, config= says none"):
+        load(path, config=ASK.replace(positions="none"))
+
+
+def test_flattened_patches_do_not_tell_their_sides(tmp_path: Path) -> None:
+    sizes = dict(image_size=32, num_classes=7, dim=48, depth=2, heads=4, mlp_dim=80, dim_head=12)
+    for patch, channels in ((8, 3), ((16, 4), 3), (4, 12)):
+        theirs = vit_pytorch.ViT(patch_size=patch, channels=channels, **sizes).eval()
+        save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
+        said = ViTConfig(image_size=32, heads=4)
+        with pytest.raises(ConfigError, match=r"do not tell patch_size \(patch_size: pixels are flattened: patches of"):
+            load(tmp_path / "vit.safetensors", config=said)
+        if not isinstance(patch, tuple):
+            ours = load(tmp_path / "vit.safetensors", config=said.replace(patch_size=patch))
+            images = torch.randn(1, channels, 32, 32)
+            assert near(ours(images), theirs(images))
+
+
+def test_what_names_cannot_tell_is_in_the_report(tmp_path: Path) -> None:
+    report = load(written(tmp_path / "model.safetensors"), config=ASK).source.report
+    assert report.said_by["norms"].startswith("assumed, because timm's ResPostBlock has the same names")
+    ViT(TINY).save(tmp_path / "saved")
+    assert "norms" not in load(tmp_path / "saved").source.report.said_by, "the file names its network"
 
 
 def test_the_class_token_of_most_layouts_always_has_a_row(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vitlite.config import ViTConfig, refuse_unknown_fields
-from vitlite.errors import CheckpointError, ConfigError
-from vitlite.weights.files import WeightsFile
+from vitlite.errors import CheckpointError, ConfigError, shown
+from vitlite.weights.files import Shape, WeightsFile
 from vitlite.weights.layouts import Layout
 from vitlite.weights.translate import Translation, facts_of, translate, with_folded_rows
 
@@ -20,7 +20,7 @@ TENSORS, CALLER = "the tensors say", "config= says"
 OPTION = "pool= says"  # what shall be, which is believed of what is only where nobody says anything
 
 # Fields that tensors may leave open, in the order in which they are asked for.
-NOT_IN_TENSORS = ("image_size", "positions", "heads", "norm_eps", "gelu", "pool", "final_norm")
+NOT_IN_TENSORS = ("patch_size", "image_size", "positions", "heads", "norm_eps", "gelu", "pool", "final_norm")
 # No facts of a file: how it is run.
 RUNTIME_FIELDS = ("resample", "dropout", "drop_path", "checkpointing")
 # A file may differ here from the record of what it began as (a fine-tune, a fork): the file is followed.
@@ -33,12 +33,24 @@ GEOMETRY = (
 )  # fmt: skip
 
 
+# Layouts whose code takes square images only: of others, as many patches may stand in another shape.
+SQUARE = ("torchvision", "google")
+# What names cannot tell, and nobody is asked: networks of the same names that hardly anybody trains.
+SAME_NAMES = {
+    "timm": ("norms", "assumed, because timm's ResPostBlock has the same names: before attention and MLP, not after"),
+    "vit-pytorch": ("tokens", "assumed, because vit-pytorch's ats_vit has the same names: all go through all blocks"),
+}
+SAME_NAMES["vit-pytorch before 1.0"] = SAME_NAMES["vit-pytorch"]
+
+
 class Claim(NamedTuple):
     """What somebody says of a config. Firm: contradicting what is known is an error; else it fills in the rest."""
 
     who: str
     fields: Mapping[str, Any]
     firm: bool = True
+    shape_alone: bool = False  # it is a preset's
+    knows_network: bool = False  # it names the very class that computes, of which nothing has to be assumed
 
 
 class Word(NamedTuple):
@@ -75,12 +87,12 @@ def understand(file: WeightsFile, claims: Sequence[Claim]) -> tuple[Translation,
         translation = translate(file.shapes, _claimed_patch(claims))
         facts = facts_of(translation, file.shapes)
         file.refuse_other_types(translation.parts)
-        resolved = resolve(translation.layout, facts, claims)
+        resolved = resolve(translation.layout, facts, claims, ambiguities(translation, file.shapes, facts))
         if facts["token_rows"] and facts["position_rows"] != math.prod(resolved.config.grid):
             translation = with_folded_rows(translation)
         return translation, resolved
     except (CheckpointError, ConfigError) as error:
-        raise error.within(str(file.path)) from error
+        raise error.within(shown(str(file.path))) from None
 
 
 def _claimed_patch(claims: Sequence[Claim]) -> int | None:
@@ -91,51 +103,72 @@ def _claimed_patch(claims: Sequence[Claim]) -> int | None:
     return None
 
 
-def resolve(layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim]) -> Resolved:
+def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Mapping[str, Any]) -> dict[str, str]:
+    """Fields of which the tensors fit more than one reading, and why: there they are no witness."""
+    layout, found = translation.layout, translation.found
+    unclear = {}
+    kernel = found["patch_embed.proj.weight"]
+    if translation.patch is None and len(shapes[kernel.parts[0]]) == 2:
+        unclear["patch_size"] = "pixels are flattened: patches of other sides and channels have as many"
+    averaged = facts.get("pool") == "mean" and not layout.bare_proj and layout.name != "transformers"  # I-JEPA's code
+    if averaged:
+        unclear["pool"] = "without a class token it may be the mean, the maximum, both, or by attention"
+    if layout.name == "openai":
+        unclear["pool"] = "open_clip's may be the class token or a mean"
+    scale = found.get("blocks.0.ls1.gamma")
+    if scale is not None and scale.parts[0].endswith("gamma_1") and facts["position_rows"]:
+        unclear["positions"] = "DeiT III calls its scales gamma_1, and so do networks that turn queries and keys"
+    return unclear
+
+
+def resolve(
+    layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim], unclear: Mapping[str, str] | None = None
+) -> Resolved:
     """The config of a file, from what its tensors say, what its layout's code fixes, and what others claim.
 
     Args:
         layout: Whose names the tensors have.
         facts: What the tensors say: `translate.facts_of`.
         claims: Of others, the weightiest first.
+        unclear: Fields of which tensors and layout are no witness: `ambiguities`.
 
     Raises:
         CheckpointError: Claims contradict the tensors or each other.
         ConfigError: Something remains unknown.
     """
-    words = _words_by_field(layout, facts, claims)
+    unclear = unclear or {}
+    words = _words_by_field(layout, facts, claims, unclear)
     settled, contradictions = _settle(words)
-    settled |= settle_positions(layout, facts, settled)
+    if facts["position_rows"] and "positions" in settled and settled["positions"].value != "learned":
+        contradictions.append(f"positions: {TENSORS} learned, {settled['positions']}")
     if contradictions:
         raise CheckpointError(f"It is not what it is said to be. {'; '.join(contradictions)}.")
+    settled |= settle_positions(layout, facts, settled)
     _refuse_without_rotation(facts, settled)
     _work_out_heads(facts, settled)
-    _ask_for_the_rest(layout, facts, settled)
+    _ask_for_the_rest(layout, facts, settled, unclear, claims)
     _check_heads(facts, settled)
     _check_pool(layout, settled)
+    _check_norm_of_mean(layout, settled, words)
     config = ViTConfig(**{field: word.value for field, word in settled.items()})
-    return Resolved(config, {field: word.who for field, word in settled.items()})
+    said_by = {field: word.who for field, word in settled.items()}
+    if layout.name in SAME_NAMES and not any(claim.knows_network for claim in claims):
+        part, why = SAME_NAMES[layout.name]
+        said_by[part] = why
+    return Resolved(config, said_by)
 
 
-def _words_by_field(layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim]) -> dict[str, list[Word]]:
+def _words_by_field(
+    layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim], unclear: Mapping[str, str]
+) -> dict[str, list[Word]]:
     """All that is said of each field, the weightiest first: by tensors, the layout's code, others, what is usual."""
-    fixed = {field: value for field, value in layout.fixed.items() if field not in layout.assumed}
-    usual = {field: value for field, value in layout.fixed.items() if field in layout.assumed}
-    usual["resample"] = layout.resample[facts["registers"] > 0]
-    code = f"the {layout.name} layout says"
-    fields = ViTConfig.__dataclass_fields__
-    everybody = [
-        Claim(TENSORS, {field: fact for field, fact in facts.items() if field in fields}),
-        Claim(code, fixed, firm=False),
-        *(claim for claim in claims if claim.who != OPTION),
-        Claim(code, usual, firm=False),
-        *(claim for claim in claims if claim.who == OPTION),
-    ]
-    words: dict[str, list[Word]] = {field: [] for field in fields}
-    for claim in everybody:
+    words: dict[str, list[Word]] = {field: [] for field in ViTConfig.__dataclass_fields__}
+    for claim in _everybody(layout, facts, claims, unclear):
         refuse_unknown_fields(claim.fields)
         for field, value in claim.fields.items():
-            words[field].append(Word(_comparable(field, value), claim.who, claim.firm))
+            word = Word(_comparable(field, value), claim.who, claim.firm)
+            if field != "image_size" or claim.firm or _fits_table(layout, facts, word.value):
+                words[field].append(word)
     return words
 
 
@@ -146,6 +179,26 @@ def _comparable(field: str, value: Any) -> Any:
     if field == "image_size":
         value = ViTConfig(image_size=value, patch_size=1).size  # or what is wrong with it
     return value
+
+
+def _everybody(
+    layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim], unclear: Mapping[str, str]
+) -> list[Claim]:
+    """The claims of tensors and layout, as far as they are witnesses, among those of others."""
+    told: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+    usual: dict[str, Any] = {"resample": layout.resample[facts["registers"] > 0]}
+    for field in ViTConfig.__dataclass_fields__.keys() - unclear:
+        if field in facts:
+            told[field] = facts[field]
+        if field in layout.fixed:
+            (usual if field in layout.assumed else fixed)[field] = layout.fixed[field]
+    code = f"the {layout.name} layout says"
+    options = [claim for claim in claims if claim.who == OPTION]
+    others = [claim for claim in claims if claim.who != OPTION]
+    return [
+        Claim(TENSORS, told), Claim(code, fixed, firm=False), *others, Claim(code, usual, firm=False), *options
+    ]  # fmt: skip
 
 
 def _settle(words: Mapping[str, Sequence[Word]]) -> tuple[dict[str, Word], list[str]]:
@@ -227,7 +280,7 @@ class TableReading(NamedTuple):
 
 
 def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> dict[str, Word]:
-    """image_size, positions and cls_position: from the rows of the position table, and what is said of the size.
+    """image_size and cls_position: from the rows of the position table, and what is said of the size.
 
     Raises:
         CheckpointError: The table is not that of an image of the size that is claimed.
@@ -235,14 +288,16 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
     rows, patch = facts["position_rows"], facts["patch_size"]
     if not rows:
         return _square_as_number(settled)
+    if "patch_size" not in settled:  # which is asked for
+        return {}
     claimed = settled["image_size"].value if "image_size" in settled else None
-    counts = _possible_token_rows(layout, facts, settled)
-    readings = _readings(rows, patch, counts, claimed)
-    certain = len(readings) == 1 or not facts["token_rows"]  # of a class token alone, the likelier reading comes first
-    if readings and certain:
-        return _words_of(readings[0], facts, settled)
+    for count in _possible_token_rows(layout, facts):
+        side = math.isqrt(max(rows - count, 0)) * patch
+        size = claimed or ((side, side) if layout.name in SQUARE else None)
+        if size is not None and _patches_in(size, patch) == rows - count > 0:
+            return _words_of(TableReading(size, count), facts, settled)
     if claimed is None:
-        return {"positions": Word("learned", TENSORS, True)}
+        return {}
     raise CheckpointError(
         f"Its position table has {rows} rows, which is not an image of {claimed} in patches of {patch}.",
         python="To run it at another size: image_size=.",
@@ -250,43 +305,33 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
     )
 
 
-def _possible_token_rows(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> list[int]:
+def _possible_token_rows(layout: Layout, facts: Mapping[str, Any]) -> list[int]:
     """How many rows of the table may be of the class token and the registers, the likelier first."""
     if facts["token_rows"]:
         return [0, facts["token_rows"]]
     if not facts["class_token"] or facts["registers"]:
         return [0]
-    counts = [int(has_row) for has_row in layout.cls_rows]
-    if "image_size" in settled:
-        return counts
-    if "cls_position" in settled and settled["cls_position"].value in counts:
-        return [int(settled["cls_position"].value)]
-    if counts[0] == 1:  # without a size, k * k rows may as well be (k - 1) * (k + 1), and one for the class token
-        return [1]
-    return counts
+    return [int(has_row) for has_row in layout.cls_rows]
 
 
-def _readings(rows: int, patch: int, counts: Sequence[int], claimed: tuple[int, int] | None) -> list[TableReading]:
-    """The ways in which the rows are those of an image: of the size that is claimed, else of a square."""
-    readings = []
-    for count in counts:
-        side = math.isqrt(max(rows - count, 0)) * patch
-        size = claimed or (side, side)
-        patches = (size[0] // patch) * (size[1] // patch)
-        if patches > 0 and patches + count == rows:
-            readings.append(TableReading(size, count))
-    return readings
+def _patches_in(size: tuple[int, int], patch: int) -> int:
+    return (size[0] // patch) * (size[1] // patch)
+
+
+def _fits_table(layout: Layout, facts: Mapping[str, Any], size: tuple[int, int]) -> bool:
+    """Whether the position table may be that of an image of this size; where there is none, of any."""
+    rows, patch = facts["position_rows"], facts["patch_size"]
+    if any(side % patch for side in size):
+        return False
+    return not rows or any(_patches_in(size, patch) == rows - count for count in _possible_token_rows(layout, facts))
 
 
 def _words_of(reading: TableReading, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> dict[str, Word]:
     height, width = reading.size
-    who = "the position table, taken as a square's, says"
+    who = "the position table, which is a square's, says"
     if "image_size" in settled:
         who = settled["image_size"].who
-    found = {
-        "positions": Word("learned", TENSORS, True),
-        "image_size": Word(height if height == width else reading.size, who, True),
-    }
+    found = {"image_size": Word(height if height == width else reading.size, who, True)}
     if facts["class_token"] or facts["registers"]:
         # rows of registers, and of a class token beside them, are added to the tokens when they are read
         has_row = reading.token_rows > 0 and not facts["registers"]
@@ -332,25 +377,42 @@ def _work_out_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
         settled["heads"] = Word(facts["attention_dim"] // width.value, width.who, width.firm)
 
 
-def _ask_for_the_rest(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> None:
+def _ask_for_the_rest(
+    layout: Layout,
+    facts: Mapping[str, Any],
+    settled: Mapping[str, Word],
+    unclear: Mapping[str, str],
+    claims: Sequence[Claim],
+) -> None:
     unknown = [field for field in NOT_IN_TENSORS if field not in settled]
     gated = settled["mlp"].value == "swiglu" and ("pool" not in settled or settled["pool"].value != "map")
     if gated and "gelu" in unknown:  # which such a model has none of
         unknown.remove("gelu")
     if not unknown:
         return
-    hint = f" ({layout.name} files pool {' or '.join(layout.pools)})" if "pool" in unknown else ""
-    blanks = [f"{field}=..." for field in unknown]
-    if facts["rotary"] == "dinov3" and "positions" in unknown:
-        blanks[unknown.index("positions")] = "positions='rope'"
-    if "heads" in unknown:  # a config cannot be made of heads that do not divide its dim
-        blanks[unknown.index("heads")] = f"dim={settled['dim'].value}, heads=..."
+    remarks = [f"{field}: {unclear[field]}" for field in unknown if field in unclear]
+    if "pool" in unknown and settled["class_token"].value:
+        remarks.append(f"{layout.name} files pool {' or '.join(layout.pools)}")
+    remarks += [f"{claim.who.removesuffix(' says')} is a shape alone" for claim in claims if claim.shape_alone]
+    hint = f" ({'; '.join(remarks)})" if remarks else ""
+    blanks = ", ".join(_blank(field, facts, settled) for field in unknown)
     raise ConfigError(
         f"The tensors do not tell {', '.join(unknown)}{hint}.",
-        python=f"Say so: vitlite.load(..., config=ViTConfig({', '.join(blanks)})), or vitlite.create(name, "
-        "weights=...) with the name of a model like it.",
-        command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a model like it.",
+        python=f"Say so: vitlite.load(..., config=ViTConfig({blanks})), or vitlite.create(name, weights=...) with the "
+        "name of a checkpoint like it.",
+        command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a checkpoint like it.",
     )
+
+
+def _blank(field: str, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> str:
+    """How a field is asked for, with what a config needs beside it, of which it could not be made otherwise."""
+    if field == "heads":  # have to divide dim
+        return f"dim={settled['dim'].value}, heads=..."
+    if field == "image_size" and "patch_size" in settled:  # which patches have to divide
+        return f"image_size=..., patch_size={settled['patch_size'].value}"
+    if field == "positions" and facts["rotary"] == "dinov3":
+        return "positions='rope'"
+    return f"{field}=..."
 
 
 def _check_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
@@ -369,3 +431,18 @@ def _check_pool(layout: Layout, settled: Mapping[str, Word]) -> None:
     distilled = pool == "cls_and_distillation" and settled["registers"].value == 1
     if settled["class_token"].value and pool not in layout.pools and not told and not distilled:
         raise CheckpointError(f"{layout.name} files pool {' or '.join(layout.pools)}, not {pool!r}.")
+
+
+def _check_norm_of_mean(layout: Layout, settled: Mapping[str, Word], words: Mapping[str, Sequence[Word]]) -> None:
+    """Makes sure that somebody knows where the last norm of an open_clip model with a mean stands.
+
+    Raises:
+        ConfigError: Nobody said it, and its name is the same in both places.
+    """
+    if layout.name == "openai" and settled["pool"].value == "mean" and len(words["fc_norm"]) < 2:
+        raise ConfigError(
+            "The tensors do not tell fc_norm: open_clip's ln_post stands before the mean, or with "
+            "final_ln_after_pool after it, which vitlite does not compute for this layout.",
+            python="If it stands before: config=ViTConfig(fc_norm=False, ...).",
+            command="Say --model NAME --weights PATH with the name of a checkpoint like it.",
+        )

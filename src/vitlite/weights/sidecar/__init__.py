@@ -1,38 +1,35 @@
 """What stands beside a weights file, in config.json and preprocessor_config.json: read and written in this room only.
 
-A library, a module: `vitlite`, `timm` and `transformers` each turn their JSON into a `Sidecar`, and back.
+A library, a module: `vitlite`, `timm` and `transformers` each check their JSON, turn it into a `Sidecar`, and back.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vitlite.config import ViTConfig
 from vitlite.disk import write_json
+from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import Recipe
+from vitlite.schema import anything, by_name, read_json
+from vitlite.weights.sidecar import timm, transformers, vitlite
 from vitlite.weights.sidecar.record import Sidecar, UnreadRecipe
-from vitlite.weights.sidecar.timm import (
-    config_to_timm,
-    recipe_from_record,
-    recipe_from_timm,
-    recipe_to_timm,
-    sidecar_from_timm,
-)
+from vitlite.weights.sidecar.timm import config_to_timm, recipe_from_record, recipe_from_timm, recipe_to_timm
 from vitlite.weights.sidecar.transformers import (
     config_to_transformers,
     model_type,
     recipe_from_transformers,
     recipe_to_transformers,
-    sidecar_from_transformers,
 )
-from vitlite.weights.sidecar.vitlite import config_to_vitlite, recipe_from_vitlite, sidecar_from_vitlite
+from vitlite.weights.sidecar.vitlite import config_to_vitlite, recipe_from_vitlite
 
 __all__ = [
     "CONFIG",
     "PICTURES",
     "Sidecar",
     "UnreadRecipe",
+    "contradictions",
     "model_type",
     "read_sidecar",
     "recipe_from_record",
@@ -47,33 +44,40 @@ __all__ = [
 ]
 
 CONFIG, PICTURES = "config.json", "preprocessor_config.json"
+TABLE = by_name(anything)
 
 
 def read_sidecar(folder: Path) -> Sidecar:
     """What stands beside the weights of a folder, as vitlite, timm or transformers wrote it; empty where nothing does.
 
     Raises:
-        CheckpointError: It is a model that vitlite does not run.
+        CheckpointError: It is damaged, or of a model that vitlite does not run.
     """
-    config = _read(folder / CONFIG)
-    if "vitlite" in config:
-        return sidecar_from_vitlite(config)
-    if "architecture" in config:
-        return sidecar_from_timm(config)
-    if "model_type" in config:
-        return sidecar_from_transformers(config, _read(folder / PICTURES))
+    path = folder / CONFIG
+    config = _read(path)
+    try:
+        if "vitlite" in config:
+            return vitlite.sidecar_from_vitlite(config)
+        if "architecture" in config:
+            return timm.sidecar_from_timm(config)
+        if "model_type" in config:
+            return transformers.sidecar_from_transformers(config, _read(folder / PICTURES))
+    except CheckpointError as error:
+        raise error.within(shown(str(path))) from None
     return Sidecar()
 
 
-def _read(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+def _read(file: Path) -> Mapping[str, Any]:
+    """A table in JSON; an empty one where there is no such file."""
+    content: Mapping[str, Any] = read_json(file, TABLE) if file.exists() else {}
+    return content
 
 
 def recipe_of(sidecar: Sidecar, size: tuple[int, int] | None) -> Recipe | None:
     """How pictures are prepared for images of `size`, or of the file's own; None where nothing is said of it.
 
     Raises:
-        ConfigError: It is not understood. A value of a wrong type raises what Python makes of it.
+        ConfigError: It is not understood.
     """
     if sidecar.recipe is None:
         return None
@@ -83,6 +87,24 @@ def recipe_of(sidecar: Sidecar, size: tuple[int, int] | None) -> Recipe | None:
     if library == "timm":
         return recipe_from_timm(fields, size)
     return recipe_from_transformers(fields, size)
+
+
+def contradictions(sidecar: Sidecar, labels: Sequence[str] | None, recipe: Recipe) -> list[str]:
+    """Where a sidecar says otherwise than these labels and this recipe: sentences such as "mean (0.5,), not (0.4,)"."""
+    different = []
+    for number, (here, there) in enumerate(zip(sidecar.labels or (), labels or (), strict=False)):
+        if here != there:
+            different.append(f"{number} is {shown(here)}, not {shown(there)}")
+    try:
+        own = recipe_of(sidecar, None)
+    except ConfigError as error:
+        return [*different, error.text]
+    if own is not None:
+        for name, there in asdict(recipe).items():
+            here = getattr(own, name)
+            if here != there and name != "margin":  # which no other library's files tell
+                different.append(f"{name} is {here}, not {there}")
+    return different
 
 
 def write_sidecar(folder: Path, config: ViTConfig, labels: Sequence[str] | None, recipe: Recipe | None) -> None:

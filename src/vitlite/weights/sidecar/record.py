@@ -1,22 +1,20 @@
 """What stands beside a weights file, whoever wrote it: the record that each library's reader fills in."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from vitlite.errors import ConfigError
+from vitlite.errors import CheckpointError, ConfigError, shown
+from vitlite.schema import Check, by_name, either, number, optional, several, text, whole
 
 Library = Literal["vitlite", "timm", "transformers"]
 
-ACTIVATIONS = {  # what timm and transformers call them -> our `gelu`
-    "gelu": "exact",
-    "gelu_new": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-    "gelu_tanh": "tanh",
-    "quick_gelu": "quick",
-}
+LABEL = text(1000)
+NAMES = optional(either(several(LABEL), by_name(LABEL)))  # of classes: in order, or by number
+SIDE = whole(1, 100_000)  # pixels
+COUNT = whole(0, 10_000_000)
+COLOURS = several(number(-1e6, 1e6), 1, 1000)  # a number for each channel
+SWITCH = Check("true, false or null", lambda value: value is None or type(value) is bool)
 
 
 class UnreadRecipe(NamedTuple):
@@ -34,24 +32,11 @@ class Sidecar:
     """What config.json and preprocessor_config.json say of the weights beside them."""
 
     claims: Mapping[str, Any] = field(default_factory=dict)  # fields of a `ViTConfig`
+    usual: Mapping[str, Any] = field(default_factory=dict)  # fields for which the architecture's name stands
     labels: tuple[str, ...] | None = None
     recipe: UnreadRecipe | None = None
-    architecture: str | None = None  # timm's name, which stands for a config
-    not_claimed: Sequence[str] = ()  # fields of that config which it does not stand for here
-    written_by_vitlite: bool = False
-
-    def contradictions(self, labels: Sequence[str] | None, recipe: Mapping[str, Any]) -> dict[Any, tuple[Any, Any]]:
-        """Where this file contradicts labels, by number, or fields of a recipe: what it says, and what they say."""
-        here: dict[Any, Any] = dict(enumerate(self.labels or ()))
-        if self.recipe is not None:
-            here |= self.recipe.fields
-        there: dict[Any, Any] = dict(enumerate(labels or ()))
-        there |= json.loads(json.dumps(recipe))  # tuples as JSON has them
-        different = {}
-        for name, value in here.items():
-            if name in there and there[name] != value:
-                different[name] = value, there[name]
-        return different
+    architecture: str | None = None  # timm's name, with its tag
+    library: Library | None = None  # who wrote it; None: nothing is there that names a network
 
 
 def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[str, ...] | None:
@@ -60,10 +45,59 @@ def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[st
         return None
     if not isinstance(names, Mapping):
         return tuple(names)
-    numbered = {int(number): name for number, name in names.items()}
-    if sorted(numbered) != list(range(len(names))):
+    numbers = [str(number) for number in range(len(names))]
+    if not all(number in names for number in numbers):
         return None
-    return tuple(numbered[number] for number in range(len(names)))
+    return tuple(names[number] for number in numbers)
+
+
+class Words:
+    """The words of a library's config about its network: which are understood, with which values.
+
+    Args:
+        told: Words that a field of ours says too.
+        only: Words with the values that change nothing here; of others the model computes something else.
+        free: Words, in one text, without influence on what is computed, or of which the tensors tell.
+        endings: How further such words may end.
+    """
+
+    def __init__(
+        self,
+        told: Mapping[str, str],
+        only: Mapping[str, Sequence[Any]],
+        free: str,
+        endings: tuple[str, ...] = (),
+    ) -> None:
+        self.told, self.only, self.free, self.endings = told, only, frozenset(free.split()), endings
+
+    def claims(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """What a config says in our words; what is null is not said.
+
+        Raises:
+            CheckpointError: It has a word that is not known, or a value with which something else is computed.
+        """
+        found = {}
+        for name, value in config.items():
+            if value is None or name in self.free or name.endswith(self.endings):
+                continue
+            if name in self.told:
+                found[self.told[name]] = value
+            elif name not in self.only:
+                raise CheckpointError(
+                    f"{where} has {shown(name)}, which vitlite does not know: it may change the numbers.",
+                    python="If it changes nothing for these weights, remove it from there.",
+                )
+            elif not any(type(value) is type(valid) and value == valid for valid in self.only[name]):
+                valid = " or ".join(map(repr, self.only[name])) or "its absence"
+                raise CheckpointError(f"{where} has {name} {shown(repr(value))}; vitlite computes {valid}.")
+        return found
+
+
+def pair(value: int | Sequence[int]) -> int | tuple[int, ...]:
+    """A size that stands as a number, or as one for each side: both equal as one number."""
+    if isinstance(value, int):
+        return value
+    return value[0] if len(set(value)) == 1 else tuple(value)
 
 
 def required(config: Mapping[str, Any], *names: str) -> list[Any]:

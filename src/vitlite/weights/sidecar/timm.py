@@ -4,20 +4,148 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from vitlite.config import ViTConfig
-from vitlite.errors import CheckpointError
+from vitlite.errors import CheckpointError, shown
 from vitlite.images import Recipe
-from vitlite.weights.sidecar.record import ACTIVATIONS, Sidecar, UnreadRecipe, labels_in_order, required
+from vitlite.schema import by_name, either, number, one_of, optional, several, table, text, verify, whole
+from vitlite.weights.sidecar.record import (
+    COLOURS,
+    COUNT,
+    LABEL,
+    NAMES,
+    SIDE,
+    SWITCH,
+    Sidecar,
+    UnreadRecipe,
+    Words,
+    labels_in_order,
+    not_understood,
+    pair,
+    required,
+)
+
+WORD = text(200)
+SIDES = either(SIDE, several(SIDE, 2, 2))
+ARGUMENTS = table(
+    {
+        "img_size": optional(SIDES),
+        "patch_size": optional(SIDES),
+        "num_heads": optional(whole(1, 10_000)),
+        "act_layer": optional(WORD),
+        "global_pool": optional(WORD),
+        "init_values": optional(number(-1e6, 1e6)),
+        "pos_embed": optional(one_of("learn", "none", "")),
+        "no_embed_class": SWITCH,
+        "dynamic_img_size": SWITCH,
+    }
+)
+ABOUT_PICTURES = table(
+    {
+        "global_pool": optional(WORD),
+        "num_classes": optional(COUNT),
+        "fixed_input_size": SWITCH,
+        "input_size": optional(several(COUNT, 3, 3)),
+        "tag": optional(WORD),
+        "label_names": NAMES,
+        "label_descriptions": optional(by_name(LABEL)),
+    }
+)
+CONFIG = table(
+    {
+        "architecture": WORD,
+        "num_classes": optional(COUNT),
+        "global_pool": optional(WORD),
+        "label_names": NAMES,
+        "label_descriptions": optional(by_name(LABEL)),
+        "model_args": optional(ARGUMENTS),
+        "pretrained_cfg": optional(ABOUT_PICTURES),
+    },
+    required=("architecture",),
+)
+PICTURES = table(
+    {
+        "crop_pct": number(0.01, 1),
+        "interpolation": WORD,
+        "mean": COLOURS,
+        "std": COLOURS,
+        "input_size": several(SIDE, 3, 3),
+        "crop_mode": optional(WORD),
+    }
+)
 
 POOLS = {"token": "cls", "avg": "mean"}  # timm's -> ours
+GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
-WRITTEN_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
-OTHER_ARITHMETIC = {  # in names of architectures whose tensors are called as those of a plain ViT
-    "rope": "its attention turns by position.",
-    "rpn": "its norms stand after the layers.",
-}
+WRITTEN_GELUS = {ours: theirs for theirs, ours in GELUS.items()}
+
+# How a picture gets in, what only training asks for, and what names and shapes of tensors tell.
+FREE = """
+    img_size global_pool act_layer norm_layer no_embed_class init_values pos_embed mlp_ratio scale_attn_norm
+    scale_mlp_norm fc_norm final_norm dynamic_img_size dynamic_img_pad strict_img_size drop_rate drop_path_rate
+    drop_block_rate weight_init fix_init device dtype scriptable exportable no_jit pretrained_strict
+"""
+MODEL_ARGS = Words(
+    told={
+        "patch_size": "patch_size",
+        "in_chans": "channels",
+        "num_classes": "num_classes",
+        "embed_dim": "dim",
+        "depth": "depth",
+        "num_heads": "heads",
+        "qkv_bias": "qkv_bias",
+        "class_token": "class_token",
+        "reg_tokens": "registers",
+        "pre_norm": "pre_norm",
+    },
+    only={
+        "qk_norm": (False,),
+        "proj_bias": (True,),
+        "pool_include_prefix": (False,),
+        "embed_layer": (),
+        "embed_norm_layer": (),
+        "block_fn": (),
+        "mlp_layer": (),
+        "attn_layer": (),
+        "use_naflex": (False,),
+        "features_only": (False,),
+        "pruned": (False,),
+    },
+    free=FREE,
+    endings=("_drop_rate",),
+)
+
+
+class Architecture(NamedTuple):
+    """What one of timm's names stands for, beside what tensors tell; its fields are those of a config."""
+
+    image_size: int
+    heads: int
+    norm_eps: float
+    gelu: str
+    pool: str
+    cls_position: bool
+    positions: str
+
+    def cells(self) -> tuple[str, ...]:
+        """As a row of data/timm.txt has them."""
+        return tuple(map(str, self))
+
+
+def _read_architectures() -> dict[str, Architecture]:
+    """The table data/timm.txt, whose head explains its columns."""
+    found = {}
+    for line in (Path(__file__).parents[1] / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, size, heads, eps, gelu, pool, cls_position, positions = line.split()
+            row = int(size), int(heads), float(eps), gelu, pool, cls_position == "True", positions
+            found[name] = Architecture(*row)
+    return found
+
+
+ARCHITECTURES = _read_architectures()
 
 
 def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
@@ -26,75 +154,106 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
     Raises:
         CheckpointError: It is a model that vitlite does not run.
     """
-    architecture = config["architecture"]
-    args = config.get("model_args", {})
-    pretrained = config.get("pretrained_cfg", {})
-    num_classes = config.get("num_classes")
-    image_size = args.get("img_size")
-    claims = {
-        "pool": _pool(config, args, pretrained, num_classes),
-        "num_classes": num_classes,
-        "heads": args.get("num_heads"),
-        "image_size": image_size,
-        "gelu": _gelu(args),
-    }
-    if "no_embed_class" in args:
-        claims["cls_position"] = not args["no_embed_class"]
-    _refuse_other_arithmetic(architecture, args)
-
-    if image_size and not args.get("dynamic_img_size"):  # then timm's model takes no other
-        height, width = image_size if isinstance(image_size, list) else (image_size, image_size)
-        pretrained = {**pretrained, "input_size": [0, height, width]}
+    verify(config, CONFIG)
+    name = config["architecture"]
+    architecture = _architecture(name)
+    args = {word: value for word, value in (config.get("model_args") or {}).items() if value is not None}
+    pretrained = config.get("pretrained_cfg") or config  # in one, as it was written before 2024
+    claims = _claims(config, args)
+    usual = _usual(architecture, args, pretrained)
+    pool = _pool(config, args, pretrained, architecture)
+    if pool is not None:
+        claims["pool"] = pool
+    if "img_size" in args and not args.get("dynamic_img_size"):  # then timm's model takes no other
+        pretrained = {**pretrained, "input_size": [1, *_sides(args["img_size"])]}
     tag = pretrained.get("tag")
-    other_norm = args.get("norm_layer")  # whose epsilon is not always that of the architecture
     return Sidecar(
-        claims={name: value for name, value in claims.items() if value is not None},
+        claims=claims,
+        usual=usual,
         labels=_labels(config, pretrained),
         recipe=UnreadRecipe("timm", pretrained) if "mean" in pretrained else None,
-        architecture=f"{architecture}.{tag}" if tag else architecture,
-        not_claimed=("norm_eps",) if other_norm else (),
+        architecture=f"{name}.{tag}" if tag else name,
+        library="timm",
     )
 
 
-def _pool(
-    config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapping[str, Any], num_classes: int | None
-) -> str | None:
-    """How the model pools, in our words; None where it says nothing."""
-    pool = None
-    for place in (args, config, pretrained):
-        if pool is None:
-            pool = place.get("global_pool")
-    if pool is None or (pool == "" and num_classes == 0):  # then there is nothing to pool for
-        return None
-    if pool not in POOLS:
-        raise CheckpointError(f"config.json has global_pool {pool!r}; vitlite runs {', '.join(POOLS)}.")
-    return POOLS[pool]
+def _claims(config: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+    """What the config itself says of the network, but for how it pools."""
+    claims = MODEL_ARGS.claims(args, "model_args")
+    if config.get("num_classes") is not None:
+        claims["num_classes"] = config["num_classes"]
+    if "act_layer" in args:
+        claims["gelu"] = _gelu(args["act_layer"])
+    if "no_embed_class" in args:
+        claims["cls_position"] = not args["no_embed_class"]
+    if "init_values" in args:
+        claims["layer_scale"] = args["init_values"] or None  # timm has none for 0 either
+    if args.get("pos_embed") in ("none", ""):
+        claims["positions"] = "none"
+    for word, field in (("img_size", "image_size"), ("patch_size", "patch_size")):
+        if word in args:
+            claims[field] = pair(args[word])
+    return claims
 
 
-def _gelu(args: Mapping[str, Any]) -> str | None:
-    """Which GELU, in our words; None where it says nothing."""
-    activation = args.get("act_layer")
-    if not activation:
-        return None
-    if activation not in ACTIVATIONS:
-        raise CheckpointError(f"config.json has act_layer {activation!r}; vitlite runs {', '.join(ACTIVATIONS)}.")
-    return ACTIVATIONS[activation]
+def _usual(architecture: Architecture, args: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, Any]:
+    """What the name of the architecture stands for, where nothing else is said."""
+    usual = architecture._asdict()
+    del usual["pool"]  # which is said in several places
+    if "norm_layer" in args:  # whose epsilon is not always that of the architecture
+        _refuse_norm(args["norm_layer"])
+        del usual["norm_eps"]
+    if pretrained.get("fixed_input_size") and pretrained.get("input_size"):
+        usual["image_size"] = pair(pretrained["input_size"][1:])
+    return usual
 
 
-def _refuse_other_arithmetic(architecture: str, args: Mapping[str, Any]) -> None:
-    """Makes sure that vitlite computes what this model does.
+def _architecture(name: str) -> Architecture:
+    """What a name stands for.
 
     Raises:
-        CheckpointError: It does not, though the tensors have the same names and shapes.
+        CheckpointError: Nothing that is known here: tensors of the same names may be computed otherwise.
     """
-    if args.get("pool_include_prefix"):
-        raise CheckpointError("config.json has pool_include_prefix; vitlite's mean is that of the patches.")
-    for part, reason in OTHER_ARITHMETIC.items():
-        if part in architecture:
-            raise CheckpointError(
-                f"config.json says {architecture}, which is no plain ViT though its tensors have the same names: "
-                f"{reason}"
-            )
+    if name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"its architecture, {shown(name)}, is none of timm's that vitlite computes. If these weights are a plain "
+            "ViT all the same, load them from a folder without that file, and say what their tensors do not tell."
+        )
+    return ARCHITECTURES[name]
+
+
+def _sides(size: int | Sequence[int]) -> Sequence[int]:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _pool(
+    config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapping[str, Any], architecture: Architecture
+) -> str | None:
+    """How the model pools, in our words; None where it says nothing, or is said to be different things.
+
+    What timm built is in `model_args`, and since 2024 at the top; `pretrained_cfg` says what the architecture does
+    unless its code says otherwise.
+    """
+    said = [place["global_pool"] for place in (args, config) if place.get("global_pool") is not None]
+    if not said:
+        usual = pretrained.get("global_pool", WRITTEN_POOLS[architecture.pool])
+        return architecture.pool if POOLS.get(usual) == architecture.pool else None
+    if said[0] == "":
+        return None
+    if len(set(said)) > 1 or said[0] not in POOLS:
+        raise CheckpointError(f"global_pool is {shown(' and '.join(said))}; vitlite computes {' or '.join(POOLS)}.")
+    return POOLS[said[0]]
+
+
+def _gelu(activation: str) -> str:
+    if activation not in GELUS:
+        raise CheckpointError(f"act_layer is {shown(repr(activation))}; vitlite computes {', '.join(GELUS)}.")
+    return GELUS[activation]
+
+
+def _refuse_norm(name: Any) -> None:
+    if name != "layernorm":
+        raise CheckpointError(f"norm_layer is {shown(repr(name))}; vitlite computes layernorm.")
 
 
 def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -108,18 +267,30 @@ def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[s
 
 def recipe_from_record(record: Any, size: tuple[int, int]) -> Recipe:
     """The recipe of a zoo record, whose fields have timm's names, for images of `size`."""
-    return recipe_from_timm(vars(record), size)
+    return _recipe(vars(record), size)
 
 
 def recipe_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None = None) -> Recipe:
     """The recipe in timm's config.json or pretrained_cfg; `size` replaces the file's own.
+
+    Raises:
+        ConfigError: It is not understood.
 
     >>> recipe_from_timm({"input_size": [3, 224, 224], "crop_pct": 0.9, "interpolation": "bicubic",
     ...                   "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}).resize
     (248, 248)
     """
     config = config.get("pretrained_cfg", config)
-    crop_pct, interpolation, mean, std = required(config, "crop_pct", "interpolation", "mean", "std")
+    required(config, "crop_pct", "interpolation", "mean", "std")
+    try:
+        verify(config, PICTURES)
+    except CheckpointError as error:
+        raise not_understood(f"The preprocessing config: {error.text}") from None
+    return _recipe(config, size)
+
+
+def _recipe(config: Mapping[str, Any], size: tuple[int, int] | None) -> Recipe:
+    crop_pct = config["crop_pct"]
     if size is None:
         (input_size,) = required(config, "input_size")  # channels, height, width
         height, width = input_size[1:]
@@ -129,9 +300,9 @@ def recipe_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None = N
         size=(height, width),
         resize=(math.floor(height / crop_pct), math.floor(width / crop_pct)),
         mode=config.get("crop_mode") or "center",
-        interpolation=interpolation,
-        mean=tuple(mean),
-        std=tuple(std),
+        interpolation=config["interpolation"],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
     )
 
 
@@ -166,7 +337,7 @@ def config_to_timm(config: ViTConfig, labels: Sequence[str] | None, recipe: Reci
             "fc_norm": config.fc_norm,
             "scale_attn_norm": config.inner_norm,
             "scale_mlp_norm": config.inner_norm,
-            "act_layer": WRITTEN_ACTIVATIONS[config.gelu],
+            "act_layer": WRITTEN_GELUS[config.gelu],
             "global_pool": WRITTEN_POOLS[config.pool],
         },
         "pretrained_cfg": pretrained | pictures,

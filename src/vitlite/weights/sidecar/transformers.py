@@ -5,48 +5,165 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vitlite.config import ViTConfig
-from vitlite.errors import CheckpointError
+from vitlite.errors import CheckpointError, shown
 from vitlite.images import Interpolation, Mode, Recipe
+from vitlite.schema import either, number, optional, several, table, text, verify, whole
 from vitlite.weights.sidecar.record import (
-    ACTIVATIONS,
+    COLOURS,
+    COUNT,
+    NAMES,
+    SIDE,
+    SWITCH,
     Sidecar,
     UnreadRecipe,
+    Words,
     labels_in_order,
     not_understood,
+    pair,
     required,
 )
 
-
-class Assumed(NamedTuple):
-    """What a class of transformers has where its config is silent."""
-
-    norm_eps: float
-    activation: str
-    processor: str  # of `CROPS`
-    heads: int = 12
-
-
-ASSUMED = {  # by model_type
-    "vit": Assumed(1e-12, "gelu", "ViT"),
-    "deit": Assumed(1e-12, "gelu", "DeiT"),
-    "vit_mae": Assumed(1e-12, "gelu", "ViT"),
-    "ijepa": Assumed(1e-12, "gelu", "ViT"),
-    "vit_msn": Assumed(1e-6, "gelu", "ViT"),
-    "dinov2": Assumed(1e-6, "gelu", "Bit"),
-    "dinov2_with_registers": Assumed(1e-6, "gelu", "Bit"),
-    "clip": Assumed(1e-5, "quick_gelu", "CLIP"),
-    "clip_vision_model": Assumed(1e-5, "quick_gelu", "CLIP"),
-    "metaclip_2": Assumed(1e-5, "quick_gelu", "CLIP"),
-    "metaclip_2_vision_model": Assumed(1e-5, "quick_gelu", "CLIP"),
+WORD = text(200)
+SIDES = either(SIDE, several(SIDE, 2, 2))
+FIELDS = {
+    "model_type": WORD,
+    "architectures": optional(several(WORD, most=100)),
+    "id2label": NAMES,
+    "problem_type": optional(WORD),
+    "image_size": optional(SIDES),
+    "patch_size": optional(SIDES),
+    "num_attention_heads": optional(whole(1, 10_000)),
+    "layer_norm_eps": optional(number(0, 1)),
+    "layerscale_value": optional(number(-1e6, 1e6)),
+    "hidden_act": optional(WORD),
+    "qkv_bias": SWITCH,
+    **dict.fromkeys(
+        ("hidden_size", "num_hidden_layers", "intermediate_size", "num_channels", "num_register_tokens"),
+        optional(COUNT),
+    ),
 }
-FIELDS = {  # of config.json -> of ViTConfig, with the same value
+TOWER = optional(table(FIELDS))
+CONFIG = table({**FIELDS, "vision_config": TOWER, "vision_config_dict": TOWER}, required=("model_type",))
+EDGES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width")
+SIZE = optional(either(SIDE, table(dict.fromkeys(EDGES, optional(SIDE)))))
+PICTURES = table(
+    {
+        "image_processor_type": optional(WORD),
+        "feature_extractor_type": optional(WORD),
+        "size": SIZE,
+        "crop_size": SIZE,
+        "resample": optional(whole(0, 10)),
+        "image_mean": optional(COLOURS),
+        "image_std": optional(COLOURS),
+        "rescale_factor": optional(number(1e-9, 1e9)),
+        **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), SWITCH),
+    }
+)
+
+GELUS = {
+    "gelu": "exact",
+    "gelu_python": "exact",
+    "gelu_new": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_accurate": "tanh",
+    "gelu_python_tanh": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "quick_gelu": "quick",
+}
+WRITTEN_GELUS = {"exact": "gelu", "tanh": "gelu_new", "quick": "quick_gelu"}
+
+# What every config may have, in any version, and what does not change the numbers of an image model.
+OF_ANY_MODEL = """
+    model_type architectures transformers_version id2label label2id problem_type num_labels _num_labels _name_or_path
+    _commit_hash dtype torch_dtype torchscript use_bfloat16 return_dict use_return_dict output_attentions
+    output_hidden_states is_encoder_decoder is_decoder use_cache add_cross_attention cross_attention_hidden_size
+    tie_encoder_decoder tie_word_embeddings chunk_size_feed_forward tf_legacy_loss finetuning_task tokenizer_class
+    prefix bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id task_specific_params
+    attn_implementation
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal gradient_checkpointing max_length
+    min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences output_scores output_past return_dict_in_generate forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+"""
+# Only training asks for these, or tensors tell.
+OF_TRAINING = """
+    hidden_dropout_prob attention_probs_dropout_prob attention_dropout dropout drop_path_rate initializer_range
+    initializer_factor
+"""
+BESIDE_THE_TOWER = """
+    text_config text_config_dict vision_config vision_config_dict projection_dim logit_scale_init_value
+    initializer_factor image_text_hidden_size
+"""
+TOLD = {
     "image_size": "image_size",
     "patch_size": "patch_size",
     "hidden_size": "dim",
     "num_hidden_layers": "depth",
     "num_attention_heads": "heads",
+    "intermediate_size": "mlp_dim",
     "num_channels": "channels",
     "layer_norm_eps": "norm_eps",
+    "hidden_act": "gelu",
+    "qkv_bias": "qkv_bias",
+}
+OTHER_NETWORK = {"auto_map": ({},), "quantization_config": (), "pruned_heads": ({},), "use_swiglu_ffn": (False,)}
+
+
+def _words(free: str = "", **told: str) -> Words:
+    """The words of a class: those of all, and its own."""
+    return Words({**TOLD, **told}, OTHER_NETWORK, OF_ANY_MODEL + OF_TRAINING + free)
+
+
+class Family(NamedTuple):
+    """A model_type: the classes that vitlite computes, their words, and what they have where a config is silent."""
+
+    classes: Sequence[str]
+    words: Words
+    norm_eps: float = 1e-12
+    activation: str = "gelu"
+    processor: str = "ViT"  # of `CROPS`
+
+
+POOLER = "encoder_stride pooler_output_size pooler_act"
+DECODER = """
+    decoder_num_attention_heads decoder_hidden_size decoder_num_hidden_layers decoder_intermediate_size mask_ratio
+    norm_pix_loss
+"""
+BACKBONE = "apply_layernorm reshape_hidden_states stage_names out_features out_indices _out_features _out_indices"
+DINOV2 = f"intermediate_size mlp_ratio use_mask_token {BACKBONE}"  # the width of its MLP is a ratio
+CLIP = Words({}, OTHER_NETWORK, OF_ANY_MODEL + BESIDE_THE_TOWER)  # of images and texts: the tower has its own words
+TOWERS = {"clip": "clip_vision_model", "metaclip_2": "metaclip_2_vision_model"}  # their towers, where they do not say
+FAMILIES = {
+    "vit": Family(("ViTModel", "ViTForImageClassification"), _words(POOLER)),
+    "deit": Family(("DeiTModel", "DeiTForImageClassification"), _words(POOLER), processor="DeiT"),
+    "vit_mae": Family(("ViTMAEModel", "ViTMAEForPreTraining"), _words(DECODER)),
+    "ijepa": Family(("IJepaModel", "IJepaForImageClassification"), _words(POOLER)),
+    "vit_msn": Family(("ViTMSNModel", "ViTMSNForImageClassification"), _words(), 1e-6),
+    "dinov2": Family(
+        ("Dinov2Model", "Dinov2ForImageClassification"),
+        _words(DINOV2, layerscale_value="layer_scale"),
+        1e-6,
+        processor="Bit",
+    ),
+    "dinov2_with_registers": Family(
+        ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
+        _words(DINOV2, layerscale_value="layer_scale", num_register_tokens="registers"),
+        1e-6,
+        processor="Bit",
+    ),
+    "clip": Family(("CLIPModel",), CLIP),
+    "metaclip_2": Family(("MetaClip2Model",), CLIP),
+    "clip_vision_model": Family(
+        ("CLIPVisionModel", "CLIPVisionModelWithProjection"), _words("projection_dim"), 1e-5, "quick_gelu", "CLIP"
+    ),
+    "metaclip_2_vision_model": Family(
+        ("MetaClip2VisionModel", "MetaClip2VisionModelWithProjection"),
+        _words("projection_dim"),
+        1e-5,
+        "quick_gelu",
+        "CLIP",
+    ),
 }
 DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # of a classifier whose config has none
 CROPS = {  # the processors that do what a recipe says, and the crop of each where its config is silent; None: no crop
@@ -68,7 +185,6 @@ BEYOND_RECIPES = (  # switches of processors that change the pixels in ways of w
 )
 INTERPOLATIONS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 WRITTEN_INTERPOLATIONS = {name: number for number, name in INTERPOLATIONS.items()}
-WRITTEN_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_new", "quick": "quick_gelu"}
 CLASSES = {"vit": "ViT", "ijepa": "IJepa", "dinov2": "Dinov2"}  # what is written, by model_type
 
 
@@ -78,61 +194,88 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
     Raises:
         CheckpointError: It is a model that vitlite does not run.
     """
-    vision = config.get("vision_config", config)  # CLIP has another for texts
-    assumed = ASSUMED.get(vision.get("model_type", config["model_type"]))
-    if assumed is not None:  # of other classes, what their config does not say is asked for
-        silent = {
-            "num_attention_heads": assumed.heads,
-            "layer_norm_eps": assumed.norm_eps,
-            "hidden_act": assumed.activation,
-        }
-        vision = {**silent, **vision}
-        if pictures and "feature_extractor_type" not in pictures:
-            pictures = {"image_processor_type": assumed.processor, **pictures}
-    claims = _claims(vision)
+    verify(config, CONFIG)
+    vision, family = _tower(config)
+    claims = family.words.claims(vision, "it")
+    for size in {"image_size", "patch_size"} & claims.keys():
+        claims[size] = pair(claims[size])
+    if "gelu" in claims:
+        claims["gelu"] = _gelu(claims["gelu"])
+    if pictures and "feature_extractor_type" not in pictures:
+        pictures = {"image_processor_type": family.processor, **pictures}
     class_names = _class_names(config)
     labels = None
     if class_names is not None:
         claims["num_classes"] = len(class_names)
         if config.get("problem_type") in (None, "single_label_classification"):  # no softmax over others
             labels = labels_in_order(class_names)
+    usual = {"image_size": 224, "heads": 12, "norm_eps": family.norm_eps, "gelu": GELUS[family.activation]}
     return Sidecar(
         claims=claims,
+        usual=usual,
         labels=labels,
         recipe=UnreadRecipe("transformers", pictures) if pictures else None,
+        library="transformers",
     )
 
 
-def _claims(vision: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of the network's shape."""
-    claims = {}
-    for name, ours in FIELDS.items():
-        value = vision.get(name)
-        if value is not None:
-            claims[ours] = value
-    activation = vision.get("hidden_act")
-    if activation is not None:
-        if activation not in ACTIVATIONS:
-            raise CheckpointError(f"config.json has hidden_act {activation!r}; vitlite runs {', '.join(ACTIVATIONS)}.")
-        claims["gelu"] = ACTIVATIONS[activation]
-    if "intermediate_size" in vision and "mlp_ratio" not in vision:  # DINOv2 has both and uses the ratio
-        claims["mlp_dim"] = vision["intermediate_size"]
-    patch_size = claims.get("patch_size")
-    if isinstance(patch_size, list) and len(set(patch_size)) == 1:
-        claims["patch_size"] = patch_size[0]
-    return claims
+def _tower(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
+    """The part of a config that is about images, and its family.
+
+    Raises:
+        CheckpointError: It is of a class that vitlite does not run.
+    """
+    family = _family(config)
+    inner = TOWERS.get(config["model_type"])
+    if inner is None:
+        return config, family
+    family.words.claims(config, "it")
+    vision = {**(config.get("vision_config") or {}), **(config.get("vision_config_dict") or {})}
+    if vision.setdefault("model_type", inner) not in (inner, config["model_type"]):
+        raise CheckpointError(f"its vision_config is of model_type {shown(vision['model_type'])}, not {inner}.")
+    return vision, FAMILIES[inner]
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    """What is known of a class.
+
+    Raises:
+        CheckpointError: Nothing: tensors of the same names may be computed otherwise.
+    """
+    kind = config["model_type"]
+    if kind not in FAMILIES:
+        raise CheckpointError(
+            f"its model_type, {shown(kind)}, is none of transformers' that vitlite computes: {', '.join(FAMILIES)}."
+        )
+    for name in config.get("architectures") or ():
+        if name not in FAMILIES[kind].classes:
+            raise CheckpointError(
+                f"its architectures name {shown(name)}; of model_type {kind}, vitlite computes "
+                f"{', '.join(FAMILIES[kind].classes)}."
+            )
+    return FAMILIES[kind]
+
+
+def _gelu(activation: str) -> str:
+    if activation not in GELUS:
+        raise CheckpointError(f"hidden_act is {shown(repr(activation))}; vitlite computes {', '.join(GELUS)}.")
+    return GELUS[activation]
 
 
 def _class_names(config: Mapping[str, Any]) -> Mapping[str, str] | None:
     """The names of the classes by number; None for a model without a head."""
     architectures = config.get("architectures") or [""]
-    if not str(architectures[0]).endswith("ForImageClassification"):
+    if not architectures[0].endswith("ForImageClassification"):
         return None
     return config.get("id2label", DEFAULT_LABELS)
 
 
 def recipe_from_transformers(config: Mapping[str, Any], size: tuple[int, int] | None = None) -> Recipe:
     """The recipe in preprocessor_config.json; `size` scales the file's own numbers."""
+    try:
+        verify(config, PICTURES)
+    except CheckpointError as error:
+        raise not_understood(f"The preprocessing config: {error.text}") from None
     config = {name: value for name, value in config.items() if value is not None}
     processor = _processor(config)
     resize, resample = required(config, "size", "resample")
@@ -230,7 +373,7 @@ def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> d
         **width,
         "num_channels": config.channels,
         "layer_norm_eps": config.norm_eps,
-        "hidden_act": WRITTEN_ACTIVATIONS[config.gelu],
+        "hidden_act": WRITTEN_GELUS[config.gelu],
         "qkv_bias": config.qkv_bias,
         **classes,
     }
@@ -261,6 +404,6 @@ def recipe_to_transformers(recipe: Recipe) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": recipe.scale,
         "do_normalize": True,
-        "image_mean": recipe.mean,
-        "image_std": recipe.std,
+        "image_mean": list(recipe.mean),
+        "image_std": list(recipe.std),
     }

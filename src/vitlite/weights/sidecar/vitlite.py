@@ -5,33 +5,58 @@ from typing import Any
 
 from vitlite import __version__
 from vitlite.config import ViTConfig
-from vitlite.errors import ConfigError
+from vitlite.errors import ConfigError, shown
 from vitlite.images import Recipe
-from vitlite.weights.sidecar.record import Sidecar, UnreadRecipe
+from vitlite.schema import anything, by_name, optional, several, table, verify
+from vitlite.weights.sidecar.record import LABEL, Sidecar, UnreadRecipe
+
+CONFIG = table(
+    {
+        "vitlite": table(
+            {
+                "config": by_name(anything, most=100),  # whose fields a ViTConfig checks
+                "labels": optional(several(LABEL)),
+                "preprocess": optional(by_name(anything, most=100)),  # whose fields a Recipe checks
+            },
+            required=("config",),
+        )
+    }
+)
 
 
 def sidecar_from_vitlite(config: Mapping[str, Any]) -> Sidecar:
-    """What the config.json says that `config_to_vitlite` wrote."""
+    """What the config.json says that `config_to_vitlite` wrote.
+
+    Raises:
+        CheckpointError: It was not what wrote it.
+    """
+    verify(config, CONFIG)
     saved = config["vitlite"]
     labels = saved.get("labels")
     recipe = saved.get("preprocess")
     return Sidecar(
-        claims=dict(saved["config"]),
+        claims=saved["config"],
         labels=tuple(labels) if labels else None,
-        recipe=UnreadRecipe("vitlite", dict(recipe)) if recipe else None,
-        written_by_vitlite=True,
+        recipe=UnreadRecipe("vitlite", recipe) if recipe else None,
+        library="vitlite",
     )
 
 
 def recipe_from_vitlite(fields: Mapping[str, Any], size: tuple[int, int] | None = None) -> Recipe:
-    """The recipe that `Recipe.to_dict` gave, also by way of JSON; `size` scales its own numbers."""
+    """The recipe that `Recipe.to_dict` gave, also by way of JSON; `size` scales its own numbers.
+
+    Raises:
+        ConfigError: It is none.
+    """
     known: dict[str, Any] = {}
     for name, value in fields.items():
         known[name] = tuple(value) if isinstance(value, list) else value
     try:
         recipe = Recipe(**known)
     except TypeError as error:
-        raise ConfigError(f"These are not the fields of a Recipe: {error}. Given: {', '.join(fields)}.") from error
+        raise ConfigError(
+            f"These are not the fields of a Recipe: {shown(str(error))}. Given: {shown(', '.join(fields))}."
+        ) from None
     return recipe.scaled(size) if size else recipe
 
 

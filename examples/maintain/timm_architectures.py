@@ -1,0 +1,111 @@
+"""Writes timm.txt: the architectures of timm that vitlite computes, each proved by a small model with random weights.
+
+    python examples/maintain/timm_architectures.py
+
+For every name that timm gives to a Vision Transformer, a small one is built by it, filled, saved, and loaded by vitlite
+with what the name stands for. Only where both answer the same is the name written down. Run it after a new version of
+timm, or when vitlite has learned to compute more; tests/parity/test_architectures.py says when that is due.
+"""
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "parity")]
+
+import torch  # noqa: E402
+from peers import timm  # noqa: E402
+from references import distance, spread  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from torch import nn  # noqa: E402
+
+from vitlite import ViTConfig, VitliteError, load  # noqa: E402
+from vitlite.weights.sidecar.timm import GELUS, POOLS, Architecture  # noqa: E402
+
+TABLE = ROOT / "src" / "vitlite" / "weights" / "data" / "timm.txt"
+HEAD = """\
+# timm's architectures that vitlite computes, and what their names stand for beside what tensors tell. Written by
+# examples/maintain/timm_architectures.py, which compares a small model of each with timm's.
+#
+# image_size            pixels; height and width
+# heads                 of attention
+# norm_eps              of every norm
+# gelu, pool, positions as in ViTConfig
+# cls_position          whether the class token has a row in the position table
+"""
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
+ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
+EQUAL = 1e-5
+
+
+def stands_for(model: nn.Module, positions: str) -> Architecture:
+    """What the name of a model of timm's stands for."""
+    norm = next(module for module in model.modules() if isinstance(module, nn.LayerNorm))
+    return Architecture(
+        image_size=model.pretrained_cfg["input_size"][1],
+        heads=model.blocks[0].attn.num_heads,
+        norm_eps=norm.eps,
+        gelu=GELUS[ACTIVATIONS[type(model.blocks[0].mlp.act).__name__]],
+        pool=POOLS[model.global_pool],
+        cls_position=model.num_prefix_tokens == 0 or not model.no_embed_class,
+        positions=positions,
+    )
+
+
+def is_computed(small: nn.Module, architecture: Architecture) -> bool:
+    """Whether vitlite answers as a small model does, once it is told what the name stands for."""
+    size = small.patch_embed.img_size
+    said = architecture._asdict() | {"image_size": tuple(size), "heads": small.blocks[0].attn.num_heads}
+    if small.patch_embed.proj.kernel_size[0] == small.patch_embed.patch_size[0]:
+        said["patch_size"] = small.patch_embed.patch_size[0]
+    said |= {"dim": small.embed_dim}
+    with TemporaryDirectory() as folder, torch.no_grad():
+        save_file(small.state_dict(), Path(folder) / "vit.safetensors")
+        try:
+            ours = load(Path(folder) / "vit.safetensors", config=ViTConfig(**said))
+        except (VitliteError, NotImplementedError):
+            return False
+        images = torch.randn(2, ours.config.channels, *size, generator=torch.Generator().manual_seed(0))
+        theirs = small(images)
+        return theirs.shape == (2, ours.config.num_classes) and distance(ours(images), theirs) < EQUAL
+
+
+def architecture_of(name: str) -> Architecture | None:
+    """What a name of timm's stands for; None where vitlite does not compute that."""
+    try:
+        whole = timm.create_model(name, device="meta")
+        hybrid = hasattr(whole.patch_embed, "backbone")
+        size = 64 if hybrid else 2 * whole.patch_embed.patch_size[0]
+        small = timm.create_model(name, img_size=size, embed_dim=48, depth=2, num_heads=4, num_classes=5)
+        candidates = [
+            stands_for(whole, way) for way in (("learned",) if whole.pos_embed is not None else ("none", "rope"))
+        ]
+    except (TypeError, AttributeError, KeyError, StopIteration, AssertionError):
+        return None  # another network altogether
+    spread(small)
+    for candidate in candidates:
+        if is_computed(small, candidate):
+            return candidate
+    return None
+
+
+def table() -> list[str]:
+    """The lines of the table."""
+    rows = [("name", *Architecture._fields)]
+    for module in MODULES:
+        for name in timm.list_models(module=module):
+            found = architecture_of(name)
+            if found is not None:
+                rows.append((name, *found.cells()))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return [*HEAD.splitlines(), "", "# " + lines[0], *lines[1:]]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    TABLE.write_text("\n".join(table()) + "\n", encoding="utf-8")
