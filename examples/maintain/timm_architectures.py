@@ -18,6 +18,7 @@ import torch  # noqa: E402
 from peers import timm  # noqa: E402
 from references import distance, spread  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
+from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from torch import nn  # noqa: E402
 
 from vitlite import ViTConfig, VitliteError, load  # noqa: E402
@@ -33,23 +34,33 @@ HEAD = """\
 # norm_eps              of every norm
 # gelu, pool, positions as in ViTConfig
 # cls_position          whether the class token has a row in the position table
+# final_norm            whether there is a norm at the end
 """
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
-ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
-EQUAL = 1e-5
+ACTIVATIONS = {
+    "GELU": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "QuickGELU": "quick_gelu",
+    "SiLU": "gelu",
+}  # of a gated MLP: any
+EQUAL = 5e-5  # where the stem is a ResNet of 50 layers, rounding adds up
 
 
 def stands_for(model: nn.Module, positions: str) -> Architecture:
     """What the name of a model of timm's stands for."""
     norm = next(module for module in model.modules() if isinstance(module, nn.LayerNorm))
+    pool = POOLS[model.global_pool]
+    if isinstance(model, VisionTransformerDistilled):
+        pool = "cls_and_distillation"
     return Architecture(
         image_size=model.pretrained_cfg["input_size"][1],
         heads=model.blocks[0].attn.num_heads,
         norm_eps=norm.eps,
         gelu=GELUS[ACTIVATIONS[type(model.blocks[0].mlp.act).__name__]],
-        pool=POOLS[model.global_pool],
+        pool=pool,
         cls_position=model.num_prefix_tokens == 0 or not model.no_embed_class,
         positions=positions,
+        final_norm=not isinstance(model.norm, nn.Identity) or not isinstance(model.fc_norm, nn.Identity),
     )
 
 
@@ -57,33 +68,38 @@ def is_computed(small: nn.Module, architecture: Architecture) -> bool:
     """Whether vitlite answers as a small model does, once it is told what the name stands for."""
     size = small.patch_embed.img_size
     said = architecture._asdict() | {"image_size": tuple(size), "heads": small.blocks[0].attn.num_heads}
-    if small.patch_embed.proj.kernel_size[0] == small.patch_embed.patch_size[0]:
+    if not hasattr(small.patch_embed, "backbone"):
         said["patch_size"] = small.patch_embed.patch_size[0]
     said |= {"dim": small.embed_dim}
+    if architecture.pool == "cls_and_distillation":
+        said |= {"registers": 1, "cls_position": False}
     with TemporaryDirectory() as folder, torch.no_grad():
         save_file(small.state_dict(), Path(folder) / "vit.safetensors")
         try:
             ours = load(Path(folder) / "vit.safetensors", config=ViTConfig(**said))
-        except (VitliteError, NotImplementedError):
+        except VitliteError:
             return False
         images = torch.randn(2, ours.config.channels, *size, generator=torch.Generator().manual_seed(0))
         theirs = small(images)
         return theirs.shape == (2, ours.config.num_classes) and distance(ours(images), theirs) < EQUAL
 
 
+def small_model(name: str) -> nn.Module:
+    """A model of timm's by this name, with few and narrow blocks, and weights as training leaves them."""
+    patches = timm.create_model(name, device="meta", depth=1).patch_embed
+    size = 64 if hasattr(patches, "backbone") else 2 * patches.patch_size[0]
+    return spread(timm.create_model(name, img_size=size, embed_dim=48, depth=2, num_heads=4, num_classes=5))
+
+
 def architecture_of(name: str) -> Architecture | None:
     """What a name of timm's stands for; None where vitlite does not compute that."""
     try:
         whole = timm.create_model(name, device="meta")
-        hybrid = hasattr(whole.patch_embed, "backbone")
-        size = 64 if hybrid else 2 * whole.patch_embed.patch_size[0]
-        small = timm.create_model(name, img_size=size, embed_dim=48, depth=2, num_heads=4, num_classes=5)
-        candidates = [
-            stands_for(whole, way) for way in (("learned",) if whole.pos_embed is not None else ("none", "rope"))
-        ]
+        ways = ("learned",) if whole.pos_embed is not None else ("none", "rope")
+        candidates = [stands_for(whole, way) for way in ways]
+        small = small_model(name)
     except (TypeError, AttributeError, KeyError, StopIteration, AssertionError):
         return None  # another network altogether
-    spread(small)
     for candidate in candidates:
         if is_computed(small, candidate):
             return candidate

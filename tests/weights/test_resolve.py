@@ -177,8 +177,8 @@ def test_registers_with_rows_in_the_table_are_not_taken_for_patches(tmp_path: Pa
     ask = ViTConfig(dim=48, heads=4, norm_eps=1e-6, gelu="exact", pool="cls")
     with pytest.raises(ConfigError, match="do not tell image_size"):
         load(tmp_path / "vit.safetensors", config=ask)
-    with pytest.raises(CheckpointError, match=r"has 25 rows, which is not an image of \(32, 32\) in patches of 8"):
-        load(tmp_path / "vit.safetensors", config=ask.replace(image_size=32))
+    images = torch.randn(1, 3, 32, 32)
+    assert near(load(tmp_path / "vit.safetensors", config=ask.replace(image_size=32))(images), theirs.eval()(images))
 
 
 @pytest.mark.parametrize("pool", ["avg", "avgmax", "max", "prr"])
@@ -204,8 +204,8 @@ def test_no_answer_makes_a_rotary_network_a_plain_one(name: str, tmp_path: Path)
         load(tmp_path / "vit.safetensors", config=ask)
     for positions in ("none", "sincos2d"):
         for cls_position in (True, False):
-            said = ask.replace(positions=positions, cls_position=cls_position, registers=0)
-            with pytest.raises(CheckpointError, match="positions: "):
+            said = ask.replace(positions=positions, cls_position=cls_position)
+            with pytest.raises(CheckpointError, match=r"positions: |no position table"):
                 load(tmp_path / "vit.safetensors", config=said)
 
 

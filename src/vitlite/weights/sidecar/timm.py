@@ -26,6 +26,7 @@ from vitlite.weights.sidecar.record import (
     pair,
     required,
 )
+from vitlite.weights.zoo import REFUSED
 
 WORD = text(200)
 SIDES = either(SIDE, several(SIDE, 2, 2))
@@ -76,7 +77,7 @@ PICTURES = table(
     }
 )
 
-POOLS = {"token": "cls", "avg": "mean"}  # timm's -> ours
+POOLS = {"token": "cls", "avg": "mean", "map": "map"}  # timm's -> ours
 GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
 WRITTEN_GELUS = {ours: theirs for theirs, ours in GELUS.items()}
@@ -98,6 +99,7 @@ MODEL_ARGS = Words(
         "qkv_bias": "qkv_bias",
         "class_token": "class_token",
         "reg_tokens": "registers",
+        "num_reg_tokens": "registers",
         "pre_norm": "pre_norm",
     },
     only={
@@ -128,6 +130,7 @@ class Architecture(NamedTuple):
     pool: str
     cls_position: bool
     positions: str
+    final_norm: bool
 
     def cells(self) -> tuple[str, ...]:
         """As a row of data/timm.txt has them."""
@@ -139,9 +142,10 @@ def _read_architectures() -> dict[str, Architecture]:
     found = {}
     for line in (Path(__file__).parents[1] / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
-            name, size, heads, eps, gelu, pool, cls_position, positions = line.split()
-            row = int(size), int(heads), float(eps), gelu, pool, cls_position == "True", positions
-            found[name] = Architecture(*row)
+            name, size, heads, eps, gelu, pool, row, positions, norm = line.split()
+            found[name] = Architecture(
+                int(size), int(heads), float(eps), gelu, pool, row == "True", positions, norm == "True"
+            )
     return found
 
 
@@ -215,9 +219,10 @@ def _architecture(name: str) -> Architecture:
         CheckpointError: Nothing that is known here: tensors of the same names may be computed otherwise.
     """
     if name not in ARCHITECTURES:
+        reason = next((f": {refusal.reason}" for refusal in REFUSED if refusal.fits(name)), "")
         raise CheckpointError(
-            f"its architecture, {shown(name)}, is none of timm's that vitlite computes. If these weights are a plain "
-            "ViT all the same, load them from a folder without that file, and say what their tensors do not tell."
+            f"its architecture, {shown(name)}, is none of timm's that vitlite computes{reason}. If these weights are a "
+            "plain ViT all the same, load them from a folder without that file, and say what their tensors do not tell."
         )
     return ARCHITECTURES[name]
 

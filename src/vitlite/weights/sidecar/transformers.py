@@ -107,7 +107,7 @@ TOLD = {
     "hidden_act": "gelu",
     "qkv_bias": "qkv_bias",
 }
-OTHER_NETWORK = {"auto_map": ({},), "quantization_config": (), "pruned_heads": ({},), "use_swiglu_ffn": (False,)}
+OTHER_NETWORK = {"auto_map": ({},), "quantization_config": (), "pruned_heads": ({},)}
 
 
 def _words(free: str = "", **told: str) -> Words:
@@ -131,12 +131,16 @@ DECODER = """
     norm_pix_loss
 """
 BACKBONE = "apply_layernorm reshape_hidden_states stage_names out_features out_indices _out_features _out_indices"
-DINOV2 = f"intermediate_size mlp_ratio use_mask_token {BACKBONE}"  # the width of its MLP is a ratio
+DINOV2 = f"intermediate_size mlp_ratio use_swiglu_ffn use_mask_token {BACKBONE}"  # its MLP is what tensors tell
 CLIP = Words({}, OTHER_NETWORK, OF_ANY_MODEL + BESIDE_THE_TOWER)  # of images and texts: the tower has its own words
 TOWERS = {"clip": "clip_vision_model", "metaclip_2": "metaclip_2_vision_model"}  # their towers, where they do not say
 FAMILIES = {
     "vit": Family(("ViTModel", "ViTForImageClassification"), _words(POOLER)),
-    "deit": Family(("DeiTModel", "DeiTForImageClassification"), _words(POOLER), processor="DeiT"),
+    "deit": Family(
+        ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
+        _words(POOLER),
+        processor="DeiT",
+    ),
     "vit_mae": Family(("ViTMAEModel", "ViTMAEForPreTraining"), _words(DECODER)),
     "ijepa": Family(("IJepaModel", "IJepaForImageClassification"), _words(POOLER)),
     "vit_msn": Family(("ViTMSNModel", "ViTMSNForImageClassification"), _words(), 1e-6),
@@ -265,7 +269,7 @@ def _gelu(activation: str) -> str:
 def _class_names(config: Mapping[str, Any]) -> Mapping[str, str] | None:
     """The names of the classes by number; None for a model without a head."""
     architectures = config.get("architectures") or [""]
-    if not architectures[0].endswith("ForImageClassification"):
+    if not architectures[0].endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
         return None
     return config.get("id2label", DEFAULT_LABELS)
 

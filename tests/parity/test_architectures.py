@@ -1,0 +1,46 @@
+"""timm's names: every one that is known answers as timm's own model, saved by timm; every other one is refused."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peers import timm
+from references import distance, spread
+
+from vitlite import load
+from vitlite.errors import CheckpointError
+from vitlite.weights.sidecar import read_sidecar
+from vitlite.weights.sidecar.timm import ARCHITECTURES
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "examples" / "maintain"))
+
+import timm_architectures  # noqa: E402
+
+VISION_TRANSFORMERS = [name for module in timm_architectures.MODULES for name in timm.list_models(module=module)]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_folder_of_timm_answers_as_timm(name: str, tmp_path: Path) -> None:
+    """A small model, all of whose sizes but the depth differ from what the name stands for."""
+    theirs = spread(timm_architectures.small_model(name))
+    timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
+    ours = load(tmp_path)
+    images = torch.randn(2, ours.config.channels, *ours.config.size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert distance(ours(images), theirs(images)) < timm_architectures.EQUAL
+
+
+@pytest.mark.parametrize("name", [name for name in VISION_TRANSFORMERS if name not in ARCHITECTURES])
+def test_every_other_name_is_refused_and_computed_otherwise(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"architecture": "{name}"}}')
+    with pytest.raises(CheckpointError, match=rf"its architecture, {name}, is none of timm's that vitlite computes"):
+        read_sidecar(tmp_path)
+    assert timm_architectures.architecture_of(name) is None, "it is computed: write the table anew"
