@@ -172,7 +172,7 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
         ('{"model_type": "vit", "layer_norm_eps": "small"}', "layer_norm_eps must be a number from 0 to 1 or null"),
         ('{"model_type": "vit", "image_size": [1, 2, 3]}', "image_size must be a whole number from 1 to 100000 or a"),
         ('{"architecture": null}', "architecture must be a text of at most 200 letters, got None."),
-        ('{"architecture": "vit_tiny_patch16_224", "global_pool": "map"}', "global_pool is map; vitlite computes"),
+        ('{"architecture": "vit_tiny_patch16_224", "global_pool": "prr"}', "global_pool is prr; vitlite computes"),
     ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CheckpointError) as error:

@@ -1,5 +1,6 @@
 """What stands beside a weights file, whoever wrote it: the record that each library's reader fills in."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -98,6 +99,12 @@ def pair(value: int | Sequence[int]) -> int | tuple[int, ...]:
     if isinstance(value, int):
         return value
     return value[0] if len(set(value)) == 1 else tuple(value)
+
+
+def as_json(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as a file of JSON would have it, also where it comes from a library: lists for tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
+    return plain
 
 
 def required(config: Mapping[str, Any], *names: str) -> list[Any]:

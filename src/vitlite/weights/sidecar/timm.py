@@ -21,6 +21,7 @@ from vitlite.weights.sidecar.record import (
     Sidecar,
     UnreadRecipe,
     Words,
+    as_json,
     labels_in_order,
     not_understood,
     pair,
@@ -68,7 +69,7 @@ CONFIG = table(
 )
 PICTURES = table(
     {
-        "crop_pct": number(0.01, 1),
+        "crop_pct": number(0.01, 100),
         "interpolation": WORD,
         "mean": COLOURS,
         "std": COLOURS,
@@ -285,7 +286,7 @@ def recipe_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None = N
     ...                   "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}).resize
     (248, 248)
     """
-    config = config.get("pretrained_cfg", config)
+    config = as_json(config.get("pretrained_cfg", config))
     required(config, "crop_pct", "interpolation", "mean", "std")
     try:
         verify(config, PICTURES)

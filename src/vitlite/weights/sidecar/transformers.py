@@ -17,6 +17,7 @@ from vitlite.weights.sidecar.record import (
     Sidecar,
     UnreadRecipe,
     Words,
+    as_json,
     labels_in_order,
     not_understood,
     pair,
@@ -107,7 +108,7 @@ TOLD = {
     "hidden_act": "gelu",
     "qkv_bias": "qkv_bias",
 }
-OTHER_NETWORK = {"auto_map": ({},), "quantization_config": (), "pruned_heads": ({},)}
+OTHER_NETWORK: dict[str, Sequence[Any]] = {"auto_map": ({},), "quantization_config": (), "pruned_heads": ({},)}
 
 
 def _words(free: str = "", **told: str) -> Words:
@@ -276,6 +277,7 @@ def _class_names(config: Mapping[str, Any]) -> Mapping[str, str] | None:
 
 def recipe_from_transformers(config: Mapping[str, Any], size: tuple[int, int] | None = None) -> Recipe:
     """The recipe in preprocessor_config.json; `size` scales the file's own numbers."""
+    config = as_json(config)
     try:
         verify(config, PICTURES)
     except CheckpointError as error:
