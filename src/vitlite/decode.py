@@ -6,6 +6,7 @@ memory. Torch only; Pillow is needed for files. Shapes: c channels, h and w pixe
 
 import io
 import math
+import os
 import re
 import shlex
 import sys
@@ -161,6 +162,8 @@ def _first_bytes(file: Any) -> bytes:
         if not isinstance(file, (str, PathLike)):
             file.seek(0)
             return bytes(memoryview(file.read(64)))
+        if not os.path.isfile(file):  # a pipe may give nothing more, and keep us waiting
+            return b"?"
         with open(file, "rb") as opened:
             return opened.read(64)
     except (AttributeError, TypeError, OSError):

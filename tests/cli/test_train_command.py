@@ -98,7 +98,7 @@ def test_killed_with_sigkill_and_started_again(folders, tmp_path):
 def test_cifar10_is_prepared_as_predict_does_it(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        train_command, "train", lambda model, data, *_, validation, **__: seen.extend([data, validation])
+        train_command, "train", lambda model, data, *_, validation, **__: seen.extend([data, validation]) or []
     )
     monkeypatch.setattr(eval_command, "measure", lambda model, data, **_: (seen.append(data), stop(None)))
     folder, model, row = small_cifar10(tmp_path / "data"), new_model(CONFIG.replace(image_size=32)), torch.tensor([3])

@@ -81,7 +81,7 @@ def test_products_are_those_of_the_blocks(changes: dict, onednn: bool, monkeypat
     monkeypatch.setattr(module, "float32_products_pay", lambda *shape: onednn and float32_products.matmul is not None)
     contestant = products(TINY.replace(**changes), torch.randn(9, 3, 32, 32))
     contestant.run()
-    rows = 8 * (17 - bool(changes))  # tokens of eight images at a time
+    rows = 5 * (17 - bool(changes))  # tokens of nine images in two rounds
     assert seen == [(rows, 48, 144), (rows, 48, 48), (rows, 48, 96), (rows, 96, 48)] * TINY.depth * 2
 
 
