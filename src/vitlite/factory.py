@@ -19,12 +19,13 @@ from vitlite.errors import ConfigError, UnknownNameError, closest, shown
 from vitlite.images import Preprocess, Unprepared
 from vitlite.model import ViT
 from vitlite.weights import stamps, zoo
-from vitlite.weights.build import Source, Wish, build
+from vitlite.weights.build import LoadReport, Source, Wish, build
 from vitlite.weights.files import WeightsFile, exists, open_weights, path_of
 from vitlite.weights.labels import labels_of
 from vitlite.weights.locate import Location, locate, locate_record
-from vitlite.weights.resolve import CALLER, OPTION, Claim, understand
+from vitlite.weights.resolve import CALLER, OPTION, Claim, Resolved, understand
 from vitlite.weights.sidecar import Sidecar, contradictions, read_sidecar, recipe_from_record, recipe_of
+from vitlite.weights.translate import Translation
 
 P = ParamSpec("P")
 Size = int | tuple[int, int]
@@ -61,7 +62,9 @@ class Options(NamedTuple):
     @property
     def placed_on(self) -> torch.device:
         """Where the weights go."""
-        return torch.get_default_device() if self.device is None else torch.device(self.device)
+        if self.device is None:
+            return torch.empty(0).device  # torch.get_default_device of 2.6 does not see a `with torch.device(...)`
+        return torch.device(self.device)
 
     def apply(self, config: ViTConfig) -> ViTConfig:
         """The config with these changes."""
@@ -233,19 +236,25 @@ def _open(
         if record is not None:
             _refuse_another_fine_tune(file, sidecar, record, labels_count=not wish.new_head)
 
-        scan = not all(stamps.is_scanned(path) for path in file.files)
-        model, report = build(file, translation, resolved.config, wish, resolved.said_by, scan=scan)
-    if scan and not report.dropped:
-        for path in file.files:
-            stamps.mark_scanned(path)
+        model, report = _fill(file, translation, resolved, wish)
 
     name = record.name if record else None
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
     if not wish.new_head:
         model.labels = _labels(record, sidecar, location, wish.config.num_classes)
-    other_size = wish.config.size if record or options.image_size else None
-    _attach_preprocessing(model, file, record, sidecar, other_size)
+    image_size = wish.config.size if record or options.image_size else None  # None: the file's own
+    _attach_preprocessing(model, file, record, sidecar, image_size)
     return model.eval()
+
+
+def _fill(file: WeightsFile, translation: Translation, resolved: Resolved, wish: Wish) -> tuple[ViT, LoadReport]:
+    """The model that is wished for, and what became of each tensor; a file is scanned for damage once."""
+    scan = not all(stamps.is_scanned(path) for path in file.files)
+    model, report = build(file, translation, resolved.config, wish, resolved.said_by, scan=scan)
+    if scan and not report.dropped:
+        for path in file.files:
+            stamps.mark_scanned(path)
+    return model, report
 
 
 def _verify(file: WeightsFile, location: Location) -> str:

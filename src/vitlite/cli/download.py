@@ -2,9 +2,8 @@
 
 from argparse import ArgumentParser, Namespace
 
-from vitlite.errors import DownloadError
 from vitlite.weights import hub, zoo
-from vitlite.weights.pins import Pin, read_pin
+from vitlite.weights.pins import pin_before
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,7 +25,7 @@ def run(args: Namespace) -> int:
 
 def _download(record: zoo.Record, *, update: bool) -> None:
     """Fetches one checkpoint, and says where it is; with `update` also from where to where its pin moved."""
-    before = _pin_before(record.name, update)
+    before = pin_before(record.name, update)
     fetched = hub.fetch(
         record.repo, record.filename, revision=record.commit, sha256=record.sha256, pin=record.name, update=update
     )
@@ -37,13 +36,3 @@ def _download(record: zoo.Record, *, update: bool) -> None:
         print("  nothing newer")
     else:
         print(f"  the pin moved from commit {before.commit} to {fetched.commit}")
-
-
-def _pin_before(name: str, update: bool) -> Pin | None:
-    """The pin of a name; one that cannot be read counts as none where it is to be replaced anyway."""
-    try:
-        return read_pin(name)
-    except DownloadError:
-        if update:
-            return None
-        raise

@@ -86,7 +86,7 @@ def write_pin(name: str, pin: Pin, *, update: bool = False) -> None:
     Raises:
         DownloadError: It was to be moved, and cannot be written.
     """
-    before = _before(name, update)
+    before = pin_before(name, update)
     if pin == before:
         return
     problem = write_state(pin_path(name), pin._asdict())
@@ -102,7 +102,8 @@ def write_pin(name: str, pin: Pin, *, update: bool = False) -> None:
         _log.log(level, "%s: the pin moved from %s to %s.", name, before.commit, pin.commit)
 
 
-def _before(name: str, update: bool) -> Pin | None:
+def pin_before(name: str, update: bool) -> Pin | None:
+    """The pin of a name; one that cannot be read counts as none where it is to be replaced anyway."""
     try:
         return read_pin(name)
     except DownloadError:
