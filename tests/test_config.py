@@ -132,7 +132,7 @@ WRONG = [
     ({"image_size": (224, 230)}, r"\(224, 230\) does not divide into patches of 16\..*fit: width 224 or 240\."),
     ({"image_size": 8}, r"image_size 8 does not divide .*fit: height 16, width 16\."),
     ({"image_size": 0}, r"image_size 0 does not divide .*fit: height 16, width 16\."),
-    ({"image_size": True, "patch_size": 1}, r"image_size True does not divide"),
+    ({"image_size": True, "patch_size": 1}, r"image_size must be a whole number or \(height, width\), got True"),
     ({"image_size": 224.0}, r"image_size must be a whole number or \(height, width\), got 224\.0\."),
     ({"image_size": (224,)}, r"image_size must be a whole number or \(height, width\), got \(224,\)\."),
     ({"image_size": "224"}, r"image_size must be a whole number or \(height, width\), got '224'\."),

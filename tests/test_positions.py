@@ -111,6 +111,15 @@ def test_few_are_kept() -> None:
             assert len(tables.fixed) <= PositionTables.MOST
 
 
+def test_as_many_as_are_kept_are_all_kept(stretched: list[tuple[int, int]]) -> None:
+    tables, table = PositionTables(), learned()
+    with torch.no_grad():
+        for _ in range(3):
+            for side in range(5, 5 + PositionTables.MOST):
+                tables.learned(table, GRID, (side, 4), "timm")
+    assert len(stretched) == PositionTables.MOST
+
+
 def test_sines_and_cosines_are_of_the_weight_s_type_and_kept_through_training() -> None:
     tables = PositionTables()
     weight = nn.Parameter(torch.zeros(8, 3, 2, 2))

@@ -220,7 +220,7 @@ def _is_stem(value: Any) -> bool:
 def _is_size(value: Any) -> bool:
     if isinstance(value, tuple):
         return [type(side) for side in value] == [int, int]
-    return isinstance(value, int)
+    return type(value) is int  # and not True
 
 
 def _check_numbers(c: ViTConfig) -> None:
@@ -262,7 +262,7 @@ def _check_combinations(c: ViTConfig) -> None:
 def _check_patches(c: ViTConfig) -> None:
     """Image, patches and stem."""
     fits = min(c.size) >= c.patch_size and not any(side % c.patch_size for side in c.size)
-    if type(c.image_size) is bool or not fits:
+    if not fits:
         nearest = fitting(c.size, c.patch_size)
         raise _wrong(
             "image_size", f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {nearest}"

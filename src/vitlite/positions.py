@@ -157,6 +157,8 @@ class PositionTables:
         tables = self._tables_stretched_from(table)
         key = (grid, new, method)
         if key not in tables:
+            if len(tables) >= self.MOST:
+                tables = self._begin_anew(table)
             with _outside_autograd():
                 tables[key] = resample_positions(table, grid, new, method)
         return tables[key]
@@ -165,12 +167,14 @@ class PositionTables:
         """What was kept of this very table in its present state; else a new place to keep things."""
         kept = self.stretched
         state = (table.dtype, table.data_ptr(), table._version)
-        if kept is None or kept.source is not table or kept.state != state or len(kept.tables) >= self.MOST:
-            kept = None
-        if kept is None or not torch.equal(kept.values, table):
-            kept = KeptTables(table, state, table.detach().clone(), {})
-            self.stretched = kept
+        if kept is None or kept.source is not table or kept.state != state or not torch.equal(kept.values, table):
+            return self._begin_anew(table)
         return kept.tables
+
+    def _begin_anew(self, table: Tensor) -> dict[Any, Tensor]:
+        state = (table.dtype, table.data_ptr(), table._version)
+        self.stretched = KeptTables(table, state, table.detach().clone(), {})
+        return self.stretched.tables
 
     def sincos(self, like: Tensor, grid: Grid, cls_row: bool) -> Tensor:
         """The table of sines and cosines, (1, rows, d), for tokens like the weight that projects patches to them."""
@@ -189,9 +193,9 @@ class PositionTables:
         if not _is_a_models_own(like):
             return compute()
         tables = self.fixed
-        if len(tables) >= self.MOST:
-            tables = self.fixed = {}
         if (key, like.device) not in tables:
+            if len(tables) >= self.MOST:
+                tables = self.fixed = {}
             with _outside_autograd():
                 tables[key, like.device] = compute()
         return tables[key, like.device]

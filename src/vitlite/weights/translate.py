@@ -233,7 +233,11 @@ def _supply_single_head(layout: Layout, found: dict[str, Found]) -> None:
 
 
 def facts_of(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """What the tensors alone say: fields of the config, and `attention_dim` and `position_rows`.
+    """What the tensors alone say: fields of the config, and beside them four facts that a config is worked out from.
+
+    `attention_dim` is the width of all heads together, `position_rows` how many rows the position table has,
+    `token_rows` how many of these may be of tokens before the patches, and `rotary` whether the absence of a table
+    tells of attention that turns by position.
 
     Raises:
         CheckpointError: What every ViT has is missing, or something is found that no plain ViT has.
