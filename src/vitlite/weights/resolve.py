@@ -393,7 +393,7 @@ def _ask_for_the_rest(
     remarks = [f"{field}: {unclear[field]}" for field in unknown if field in unclear]
     if "pool" in unknown and settled["class_token"].value:
         remarks.append(f"{layout.name} files pool {' or '.join(layout.pools)}")
-    remarks += [f"{claim.who.removesuffix(' says')} is a shape alone" for claim in claims if claim.shape_alone]
+    remarks += _shapes_alone(claims)
     hint = f" ({'; '.join(remarks)})" if remarks else ""
     blanks = ", ".join(_blank(field, facts, settled) for field in unknown)
     raise ConfigError(
@@ -402,6 +402,11 @@ def _ask_for_the_rest(
         "name of a checkpoint like it.",
         command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a checkpoint like it.",
     )
+
+
+def _shapes_alone(claims: Sequence[Claim]) -> list[str]:
+    """Why the name of a preset did not answer."""
+    return [f"{claim.who.removesuffix(' says')} is a shape alone" for claim in claims if claim.shape_alone]
 
 
 def _blank(field: str, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> str:
