@@ -815,3 +815,12 @@ def test_a_layer_of_several_matrices_begins_as_each_alone_would() -> None:
     for layer, parts in ((block.attn.qkv, 3), (block.mlp.fc1, 2), (pool.kv, 2), (pool.mlp.fc1, 1)):
         bound = math.sqrt(6 / (layer.in_features + layer.out_features // parts))
         assert 0.9 * bound < layer.weight.abs().max().item() <= bound
+
+
+def test_a_config_is_not_replaced_after_construction() -> None:
+    model = tiny()
+    for change in ({"checkpointing": True}, {"resample": "jax"}, {"image_size": 64}):
+        with pytest.raises(ConfigError, match="says what it was built of"):
+            model.config = model.config.replace(**change)
+    model.reset_head(7)
+    assert model.config.num_classes == 7

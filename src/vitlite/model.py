@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitlite.config import ViTConfig
-from vitlite.errors import InputError
+from vitlite.errors import ConfigError, InputError
 from vitlite.inputs import check_images
 from vitlite.pooling import POOLS, AttentionPool
 from vitlite.positions import PositionTables, rotate
@@ -261,6 +261,11 @@ class ViT(nn.Module):
         initialise(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "config" and "config" in self.__dict__:
+            raise ConfigError(
+                "The config of a model says what it was built of: another would change some of it and not the rest.",
+                python="Build another: ViT(config), then load_state_dict; or reset_head, or create(...) with options.",
+            )
         if name == "preprocess":  # of one that is a module, torch would make a part of the network
             object.__setattr__(self, name, value)
         else:
@@ -340,7 +345,7 @@ class ViT(nn.Module):
 
     def reset_head(self, num_classes: int) -> None:
         """Puts a new zero head in place, or with 0 none. The labels no longer apply and are dropped."""
-        self.config = self.config.replace(num_classes=num_classes)
+        self.__dict__["config"] = self.config.replace(num_classes=num_classes)
         self.head = _head(self.config).to(self.device, self.dtype).train(self.training)
         self.labels = None
 
