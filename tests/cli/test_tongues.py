@@ -17,6 +17,7 @@ PYTHONIC = re.compile(r"vitlite\.[a-z]|\bmodel\.(?!safetensors)[a-z]|\w\(|\b[a-z
 
 # Errors in the words of Python alone, by what their text holds, and why no command needs other words.
 OF_PYTHON_ALONE = {
+    "The config of a model says what it was built of": "set by a program of one's own",
     "arrow tables with a column path": "a pipeline of one's own on Ray",
     "ViTConfig: ": "names a field, as the option or as config.json has it",
     "ViTConfig has no field": "names a field, as config.json has it",
