@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -27,6 +28,7 @@ from vitlite.images import Preprocess, Recipe
 from vitlite.model import Attention
 from vitlite.training import STRENGTHS, Augmentation, Optimizer, Pictures, Settings, measure, read_cifar10, train
 from vitlite.weights import zoo
+from vitlite.weights.save import write_tensors
 from vitlite.weights.sidecar import recipe_from_record
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
@@ -36,7 +38,15 @@ LIGHT = Augmentation(**{**vars(STRENGTHS["none"]), "flip": 0.5, "shift": 0.125})
 SMALL = ViTConfig(image_size=32, patch_size=8, dim=96, depth=3, heads=3, mlp_dim=384, num_classes=10)
 
 
-class TwoTables(ViT):
+class Variation(ViT):
+    """A ViT with something that no config tells: what is saved of it is its tensors alone."""
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_tensors(Path(folder) / "model.safetensors", self.state_dict())
+
+
+class TwoTables(Variation):
     """Positions as the sum of a learned vector for the row and one for the column."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -70,7 +80,7 @@ class RelativeAttention(Attention):
         return self.proj((weights @ v).transpose(1, 2).flatten(2))
 
 
-class Relative(ViT):
+class Relative(Variation):
     """No position table: attention knows the offsets."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -79,7 +89,7 @@ class Relative(ViT):
             block.attn = RelativeAttention(config)
 
 
-class Hybrid(ViT):
+class Hybrid(Variation):
     """A CNN's feature map into a plain ViT, whose patches are single places of the map."""
 
     def __init__(self, config: ViTConfig) -> None:

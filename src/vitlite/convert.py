@@ -31,8 +31,14 @@ from vitlite.weights.files import (
 )
 from vitlite.weights.layouts import LAYOUTS, Layout, to_their_names
 from vitlite.weights.resolve import Claim, understand
-from vitlite.weights.save import save, write_tensors
-from vitlite.weights.sidecar import CONFIG, PICTURES, model_type, write_sidecar_for_transformers
+from vitlite.weights.save import refuse_to_overwrite, refuse_unreadable, save, write_tensors
+from vitlite.weights.sidecar import (
+    CONFIG,
+    PICTURES,
+    model_type,
+    sidecar_contents_for_transformers,
+    write_sidecars,
+)
 from vitlite.weights.translate import Translation, translate
 
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
@@ -65,7 +71,7 @@ def convert(
     if target.suffix == ".safetensors":
         with _without_pickles(source) as path:
             model = _load_for_tensors(path, config, to)
-        write_tensors(target, _their_tensors(model, to))
+        write_tensors(target, _readable_tensors(model, to, target))
     else:
         with _without_pickles(source) as path:
             with open_weights(path) as file:
@@ -78,11 +84,15 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
     if to in ("timm", "vitlite"):
         save(model, folder)
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, _their_tensors(model, to))
+    refuse_to_overwrite(folder)
+    contents: dict[str, dict[str, Any]] = {}
     if to == "transformers":
         recipe = getattr(model.preprocess, "recipe", None)
-        write_sidecar_for_transformers(folder, model.config, model.labels, recipe)
+        contents = sidecar_contents_for_transformers(model.config, model.labels, recipe)
+    tensors = _readable_tensors(model, to, folder / WEIGHTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / WEIGHTS, tensors)
+    write_sidecars(folder, contents)
 
 
 @contextmanager
@@ -197,6 +207,15 @@ def _any_size(translation: Translation) -> tuple[int, int]:
     rows = found["pos_embed"].shape[1] if "pos_embed" in found else 1
     has_row = "cls_token" in found and "reg_token" not in found and translation.layout.cls_rows[0]
     return patch, patch * max(rows - has_row, 1)
+
+
+def _readable_tensors(model: ViT, to: Target, path: Path) -> dict[str, Tensor]:
+    """The tensors under a library's names, once it is known that they would be read as this model."""
+    tensors, config = _their_tensors(model, to), model.config
+    if to == "torchvision":
+        config = config.replace(qkv_bias=True)  # of zeros
+    refuse_unreadable(path, tensors, config)
+    return tensors
 
 
 def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:

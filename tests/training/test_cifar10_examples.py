@@ -73,7 +73,7 @@ def test_a_row_is_trained_and_measured(example, tmp_path, monkeypatch):
         torch.randint(0, 256, (300, 3, 32, 32), dtype=torch.uint8), torch.arange(300) % 10, tuple("abcdefghij")
     )
     monkeypatch.setattr(ablation, "read_cifar10", lambda folder, split: small)
-    for name in ("cls", "cnn"):
+    for name in ("cls", "relative", "cnn"):
         found = ablation.run(ablation.ROWS[name], 1e-3, 0, tmp_path)
         assert found["val"] == found["test"]  # of the same pictures
         assert found["weights"] > 100_000

@@ -1,6 +1,7 @@
 """What is saved is read back whole by vitlite, and by timm; and it goes to the Hub as it is."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from models import IMAGES, RECIPE, near, tiny_model
-from peers import timm
-from safetensors.torch import load_file
+from peers import timm, transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
-from vitlite import load
+from vitlite import ViT, load
+from vitlite.convert import convert
+from vitlite.errors import CheckpointError
 from vitlite.images import Preprocess
 from vitlite.weights.save import card, push_to_hub
 from vitlite.weights.sidecar import recipe_from_timm
@@ -113,7 +117,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
     model.save(tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
     broken = tiny_model().to("meta")
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(CheckpointError, match=r"cls_token has no values: the model is on torch's meta device"):
         broken.save(tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 2
@@ -157,3 +161,119 @@ def test_the_card_says_how_to_use_the_model_and_where_it_came_from(tmp_path: Pat
     again = load(tmp_path)
     assert f"sha256 `{again.source.sha256}`" in card(again, "me/vit")
     assert "image-feature-extraction" in card(again, "me/vit")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "preprocessor_config.json",
+                                  "model.safetensors.index.json"])  # fmt: skip
+def test_a_model_that_somebody_else_wrote_is_not_overwritten(name: str, tmp_path: Path) -> None:
+    kind = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=32, patch_size=8
+    )
+    transformers.ViTForImageClassification(kind).save_pretrained(tmp_path / "theirs")
+    save_file({"a": torch.ones(1)}, tmp_path / "alone.safetensors")
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / name).write_bytes((tmp_path / "alone.safetensors").read_bytes())
+    for folder in ("theirs", "part"):
+        there = {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+        model = load(tmp_path / "theirs")
+        for write in (model.save, lambda target: convert(tmp_path / "theirs", target, "transformers")):
+            with pytest.raises(CheckpointError, match=r"which vitlite did not write\. What is there stays\."):
+                write(tmp_path / folder)
+        assert {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} == there
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "README.md").write_text("mine")
+    for _ in range(2):
+        model.save(tmp_path / "notes")
+    assert (tmp_path / "notes" / "README.md").read_text() == "mine"
+
+
+class LoRA(nn.Module):
+    """A layer that is not merged yet."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner
+        self.down, self.up = nn.Linear(inner.in_features, 2), nn.Linear(2, inner.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.up(self.down(x))
+
+
+class Halved(ViT):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) / 2
+
+
+def put(model: ViT, name: str, layer: Any) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, layer)
+
+
+QKV, ACT = "blocks.1.attn.qkv", "blocks.0.mlp.act"
+CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that loading would refuse, or give back as others
+    "another head": (
+        lambda m: put(m, "head", nn.Linear(16, 5)),
+        r"head is Linear\(.*out_features=5.*, and not Linear",
+    ),
+    "a head without bias": (lambda m: put(m, "head", nn.Linear(16, 3, bias=False)), r"head is Linear\(.*bias=False"),
+    "two layers": (lambda m: put(m, "head", nn.Sequential(nn.Dropout(), nn.Linear(16, 3))), r"head is Sequential\("),
+    "no head": (lambda m: put(m, "head", nn.Identity()), r"head is Identity\(\), and not Linear\("),
+    "LoRA": (lambda m: put(m, QKV, LoRA(m.get_submodule(QKV))), r"blocks.1.attn.qkv is LoRA\(\), and not Linear"),
+    "another activation": (lambda m: put(m, ACT, nn.ReLU()), r"blocks.0.mlp.act is ReLU\(\), and not GELU"),
+    "another GELU": (lambda m: put(m, ACT, nn.GELU("tanh")), r"act is GELU\(approximate='tanh'\), and not GELU"),
+    "another eps": (lambda m: setattr(m.norm, "eps", 1e-3), r"norm is LayerNorm\(\(16,\), eps=0.001"),
+    "no norm": (lambda m: put(m, "norm", nn.Identity()), r"norm is Identity\(\), and not LayerNorm"),
+    "a block less": (
+        lambda m: put(m, "blocks", nn.ModuleList(list(m.blocks)[:1])),
+        r"blocks.1 is missing, and not Block",
+    ),
+    "a tensor more": (lambda m: m.register_parameter("gate", nn.Parameter(torch.ones(3))), r"\+ gate \(3,\)"),
+    "a table of another size": (
+        lambda m: setattr(m, "pos_embed", nn.Parameter(torch.ones(1, 26, 16))),
+        r"has 26 rows, which is not an image of \(32, 32\)",
+    ),
+    "too few labels": (lambda m: setattr(m, "labels", ("ant", "bee")), "has 2 labels and 3 classes"),
+    "numbers for labels": (lambda m: setattr(m, "labels", (1, 2, 3)), r"labels\[0\] must be a text of at most 1000"),
+    "no numbers": (lambda m: m.norm.bias.data.fill_(float("nan")), r"norm\.bias has values that are not finite"),
+    "eight bits": (lambda m: m.norm.to(torch.float8_e4m3fn), r"norm\.\w+ is of type .*float8_e4m3fn"),
+    "a class of its own": (lambda m: setattr(m, "__class__", Halved), "is a Halved with its own forward"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_what_loading_would_refuse_is_not_saved(kind: str, tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "before")
+    there = {path.name: path.read_bytes() for path in (tmp_path / "before").iterdir()}
+    change, said = CHANGED[kind]
+    model = tiny_model()
+    change(model)
+    for folder in ("before", "new"):
+        with pytest.raises(CheckpointError, match=said):
+            model.save(tmp_path / folder)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "before").iterdir()} == there
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_to_do_about_a_head_and_lora_is_what_works(tmp_path: Path) -> None:
+    model = tiny_model()
+    head = nn.Linear(16, 5)
+    model.reset_head(5)
+    model.head.load_state_dict(head.state_dict())
+    model.labels = tuple("abcde")
+    qkv = model.blocks[1].attn.qkv
+    lora = LoRA(qkv)
+    merged = nn.Linear(16, 48)  # as peft gives it back
+    merged.weight.data = qkv.weight + lora.up.weight @ lora.down.weight
+    merged.bias.data = qkv.bias + lora.up.weight @ lora.down.bias + lora.up.bias
+    model.blocks[1].attn.qkv = merged
+    model.save(tmp_path)
+    again = load(tmp_path)
+    assert near(again(IMAGES), model(IMAGES))
+    assert again.labels == tuple("abcde")
+
+
+def test_a_model_that_trains_is_saved(tmp_path: Path) -> None:
+    model = tiny_model(dropout=0.1, drop_path=0.2).train()
+    model(IMAGES).sum().backward()
+    model.save(tmp_path)
+    assert load(tmp_path).config == model.config

@@ -21,9 +21,18 @@ from vitlite.weights.sidecar import (
     recipe_of,
     recipe_to_timm,
     recipe_to_transformers,
-    write_sidecar,
-    write_sidecar_for_transformers,
+    sidecar_content,
+    sidecar_contents_for_transformers,
 )
+
+
+def write_sidecar(folder: Path, *what: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(sidecar_content(*what)))
+
+
+def write_sidecar_for_transformers(folder: Path, *what: Any) -> None:
+    for name, content in sidecar_contents_for_transformers(*what).items():
+        (folder / name).write_text(json.dumps(content))
 
 
 def beside(folder: Path, config: dict[str, Any], pictures: dict[str, Any] | None = None) -> Sidecar:
@@ -234,14 +243,18 @@ def test_a_recipe_goes_to_transformers_and_comes_back(mode: Any, tmp_path: Path)
     assert again.claims == {name: getattr(TINY, name) for name in again.claims}
 
 
-def test_a_recipe_that_transformers_has_not_leaves_what_was_there(tmp_path: Path) -> None:
-    write_sidecar_for_transformers(tmp_path, TINY, None, RECIPE)
-    before = read_sidecar(tmp_path)
+def test_a_recipe_that_transformers_has_not_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"cover 36 x 40 pixels\. Convert to a \.safetensors file"):
-        write_sidecar_for_transformers(tmp_path, TINY.replace(depth=3), None, replace(RECIPE, resize=(36, 40)))
-    assert read_sidecar(tmp_path) == before
-    write_sidecar_for_transformers(tmp_path, TINY, None, None)
-    assert read_sidecar(tmp_path).recipe is None, "what was there before says nothing of another model"
+        sidecar_contents_for_transformers(TINY.replace(depth=3), None, replace(RECIPE, resize=(36, 40)))
+    assert sidecar_contents_for_transformers(TINY, None, None).keys() == {"config.json"}
+
+
+@pytest.mark.parametrize("labels", [(1, 2, 3), ("a", None, "c"), ("a", "b", "c" * 2000), ("a", "b", "\ud800")])
+def test_labels_that_could_not_be_read_back_are_not_written(labels: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"vitlite\.labels\[\d\] must be a text of at most 1000 letters, got "):
+        sidecar_content(TINY, labels, None)
+    with pytest.raises(CheckpointError, match=r"must be a text of at most 1000 letters, got |id2label must be"):
+        sidecar_contents_for_transformers(TINY, labels, None)
 
 
 HUGGING = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "image_processor_type": "ViTImageProcessor"}

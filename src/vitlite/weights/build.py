@@ -82,8 +82,8 @@ def build(
     Raises:
         CheckpointError: The file does not fit its config, or is damaged.
     """
-    model = _on_meta(wish.config)
-    refuse_misfit(file, translation, model if wish.config == config else _on_meta(config))
+    model = model_on_meta(wish.config)
+    refuse_misfit(file, translation, model if wish.config == config else model_on_meta(config))
     _refuse_other_periods(file, translation)
     filling = Filling(file, translation, config, wish, scan)
     wanted = _parameter_shapes(model)
@@ -99,7 +99,8 @@ def build(
     return model, report
 
 
-def _on_meta(config: ViTConfig) -> ViT:
+def model_on_meta(config: ViTConfig) -> ViT:
+    """A model without memory for its weights."""
     with torch.device("meta"), _NoInitialValues():
         return ViT(config)
 

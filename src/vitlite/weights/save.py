@@ -11,14 +11,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import safetensors
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from vitlite.config import ViTConfig
 from vitlite.disk import replacing
+from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import recipe_alone
 from vitlite.model import ViT
-from vitlite.weights.build import Source
-from vitlite.weights.files import WEIGHTS, path_of
-from vitlite.weights.sidecar import write_sidecar
+from vitlite.schema import anything, by_name, read_json
+from vitlite.weights.build import Source, is_finite, model_on_meta, refuse_misfit
+from vitlite.weights.files import FLOATS, INDEX, WEIGHTS, Entry, WeightsFile, path_of
+from vitlite.weights.resolve import Claim, understand
+from vitlite.weights.sidecar import CONFIG, PICTURES, WRITER, sidecar_content, write_sidecars
+
+COMPUTING = (  # methods of a ViT by which it computes: a class with its own is another network
+    "forward", "embed", "features", "_tokens", "_grid", "_positions", "_pool",
+)  # fmt: skip
 
 
 def save(model: ViT, folder: str | PathLike[str]) -> None:
@@ -26,11 +35,111 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
 
     `vitlite.load(folder)` gives the model back, in torch's default dtype unless told otherwise; and where timm can
     build such a model, so does `timm.create_model("local-dir:" + folder, pretrained=True)`.
+
+    Raises:
+        CheckpointError: Loading would refuse it, or give something else; or the folder has a model that vitlite did not
+            write. Nothing was written.
     """
     folder, recipe = path_of(folder, "save"), recipe_alone(model.preprocess, "A saved model")
+    refuse_to_overwrite(folder)
+    refuse_other_network(model)
+    refuse_unreadable(folder / WEIGHTS, model.state_dict(), model.config)
+    config = sidecar_content(model.config, model.labels, recipe)
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, model.state_dict())
-    write_sidecar(folder, model.config, model.labels, recipe)
+    write_sidecars(folder, {CONFIG: config})
+
+
+def refuse_to_overwrite(folder: Path) -> None:
+    """Makes sure that a folder has no model but one that vitlite wrote: such a one may be replaced.
+
+    Raises:
+        CheckpointError: It has another, which stays.
+    """
+    there = [name for name in (WEIGHTS, INDEX, CONFIG, PICTURES) if (folder / name).exists()]
+    if there and not _is_ours(folder):
+        raise CheckpointError(
+            f"{shown(str(folder))} has {', '.join(there)}, which vitlite did not write. What is there stays. Name a "
+            "folder that is new."
+        )
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        config = read_json(folder / CONFIG, by_name(anything))
+    except CheckpointError:
+        return False
+    return "vitlite" in config or WRITER in config
+
+
+def refuse_other_network(model: ViT) -> None:
+    """Makes sure that a model computes what its config says, as far as its class and its parts tell.
+
+    Raises:
+        CheckpointError: A method, a layer or the labels are others.
+    """
+    for name in COMPUTING:
+        if getattr(type(model), name) is not getattr(ViT, name):
+            raise CheckpointError(
+                f"This model is a {type(model).__name__} with its own {name}, which no config tells.",
+                python="Write its tensors alone: vitlite.weights.save.write_tensors(file, model.state_dict()).",
+                command="",
+            )
+    with torch.device("meta"):
+        wanted = dict(ViT(model.config).named_modules())
+    found = dict(model.named_modules())
+    for name, layer in wanted.items():
+        if name and not _computes_alike(found.get(name), layer):
+            is_not = f"is {_named(found.get(name))}, and not {_named(layer)}"
+            raise CheckpointError(
+                f"This model is not what its config says: {name} {is_not}.",
+                python="Of a new head: model.reset_head(classes), then its weights. Of LoRA: merge it first.",
+                command="",
+            )
+    if model.labels is not None and len(model.labels) != model.config.num_classes:
+        raise CheckpointError(
+            f"This model has {len(model.labels)} labels and {model.config.num_classes} classes.",
+            python="Set model.labels to one name a class, or to None.",
+            command="",
+        )
+
+
+def _computes_alike(layer: nn.Module | None, wanted: nn.Module) -> bool:
+    """Whether a layer is of the class that belongs there, or of torch's that it is made of, with the same settings."""
+    kinds = (type(wanted), *type(wanted).__bases__)
+    return layer is not None and type(layer) in kinds and layer.extra_repr() == wanted.extra_repr()
+
+
+def _named(layer: nn.Module | None) -> str:
+    return "missing" if layer is None else f"{type(layer).__name__}({layer.extra_repr()})"
+
+
+def refuse_unreadable(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
+    """Makes sure that tensors which are to be written to `path` would be read as a model of this config.
+
+    Raises:
+        CheckpointError: By the rules of loading they would not; nothing was written.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise CheckpointError(f"{name} has no values: the model is on torch's meta device.")
+        if tensor.dtype in FLOATS.values() and not is_finite(tensor.detach()):
+            raise CheckpointError(f"{name} has values that are not finite, and loading would refuse them.")
+    try:
+        file = WeightsFile(path, [path], {name: _entry(tensor) for name, tensor in tensors.items()})
+        translation, resolved = understand(file, [Claim("its config says", config.to_dict(), knows_network=True)])
+        refuse_misfit(file, translation, model_on_meta(resolved.config))
+    except (CheckpointError, ConfigError) as error:
+        raise CheckpointError(
+            f"What would be written could not be loaded. {error.text}",
+            python="Of a new head: model.reset_head(classes), then its weights. Of LoRA: merge it first.",
+            command="",
+        ) from None
+
+
+def _entry(tensor: Tensor) -> Entry:
+    kinds = {dtype: name for name, dtype in FLOATS.items()}
+    return Entry(tuple(tensor.shape), kinds.get(tensor.dtype, str(tensor.dtype)), lambda: tensor)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

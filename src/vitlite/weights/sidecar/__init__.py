@@ -8,15 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vitlite import __version__
 from vitlite.config import ViTConfig
 from vitlite.disk import write_json
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import Recipe
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.sidecar import timm, transformers, vitlite
-from vitlite.weights.sidecar.record import Sidecar, UnreadRecipe
+from vitlite.weights.sidecar.record import Sidecar, UnreadRecipe, as_json
 from vitlite.weights.sidecar.timm import config_to_timm, recipe_from_record, recipe_from_timm, recipe_to_timm
 from vitlite.weights.sidecar.transformers import (
+    WRITER,
     config_to_transformers,
     model_type,
     recipe_from_transformers,
@@ -27,6 +29,7 @@ from vitlite.weights.sidecar.vitlite import config_to_vitlite, recipe_from_vitli
 __all__ = [
     "CONFIG",
     "PICTURES",
+    "WRITER",
     "Sidecar",
     "UnreadRecipe",
     "contradictions",
@@ -39,8 +42,9 @@ __all__ = [
     "recipe_of",
     "recipe_to_timm",
     "recipe_to_transformers",
-    "write_sidecar",
-    "write_sidecar_for_transformers",
+    "sidecar_content",
+    "sidecar_contents_for_transformers",
+    "write_sidecars",
 ]
 
 CONFIG, PICTURES = "config.json", "preprocessor_config.json"
@@ -107,22 +111,36 @@ def contradictions(sidecar: Sidecar, labels: Sequence[str] | None, recipe: Recip
     return different
 
 
-def write_sidecar(folder: Path, config: ViTConfig, labels: Sequence[str] | None, recipe: Recipe | None) -> None:
-    """Writes config.json, which vitlite reads back in full, and timm as far as it goes."""
-    write_json(folder / CONFIG, config_to_vitlite(config, labels, recipe) | config_to_timm(config, labels, recipe))
-
-
-def write_sidecar_for_transformers(
-    folder: Path, config: ViTConfig, labels: Sequence[str] | None, recipe: Recipe | None
-) -> None:
-    """Writes config.json and preprocessor_config.json.
+def sidecar_content(config: ViTConfig, labels: Sequence[str] | None, recipe: Recipe | None) -> dict[str, Any]:
+    """The config.json which vitlite reads back in full, and timm as far as it goes.
 
     Raises:
-        CheckpointError: transformers has no processor that prepares pictures like this; nothing was written.
+        CheckpointError: It could not be read back: a label is no text, say.
     """
-    pictures = recipe_to_transformers(recipe) if recipe else None
-    write_json(folder / CONFIG, config_to_transformers(config, labels))
-    if pictures is None:
-        (folder / PICTURES).unlink(missing_ok=True)  # of what was there before
-    else:
-        write_json(folder / PICTURES, pictures)
+    content = config_to_vitlite(config, labels, recipe) | config_to_timm(config, labels, recipe)
+    vitlite.sidecar_from_vitlite(as_json(content))
+    return content
+
+
+def sidecar_contents_for_transformers(
+    config: ViTConfig, labels: Sequence[str] | None, recipe: Recipe | None
+) -> dict[str, dict[str, Any]]:
+    """config.json and, where there is a recipe, preprocessor_config.json, by their names.
+
+    Raises:
+        CheckpointError: transformers has no processor that prepares pictures like this.
+    """
+    contents = {CONFIG: config_to_transformers(config, labels) | {WRITER: f"vitlite {__version__}"}}
+    if recipe is not None:
+        contents[PICTURES] = recipe_to_transformers(recipe)
+    transformers.sidecar_from_transformers(as_json(contents[CONFIG]), as_json(contents.get(PICTURES, {})))
+    return contents
+
+
+def write_sidecars(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes JSON files beside weights by their names; those that are not among them were of other weights, and go."""
+    for name in (CONFIG, PICTURES):
+        if name in contents:
+            write_json(folder / name, contents[name])
+        else:
+            (folder / name).unlink(missing_ok=True)
