@@ -32,7 +32,9 @@ class Library(NamedTuple):
 TORCHVISION = ".torchvision"  # behind the name of the same weights under torchvision's names
 LIBRARIES = {
     "one raw read": Library("", "open(file, 'rb').read()"),
-    "vitlite": Library("import vitlite, vitlite.factory", "vitlite.create('vit_base_16', weights=file)"),
+    "vitlite": Library(
+        "import vitlite, vitlite.factory", "vitlite.create('vit_base_16.augreg2_in21k_ft_in1k', weights=file)"
+    ),
     "timm": Library(
         "timm = load('timm'); from safetensors.torch import load_file",
         "timm.create_model('vit_base_patch16_224').load_state_dict(load_file(file))",

@@ -13,3 +13,10 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the test data of VITLITE_TEST_DATA, and {folder} is not there")
     return folder
+
+
+@pytest.fixture
+def uncovered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that a test starts are not measured for coverage, which takes time, memory, and files of its own."""
+    for name in ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"):
+        monkeypatch.delenv(name, raising=False)

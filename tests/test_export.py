@@ -293,6 +293,7 @@ def test_killed_at_any_moment_the_old_file_or_the_new_is_there(tmp_path: Path, s
     assert sorted(os.listdir(tmp_path)) == [mine.name, path.name]
 
 
+@pytest.mark.usefixtures("uncovered")
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     path.write_text("old")

@@ -213,6 +213,7 @@ def test_names_and_help_need_the_standard_library_alone(code: str) -> None:
     assert fresh(GAINED.format(first="", code=code)).rpartition("\0")[2].split() == []
 
 
+@pytest.mark.usefixtures("uncovered")
 def test_importing_costs_at_most_50_ms_beyond_torch() -> None:
     """Processor time, the best of three: the machine may be busy with something else."""
     code = "import time, torch; t = time.process_time(); import vitlite; vitlite.ViT; print(time.process_time() - t)"

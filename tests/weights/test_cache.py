@@ -180,6 +180,7 @@ os.setgroups([]); os.setgid(12345); os.setuid(12345)
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs to become another user")
+@pytest.mark.usefixtures("uncovered")
 def test_two_users_of_one_cache(server: Hub) -> None:
     """The second may read what the first has fetched; what it may not write is said."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:

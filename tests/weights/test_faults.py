@@ -394,6 +394,7 @@ assert hub.fetch({REPO!r}, {FILE!r}, pin="vit") == old == hub.verify("vit")
     assert "after freeing some space" in text
 
 
+@pytest.mark.usefixtures("uncovered")
 @pytest.mark.parametrize("limit", [0, 1, 200, 5000, SIZE // 2])
 def test_a_quota_at_any_moment(server: Hub, tmp_path: Path, limit: int) -> None:
     """No file may grow beyond this: neither the weights, nor what is remembered of them."""
