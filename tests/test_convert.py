@@ -21,6 +21,13 @@ from vitlite.images import Preprocess, Recipe
 EXACT = ViTConfig(image_size=32, norm_eps=1e-6, gelu="exact", pool="cls")  # what tensors do not tell
 
 
+def model_for_transformers(**changes: Any) -> ViT:
+    """A tiny model whose pictures are cut as transformers cuts them."""
+    model = tiny_model(**changes)
+    model.preprocess = Preprocess(replace(RECIPE, margin="down"), model)
+    return model
+
+
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
@@ -31,7 +38,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     {"class_token": False, "pool": "mean"}, {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 64},
 ])  # fmt: skip
 def test_transformers_loads_what_was_converted_and_it_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
-    model = tiny_model(**changes)
+    model = model_for_transformers(**changes)
     model.save(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
     kind = transformers.AutoModelForImageClassification if model.config.num_classes else transformers.AutoModel
@@ -48,6 +55,25 @@ def test_transformers_loads_what_was_converted_and_it_comes_back(changes: dict[s
     assert torch.equal(again(IMAGES), model(IMAGES))
     assert again.labels == model.labels
     assert again.preprocess.recipe.resize == RECIPE.resize
+
+
+@pytest.mark.parametrize(("changes", "recipe", "text"), [
+    ({"norm_eps": 1e-5}, {}, "no words for a model that computes this"),
+    ({"pool": "mean_with_cls"}, {}, "no words for a model that computes this"),
+    ({}, {"margin": "down"}, "no words for a model that prepares pictures so"),
+    ({}, {"resize": (36, 50)}, "no words for a model that prepares pictures so"),
+])  # fmt: skip
+def test_a_folder_that_timm_could_not_open_is_not_made_for_it(
+    changes: dict[str, Any], recipe: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    model = tiny_model(**changes)
+    model.preprocess = Preprocess(replace(RECIPE, **recipe), model)
+    model.save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match=f"timm's config.json has {text}"):
+        convert(tmp_path / "ours", tmp_path / "theirs", "timm")
+    assert not (tmp_path / "theirs").exists()
+    convert(tmp_path / "ours", tmp_path / "theirs", "vitlite")
+    assert load(tmp_path / "theirs").preprocess.recipe == model.preprocess.recipe
 
 
 def test_squashed_pictures_stay_squashed(tmp_path: Path) -> None:
@@ -153,7 +179,7 @@ def test_of_averaged_weights_and_others_none_is_taken_by_itself(tmp_path: Path) 
 
 
 def test_what_the_target_held_before_says_nothing_of_the_new_model(tmp_path: Path) -> None:
-    tiny_model().save(tmp_path / "one")
+    model_for_transformers().save(tmp_path / "one")
     ViT(TINY).save(tmp_path / "two")
     convert(tmp_path / "one", tmp_path / "theirs", "transformers")
     convert(tmp_path / "two", tmp_path / "theirs", "transformers")
@@ -162,7 +188,7 @@ def test_what_the_target_held_before_says_nothing_of_the_new_model(tmp_path: Pat
 
 
 def test_a_folder_with_a_pickle_keeps_its_config(tmp_path: Path) -> None:
-    tiny_model().save(tmp_path / "ours")
+    model_for_transformers().save(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "old", "transformers")
     torch.save(load_file(tmp_path / "old" / "model.safetensors"), tmp_path / "old" / "pytorch_model.bin")
     (tmp_path / "old" / "model.safetensors").unlink()
@@ -229,14 +255,14 @@ def test_an_npz_is_converted(tmp_path: Path) -> None:
 
 def test_transformers_covers_squares_only(tmp_path: Path) -> None:
     model = tiny_model(image_size=(32, 24))
-    model.preprocess = Preprocess(replace(RECIPE, size=(32, 24), resize=(36, 36)), model)
-    model.save(tmp_path)
-    convert(tmp_path, tmp_path / "theirs", "transformers")
+    model.preprocess = Preprocess(replace(RECIPE, size=(32, 24), resize=(36, 36), margin="down"), model)
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
     assert load(tmp_path / "theirs").preprocess.recipe.resize == (36, 36)
-    model.preprocess = Preprocess(replace(RECIPE, size=(32, 24), resize=(36, 27)), model)
-    model.save(tmp_path)
+    model.preprocess = Preprocess(replace(RECIPE, size=(32, 24), resize=(36, 27), margin="down"), model)
+    model.save(tmp_path / "ours")
     with pytest.raises(CheckpointError, match="no preprocessing that resizes pictures to cover 36 x 27 pixels"):
-        convert(tmp_path, tmp_path / "others", "transformers")
+        convert(tmp_path / "ours", tmp_path / "others", "transformers")
 
 
 def test_transformers_takes_no_mean_over_a_class_token(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ from vitlite.weights.save import refuse_to_overwrite, refuse_unreadable, save, w
 from vitlite.weights.sidecar import (
     CONFIG,
     PICTURES,
+    config_to_timm,
     model_type,
+    recipe_to_timm,
     sidecar_contents_for_transformers,
     write_sidecars,
 )
@@ -82,17 +84,35 @@ def convert(
 
 def _write_folder(model: ViT, folder: Path, to: Target) -> None:
     if to in ("timm", "vitlite"):
+        if to == "timm":
+            _refuse_what_timm_cannot_tell(model)
         save(model, folder)
         return
     refuse_to_overwrite(folder)
+    tensors = _readable_tensors(model, to, folder / WEIGHTS)
     contents: dict[str, dict[str, Any]] = {}
     if to == "transformers":
         recipe = getattr(model.preprocess, "recipe", None)
         contents = sidecar_contents_for_transformers(model.config, model.labels, recipe)
-    tensors = _readable_tensors(model, to, folder / WEIGHTS)
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, tensors)
     write_sidecars(folder, contents)
+
+
+def _refuse_what_timm_cannot_tell(model: ViT) -> None:
+    """Makes sure that timm, too, opens the folder that `save` writes.
+
+    Raises:
+        CheckpointError: Its config.json has no words for this model, or for how its pictures are prepared.
+    """
+    recipe = getattr(model.preprocess, "recipe", None)
+    for what, words in (("computes this", config_to_timm(model.config, None, None)),
+                        ("prepares pictures so", recipe is None or recipe_to_timm(recipe))):  # fmt: skip
+        if not words:
+            raise CheckpointError(
+                f"timm's config.json has no words for a model that {what}.",
+                python="Convert to a .safetensors file, which has the tensors alone; or to vitlite.",
+            )
 
 
 @contextmanager

@@ -54,6 +54,7 @@ def test_preprocessing_is_saved_and_follows_the_size(tmp_path: Path) -> None:
     {}, {"pool": "mean", "gelu": "quick", "pre_norm": True}, {"qkv_bias": False, "image_size": (32, 48)},
     {"registers": 1, "cls_position": False, "layer_scale": 0.1},
     {"class_token": False, "pool": "mean", "fc_norm": True, "num_classes": 0},
+    {"pool": "map"}, {"pool": "map", "class_token": False, "gelu": "tanh"},
 ])  # fmt: skip
 def test_timm_loads_the_folder(changes: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(**changes)

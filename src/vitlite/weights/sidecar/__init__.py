@@ -32,6 +32,7 @@ __all__ = [
     "WRITER",
     "Sidecar",
     "UnreadRecipe",
+    "config_to_timm",
     "contradictions",
     "model_type",
     "read_sidecar",
@@ -132,7 +133,7 @@ def sidecar_contents_for_transformers(
     """
     contents = {CONFIG: config_to_transformers(config, labels) | {WRITER: f"vitlite {__version__}"}}
     if recipe is not None:
-        contents[PICTURES] = recipe_to_transformers(recipe)
+        contents[PICTURES] = recipe_to_transformers(recipe, config.channels)
     transformers.sidecar_from_transformers(as_json(contents[CONFIG]), as_json(contents.get(PICTURES, {})))
     return contents
 

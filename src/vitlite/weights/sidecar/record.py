@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from vitlite.errors import CheckpointError, ConfigError, shown
+from vitlite.images import Margin, Recipe
 from vitlite.schema import Check, by_name, either, number, optional, several, text, whole
 
 Library = Literal["vitlite", "timm", "transformers"]
@@ -99,6 +100,17 @@ def pair(value: int | Sequence[int]) -> int | tuple[int, ...]:
     if isinstance(value, int):
         return value
     return value[0] if len(set(value)) == 1 else tuple(value)
+
+
+def crops_alike(recipe: Recipe, margin: Margin) -> bool:
+    """Whether a library that rounds half of an odd margin so cuts every picture as a recipe does.
+
+    Where proportions are kept, some pictures have any margin; where pictures are stretched, all have the same.
+    """
+    if recipe.margin == margin:
+        return True
+    odd = [(before - after) % 4 == 3 for before, after in zip(recipe.resize, recipe.size, strict=True)]
+    return recipe.mode == "squash" and not any(odd)  # half of 1 is nearer to 0 than to 2, half of 3 is not
 
 
 def as_json(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from vitlite.weights.sidecar.record import (
     UnreadRecipe,
     Words,
     as_json,
+    crops_alike,
     labels_in_order,
     not_understood,
     pair,
@@ -356,13 +357,13 @@ def _can_build(config: ViTConfig) -> bool:
         return False
     if config.positions == "rope" or config.mlp != "gelu" or config.stem is not None or not config.final_norm:
         return False
-    return not (config.patch_norm or config.pre_logits or config.head_dim)
+    return not (config.patch_norm or config.pre_logits or config.head_dim or config.layer_scale == 0)
 
 
 def recipe_to_timm(recipe: Recipe) -> dict[str, Any] | None:
     """timm's words for the preprocessing; None where it has none."""
     crop_pct = _crop_pct(recipe)
-    if crop_pct is None:
+    if crop_pct is None or not crops_alike(recipe, "nearest"):
         return None
     white = 255 * recipe.scale  # timm's pixels are 0..1 before mean and std
     return {

@@ -18,6 +18,7 @@ from vitlite.weights.sidecar.record import (
     UnreadRecipe,
     Words,
     as_json,
+    crops_alike,
     labels_in_order,
     not_understood,
     pair,
@@ -386,12 +387,20 @@ def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> d
     }
 
 
-def recipe_to_transformers(recipe: Recipe) -> dict[str, Any]:
-    """The preprocessor_config.json of a recipe.
+def recipe_to_transformers(recipe: Recipe, channels: int = 1) -> dict[str, Any]:
+    """The preprocessor_config.json of a recipe, for pictures of so many channels.
 
     Raises:
         CheckpointError: transformers has no processor that does the same.
     """
+    if not crops_alike(recipe, "down"):
+        raise CheckpointError(
+            "transformers rounds half of an odd margin down, and these pictures are cut at the nearest even number: a "
+            "pixel further right or down.",
+            python="If a pixel may be lost: model.preprocess = dataclasses.replace(model.preprocess.recipe, "
+            "margin='down'), then save. For the tensors alone: convert to a .safetensors file.",
+            command="Convert to a .safetensors file, which has the tensors alone.",
+        )
     height, width = recipe.resize
     resize, processor = {"height": height, "width": width}, "DeiTImageProcessor"
     if recipe.mode == "center":
@@ -411,6 +420,11 @@ def recipe_to_transformers(recipe: Recipe) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": recipe.scale,
         "do_normalize": True,
-        "image_mean": list(recipe.mean),
-        "image_std": list(recipe.std),
+        "image_mean": _for_each(recipe.mean, channels),
+        "image_std": _for_each(recipe.std, channels),
     }
+
+
+def _for_each(values: Sequence[float], channels: int) -> list[float]:
+    """A number for each channel, where one may stand for all."""
+    return [values[0]] * channels if len(values) == 1 else list(values)
