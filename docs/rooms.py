@@ -37,7 +37,7 @@ ROOMS = {
     "factory": Room("create and load", "weights model images config errors"),
     "convert": Room("weights in another library's layout", "factory weights model config errors"),
     "speed": Room("a model becomes a fast one", "model pooling stem costs config errors speed.onednn"),
-    "export": Room("a model becomes a file for other runtimes", "speed model images disk errors"),
+    "export": Room("a model becomes a file for other runtimes", "weights speed model images disk errors"),
     "draw": Room("what a model looks at, as pictures; and the curves of a run", "positions images disk errors"),
     "training": Room(
         "labelled pictures become weights", "factory weights model images config speed.onednn schema disk errors"

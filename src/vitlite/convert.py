@@ -31,7 +31,7 @@ from vitlite.weights.files import (
 )
 from vitlite.weights.layouts import LAYOUTS, Layout, to_their_names
 from vitlite.weights.resolve import Claim, understand
-from vitlite.weights.save import refuse_to_overwrite, refuse_unreadable, save, write_tensors
+from vitlite.weights.save import refuse_to_overwrite, refuse_unloadable, save, write_tensors
 from vitlite.weights.sidecar import (
     CONFIG,
     PICTURES,
@@ -234,7 +234,7 @@ def _readable_tensors(model: ViT, to: Target, path: Path) -> dict[str, Tensor]:
     tensors, config = _their_tensors(model, to), model.config
     if to == "torchvision":
         config = config.replace(qkv_bias=True)  # of zeros
-    refuse_unreadable(path, tensors, config)
+    refuse_unloadable(model, path, tensors, config)
     return tensors
 
 

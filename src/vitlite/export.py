@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.export import Dim
 
 from vitlite.disk import locked, replacing
-from vitlite.errors import ExportError, OptimizedError, missing_extra
+from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing_extra
 from vitlite.images import recipe_alone
 from vitlite.model import ViT
 from vitlite.speed.optimize import OptimizedViT
+from vitlite.weights.save import refuse_unloadable
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
@@ -66,8 +67,8 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
     """
     if to not in SUFFIX:
         raise ExportError(f"Cannot export to {to!r}. Valid: {', '.join(SUFFIX)}.")
-    _check_model(model)
     path = check_target(path)
+    _check_model(model, path)
     compared: dict[str, float] = {}
     try:
         with _workplace(path) as folder, torch.no_grad():
@@ -86,11 +87,11 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
     return compared
 
 
-def _check_model(model: ViT) -> None:
-    """Makes sure that a model is what its config says, as `vitlite.load` would.
+def _check_model(model: ViT, path: Path) -> None:
+    """Makes sure that a model is what its config says, which goes into the file: what could not be saved is refused.
 
     Raises:
-        ExportError: It is in training mode, or has other tensors or labels.
+        ExportError: It is in training mode, or has other parts, tensors or labels.
         OptimizedError: It was optimized.
     """
     if isinstance(model, OptimizedViT):
@@ -99,28 +100,10 @@ def _check_model(model: ViT) -> None:
         raise ExportError(
             "A model in training mode would be exported with its dropout.", python="Call model.eval() before."
         )
-    with torch.device("meta"):
-        wanted = {name: tensor.shape for name, tensor in ViT(model.config).state_dict().items()}
-    found = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    other = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
-    if other:
-        name = other[0]
-        raise ExportError(
-            f"The model has other tensors than its config says: {name} is {_shape(found.get(name))} where "
-            f"{_shape(wanted.get(name))} belongs ({len(other)} differ in all).",
-            python="Of a new head: model.reset_head(classes), then its weights. Of LoRA: merge it first.",
-            command="",
-        )
-    if model.labels is not None and len(model.labels) != model.config.num_classes:
-        raise ExportError(
-            f"The model has {len(model.labels)} labels and {model.config.num_classes} classes.",
-            python="Set model.labels to one name a class, or to None.",
-            command="",
-        )
-
-
-def _shape(shape: torch.Size | None) -> str:
-    return "none" if shape is None else str(tuple(shape))
+    try:
+        refuse_unloadable(model, path)
+    except CheckpointError as error:
+        raise ExportError(error.text, python=error.python, command=error.command) from None
 
 
 def check_target(path: str | PathLike[str]) -> Path:

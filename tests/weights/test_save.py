@@ -1,19 +1,19 @@
 """What is saved is read back whole by vitlite, and by timm; and it goes to the Hub as it is."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from changed_models import CHANGED, LoRA
 from models import IMAGES, RECIPE, near, tiny_model
 from peers import timm, transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
-from vitlite import ViT, load
+from vitlite import load
 from vitlite.convert import convert
 from vitlite.errors import CheckpointError
 from vitlite.images import Preprocess
@@ -186,59 +186,6 @@ def test_a_model_that_somebody_else_wrote_is_not_overwritten(name: str, tmp_path
     for _ in range(2):
         model.save(tmp_path / "notes")
     assert (tmp_path / "notes" / "README.md").read_text() == "mine"
-
-
-class LoRA(nn.Module):
-    """A layer that is not merged yet."""
-
-    def __init__(self, inner: nn.Linear) -> None:
-        super().__init__()
-        self.inner = inner
-        self.down, self.up = nn.Linear(inner.in_features, 2), nn.Linear(2, inner.out_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + self.up(self.down(x))
-
-
-class Halved(ViT):
-    def forward(self, images: Tensor) -> Tensor:
-        return super().forward(images) / 2
-
-
-def put(model: ViT, name: str, layer: Any) -> None:
-    parent, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(parent), leaf, layer)
-
-
-QKV, ACT = "blocks.1.attn.qkv", "blocks.0.mlp.act"
-CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that loading would refuse, or give back as others
-    "another head": (
-        lambda m: put(m, "head", nn.Linear(16, 5)),
-        r"head is Linear\(.*out_features=5.*, and not Linear",
-    ),
-    "a head without bias": (lambda m: put(m, "head", nn.Linear(16, 3, bias=False)), r"head is Linear\(.*bias=False"),
-    "two layers": (lambda m: put(m, "head", nn.Sequential(nn.Dropout(), nn.Linear(16, 3))), r"head is Sequential\("),
-    "no head": (lambda m: put(m, "head", nn.Identity()), r"head is Identity\(\), and not Linear\("),
-    "LoRA": (lambda m: put(m, QKV, LoRA(m.get_submodule(QKV))), r"blocks.1.attn.qkv is LoRA\(\), and not Linear"),
-    "another activation": (lambda m: put(m, ACT, nn.ReLU()), r"blocks.0.mlp.act is ReLU\(\), and not GELU"),
-    "another GELU": (lambda m: put(m, ACT, nn.GELU("tanh")), r"act is GELU\(approximate='tanh'\), and not GELU"),
-    "another eps": (lambda m: setattr(m.norm, "eps", 1e-3), r"norm is LayerNorm\(\(16,\), eps=0.001"),
-    "no norm": (lambda m: put(m, "norm", nn.Identity()), r"norm is Identity\(\), and not LayerNorm"),
-    "a block less": (
-        lambda m: put(m, "blocks", nn.ModuleList(list(m.blocks)[:1])),
-        r"blocks.1 is missing, and not Block",
-    ),
-    "a tensor more": (lambda m: m.register_parameter("gate", nn.Parameter(torch.ones(3))), r"\+ gate \(3,\)"),
-    "a table of another size": (
-        lambda m: setattr(m, "pos_embed", nn.Parameter(torch.ones(1, 26, 16))),
-        r"has 26 rows, which is not an image of \(32, 32\)",
-    ),
-    "too few labels": (lambda m: setattr(m, "labels", ("ant", "bee")), "has 2 labels and 3 classes"),
-    "numbers for labels": (lambda m: setattr(m, "labels", (1, 2, 3)), r"labels\[0\] must be a text of at most 1000"),
-    "no numbers": (lambda m: m.norm.bias.data.fill_(float("nan")), r"norm\.bias has values that are not finite"),
-    "eight bits": (lambda m: m.norm.to(torch.float8_e4m3fn), r"norm\.\w+ is of type .*float8_e4m3fn"),
-    "a class of its own": (lambda m: setattr(m, "__class__", Halved), "is a Halved with its own forward"),
-}
 
 
 @pytest.mark.parametrize("kind", CHANGED)

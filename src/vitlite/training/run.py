@@ -23,7 +23,8 @@ from vitlite.training.evaluate import preprocess_of
 from vitlite.training.optim import optimizers, remembers, restore_optimizer, weights_of
 from vitlite.training.settings import Settings
 from vitlite.training.state import METADATA, STEP, Kept, Progress, State, check_tensors, damaged, read_state
-from vitlite.weights.save import write_tensors
+from vitlite.weights.files import WEIGHTS
+from vitlite.weights.save import refuse_unloadable, write_tensors
 
 History = list[dict[str, Any]]
 
@@ -36,7 +37,8 @@ class Run:
     def __init__(self, model: ViT, data: Pictures, settings: Settings, validation: Pictures | None = None) -> None:
         self.model, self.data, self.settings = model, data, settings
         self.recipe = preprocess_of(model).recipe
-        recipe_alone(model.preprocess, "A saved run")  # which is too late to say in an hour
+        recipe_alone(model.preprocess, "A saved run")  # both are too late to say in an hour
+        refuse_unloadable(model, Path(WEIGHTS))
         self.steps = max(len(data) // settings.batch, 1)  # in an epoch
         self.progress = Progress()
         self.history: History = []

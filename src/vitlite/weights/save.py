@@ -5,13 +5,12 @@ Written without numpy, and each file whole or not at all.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import safetensors
-import torch
 from torch import Tensor, nn
 
 from vitlite.config import ViTConfig
@@ -26,8 +25,9 @@ from vitlite.weights.resolve import Claim, understand
 from vitlite.weights.sidecar import CONFIG, PICTURES, WRITER, sidecar_content, write_sidecars
 
 COMPUTING = (  # methods of a ViT by which it computes: a class with its own is another network
-    "forward", "embed", "features", "_tokens", "_grid", "_positions", "_pool",
+    "forward", "embed", "features", "_tokens", "_grid", "_positions", "_rotation", "_pool",
 )  # fmt: skip
+CHANGES_NO_ANSWER = ("training", "checkpointing")  # settings of a layer
 
 
 def save(model: ViT, folder: str | PathLike[str]) -> None:
@@ -42,8 +42,7 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     """
     folder, recipe = path_of(folder, "save"), recipe_alone(model.preprocess, "A saved model")
     refuse_to_overwrite(folder)
-    refuse_other_network(model)
-    refuse_unreadable(folder / WEIGHTS, model.state_dict(), model.config)
+    refuse_unloadable(model, folder / WEIGHTS)
     config = sidecar_content(model.config, model.labels, recipe)
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, model.state_dict())
@@ -72,12 +71,33 @@ def _is_ours(folder: Path) -> bool:
     return "vitlite" in config or WRITER in config
 
 
-def refuse_other_network(model: ViT) -> None:
-    """Makes sure that a model computes what its config says, as far as its class and its parts tell.
+def refuse_unloadable(
+    model: ViT, path: Path, tensors: Mapping[str, Tensor] | None = None, config: ViTConfig | None = None
+) -> None:
+    """Makes sure that loading gives this very model back. Whoever writes a model asks this before the first byte.
+
+    Args:
+        model: What is to be written.
+        path: Where its weights will stand.
+        tensors: They, as they will stand there; None: under the model's own names.
+        config: What these tensors are of; None: the model's own.
 
     Raises:
-        CheckpointError: A method, a layer or the labels are others.
+        CheckpointError: Its class, a part, a setting, a label or a number is another than its config says.
     """
+    _refuse_other_methods(model)
+    _refuse_other_parts(model)
+    if model.labels is not None and len(model.labels) != model.config.num_classes:
+        raise CheckpointError(
+            f"This model has {len(model.labels)} labels and {model.config.num_classes} classes.",
+            python="Set model.labels to one name a class, or to None.",
+            command="",
+        )
+    sidecar_content(model.config, model.labels, None)
+    _refuse_unreadable(path, model.state_dict() if tensors is None else tensors, config or model.config)
+
+
+def _refuse_other_methods(model: ViT) -> None:
     for name in COMPUTING:
         if getattr(type(model), name) is not getattr(ViT, name):
             raise CheckpointError(
@@ -85,26 +105,41 @@ def refuse_other_network(model: ViT) -> None:
                 python="Write its tensors alone: vitlite.weights.save.write_tensors(file, model.state_dict()).",
                 command="",
             )
-    with torch.device("meta"):
-        wanted = dict(ViT(model.config).named_modules())
+        if name in vars(model):
+            raise _another(name, "set on this model", "that of a ViT")
+
+
+def _refuse_other_parts(model: ViT) -> None:
+    """By the layers of a new model of the same config."""
     found = dict(model.named_modules())
-    for name, layer in wanted.items():
-        if name and not _computes_alike(found.get(name), layer):
-            is_not = f"is {_named(found.get(name))}, and not {_named(layer)}"
-            raise CheckpointError(
-                f"This model is not what its config says: {name} {is_not}.",
-                python="Of a new head: model.reset_head(classes), then its weights. Of LoRA: merge it first.",
-                command="",
-            )
-    if model.labels is not None and len(model.labels) != model.config.num_classes:
-        raise CheckpointError(
-            f"This model has {len(model.labels)} labels and {model.config.num_classes} classes.",
-            python="Set model.labels to one name a class, or to None.",
-            command="",
-        )
+    for name, wanted in model_on_meta(model.config).named_modules():
+        layer = found.get(name)
+        if name and not _is_alike(layer, wanted):
+            raise _another(name, _named(layer), _named(wanted))
+        if layer is not None and "forward" in vars(layer):
+            raise _another(f"{name}.forward".lstrip("."), "set on it", "that of its class")
+        for setting, value in _settings(wanted):
+            its_own = vars(layer).get(setting, value)
+            if its_own != value:
+                raise _another(f"{name}.{setting}", repr(its_own), repr(value))
 
 
-def _computes_alike(layer: nn.Module | None, wanted: nn.Module) -> bool:
+def _another(name: str, found: str, wanted: str) -> CheckpointError:
+    return CheckpointError(
+        f"This model is not what its config says: {name} is {found}, and not {wanted}.",
+        python="Of a new head: model.reset_head(classes), then its weights. Of LoRA: merge it first.",
+        command="",
+    )
+
+
+def _settings(layer: nn.Module) -> Iterator[tuple[str, object]]:
+    """What a layer computes by beside its tensors, such as how many heads it has."""
+    for name, value in vars(layer).items():
+        if not name.startswith("_") and name not in CHANGES_NO_ANSWER and isinstance(value, (int, float, str)):
+            yield name, value
+
+
+def _is_alike(layer: nn.Module | None, wanted: nn.Module) -> bool:
     """Whether a layer is of the class that belongs there, or of torch's that it is made of, with the same settings."""
     kinds = (type(wanted), *type(wanted).__bases__)
     return layer is not None and type(layer) in kinds and layer.extra_repr() == wanted.extra_repr()
@@ -114,12 +149,8 @@ def _named(layer: nn.Module | None) -> str:
     return "missing" if layer is None else f"{type(layer).__name__}({layer.extra_repr()})"
 
 
-def refuse_unreadable(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
-    """Makes sure that tensors which are to be written to `path` would be read as a model of this config.
-
-    Raises:
-        CheckpointError: By the rules of loading they would not; nothing was written.
-    """
+def _refuse_unreadable(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
+    """By the rules of loading itself."""
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise CheckpointError(f"{name} has no values: the model is on torch's meta device.")
