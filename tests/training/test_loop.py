@@ -247,3 +247,31 @@ def test_a_recipe_for_more_channels_than_the_model_has(folders, tmp_path):
     for use in (partial(train, out=tmp_path / "out", settings=settings()), measure):
         with pytest.raises(ImageError, match="mean and std for 3 channels, the model takes 1"):
             use(model, data)
+
+
+def test_patience_ends_a_run_and_outlives_a_kill(tmp_path, monkeypatch):
+    """Epochs without a better one are counted from the history, which the state holds."""
+    data, validation = stripes(16), stripes(8, seed=1)
+    accuracies = iter([0.5, 0.75, 0.75, 0.5, 0.75, 0.75])
+    monkeypatch.setattr(
+        loop, "measure", lambda *_, **__: replace(measured, top1=next(accuracies), loss=1.0)
+    )  # with the same loss, an epoch of the same accuracy is no better
+    monkeypatch.setattr(loop, "check_best", lambda *_, **__: None)
+    measured = measure(new_model(), validation)
+
+    def run(patience, killed_after=99):
+        def kill(history):
+            if len(history) == killed_after:
+                raise Killed
+
+        recipe = settings(epochs=6, patience=patience)
+        return train(new_model(), data, tmp_path, recipe, validation=validation, after_epoch=kill)
+
+    for epochs in (1, 2, 3):
+        with pytest.raises(Killed):
+            run(3, killed_after=epochs)
+    assert len(run(3)) == 5  # the second was the best, and three followed
+    assert len(run(3)) == 5  # it is done
+    assert len(run(4)) == len(run(1)) == 6  # which may be changed, as it says when a run ends and nothing else
+    with pytest.raises(TrainError, match="patience 3 waits for a better epoch, and without validation pictures"):
+        train(new_model(), data, tmp_path / "none", settings(patience=3))

@@ -40,6 +40,7 @@ OPTION_OF = {  # what an error's field is called on the command line
     "layers": "--layer",
     "target": "--out",
     "epochs": "--epochs",
+    "patience": "--patience",
     "batch": "--batch",
     "lr": "--lr",
     "layer_decay": "--layer-decay",

@@ -36,6 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--weights", metavar="none|PATH", help="what to begin with, none being random; default: the model's own")
     add("--out", type=Path, required=True, metavar="DIR", help="for checkpoints, log and state; a killed run goes on")
     add("--epochs", type=positive, required=True, metavar="N", help="how often to see every picture")
+    add("--patience", type=positive, default=0, metavar="EPOCHS", help="end after as many without a better one")
     add("--batch", type=positive, default=default.batch, metavar="N", help="default: %(default)s")
     add("--optimizer", choices=("adamw", "muon"), help="default: muon with random weights, otherwise adamw")
     add("--lr", type=float, metavar="X", help="default: 3e-3 for muon, 3e-4 for adamw, 1e-3 with --frozen")
@@ -47,6 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--ema", type=float, default=default.ema, metavar="X", help="of averaged weights; default: %(default)s")
     add("--augment", choices=tuple(STRENGTHS), default="weak", help="changes to pictures; default: %(default)s")
     add("--accumulate", type=positive, default=1, metavar="N", help="parts of a batch, to save memory")
+    add("--balance", action="store_true", help="count classes of unequal size alike")
     add("--frozen", action="store_true", help="train the head alone")
     add("--size", type=image_size, metavar="PIXELS", help="image size other than the model's")
     add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
@@ -89,6 +91,7 @@ def _settings(args: Namespace) -> Settings:
     layer_decay = usual_layer_decay(random_weights=random_weights) if args.layer_decay is None else args.layer_decay
     return Settings(
         epochs=args.epochs,
+        patience=args.patience,
         batch=args.batch,
         optimizer=optimizer,
         lr=lr,
@@ -98,6 +101,7 @@ def _settings(args: Namespace) -> Settings:
         clip=args.clip,
         ema=args.ema,
         accumulate=args.accumulate,
+        balance=args.balance,
         frozen=args.frozen,
         bfloat16=args.dtype == "bfloat16",
         seed=args.seed,

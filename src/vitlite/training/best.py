@@ -29,6 +29,18 @@ def best_epoch(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return min((record for record in history if "val_top1" in record), key=_rank, default=None)
 
 
+def is_out_of_patience(history: Sequence[dict[str, Any]], patience: int) -> bool:
+    """Whether so many epochs have passed since the best one; never with a patience of 0.
+
+    >>> accuracies = [0.5, 0.7, 0.6, 0.7]  # the last two are no better than the second
+    >>> history = [{"epoch": i, "val_top1": top1, "val_loss": 1.0} for i, top1 in enumerate(accuracies, 1)]
+    >>> is_out_of_patience(history, 2), is_out_of_patience(history, 3)
+    (True, False)
+    """
+    best = best_epoch(history)
+    return best is not None and 0 < patience <= len(history) - best["epoch"]
+
+
 def _rank(record: dict[str, Any]) -> tuple[float, float]:
     """The lower, the better."""
     loss = record["val_loss"]

@@ -22,7 +22,8 @@ from vitlite.images import normalise
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import Draws, augment, mix, shuffled
-from vitlite.training.best import BEST, check_best, is_better
+from vitlite.training.batches import batch_of, steps_of_an_epoch
+from vitlite.training.best import BEST, check_best, is_better, is_out_of_patience
 from vitlite.training.datasets import Pictures, refuse_shared_labels
 from vitlite.training.evaluate import check_fit, measure, preprocess_of
 from vitlite.training.run import LOG, STATE, History, Run
@@ -61,7 +62,7 @@ def train(
             `best` does not give what was measured.
         ImageError: A picture cannot be read.
     """
-    _check_start(model, data, settings)
+    _check_start(model, data, settings, validation)
     model.labels = data.classes
     check_fit(model, data)
     if validation is not None:
@@ -87,7 +88,7 @@ def _run_epochs(
     distributed.assert_equal_on_all_ranks(
         "pictures, epoch and step", len(run.data), run.progress.epoch, run.progress.step
     )
-    while run.progress.epoch < settings.epochs:
+    while run.progress.epoch < settings.epochs and not is_out_of_patience(run.history, settings.patience):
         _take_steps(run, out, save_every)
         _end_epoch(run, out, validation)
         if distributed.is_main():
@@ -100,8 +101,8 @@ def _run_epochs(
     return run.history
 
 
-def _check_start(model: ViT, data: Pictures, settings: Settings) -> None:
-    """Whether model, data, batches and processes can go together at all."""
+def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pictures | None) -> None:
+    """Whether model, data, recipe and processes can go together at all."""
     preprocess_of(model)
     if len(data.classes) < 2 or model.config.num_classes != len(data.classes):
         raise TrainError(
@@ -110,8 +111,14 @@ def _check_start(model: ViT, data: Pictures, settings: Settings) -> None:
             python="Create the model with num_classes= to match.",
         )
     refuse_shared_labels(data.classes, data.classes)
+    if settings.patience and validation is None:
+        raise TrainError(
+            f"patience {settings.patience} waits for a better epoch, and without validation pictures none is better.",
+            python="Give validation pictures, or leave patience out.",
+        )
     processes = distributed.world_size()
-    if 1 < processes > min(settings.batch, len(data)) // 2:
+    smallest = len(data) // steps_of_an_epoch(len(data), settings.batch)  # batch
+    if 1 < processes > smallest // 2:
         raise TrainError(
             f"{len(data)} pictures in batches of {settings.batch} are too few for {processes} processes: each needs "
             "two of every batch.",
@@ -128,16 +135,15 @@ def _take_steps(run: Run, out: Path, save_every: float) -> None:
     run.model.train(not settings.frozen)  # a frozen backbone shall give the features that it will give later
     with _progress_bar(run) as bar:
         while progress.step < run.steps:
-            first = progress.step * settings.batch
             start = time.perf_counter()
             with run.matmul_context:
-                loss, right = _step(run, order[first : first + settings.batch])
+                loss, right = _step(run, batch_of(order, progress.step, run.steps))
             _check_finite(loss, run, out)
             progress.add(loss, right, time.perf_counter() - start)
             if time.monotonic() - saved >= save_every:
                 run.save(out / STATE)
                 saved = time.monotonic()
-            bar.set_postfix(_shown(progress, settings.batch))
+            bar.set_postfix(_shown(progress, len(run.data) / run.steps))
             bar.update()
 
 
@@ -166,8 +172,8 @@ def _progress_bar(run: Run) -> Any:
     )
 
 
-def _shown(progress: Progress, batch: int) -> dict[str, str]:
-    """What the bar says of the epoch so far."""
+def _shown(progress: Progress, batch: float) -> dict[str, str]:
+    """What the bar says of the epoch so far, in batches of that many pictures on average."""
     return {
         "loss": f"{progress.loss / progress.step:.3f}",
         "accuracy": f"{progress.right / progress.step:.3f}",
@@ -204,7 +210,7 @@ def _step(run: Run, rows: Tensor) -> tuple[float, float]:
     done = run.progress.epoch * run.steps + run.progress.step
     torch.manual_seed(settings.seed * 1_000_003 + done + (distributed.rank() << 40))  # for dropout, stochastic depth
     images, labels = _batch(run, rows[distributed.paired_share(len(rows))])
-    loss, right = _add_gradients(run, images, labels, len(rows))
+    loss, right = _add_gradients(run, images, labels)
     norm = nn.utils.clip_grad_norm_(run.weights.values(), settings.clip)
     if not math.isfinite(norm):
         return math.nan, right
@@ -219,21 +225,28 @@ def _step(run: Run, rows: Tensor) -> tuple[float, float]:
 
 
 def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Changed and mixed pictures, and what share of each class is in them: (b,) -> (b, c, h, w) and (b, k)."""
+    """Changed and mixed pictures, and what share of each class is in them, times how much the picture counts.
+
+    (b,) -> (b, c, h, w) and (b, k).
+    """
     settings, k = run.settings, len(run.data.classes)
     draws = Draws(settings.seed, run.progress.epoch, rows)
     images = augment(run.data.fetch(rows), draws, settings.augmentation)
-    labels = F.one_hot(run.data.labels[rows], k) * (1 - settings.smoothing) + settings.smoothing / k
-    images, labels = mix(images, labels, images.flip(0), labels.flip(0), draws, settings.augmentation)
+    shares = F.one_hot(run.data.labels[rows], k).float()
+    images, shares = mix(images, shares, images.flip(0), shares.flip(0), draws, settings.augmentation)
+    smooth = shares * (1 - settings.smoothing) + settings.smoothing / k
+    labels = smooth * (shares @ run.importance)[:, None]
     images = normalise(images * 255, run.recipe, run.model.config.channels)
     return images.to(run.model.device), labels.to(run.model.device)
 
 
-def _add_gradients(run: Run, images: Tensor, labels: Tensor, total: int) -> tuple[float, float]:
+def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, float]:
     """Adds to the gradients, in as many parts as are wanted: the loss of all ranks, and the share of right answers.
 
-    `total` is the number of pictures of all ranks.
+    Both are sums over the pictures, divided by how many a batch has on average. So each picture of an epoch counts
+    alike, also where a batch has one more than another, and the mean over the steps is that over the pictures.
     """
+    total = len(run.data) / run.steps
     sums = torch.zeros(2, dtype=torch.float64)  # the loss, and the share of right answers
     parts = list(zip(images.chunk(run.settings.accumulate), labels.chunk(run.settings.accumulate), strict=True))
     for i, (x, y) in enumerate(parts, 1):

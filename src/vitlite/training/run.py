@@ -18,6 +18,7 @@ from vitlite.images import Recipe, recipe_alone
 from vitlite.model import ViT
 from vitlite.speed.onednn import float32_products, float32_products_are_exact
 from vitlite.training import distributed
+from vitlite.training.batches import importance_of_classes, steps_of_an_epoch
 from vitlite.training.datasets import Pictures, digest
 from vitlite.training.evaluate import preprocess_of
 from vitlite.training.optim import optimizers, remembers, restore_optimizer, weights_of
@@ -39,7 +40,8 @@ class Run:
         self.recipe = preprocess_of(model).recipe
         recipe_alone(model.preprocess, "A saved run")  # both are too late to say in an hour
         refuse_unloadable(model, Path(WEIGHTS))
-        self.steps = max(len(data) // settings.batch, 1)  # in an epoch
+        self.steps = steps_of_an_epoch(len(data), settings.batch)
+        self.importance = importance_of_classes(data, balance=settings.balance)  # (k,)
         self.progress = Progress()
         self.history: History = []
         if settings.frozen:
@@ -64,6 +66,7 @@ class Run:
     def identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on, as JSON has it."""
         identity = asdict(self.settings) | self.model.config.to_dict() | self.recipe.to_dict()
+        del identity["patience"]  # it says when a run ends, and nothing of what it does until then
         identity |= {"classes": self.data.classes} | self.begun_with
         return cast(dict[str, Any], json.loads(json.dumps(identity)))
 

@@ -10,6 +10,7 @@ from vitlite.training.augment import Augmentation
 Optimizer = Literal["adamw", "muon"]
 RANGES = {  # the least and the most that a recipe may ask for
     "epochs": (1, 1e6),
+    "patience": (0, 1e6),
     "batch": (1, 1e6),
     "accumulate": (1, 1e6),
     "lr": (1e-9, 1e3),
@@ -32,7 +33,8 @@ class Settings:
     """
 
     epochs: int
-    batch: int = 128
+    patience: int = 0  # epochs in a row of which none was the best so far, after which a run ends; 0: it never does
+    batch: int = 128  # pictures of a step at most
     optimizer: Optimizer = "adamw"  # muon takes the blocks' matrices, adamw the rest
     lr: float = 1e-3  # at its highest
     warmup: float = 1.0  # epochs in which the learning rate rises
@@ -43,6 +45,7 @@ class Settings:
     clip: float = 1.0  # largest norm of the gradient
     accumulate: int = 1  # parts in which a batch is computed, to save memory
     ema: float = 0.999  # share of the averaged weights kept at each step
+    balance: bool = False  # of classes of unequal size, count all alike, and not all pictures
     frozen: bool = False  # train the head alone
     bfloat16: bool = True  # autocast
     seed: int = 0
