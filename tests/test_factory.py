@@ -24,6 +24,7 @@ from vitlite.cli.main import main as command
 from vitlite.config import PRESETS
 from vitlite.convert import convert
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
+from vitlite.habits import LIBRARY
 from vitlite.images import Preprocess, Recipe
 from vitlite.weights import zoo
 from vitlite.weights.labels import labels_of
@@ -143,6 +144,24 @@ def test_random_weights_are_asked_for() -> None:
     assert create(DEIT, weights=None, device="meta").config == zoo.info(DEIT).config
     with pytest.raises(ImageError, match="without their preprocessing"):
         model.preprocess("x.png")
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_224", "timm/vit_base_patch16_224"])
+def test_timm_s_name_of_a_network_has_random_weights_only(name: str) -> None:
+    model = create(name, weights=None, device="meta")
+    assert model.config == zoo.info("vit_base_16").config
+    assert create(name, weights=None, num_classes=3, device="meta").config.num_classes == 3
+    with pytest.raises(UnknownNameError, match=rf"have a tag.* For random weights: create\('{name}', weights=None\)\."):
+        create(name)
+    with pytest.raises(UnknownNameError, match="There is no model 'vit_nonsense'"):
+        create("vit_nonsense", weights=None)
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_what_other_packages_have_is_answered(name: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"module 'vitlite' has no attribute '{name}'. {LIBRARY[name]}")):
+        getattr(vitlite, name)
+    assert not hasattr(vitlite, name)
 
 
 # ---- what the file gives

@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import pickle
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from vitlite import model as module
 from vitlite import positions
 from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, ImageError, InputError
+from vitlite.habits import MODEL
 from vitlite.model import Attention, DropPath, Features, ViT
 from vitlite.positions import resample_positions, sincos_positions
 
@@ -138,6 +140,19 @@ def test_features_hold_every_token_once(options: dict[str, Any]) -> None:
     torch.testing.assert_close(tokens, model.norm(last))
     torch.testing.assert_close(first, model.blocks[0](model._tokens(images), *model._rotation(images)))
     assert again is first
+
+
+@pytest.mark.parametrize("options", PREFIXES, ids=str)
+def test_features_of_blocks_after_the_final_norm(options: dict[str, Any]) -> None:
+    model, images = tiny(**options), pictures()
+    plain = model.features(images, layers=(0, -1))
+    normed = model.features(images, layers=(0, -1), norm=True)
+    for before, after in zip(plain.layers, normed.layers, strict=True):
+        torch.testing.assert_close(after, model.norm(before))
+    torch.testing.assert_close(normed.patches, plain.patches)
+    torch.testing.assert_close(
+        model.features(images, layers=1).layers[0], model.features(images, layers=(1,)).layers[0]
+    )
 
 
 READS: dict[str, Callable[[ViT, Features], Tensor]] = {
@@ -779,6 +794,48 @@ def test_wrong_images(images: Any, text: str, method: str) -> None:
 def test_wrong_layers(layer: Any, method: str) -> None:
     with pytest.raises(InputError, match=rf"layers has {layer!r}; the 3 blocks are 0 to 2, or -3 to -1\."):
         getattr(tiny(), method)(pictures(), layers=[layer])
+
+
+def test_layers_are_named_and_not_counted() -> None:
+    with pytest.raises(InputError, match=r"layers has 3; .* They are named, not counted: .* layers=\(-2, -1\)\."):
+        tiny().features(pictures(), layers=3)
+
+
+@pytest.mark.parametrize("name", MODEL)
+def test_a_name_of_another_library_is_answered_and_is_none_of_ours(name: str) -> None:
+    model = tiny()
+    with pytest.raises(AttributeError, match=re.escape(f"A vitlite ViT has no {name}. {MODEL[name]}")):
+        getattr(model, name)
+    assert not hasattr(model, name)
+    assert getattr(model, name, None) is None
+
+
+def test_what_a_class_made_of_ours_has_under_such_a_name_is_its_own() -> None:
+    class Mine(ViT):
+        def forward_features(self, images: Tensor) -> Tensor:
+            return self.features(images).patches
+
+    model = Mine(tiny().config)
+    model.classifier = torch.nn.Linear(48, 2)
+    assert model.classifier.out_features == 2
+    assert model.forward_features(pictures()).shape == (2, 16, 48)
+    with pytest.raises(AttributeError, match="A vitlite Mine has no reset_classifier"):
+        _ = model.reset_classifier
+    with pytest.raises(AttributeError, match="'Mine' object has no attribute 'nonsense'"):
+        _ = model.nonsense
+
+
+def test_answering_names_disturbs_no_copy_and_no_compiler() -> None:
+    model, images = tiny(), pictures()
+    for again in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(images), model(images))
+        assert not hasattr(again, "forward_features")
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(images), model(images))
+        exported = torch.export.export(model, (images,)).module()
+        torch.testing.assert_close(exported(images), model(images))
 
 
 def test_no_layers() -> None:

@@ -28,7 +28,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:  # names are looked up when first used, so that the command line starts at once
     if name not in _HOMES:
-        raise AttributeError(f"module 'vitlite' has no attribute {name!r}")
+        from vitlite.habits import LIBRARY
+
+        instead = f" {LIBRARY[name]}" if name in LIBRARY else ""
+        raise AttributeError(f"module 'vitlite' has no attribute {name!r}.{instead}")
     value = getattr(import_module(f"vitlite.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

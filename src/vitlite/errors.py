@@ -77,6 +77,10 @@ class UnknownNameError(VitliteError, ValueError):
     """A model, layer or option name that does not exist."""
 
 
+class UnknownMethodError(VitliteError, AttributeError):
+    """A method or an attribute that a model does not have, and that another library's has."""
+
+
 class CheckpointError(VitliteError, RuntimeError):
     """A weights file that does not fit, is damaged, or is not what it should be."""
 

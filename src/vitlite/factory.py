@@ -16,6 +16,7 @@ import torch
 
 from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError, closest, shown
+from vitlite.habits import CREATE
 from vitlite.images import Preprocess, Unprepared
 from vitlite.model import ViT
 from vitlite.weights import stamps, zoo
@@ -31,14 +32,6 @@ P = ParamSpec("P")
 Size = int | tuple[int, int]
 Place = str | PathLike[str]
 
-HABITS = {  # what other libraries call it
-    "pretrained": "Trained weights are what create gives; for random ones: weights=None.",
-    "checkpoint_path": "Write weights=.",
-    "img_size": "Write image_size=.",
-    "in_chans": "Write channels=.",
-    "global_pool": "Write pool=.",
-    "num_labels": "Write num_classes=.",
-}
 # What a preset says of weights that are not its own, and why it may. What a file leaves open beside this, it asks for:
 # the name of a shape does not tell how something of that shape is computed.
 PRESET_MAY_SAY = {
@@ -80,7 +73,7 @@ def _answering(function: Callable[P, ViT]) -> Callable[P, ViT]:
     def checked(*args: P.args, **options: P.kwargs) -> ViT:
         for option in options:
             if option not in names:
-                hint = f" {HABITS[option]}" if option in HABITS else closest(option, names)
+                hint = f" {CREATE[option]}" if option in CREATE else closest(option, names)
                 raise ConfigError(
                     f"{function.__name__} has no option {option}=.{hint} Options: {', '.join(names[1:])}."
                 )
@@ -178,7 +171,7 @@ def load(
 
 
 def _random(name: str, options: Options) -> ViT:
-    config = PRESETS[name] if name in PRESETS else zoo.find(name).config
+    config = zoo.network(name)
     with torch.device(options.placed_on):
         return ViT(options.apply(config)).to(options.dtype)
 

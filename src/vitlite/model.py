@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitlite.config import ViTConfig
-from vitlite.errors import ConfigError, InputError
+from vitlite.errors import ConfigError, InputError, UnknownMethodError
+from vitlite.habits import MODEL
 from vitlite.inputs import check_images
 from vitlite.pooling import POOLS, AttentionPool
 from vitlite.positions import PositionTables, rotate
@@ -271,6 +272,16 @@ class ViT(nn.Module):
         else:
             super().__setattr__(name, value)
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in MODEL:  # what a class made of this one has under such a name comes first
+                raise UnknownMethodError(
+                    f"A vitlite {type(self).__name__} has no {name}.", python=MODEL[name]
+                ) from None
+            raise
+
     @property
     def preprocess(self) -> Callable[[Any], Tensor]:
         """Turns a picture, or a list of them, into the images that the model takes: `vitlite.images.Preprocess`."""
@@ -306,15 +317,21 @@ class ViT(nn.Module):
             x = block(x, *rotation)
         return self.pre_logits(self.fc_norm(self._pool(x)))
 
-    def features(self, images: Tensor, layers: Iterable[int] = ()) -> Features:
-        """Every token after the final norm, and the outputs of the blocks named in `layers` before it."""
+    def features(self, images: Tensor, layers: Iterable[int] | int = (), norm: bool = False) -> Features:
+        """Every token after the final norm, and the outputs of single blocks.
+
+        Args:
+            images: (b, c, h, w).
+            layers: Which blocks, by their numbers: 4 is block 4, -1 the last, and the last four (-4, -3, -2, -1).
+            norm: Whether their outputs go through the final norm too, as DINO's are given.
+        """
         wanted = self._layers(layers)
         x, rotation = self._tokens(images), self._rotation(images)
         outputs = {}
         for i, block in enumerate(self.blocks):
             x = block(x, *rotation)
             if i in wanted:
-                outputs[i] = x
+                outputs[i] = self.norm(x) if norm else x
         cls, registers, patches = self.norm(x).split(
             [int(self.config.class_token), self.config.registers, x.shape[1] - self.config.prefix_tokens], dim=1
         )
@@ -326,7 +343,7 @@ class ViT(nn.Module):
             layers=tuple(outputs[i] for i in wanted),
         )
 
-    def attention_maps(self, images: Tensor, layers: Iterable[int] = (-1,)) -> Tensor:
+    def attention_maps(self, images: Tensor, layers: Iterable[int] | int = (-1,)) -> Tensor:
         """Who looks at whom in the blocks named: (b, c, h, w) -> (layers, b, heads, n, n).
 
         Rows are the tokens that look, columns those looked at: cls, registers, patches. A row sums to 1.
@@ -404,13 +421,18 @@ class ViT(nn.Module):
         width = config.head_width
         return self.tables.rotation(self.patch_embed.proj.weight, self._grid(images), config.prefix_tokens, width)
 
-    def _layers(self, layers: Iterable[int]) -> list[int]:
+    def _layers(self, layers: Iterable[int] | int) -> list[int]:
         depth = self.config.depth
         wanted = [layers] if isinstance(layers, int) else list(layers)
         for i in wanted:
             if type(i) is not int or not -depth <= i < depth:
                 text = f"layers has {i!r}; the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1."
-                raise InputError(text, field="layers")
+                raise InputError(
+                    text,
+                    python="They are named, not counted: the last two are layers=(-2, -1).",
+                    command="",
+                    field="layers",
+                )
         return [i % depth for i in wanted]
 
 

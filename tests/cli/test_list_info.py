@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from commands import Run
 
 from vitlite.weights import zoo
@@ -21,6 +22,14 @@ def test_list(run: Run) -> None:
     code, _, err = run("list", "vit_smoll")
     assert code == 1
     assert "No model matches 'vit_smoll'. Did you mean vit_small_" in err
+
+
+@pytest.mark.parametrize("command", ["list", "info"])
+def test_parts_in_another_order_are_understood(run: Run, command: str) -> None:
+    for name, meant in (("deit_tiny_16", "vit_tiny_16.deit_fb_in1k"), ("dino-base-16", "vit_base_16.dino")):
+        code, _, err = run(command, name)
+        assert code == 1
+        assert f"Did you mean {meant}" in err
 
 
 def test_info(run: Run) -> None:

@@ -51,7 +51,12 @@ def test_version(run: Run) -> None:
         ([], "the following arguments are required: COMMAND (see: vitlite --help)"),
         (["clasify"], "No command 'clasify'. Did you mean classify? Commands: list, info,"),
         (["classify"], "the following arguments are required: PATH (see: vitlite classify --help)"),
-        (["classify", "x", "--to", "3"], "unrecognized arguments: --to 3 (see: vitlite classify --help)"),
+        (
+            ["classify", "x", "--to", "3"],
+            "unrecognized arguments: --to 3. Did you mean --top? (see: ",
+        ),
+        (["classify", "x", "--modle=y"], "unrecognized arguments: --modle=y. Did you mean --model? (see: "),
+        (["classify", "x", "--zzzzzz"], "unrecognized arguments: --zzzzzz. (see: vitlite classify --help)"),
         (["classify", "x", "--top", "0"], "argument --top: a whole number of at least 1, not '0'"),
         (["classify", "x", "--size", "9y9"], "a size is a number of pixels or HEIGHTxWIDTH, such as 384 or 384x512"),
         (["attention", "x", "--out", "y", "--layer", "1", "--rollout"], "not allowed with argument --layer"),

@@ -40,6 +40,15 @@ def theirs(architecture: str, num_classes: int) -> nn.Module:
         return timm.create_model(architecture, pretrained=False, num_classes=num_classes)
 
 
+@pytest.mark.parametrize("architecture", sorted({record.alias.partition(".")[0] for record in RECORDS}))
+def test_a_network_without_a_tag_is_what_timm_builds_then(architecture: str) -> None:
+    default = zoo.network(architecture)
+    assert default.num_classes == timm.get_pretrained_cfg(architecture).num_classes
+    for record in RECORDS:
+        if record.alias.partition(".")[0] == architecture:
+            assert record.config.replace(num_classes=default.num_classes) == default
+
+
 @cache
 def ours(config: Any) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from vitlite.cli.info import fields_of
 from vitlite.cli.tables import count, table, terminal_width, with_bold_header
-from vitlite.config import PRESETS
-from vitlite.errors import UnknownNameError, closest
+from vitlite.errors import UnknownNameError
 from vitlite.weights import zoo
 
 
@@ -32,7 +31,7 @@ def _matching(pattern: str) -> list[zoo.Record]:
     is_pattern = any(character in pattern for character in "*?[")
     names = zoo.list_models(pattern if is_pattern else f"*{pattern}*")
     if not names:
-        hint = closest(pattern.strip("*"), [*PRESETS, *zoo.RECORDS])
+        hint = zoo.nearest(pattern.strip("*"))
         raise UnknownNameError(
             f"No model matches {pattern!r}.{hint} "
             "Any part of a name will do, and * and ?, such as 'vit_*.dino*'; without a pattern, all are listed."

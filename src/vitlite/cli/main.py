@@ -109,9 +109,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
     module.add_arguments(parser_of[wanted])
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        parser_of[wanted].error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser_of[wanted].error(f"unrecognized arguments: {' '.join(unknown)}.{_nearest(unknown, parser_of[wanted])}")
     args.run = module.run
     return args
+
+
+def _nearest(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """The hint for an option that is misspelt: one of the command's own that comes near."""
+    options = [name for action in parser._actions for name in action.option_strings]
+    misspelt = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    return closest(misspelt[0], options, count=1) if misspelt else ""
 
 
 def _parsers() -> tuple[Parser, dict[str, Parser]]:

@@ -96,12 +96,12 @@ class OptimizedViT(ViT):
         """As `ViT.embed`: (b, c, h, w) -> (b, d)."""
         return self._run(images, self._embed)
 
-    def features(self, images: Tensor, layers: Iterable[int] = ()) -> Features:
+    def features(self, images: Tensor, layers: Iterable[int] | int = (), norm: bool = False) -> Features:
         """As `ViT.features`."""
         wanted = self._layers(layers)
-        return self._run(images, lambda part: super(OptimizedViT, self).features(part, wanted))
+        return self._run(images, lambda part: super(OptimizedViT, self).features(part, wanted, norm))
 
-    def attention_maps(self, images: Tensor, layers: Iterable[int] = (-1,)) -> Tensor:
+    def attention_maps(self, images: Tensor, layers: Iterable[int] | int = (-1,)) -> Tensor:
         """As `ViT.attention_maps`: (b, c, h, w) -> (layers, b, heads, n, n)."""
         wanted = self._layers(layers)
         return self._run(images, lambda part: super(OptimizedViT, self).attention_maps(part, wanted), batch_axis=1)

@@ -193,6 +193,18 @@ def find(name: str) -> Record:
     raise _unknown(name)
 
 
+def network(name: str) -> ViTConfig:
+    """The config that a name stands for without its weights: a preset's, a checkpoint's, or timm's without a tag.
+
+    Raises:
+        UnknownNameError: as `find`.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    tagged = _tagged(name) if isinstance(name, str) and name not in NAMES else []
+    return find(tagged[0] if tagged else name).config  # timm's default comes first, and the others are built alike
+
+
 def info(name: str) -> Record:
     """The record of a checkpoint: where it is, whose, how big, how good, and how its pictures are prepared.
 
@@ -227,15 +239,14 @@ def _unknown(name: str) -> UnknownNameError:
     preset = timm_name.partition(".")[0]
     if _checkpoints_of(preset):
         return _no_such_checkpoint(name, preset)
-    tagged = [alias for alias in ALIASES if _architecture(alias) == timm_name]
+    tagged = _tagged(name)
     if tagged:
         return _tag_is_missing(name, tagged)
     for refusal in REFUSED:
         if refusal.fits(timm_name):
             return _refused(timm_name, refusal)
-    today = [other for other in NAMES if other not in FORMER]
     return UnknownNameError(
-        f"There is no model {shown(repr(name))}.{closest(timm_name, today)} Presets: {', '.join(PRESETS)}.",
+        f"There is no model {shown(repr(name))}.{nearest(timm_name)} Presets: {', '.join(PRESETS)}.",
         python="Their checkpoints: vitlite.list_models(). A repository of the Hub, a folder or a file: "
         "vitlite.load(source).",
         command="Their checkpoints: `vitlite list`. A repository of the Hub, a folder or a file: --model PATH, "
@@ -262,7 +273,9 @@ def _tag_is_missing(name: str, tagged: Sequence[str]) -> UnknownNameError:
     """timm's name of a network, of which the zoo has trained weights under full names."""
     return UnknownNameError(
         f"{name!r} is what timm calls a network; the weights trained for it have a tag behind a dot. "
-        f"In the zoo: {', '.join(tagged)}."
+        f"In the zoo: {', '.join(tagged)}.",
+        python=f"For random weights: create({name!r}, weights=None).",
+        command=f"For random weights: vitlite train --model {tagged[0]} --weights none.",
     )
 
 
@@ -295,6 +308,25 @@ def _preset_without_default(preset: str) -> UnknownNameError:
 
 def _checkpoints_of(preset: str) -> list[str]:
     return [record.name for record in RECORDS.values() if record.preset == preset]
+
+
+def nearest(name: str) -> str:
+    """The hint for a name that is none: checkpoints with all its parts, in whatever order, else what is spelt alike.
+
+    >>> nearest("deit_tiny_16")
+    ' Did you mean vit_tiny_16.deit_fb_in1k, vit_tiny_16.deit_distilled_fb_in1k?'
+    """
+    parts = set(name.lower().replace("-", "_").replace(".", "_").strip("_").split("_"))
+    complete = [other for other in RECORDS if parts <= set(other.replace(".", "_").split("_"))]
+    if len(parts) > 1 and complete:
+        return f" Did you mean {', '.join(sorted(complete, key=len)[:4])}?"
+    return closest(name, [other for other in NAMES if other not in FORMER])
+
+
+def _tagged(timm_name: str) -> list[str]:
+    """timm's full names of the checkpoints of one of its networks."""
+    network = timm_name.removeprefix("timm/")
+    return [alias for alias in ALIASES if _architecture(alias) == network]
 
 
 def _architecture(timm_name: str) -> str:
