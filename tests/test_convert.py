@@ -21,6 +21,10 @@ from vitlite.images import Preprocess, Recipe
 EXACT = ViTConfig(image_size=32, norm_eps=1e-6, gelu="exact", pool="cls")  # what tensors do not tell
 
 
+REGISTERS = {"registers": 2, "cls_position": False}
+DINOV3 = {"positions": "rope", "layer_scale": 0.1, "norm_eps": 1e-5, "num_classes": 0, **REGISTERS}
+
+
 def model_for_transformers(**changes: Any) -> ViT:
     """A tiny model whose pictures are cut as transformers cuts them."""
     model = tiny_model(**changes)
@@ -36,6 +40,13 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("changes", [
     {}, {"num_classes": 0}, {"norm_eps": 1e-12, "gelu": "tanh", "qkv_bias": False}, {"cls_position": False},
     {"class_token": False, "pool": "mean"}, {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 64},
+    {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 64, **REGISTERS},
+    {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 48, "mlp": "swiglu"},
+    {"layer_scale": 0.1, "mlp_dim": 56, "mlp": "swiglu", "num_classes": 0, **REGISTERS},
+    {"pool": "map", "class_token": False, "gelu": "tanh", "num_classes": 0},
+    DINOV3, {**DINOV3, "mlp": "swiglu"}, {**DINOV3, "qkv_bias": False, "registers": 0, "gelu": "tanh"},
+    {"registers": 1, "cls_position": False}, {"registers": 1, "cls_position": False, "num_classes": 0},
+    {"registers": 1, "cls_position": False, "pool": "cls_and_distillation"},
 ])  # fmt: skip
 def test_transformers_loads_what_was_converted_and_it_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
     model = model_for_transformers(**changes)
@@ -44,13 +55,19 @@ def test_transformers_loads_what_was_converted_and_it_comes_back(changes: dict[s
     kind = transformers.AutoModelForImageClassification if model.config.num_classes else transformers.AutoModel
     theirs, report = kind.from_pretrained(tmp_path / "theirs", output_loading_info=True)
     assert set(report["missing_keys"]) <= {"pooler.dense.weight", "pooler.dense.bias"} | {
-        key for key in report["missing_keys"] if key.endswith("mask_token")
+        key
+        for key in report["missing_keys"]
+        if key.endswith(("mask_token", "register_tokens"))  # where there are none
     }
     assert not report["unexpected_keys"]
+    assert not model.config.registers or not any("register_tokens" in key for key in report["missing_keys"])
     with torch.no_grad():
         output = theirs(IMAGES)
-        logits = output.logits if model.config.num_classes else output.last_hidden_state[:, 0]
-        assert near(logits, model(IMAGES))
+        if model.config.num_classes:
+            answer = output.logits
+        else:
+            answer = output.pooler_output if model.config.pool == "map" else output.last_hidden_state[:, 0]
+        assert near(answer, model(IMAGES))
     again = load(tmp_path / "theirs")
     assert torch.equal(again(IMAGES), model(IMAGES))
     assert again.labels == model.labels
@@ -105,7 +122,21 @@ def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[st
     ("torchvision", {"norm_eps": 1e-12}, "norm_eps=1e-12"), ("torchvision", {"gelu": "quick"}, "gelu='quick'"),
     ("torchvision", {"pool": "mean"}, "pool='mean'"), ("transformers", {"pool": "mean"}, "pool='mean'"),
     ("transformers", {"head_dim": 4}, "head_dim=4"), ("torchvision", {"positions": "none"}, "positions='none'"),
-    ("transformers", {"registers": 1, "cls_position": False}, "registers=1"),
+    ("transformers", {"registers": 2, "cls_position": False}, "registers=2"),
+    ("transformers", {"registers": 2, "class_token": False, "pool": "mean", "cls_position": False}, "class_token=Fal"),
+    ("transformers", {"registers": 1, "cls_position": False, "pool": "mean"}, "pool='mean'"),
+    ("transformers", {"pool": "map", "class_token": False}, "num_classes=3"),
+    ("transformers", {"pool": "map", "class_token": False, "num_classes": 0, "qkv_bias": False}, "qkv_bias=False"),
+    ("transformers", {"pool": "map", "num_classes": 0}, "class_token=True"),
+    ("transformers", {"pool": "map", "class_token": False, "num_classes": 0, "image_size": (32, 48)}, "image_size="),
+    ("transformers", {"pool": "map", "class_token": False, "num_classes": 0, "mlp": "swiglu"}, "mlp='swiglu'"),
+    ("transformers", {**DINOV3, "num_classes": 3}, "num_classes=3"),
+    ("transformers", {**DINOV3, "pool": "mean"}, "pool='mean'"),
+    ("transformers", {**DINOV3, "layer_scale": None}, "layer_scale=None"),
+    ("transformers", {"mlp": "swiglu"}, "mlp='swiglu'"),
+    ("transformers", {"stem": ()}, r"stem=\(\)"), ("transformers", {"final_norm": False}, "final_norm=False"),
+    ("transformers", {"layer_scale": 0.1, "mlp": "swiglu", "mlp_dim": 20, "num_classes": 0}, "mlp_dim=20"),
+    ("torchvision", {"mlp": "swiglu"}, "mlp='swiglu'"), ("torchvision", {"final_norm": False}, "final_norm=False"),
     ("torchvision", {"class_token": False, "pool": "mean"}, "class_token=False"),
     ("transformers", {"fc_norm": True}, "no place for: fc_norm.bias"),
     ("transformers", {"pre_norm": True}, "no place for: norm_pre.bias"),

@@ -29,13 +29,15 @@ from vitlite.weights.files import (
     open_weights,
     path_of,
 )
-from vitlite.weights.layouts import LAYOUTS, Layout, to_their_names
+from vitlite.weights.layouts import LAYOUTS, to_their_names
 from vitlite.weights.resolve import Claim, understand
 from vitlite.weights.save import refuse_to_overwrite, refuse_unloadable, save, write_tensors
 from vitlite.weights.sidecar import (
     CONFIG,
     PICTURES,
+    computed_by,
     config_to_timm,
+    layout_of,
     model_type,
     recipe_to_timm,
     sidecar_contents_for_transformers,
@@ -47,6 +49,10 @@ Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
 NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
 AVERAGED = ("model_ema", "state_dict_ema", "ema")  # where they keep an average of its weights
+TORCHVISION = dict(LAYOUTS["torchvision"].fixed) | {  # what its model computes
+    "class_token": True, "registers": 0, "positions": "learned", "head_dim": None, "mlp": "gelu", "final_norm": True,
+    "stem": None,
+}  # fmt: skip
 GIVES_NO_SHAPE = {"heads": 1, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"}  # any value makes the same tensors
 
 
@@ -243,38 +249,29 @@ def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:
     tensors, config = model.state_dict(), model.config
     if to in ("timm", "vitlite"):
         return tensors
-    layout, prefix = LAYOUTS["torchvision"], ""
+    layout, prefix, computed = LAYOUTS["torchvision"], "", TORCHVISION
     if to == "transformers":
         kind = model_type(config)
-        layout = LAYOUTS["transformers-dinov2" if kind == "dinov2" else "transformers"]
+        layout, computed = LAYOUTS[layout_of(config)], computed_by(kind, config)
         prefix = f"{kind}." if config.num_classes else ""
-    _refuse_other_arithmetic(config, layout, to)
-    if config.class_token and not config.cls_position:
+    _refuse_other_arithmetic(config, computed, to)
+    if config.class_token and not config.cls_position and not config.registers and "pos_embed" in tensors:
         tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # zeros for the class token
     if to == "torchvision" and not config.qkv_bias:
         for block in range(config.depth):
             weight = tensors[f"blocks.{block}.attn.qkv.weight"]
             tensors[f"blocks.{block}.attn.qkv.bias"] = weight.new_zeros(len(weight))
-    return dict(to_their_names(layout, prefix, tensors))
+    return to_their_names(layout, prefix, tensors)
 
 
-def _refuse_other_arithmetic(config: ViTConfig, layout: Layout, to: Target) -> None:
+def _refuse_other_arithmetic(config: ViTConfig, computed: Mapping[str, Any], to: Target) -> None:
     """Makes sure that a library has a model which computes what this one does.
 
     Raises:
         CheckpointError: It has none; by which fields of the config.
     """
-    wanted = dict(layout.fixed) | {"class_token": True, "positions": "learned", "registers": 0, "head_dim": None}
-    wanted |= {"mlp": "gelu", "final_norm": True, "stem": None}
-    wanted["pool"] = "cls" if config.class_token else "mean"
-    if to == "transformers" and model_type(config) == "ijepa":
-        wanted["class_token"] = False
-    if to == "transformers" and model_type(config) == "dinov2":
-        wanted["mlp_dim"] = config.mlp_dim // config.dim * config.dim  # its config has a ratio
-        if config.num_classes:
-            wanted["pool"] = "cls_and_mean"
     differing = []
-    for name, value in wanted.items():
+    for name, value in computed.items():
         if getattr(config, name) != value:
             differing.append(f"{name}={getattr(config, name)!r}")
     if differing:

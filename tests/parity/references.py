@@ -54,6 +54,14 @@ class Reference:
             found[key.replace(".q.", ".qkv.")] = torch.cat([q, k, v])
         for key in [key for key in found if ".fc1_g." in key]:
             found[key.replace("_g", "")] = torch.cat([found.pop(key), found.pop(key.replace("_g", "_x"))])
+        for key in [key for key in found if ".mlp.fc1_x." in key]:  # DINOv3's name for the first layer of a plain MLP
+            found[key.replace("_x", "")] = found.pop(key)
+        for key in [key for key in found if key.startswith("attn_pool")]:
+            if self.config.pool != "map":  # a classifier of SigLIP has it, and does not use it
+                del found[key]
+        for key in [key for key in found if key.startswith("attn_pool.qkv.")]:
+            q, kv = found[key].split([len(found[key]) // 3, 2 * len(found.pop(key)) // 3])
+            found[key.replace("qkv", "q")], found[key.replace("qkv", "kv")] = q, kv
         for key in [key for key in found if key.startswith("head_dist.")]:
             both, other = [found.pop(key.replace("_dist", "")), found.pop(key)], 1 if key.endswith("weight") else 0
             share = 0.5  # of each head in the answer
@@ -63,8 +71,9 @@ class Reference:
         for key in ("cls_token", "reg_token", "pos_embed"):
             if key in found:
                 found[key] = found[key].reshape((1,) * (3 - found[key].ndim) + found[key].shape)
-        if found.get("cls_token", torch.ones(1)).numel() == 0:  # vit-pytorch keeps an empty one
-            del found["cls_token"]
+        for key in ("cls_token", "reg_token"):  # vit-pytorch and transformers' DINOv3 keep an empty one
+            if key in found and found[key].numel() == 0:
+                del found[key]
         for token in self.folded:
             rows = found[token].shape[1]
             first, found["pos_embed"] = found["pos_embed"].tensor_split([rows], dim=1)
@@ -107,7 +116,7 @@ def spread(module: nn.Module, seed: int = 0) -> nn.Module:
                 patches = re.search(r"patch_embed|conv_proj|to_patch", name)
                 tensor.copy_(noise * (0.03 if patches else 1.5) * tensor[0].numel() ** -0.5)
             elif name.endswith("bias"):
-                tensor.copy_((0.01 if re.search(r"proj\w*\.bias", name) else 0.3) * noise)
+                tensor.copy_((0.01 if re.search(r"(proj|patch_embed)\w*\.bias", name) else 0.3) * noise)
             else:  # scales of norms and residuals
                 tensor.copy_(1 + 0.3 * noise)
     return module.eval()
@@ -192,7 +201,7 @@ TRANSFORMERS_RULES = {
     r"(?:\w+\.)?embeddings\.position_embedding\.weight": "pos_embed",
     r"(?:\w+\.)?embeddings\.mask_token": "unused",
     r"(?:\w+\.)?embeddings\.patch_embeddings\.projection\.(.+)": r"patch_embed.proj.\1",
-    r"(?:\w+\.)?embeddings\.patch_embedding\.weight": "patch_embed.proj.weight",
+    r"(?:\w+\.)?embeddings\.patch_embeddings?\.(weight|bias)": r"patch_embed.proj.\1",
     r"(?:\w+\.)?pre_layrnorm\.(.+)": r"norm_pre.\1",
     r"(?:\w+\.)*layers?\.(\d+)\.(?:attention|self_attn)\.([qkv])_proj\.(.+)": r"blocks.\1.attn.\2.\3",
     r"(?:\w+\.)*layers?\.(\d+)\.(?:attention\.o_proj|self_attn\.out_proj)\.(.+)": r"blocks.\1.attn.proj.\2",
@@ -200,7 +209,15 @@ TRANSFORMERS_RULES = {
     r"(?:\w+\.)*layers?\.(\d+)\.(?:layernorm_after|layer_norm2|norm2)\.(.+)": r"blocks.\1.norm2.\2",
     r"(?:\w+\.)*layers?\.(\d+)\.layer_scale([12])\.lambda1": r"blocks.\1.ls\2.gamma",
     r"(?:\w+\.)*layers?\.(\d+)\.mlp\.(fc[12])\.(.+)": r"blocks.\1.mlp.\2.\3",
-    r"(?:\w+\.)?(?:layernorm|post_layernorm)\.(.+)": r"norm.\1",
+    r"(?:\w+\.)*layers?\.(\d+)\.mlp\.gate_proj\.(.+)": r"blocks.\1.mlp.fc1_g.\2",
+    r"(?:\w+\.)*layers?\.(\d+)\.mlp\.up_proj\.(.+)": r"blocks.\1.mlp.fc1_x.\2",
+    r"(?:\w+\.)*layers?\.(\d+)\.mlp\.down_proj\.(.+)": r"blocks.\1.mlp.fc2.\2",
+    r"(?:vision_model\.)?head\.probe": "attn_pool.latent",
+    r"(?:vision_model\.)?head\.attention\.in_proj_(.+)": r"attn_pool.qkv.\1",
+    r"(?:vision_model\.)?head\.attention\.out_proj\.(.+)": r"attn_pool.proj.\1",
+    r"(?:vision_model\.)?head\.layernorm\.(.+)": r"attn_pool.norm.\1",
+    r"(?:vision_model\.)?head\.mlp\.(.+)": r"attn_pool.mlp.\1",
+    r"(?:\w+\.)?(?:layernorm|post_layernorm|norm)\.(.+)": r"norm.\1",
     r"pooler\.dense\.(.+)": r"pre_logits.\1",
     r"distillation_classifier\.(.+)": r"head_dist.\1",
     r"(?:classifier|cls_classifier|visual_projection)\.(.+)": r"head.\1",
@@ -227,10 +244,15 @@ def _transformers(
 
     def build() -> nn.Module:
         kind_of_model = getattr(transformers, name)
-        return kind_of_model(kind_of_model.config_class(**kind | theirs), **model_options)
+        options = kind | theirs
+        if kind_of_model.config_class.model_type == "siglip":  # which has a config for its part for images
+            options = {"vision_config": options, "num_labels": 7}
+        return kind_of_model(kind_of_model.config_class(**options), **model_options)
 
     def run(model: nn.Module, images: Tensor) -> Tensor:
         resized = {"interpolate_pos_encoding": True} if tuple(images.shape[2:]) != (32, 32) else {}
+        if "DINOv3" in name:  # has nothing to interpolate
+            resized = {}
         return logits(model(images, **resized, **inputs))
 
     return Reference("transformers", option, ours, build, TRANSFORMERS_RULES, blocks, run, image_sizes, folded)
@@ -321,7 +343,17 @@ swiglu = dict(mlp_layer=timm.layers.SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=1
 siglip = dict(pool="map", class_token=False, gelu="tanh")
 pooled = dict(pool="map", registers=3, cls_position=False)
 registers = dict(reg_tokens=3, no_embed_class=True)
+siglip_alone = siglip | {"num_classes": 0, "norm_eps": 1e-6}
+TANH = "gelu_pytorch_tanh"
+dinov3 = dict(
+    positions="rope", registers=4, cls_position=False, layer_scale=1.0, norm_eps=1e-5, num_classes=0, qkv_bias=True
+)
 noise = torch.arange(16.0).expand(2, -1)  # ViTMAE masks nothing and shuffles nothing
+
+
+def pooled_output(output: Any) -> Tensor:
+    return output.pooler_output
+
 
 REFERENCES = [
     _timm("class token"),
@@ -427,6 +459,58 @@ REFERENCES = [
         "dinov2_with_registers.encoder.layer",
         dinov2 | {"registers": 4, "cls_position": False, "resample": "timm"},  # theirs is antialiased here
         folded=("cls_token",),
+    ),
+    _transformers(
+        "Dinov2ForImageClassification",
+        "DINOv2, gated",
+        "dinov2.encoder.layer",
+        dinov2 | {"mlp": "swiglu", "mlp_dim": 128},
+        use_swiglu_ffn=True,
+    ),
+    _transformers(
+        "Dinov2WithRegistersForImageClassification",
+        "DINOv2, registers, gated",
+        "dinov2_with_registers.encoder.layer",
+        dinov2 | {"mlp": "swiglu", "mlp_dim": 128, "registers": 4, "cls_position": False, "resample": "timm"},
+        folded=("cls_token",),
+        use_swiglu_ffn=True,
+    ),
+    _transformers("DINOv3ViTModel", "DINOv3", "model.layer", dinov3, pooled_output, num_register_tokens=4),
+    _transformers(
+        "DINOv3ViTModel",
+        "DINOv3, gated",
+        "model.layer",
+        dinov3 | {"mlp": "swiglu"},
+        pooled_output,
+        num_register_tokens=4,
+        use_gated_mlp=True,
+        hidden_act="silu",
+    ),
+    _transformers(
+        "DINOv3ViTModel",
+        "DINOv3, no registers, a bias for keys",
+        "model.layer",
+        dinov3 | {"registers": 0},
+        pooled_output,
+        key_bias=True,
+    ),
+    _transformers(
+        "DINOv3ViTModel",
+        "DINOv3, no biases",
+        "model.layer",
+        dinov3 | {"qkv_bias": False},
+        pooled_output,
+        num_register_tokens=4,
+        query_bias=False,
+        value_bias=False,
+    ),
+    _transformers("SiglipVisionModel", "SigLIP", "encoder.layers", siglip_alone, pooled_output, hidden_act=TANH),
+    _transformers(
+        "SiglipForImageClassification",
+        "SigLIP, classifier",
+        "vision_model.encoder.layers",
+        siglip_alone | {"pool": "mean", "num_classes": 7, "gelu": "quick"},  # a mean of few patches hides the other
+        hidden_act="quick_gelu",
     ),
     _transformers(
         "CLIPVisionModelWithProjection",

@@ -1,5 +1,6 @@
 """The network computes what timm, transformers, torchvision and vit-pytorch compute: logits, layers, gradients."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -40,8 +41,9 @@ def gradients(
         (logits * weight).sum().backward()
     found = {name: tensor.grad for name, tensor in theirs.named_parameters() if tensor.grad is not None}
     wanted = reference.to_ours(found, gradients=True)
-    if any(name.endswith("q_bias") for name in found):  # timm's Eva has a fixed bias for keys, ours may learn one
-        for name, tensor in ours.named_parameters():
+    queries = [name for name in found if re.search(r"q_bias$|q_proj\.bias$", name)]
+    if queries and not any(re.sub("q(?=_bias|_proj)", "k", name) in found for name in queries):
+        for name, tensor in ours.named_parameters():  # keys have a fixed bias there, ours may learn one
             if name.endswith("qkv.bias"):
                 tensor.grad.view(3, -1)[1] = 0
     return {name: (tensor.grad, wanted[name]) for name, tensor in ours.named_parameters() if name in wanted}

@@ -69,6 +69,7 @@ PROCESSORS = {
     "CLIPImageProcessor": "clip",
     "BeitImageProcessor": "beit",
     "BitImageProcessor": "bit",
+    "SiglipImageProcessor": "siglip",
 }
 
 
@@ -87,6 +88,21 @@ def test_transformers(name, options):
             return torch.as_tensor(np.asarray(processor(image, return_tensors="pt")["pixel_values"][0]))
 
         assert levels_apart(recipe, theirs) <= most
+
+
+@pytest.mark.parametrize("options", [{}, {"do_normalize": False}, {"size": {"height": 96, "width": 160}}])
+def test_dinov3_s_processor(options):
+    """It resizes numbers that are not rounded: with weights that are never negative, less than a grey level apart."""
+    processor = transformers.DINOv3ViTImageProcessor(**options)
+    recipe = recipe_from_transformers(processor.to_dict())
+    assert levels_apart(recipe, lambda image: processor(image, return_tensors="pt")["pixel_values"][0]) <= 1
+
+
+@pytest.mark.parametrize(("option", "value"), [("resample", 3), ("do_rescale", False)])
+def test_what_dinov3_s_processor_does_otherwise_than_the_others_is_refused(option, value):
+    config = transformers.DINOv3ViTImageProcessor(**{option: value}).to_dict()
+    with pytest.raises(ConfigError, match=f"The preprocessing config has {option} {value}, which is not understood"):
+        recipe_from_transformers(config)
 
 
 def test_answers(shared):

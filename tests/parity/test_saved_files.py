@@ -1,9 +1,10 @@
 """Files that the reference libraries write, or that have their layout, give the logits that the libraries give."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_a_folder_of_transformers(reference: Reference, original: bool, tmp_path
     theirs = spread(reference.build())
     theirs.save_pretrained(tmp_path, save_original_format=original)
     legacy = any("attention.attention.query" in key for key in load_file(tmp_path / "model.safetensors"))
-    assert legacy == original or "CLIP" in reference.option
+    assert legacy == original or re.search("CLIP|SigLIP|DINOv3", reference.option)
     ours = assert_equal(tmp_path, reference, theirs)
     if reference.option == "DINOv2, registers" and original:
         assert ours.config.resample == "timm"
@@ -115,6 +116,118 @@ def test_a_folder_of_transformers(reference: Reference, original: bool, tmp_path
         pixels = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(2))
         with torch.no_grad():
             assert distance(ours(pixels), reference.logits(theirs, pixels)) < LOGITS
+
+
+class Hybrid(nn.Module):
+    """transformers' ViTHybrid, which version 5 left out, of the parts that it was made of."""
+
+    BACKBONE: ClassVar = dict(
+        depths=[1, 2], layer_type="bottleneck", global_padding="same", embedding_dynamic_padding=True
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = find("transformers", "ViT").build()
+        self.config = transformers.BitConfig(**self.BACKBONE, out_features=["stage2"])
+        self.backbone = transformers.BitBackbone(self.config)
+        self.projection = nn.Conv2d(512, 48, 1)
+        table = self.vit.vit.embeddings.position_embeddings
+        table.data = table.data[:, :10]  # 3 x 3 cells of 8 pixels
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.projection(self.backbone(images).feature_maps[-1]).flatten(2).transpose(1, 2)
+        embeddings = self.vit.vit.embeddings
+        x = torch.cat([embeddings.cls_token.expand(len(images), -1, -1), patches], dim=1)
+        x = x + embeddings.position_embeddings
+        for layer in self.vit.vit.layers:
+            x = layer(x)
+        return self.vit.classifier(self.vit.vit.layernorm(x)[:, 0])
+
+    def save(self, folder: Path, **changes: Any) -> None:
+        """As that class did: the names, and what stood in its config.json."""
+        self.vit.save_pretrained(folder)
+        tensors = load_file(folder / "model.safetensors")
+        tensors = {name: tensor for name, tensor in tensors.items() if ".patch_embeddings." not in name}
+        patches = "vit.embeddings.patch_embeddings."
+        tensors |= {f"{patches}projection.{name}": tensor for name, tensor in self.projection.state_dict().items()}
+        tensors |= {f"{patches}backbone.{name}": tensor for name, tensor in self.backbone.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text()) | {
+            "architectures": ["ViTHybridForImageClassification"], "model_type": "vit-hybrid", "image_size": 24,
+            "patch_size": 1, "backbone_config": self.config.to_dict(), "backbone_featmap_shape": [1, 512, 3, 3],
+            "backbone": None, "use_pretrained_backbone": False, "use_timm_backbone": False, "backbone_kwargs": None,
+        }  # fmt: skip
+        for name, value in changes.items():
+            (config["backbone_config"] if name in config["backbone_config"] else config)[name] = value
+        (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_folder_of_the_hybrid_that_transformers_had(tmp_path: Path) -> None:
+    theirs = spread(Hybrid())
+    theirs.save(tmp_path)
+    ours = load(tmp_path)
+    assert (ours.config.stem, ours.config.patch_size, ours.config.image_size) == ((1, 2), 8, 24)
+    images = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(1))
+    assert distance(ours(images), theirs(images)) < LOGITS
+    for block in ours.patch_embed.backbone.stages[1].blocks:
+        block.conv2.border = nn.Identity() if block.conv2.stride == (1, 1) else nn.ZeroPad2d((1, 0, 1, 0))
+    assert distance(ours(images), theirs(images)) > 100 * LOGITS
+
+
+@pytest.mark.parametrize(("name", "value", "text"), [
+    ("layer_type", "preactivation", "has layer_type 'preactivation'; vitlite computes 'bottleneck'"),
+    ("global_padding", "VALID", "has global_padding 'VALID'; vitlite computes 'same' or 'SAME'"),
+    ("global_padding", None, "its backbone_config has no global_padding"),
+    ("embedding_dynamic_padding", False, "embedding_dynamic_padding False; vitlite computes True"),
+    ("out_features", ["stage1"], r"its tokens are made of \['stage1'\], not of the last stage"),
+    ("num_groups", 16, "has num_groups 16; vitlite computes 32"), ("model_type", "resnet", "has model_type 'resnet'"),
+    ("sharpness", 2, "it has sharpness, which vitlite does not know"),
+    ("depths", [2, 2], r"stem: the tensors say \(1, 2\), its config.json says \(2, 2\)"),
+    ("use_timm_backbone", True, "has use_timm_backbone True; vitlite computes False"),
+])  # fmt: skip
+def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, text: str, tmp_path: Path) -> None:
+    Hybrid().save(tmp_path, **{name: value})
+    with pytest.raises(CheckpointError, match=text):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(("option", "changes", "text"), [
+    ("DINOv3", {"rope_theta": 10000.0}, r"has rope_theta 10000.0; vitlite computes 100.0 or 100"),
+    ("DINOv3", {"hidden_act": "silu"}, "hidden_act is 'silu'; vitlite computes gelu,"),
+    ("DINOv3", {"use_gated_mlp": True, "hidden_act": "silu"}, "mlp: the tensors say gelu, its config.json says swiglu"),
+    ("DINOv3, gated", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; vitlite computes gates by silu"),
+    ("DINOv3, gated", {"hidden_act": None}, "hidden_act is None; vitlite computes gates by silu"),
+    ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "its architectures name DINOv3ViTBackbone; of model_type"),
+    ("DINOv2, gated", {"use_swiglu_ffn": False}, "mlp: the tensors say swiglu, its config.json says gelu"),
+    ("SigLIP", {"vision_use_head": False}, "has vision_use_head False; vitlite computes True"),
+    ("SigLIP", {"model_type": "siglip2_vision_model"}, "its model_type, siglip2_vision_model, is none of"),
+    ("SigLIP, classifier", {"model_type": "siglip2"}, "its model_type, siglip2, is none of transformers' that"),
+])  # fmt: skip
+def test_what_transformers_would_compute_otherwise_is_refused(
+    option: str, changes: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    find("transformers", option).build().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError, match=text):
+        load(tmp_path)
+
+
+def test_the_images_half_of_a_siglip_whose_config_tells_little(tmp_path: Path) -> None:
+    """As those of the Hub: what is as in SigLIP-base does not stand there."""
+    images = {"hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 80, "model_type": "siglip_vision_model"}
+    texts = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 80}
+    whole = transformers.SiglipConfig(vision_config=images, text_config=texts | {"vocab_size": 50000})
+    theirs = spread(transformers.SiglipModel(whole))
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"vision_config": images}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = load(tmp_path)
+    assert (ours.config.heads, ours.config.gelu, ours.config.image_size) == (12, "tanh", 224)
+    pixels = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert distance(ours(pixels), theirs.get_image_features(pixels).pooler_output) < LOGITS
+    assert any(name.startswith("text_model.") for name in ours.source.report.dropped)
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["mlp.0", "mlp.linear_1"])

@@ -320,7 +320,7 @@ def test_transformers_switches():
     ({"do_thumbnail": True}, "do_thumbnail"), ({"include_top": True}, "include_top"),
     ({"rescale_offset": True}, "rescale_offset"), ({"do_flip_channel_order": True}, "do_flip_channel_order"),
     ({"image_processor_type": "LevitImageProcessor"}, "LevitImageProcessor"),
-    ({"image_processor_type": "ViTHybridImageProcessor"}, "ViTHybridImageProcessor"),
+    ({"image_processor_type": "VivitImageProcessor"}, "VivitImageProcessor"),
     ({"image_processor_type": None}, "no image_processor_type"),
 ])  # fmt: skip
 def test_processors_that_do_something_else_are_refused(change, text):
@@ -335,7 +335,7 @@ def test_preprocessing_that_is_not_understood_has_a_remedy_in_both_tongues():
     for wrong, text in (
         (
             config | {"do_pad": True},
-            "Known are the processors ViT, DeiT, CLIP, Bit, Beit, Siglip. Name a checkpoint like it",
+            "Known are the processors ViT, DeiT, CLIP, Bit, Beit, Siglip, DINOv3ViT, ViTHybrid. Name a checkpoint",
         ),
         ({"image_processor_type": "ViT"}, "has no size, resample. Name a checkpoint like it"),
     ):

@@ -6,7 +6,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,6 +79,10 @@ OPS: dict[str, Callable[[Sequence[Tensor], int | None], Tensor]] = {
     "zeros_between": lambda parts, _: torch.cat([parts[0], torch.zeros_like(parts[0]), parts[1]]),
     "two_heads": lambda parts, _: torch.cat(tuple(parts), dim=1) / 2,
     "two_biases": lambda parts, _: (parts[0] + parts[1]) / 2,
+    "masked": lambda parts, _: parts[0] * parts[1].to(parts[0].dtype),
+    "first": lambda parts, _: parts[0].tensor_split(3)[0],  # of queries, keys and values
+    "others": lambda parts, _: parts[0][parts[0].shape[0] // 3 :],
+    "flat": lambda parts, _: parts[0].flatten(),
     "table": lambda parts, _: parts[0].reshape(1, -1, parts[0].shape[-1]),
     "transposed": lambda parts, _: parts[0].t(),
     "heads_qkv": _heads_qkv,
@@ -109,6 +113,9 @@ REVERSED_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
     "zeros_between": _without_keys,
     "two_heads": lambda x, _: (2 * x).chunk(2, dim=1),
     "two_biases": lambda x, _: [x, x.clone()],
+    "table": lambda x, _: [x.squeeze(0)],
+    "first": lambda x, _: [x],
+    "others": lambda x, _: [x],
 }
 
 
@@ -167,9 +174,9 @@ class Layout:
 
     def may_have(self, prefix: str, names: Container[str]) -> bool:
         """Whether a file with these names and this prefix has what the layout always has, and nothing it never has."""
-        if self.needs is not None and prefix + self.needs not in names:
+        if self.needs is not None and self.full_name(prefix, self.needs, ()) not in names:
             return False
-        return not any(prefix + name in names for name in self.without)
+        return not any(self.full_name(prefix, name, ()) in names for name in self.without)
 
     def drops(self, prefix: str, name: str) -> bool:
         """Whether a tensor of a file is known to be no part of the ViT."""
@@ -178,7 +185,7 @@ class Layout:
         return re.fullmatch(self.outside, name) is not None
 
 
-def to_their_names(layout: Layout, prefix: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def to_their_names(layout: Layout, prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors under another layout's names.
 
     Raises:
@@ -189,10 +196,18 @@ def to_their_names(layout: Layout, prefix: str, tensors: Mapping[str, Tensor]) -
     if unknown:
         raise CheckpointError(f"The {layout.name} layout has no place for: {', '.join(unknown)}.")
     tensors = _with_token_rows(layout, tensors)
+    renamed: dict[str, Tensor] = {}
     for name in tensors:
         rule = rule_of[row_of(name)[0]]
         parts = REVERSED_OPS[rule.op](tensors[name], len(rule.theirs))
-        yield from zip(layout.spell(prefix, name), parts, strict=True)
+        for theirs, part in zip(layout.spell(prefix, name), parts, strict=True):
+            renamed[theirs] = part if theirs not in renamed else _together(renamed[theirs], part, rule.op)
+    return renamed
+
+
+def _together(there: Tensor, part: Tensor, op: str) -> Tensor:
+    """One tensor of theirs, of two of ours, whichever comes first."""
+    return torch.cat([part, there] if op == "first" else [there, part])
 
 
 def _with_token_rows(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -225,13 +240,13 @@ def _layout(name: str, section: str, before: Mapping[str, Layout]) -> Layout:
     """A section of data/layouts.txt: settings, `name = JSON`, and rows."""
     options: dict[str, Any] = {}
     rules: list[Rule] = []
-    flax = "Transformer/encoderblock" in section
     for line in section.splitlines():
         setting = re.fullmatch(r"(\w+) = (.+)", line)
         if setting:
             options[setting[1]] = json.loads(setting[2])
         elif line and not line.startswith("#"):
-            rules += _rules(line, flax)
+            rules += _rules(line, options.get("flax", False))
+    options.pop("flax", None)
     if "rows" in options:
         rules += before[options.pop("rows")].rules
     return Layout(name=name, rules=rules, **options)

@@ -33,6 +33,8 @@ GEOMETRY = (
 )  # fmt: skip
 
 
+# Layouts whose code averages where there is no class token: I-JEPA's, and SigLIP's with a classifier.
+AVERAGED = ("transformers", "transformers-siglip-classifier")
 # Layouts whose code takes square images only: of others, as many patches may stand in another shape.
 SQUARE = ("torchvision", "google")
 # What names cannot tell, and nobody is asked: networks of the same names that hardly anybody trains.
@@ -110,7 +112,7 @@ def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Ma
     kernel = found["patch_embed.proj.weight"]
     if translation.patch is None and len(shapes[kernel.parts[0]]) == 2:
         unclear["patch_size"] = "pixels are flattened: patches of other sides and channels have as many"
-    averaged = facts.get("pool") == "mean" and not layout.bare_proj and layout.name != "transformers"  # I-JEPA's code
+    averaged = facts.get("pool") == "mean" and not layout.bare_proj and layout.name not in AVERAGED
     if averaged:
         unclear["pool"] = "without a class token it may be the mean, the maximum, both, or by attention"
     if layout.name == "openai":
@@ -293,7 +295,7 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
     claimed = settled["image_size"].value if "image_size" in settled else None
     for count in _possible_token_rows(layout, facts):
         side = math.isqrt(max(rows - count, 0)) * patch
-        size = claimed or ((side, side) if layout.name in SQUARE else None)
+        size = claimed or ((side, side) if layout.name.startswith(SQUARE) else None)
         if size is not None and _patches_in(size, patch) == rows - count > 0:
             return _words_of(TableReading(size, count), facts, settled)
     if claimed is None:

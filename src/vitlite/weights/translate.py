@@ -18,6 +18,7 @@ from vitlite.weights.layouts import LAYOUTS, OPS, REFUSED, Layout, Rule, numbere
 
 UNIT_MARK = "patch_embed.backbone.stages.#.blocks.#.conv1.weight"  # by which a unit of a stem is
 MARKS = [f"blocks.#.{part}.weight" for part in ("norm1", "norm2", "mlp.fc1")]  # by which a ViT is recognised
+FLAX = ("google", "big_vision")
 AXES = {  # of the tensors that a config is read from
     "cls_token": 3, "reg_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.#.attn.qkv.weight": 2,
     "blocks.#.mlp.fc1.weight": 2, "blocks.#.mlp.fc2.weight": 2, "attn_pool.latent": 3, "pre_logits.weight": 2,
@@ -101,8 +102,9 @@ def translate(shapes: Mapping[str, Shape], patch: int | None = None) -> Translat
     layout, prefix = detect(shapes)
     found = _find_tensors(layout, prefix, shapes, patch)
     used = {part for tensor in found.values() for part in tensor.parts}
-    if "cls_token" in found and 0 in found["cls_token"].shape:  # vit-pytorch keeps an empty one where it pools the mean
-        del found["cls_token"]
+    for token in ("cls_token", "reg_token"):  # vit-pytorch and transformers keep an empty one where there is none
+        if token in found and 0 in found[token].shape:
+            del found[token]
     if not layout.may_fold:
         _fold_token_rows(layout, found)
     _supply_head_bias(layout, found)
@@ -306,7 +308,7 @@ def _refuse_other_networks(unknown: Sequence[str]) -> None:
 def _refuse_missing_parts(translation: Translation) -> None:
     layout = translation.layout
     needed = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"]
-    if layout.name in ("google", "big_vision"):  # without a table, their positions are by a formula of their own
+    if layout.name.startswith(FLAX):  # without a table, their positions are by a formula of their own
         needed.append("pos_embed")
     needed.append("blocks.0.mlp.fc2.weight")
     for name in needed:

@@ -19,7 +19,9 @@ from vitlite.weights.sidecar.record import Sidecar, UnreadRecipe, as_json
 from vitlite.weights.sidecar.timm import config_to_timm, recipe_from_record, recipe_from_timm, recipe_to_timm
 from vitlite.weights.sidecar.transformers import (
     WRITER,
+    computed_by,
     config_to_transformers,
+    layout_of,
     model_type,
     recipe_from_transformers,
     recipe_to_transformers,
@@ -32,8 +34,10 @@ __all__ = [
     "WRITER",
     "Sidecar",
     "UnreadRecipe",
+    "computed_by",
     "config_to_timm",
     "contradictions",
+    "layout_of",
     "model_type",
     "read_sidecar",
     "recipe_from_record",

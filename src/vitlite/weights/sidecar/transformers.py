@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vitlite.config import ViTConfig
+from vitlite.config import ViTConfig, stem_stride
 from vitlite.errors import CheckpointError, shown
 from vitlite.images import Interpolation, Mode, Recipe
 from vitlite.schema import either, number, optional, several, table, text, verify, whole
@@ -39,13 +39,18 @@ FIELDS = {
     "layerscale_value": optional(number(-1e6, 1e6)),
     "hidden_act": optional(WORD),
     "qkv_bias": SWITCH,
+    "use_gated_mlp": SWITCH,
+    "use_swiglu_ffn": SWITCH,
     **dict.fromkeys(
         ("hidden_size", "num_hidden_layers", "intermediate_size", "num_channels", "num_register_tokens"),
         optional(COUNT),
     ),
 }
 TOWER = optional(table(FIELDS))
-CONFIG = table({**FIELDS, "vision_config": TOWER, "vision_config_dict": TOWER}, required=("model_type",))
+STEM = optional(table({"depths": several(whole(1, 1000), 1, 4), "out_features": optional(several(WORD, 1, 1))}))
+CONFIG = table(
+    {**FIELDS, "vision_config": TOWER, "vision_config_dict": TOWER, "backbone_config": STEM}, required=("model_type",)
+)
 EDGES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width")
 SIZE = optional(either(SIDE, table(dict.fromkeys(EDGES, optional(SIDE)))))
 PICTURES = table(
@@ -113,9 +118,9 @@ TOLD = {
 OTHER_NETWORK: dict[str, Sequence[Any]] = {"auto_map": ({},), "quantization_config": (), "pruned_heads": ({},)}
 
 
-def _words(free: str = "", **told: str) -> Words:
+def _words(free: str = "", only: Mapping[str, Sequence[Any]] = {}, **told: str) -> Words:
     """The words of a class: those of all, and its own."""
-    return Words({**TOLD, **told}, OTHER_NETWORK, OF_ANY_MODEL + OF_TRAINING + free)
+    return Words({**TOLD, **told}, {**OTHER_NETWORK, **only}, OF_ANY_MODEL + OF_TRAINING + free)
 
 
 class Family(NamedTuple):
@@ -126,6 +131,8 @@ class Family(NamedTuple):
     norm_eps: float = 1e-12
     activation: str = "gelu"
     processor: str = "ViT"  # of `CROPS`
+    heads: int = 12
+    gate: str | None = "silu"  # what hidden_act has to say of a gated MLP; None: such an MLP does not ask it
 
 
 POOLER = "encoder_stride pooler_output_size pooler_act"
@@ -134,9 +141,41 @@ DECODER = """
     norm_pix_loss
 """
 BACKBONE = "apply_layernorm reshape_hidden_states stage_names out_features out_indices _out_features _out_indices"
-DINOV2 = f"intermediate_size mlp_ratio use_swiglu_ffn use_mask_token {BACKBONE}"  # its MLP is what tensors tell
+DINOV2 = f"intermediate_size mlp_ratio use_mask_token {BACKBONE}"  # how wide its MLP is, tensors tell
+DINOV2_TOLD = {"layerscale_value": "layer_scale", "use_swiglu_ffn": "mlp"}
+DINOV3 = f"query_bias key_bias value_bias pos_embed_shift pos_embed_jitter pos_embed_rescale {BACKBONE}"
+DINOV3_TOLD = {"layerscale_value": "layer_scale", "num_register_tokens": "registers", "use_gated_mlp": "mlp"}
+DINOV3_ONLY: dict[str, Sequence[Any]] = {"rope_theta": (100.0, 100), "proj_bias": (True,), "mlp_bias": (True,)}
 CLIP = Words({}, OTHER_NETWORK, OF_ANY_MODEL + BESIDE_THE_TOWER)  # of images and texts: the tower has its own words
-TOWERS = {"clip": "clip_vision_model", "metaclip_2": "metaclip_2_vision_model"}  # their towers, where they do not say
+HYBRID = f"backbone_config backbone_featmap_shape {POOLER}"
+HYBRID_ONLY: dict[str, Sequence[Any]] = {
+    "use_pretrained_backbone": (False,),
+    "use_timm_backbone": (False,),
+    "backbone": (),
+    "backbone_kwargs": ({},),
+}
+BIT = Words(  # the ResNet of a hybrid
+    {"depths": "stem", "num_channels": "channels"},
+    {
+        **OTHER_NETWORK,
+        "model_type": ("bit",),
+        "layer_type": ("bottleneck",),
+        "global_padding": ("same", "SAME"),
+        "embedding_dynamic_padding": (True,),
+        "embedding_size": (64,),
+        "hidden_sizes": ([256, 512, 1024, 2048],),
+        "num_groups": (32,),
+        "width_factor": (1,),
+        "output_stride": (32,),
+        "hidden_act": ("relu",),
+    },
+    OF_ANY_MODEL.replace(" model_type ", " ") + OF_TRAINING + BACKBONE,
+)
+TOWERS = {  # of those with a part for texts: what its part for images is where it does not say
+    "clip": "clip_vision_model",
+    "metaclip_2": "metaclip_2_vision_model",
+    "siglip": "siglip_vision_model",
+}
 FAMILIES = {
     "vit": Family(("ViTModel", "ViTForImageClassification"), _words(POOLER)),
     "deit": Family(
@@ -149,15 +188,33 @@ FAMILIES = {
     "vit_msn": Family(("ViTMSNModel", "ViTMSNForImageClassification"), _words(), 1e-6),
     "dinov2": Family(
         ("Dinov2Model", "Dinov2ForImageClassification"),
-        _words(DINOV2, layerscale_value="layer_scale"),
+        _words(DINOV2, {}, **DINOV2_TOLD),
         1e-6,
         processor="Bit",
+        gate=None,
     ),
     "dinov2_with_registers": Family(
         ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
-        _words(DINOV2, layerscale_value="layer_scale", num_register_tokens="registers"),
+        _words(DINOV2, {}, **DINOV2_TOLD, num_register_tokens="registers"),
         1e-6,
         processor="Bit",
+        gate=None,
+    ),
+    "dinov3_vit": Family(
+        ("DINOv3ViTModel",),
+        _words(DINOV3, DINOV3_ONLY, **DINOV3_TOLD),
+        1e-5,
+        processor="DINOv3ViT",
+        heads=6,
+    ),
+    "vit-hybrid": Family(("ViTHybridModel", "ViTHybridForImageClassification"), _words(HYBRID, HYBRID_ONLY)),
+    "siglip": Family(("SiglipModel", "SiglipForImageClassification"), CLIP),
+    "siglip_vision_model": Family(
+        ("SiglipVisionModel",),
+        _words(only={"vision_use_head": (True,)}),
+        1e-6,
+        "gelu_pytorch_tanh",
+        "Siglip",
     ),
     "clip": Family(("CLIPModel",), CLIP),
     "metaclip_2": Family(("MetaClip2Model",), CLIP),
@@ -180,7 +237,10 @@ CROPS = {  # the processors that do what a recipe says, and the crop of each whe
     "Bit": 224,  # DINOv2's
     "Beit": None,
     "Siglip": None,
+    "DINOv3ViT": None,
+    "ViTHybrid": 224,
 }
+DINOV3_PICTURES = {"resample": 2, "do_rescale": True}
 BEYOND_RECIPES = (  # switches of processors that change the pixels in ways of which a recipe knows nothing
     "rescale_offset",
     "do_flip_channel_order",
@@ -192,7 +252,15 @@ BEYOND_RECIPES = (  # switches of processors that change the pixels in ways of w
 )
 INTERPOLATIONS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 WRITTEN_INTERPOLATIONS = {name: number for number, name in INTERPOLATIONS.items()}
-CLASSES = {"vit": "ViT", "ijepa": "IJepa", "dinov2": "Dinov2"}  # what is written, by model_type
+CLASSES = {  # what is written, by model_type
+    "vit": "ViT",
+    "deit": "DeiT",
+    "ijepa": "IJepa",
+    "dinov2": "Dinov2",
+    "dinov2_with_registers": "Dinov2WithRegisters",
+    "dinov3_vit": "DINOv3ViT",
+    "siglip_vision_model": "SiglipVision",
+}
 
 
 def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, Any]) -> Sidecar:
@@ -206,8 +274,9 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
     claims = family.words.claims(vision, "it")
     for size in {"image_size", "patch_size"} & claims.keys():
         claims[size] = pair(claims[size])
-    if "gelu" in claims:
-        claims["gelu"] = _gelu(claims["gelu"])
+    claims |= _mlp(claims, family)
+    if config["model_type"] == "vit-hybrid":
+        claims |= _stem(config, claims)
     if pictures and "feature_extractor_type" not in pictures:
         pictures = {"image_processor_type": family.processor, **pictures}
     class_names = _class_names(config)
@@ -216,7 +285,7 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
         claims["num_classes"] = len(class_names)
         if config.get("problem_type") in (None, "single_label_classification"):  # no softmax over others
             labels = labels_in_order(class_names)
-    usual = {"image_size": 224, "heads": 12, "norm_eps": family.norm_eps, "gelu": GELUS[family.activation]}
+    usual = {"image_size": 224, "heads": family.heads, "norm_eps": family.norm_eps, "gelu": GELUS[family.activation]}
     return Sidecar(
         claims=claims,
         usual=usual,
@@ -261,6 +330,44 @@ def _family(config: Mapping[str, Any]) -> Family:
                 f"{', '.join(FAMILIES[kind].classes)}."
             )
     return FAMILIES[kind]
+
+
+def _mlp(claims: dict[str, Any], family: Family) -> dict[str, Any]:
+    """What is said of the MLPs, in our words; of one with a gate, hidden_act names no GELU.
+
+    Raises:
+        CheckpointError: The activation is another than vitlite computes.
+    """
+    said: dict[str, Any] = {}
+    gated = claims.get("mlp")
+    if gated is not None:
+        said["mlp"] = "swiglu" if gated else "gelu"
+    activation = claims.pop("gelu", None)
+    if gated and family.gate not in (None, activation):
+        raise CheckpointError(f"hidden_act is {shown(repr(activation))}; vitlite computes gates by {family.gate}.")
+    if activation is not None and not gated:
+        said["gelu"] = _gelu(activation)
+    return said
+
+
+def _stem(config: Mapping[str, Any], claims: Mapping[str, Any]) -> dict[str, Any]:
+    """What a hybrid says of the ResNet before its patches; its patch_size is in cells of what that gives.
+
+    Raises:
+        CheckpointError: It is another ResNet than vitlite computes.
+    """
+    backbone = config.get("backbone_config") or {}
+    said = BIT.claims(backbone, "its backbone_config")
+    needed = ("depths", "layer_type", "global_padding", "embedding_dynamic_padding", "out_features")
+    missing = [name for name in needed if backbone.get(name) is None]
+    if missing:
+        raise CheckpointError(f"its backbone_config has no {', '.join(missing)}: what stands for that, changed.")
+    stages = len(said["stem"])
+    if backbone["out_features"] != [f"stage{stages}"]:
+        raise CheckpointError(f"its tokens are made of {shown(str(backbone['out_features']))}, not of the last stage.")
+    said["stem"] = tuple(said["stem"])
+    said["patch_size"] = claims.get("patch_size", 1) * stem_stride(said["stem"])
+    return said
 
 
 def _gelu(activation: str) -> str:
@@ -318,6 +425,8 @@ def _processor(config: Mapping[str, Any]) -> str:
     beyond = [switch for switch in BEYOND_RECIPES if config.get(switch)]
     if processor not in CROPS:
         beyond = [name]
+    if processor == "DINOv3ViT":  # resizes before rounding, and where that sharpens, beyond black and white
+        beyond += [f"{word} {config[word]}" for word, usual in DINOV3_PICTURES.items() if config.get(word) != usual]
     if beyond:
         raise not_understood(
             f"The preprocessing config has {beyond[0]}, which is not understood.",
@@ -354,22 +463,82 @@ def _crop_and_size_before(
 
 
 def model_type(config: ViTConfig) -> str:
-    """Which of transformers' models computes what this one does, if any."""
+    """Which of transformers' models computes what this one does, if any; `computed_by` says whether it does."""
+    if config.pool == "map":
+        return "siglip_vision_model"
+    if config.positions == "rope":
+        return "dinov3_vit"
     if config.layer_scale is not None:
-        return "dinov2"
+        return "dinov2_with_registers" if config.registers else "dinov2"
+    if config.registers:
+        return "deit"
     return "vit" if config.class_token else "ijepa"
+
+
+def computed_by(kind: str, config: ViTConfig) -> dict[str, Any]:
+    """What transformers' model of this type computes, of which its config has no word: fields of ours."""
+    fixed: dict[str, Any] = {
+        "pool": "cls",
+        "class_token": True,
+        "registers": 0,
+        "positions": "learned",
+        "mlp": "gelu",
+        "final_norm": True,
+        "stem": None,
+        "head_dim": None,
+    }
+    if kind == "deit":
+        fixed |= {"registers": 1, "pool": "cls_and_distillation" if _has_two_heads(config) else "cls"}
+    if kind == "ijepa":
+        fixed |= {"class_token": False, "pool": "mean"}
+    if kind.startswith("dinov2"):
+        fixed |= {"registers": config.registers, "mlp": config.mlp}
+        fixed["pool"] = "cls_and_mean" if config.num_classes else "cls"
+        fixed["mlp_dim"] = _dinov2_mlp_dim(config, _dinov2_mlp_ratio(config))
+    if kind == "dinov3_vit":
+        fixed |= {"positions": "rope", "registers": config.registers, "mlp": config.mlp, "num_classes": 0}
+        fixed["layer_scale"] = config.layer_scale or 1.0
+    if kind == "siglip_vision_model":
+        fixed |= {"class_token": False, "pool": "map", "num_classes": 0, "qkv_bias": True, "image_size": config.size[0]}
+    return fixed
+
+
+def _has_two_heads(config: ViTConfig) -> bool:
+    return config.pool == "cls_and_distillation" and config.num_classes > 0
+
+
+def _dinov2_mlp_dim(config: ViTConfig, ratio: int) -> int:
+    """How wide DINOv2's MLPs are; those with a gate two thirds of that, and a multiple of 8."""
+    width = config.dim * ratio
+    return (int(width * 2 / 3) + 7) // 8 * 8 if config.mlp == "swiglu" else width
+
+
+def _dinov2_mlp_ratio(config: ViTConfig) -> int:
+    """The ratio in DINOv2's config that comes nearest to a width, from below."""
+    ratio = 1
+    while _dinov2_mlp_dim(config, ratio + 1) <= config.mlp_dim:
+        ratio += 1
+    return ratio
+
+
+def layout_of(config: ViTConfig) -> str:
+    """The layout of layouts.txt that transformers' model has."""
+    kind = model_type(config)
+    if kind == "deit":
+        return "transformers-distilled" if _has_two_heads(config) else "transformers"
+    if kind.startswith("dinov2"):
+        return "transformers-dinov2-gated" if config.mlp == "swiglu" else "transformers-dinov2"
+    if kind == "dinov3_vit":
+        return "transformers-dinov3" if config.mlp == "swiglu" else "transformers-dinov3-plain"
+    return "transformers-siglip" if kind == "siglip_vision_model" else "transformers"
 
 
 def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:
     """The config.json of a model that transformers has."""
     kind = model_type(config)
-    width = {"mlp_ratio": config.mlp_dim // config.dim} if kind == "dinov2" else {"intermediate_size": config.mlp_dim}
-    labels = labels or [f"LABEL_{number}" for number in range(config.num_classes)]
-    classes: dict[str, Any] = {}
-    if labels:
-        classes["id2label"] = dict(enumerate(labels))
-        classes["label2id"] = {label: number for number, label in enumerate(labels)}
     task = "ForImageClassification" if config.num_classes else "Model"
+    if _has_two_heads(config):
+        task = "ForImageClassificationWithTeacher"
     return {
         "architectures": [CLASSES[kind] + task],
         "model_type": kind,
@@ -378,12 +547,36 @@ def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> d
         "hidden_size": config.dim,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
-        **width,
         "num_channels": config.channels,
         "layer_norm_eps": config.norm_eps,
         "hidden_act": WRITTEN_GELUS[config.gelu],
-        "qkv_bias": config.qkv_bias,
-        **classes,
+        **_words_of_kind(kind, config),
+        **_words_of_classes(config, labels),
+    }
+
+
+def _words_of_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
+    """The words of a config that not every model has."""
+    gated = config.mlp == "swiglu"
+    if kind.startswith("dinov2"):
+        words = {"mlp_ratio": _dinov2_mlp_ratio(config), "use_swiglu_ffn": gated, "qkv_bias": config.qkv_bias}
+        return words | ({"num_register_tokens": config.registers} if config.registers else {})
+    words = {"intermediate_size": config.mlp_dim}
+    if kind == "dinov3_vit":
+        biases = dict.fromkeys(("query_bias", "key_bias", "value_bias"), config.qkv_bias)
+        activation = {"use_gated_mlp": True, "hidden_act": "silu"} if gated else {}
+        return words | biases | activation | {"num_register_tokens": config.registers}
+    return words if kind == "siglip_vision_model" else words | {"qkv_bias": config.qkv_bias}
+
+
+def _words_of_classes(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:
+    """The names of the classes, both ways round."""
+    labels = labels or [f"LABEL_{number}" for number in range(config.num_classes)]
+    if not labels:
+        return {}
+    return {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: number for number, label in enumerate(labels)},
     }
 
 
