@@ -335,7 +335,8 @@ def test_preprocessing_that_is_not_understood_has_a_remedy_in_both_tongues():
     for wrong, text in (
         (
             config | {"do_pad": True},
-            "Known are the processors ViT, DeiT, CLIP, Bit, Beit, Siglip, DINOv3ViT, ViTHybrid. Name a checkpoint",
+            "Known are the processors ViT, DeiT, CLIP, Bit, Beit, Siglip, DINOv3ViT, ViTHybrid. Name a checkpoint "
+            "like it",
         ),
         ({"image_processor_type": "ViT"}, "has no size, resample. Name a checkpoint like it"),
     ):
