@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlite.config import ViTConfig
+from vitlite.config import ViTConfig, refuse_unknown_fields
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.factory import claims_about, load
+from vitlite.factory import claims_about, create, load
 from vitlite.model import ViT
+from vitlite.weights import zoo
 from vitlite.weights.build import Wish, build
 from vitlite.weights.files import (
     FLOATS,
@@ -30,7 +31,7 @@ from vitlite.weights.files import (
     path_of,
 )
 from vitlite.weights.layouts import LAYOUTS, to_their_names
-from vitlite.weights.resolve import Claim, understand
+from vitlite.weights.resolve import CALLER, Claim, understand
 from vitlite.weights.save import refuse_to_overwrite, refuse_unloadable, save, write_tensors
 from vitlite.weights.sidecar import (
     CONFIG,
@@ -57,7 +58,12 @@ GIVES_NO_SHAPE = {"heads": 1, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"} 
 
 
 def convert(
-    source: str | PathLike[str], target: str | PathLike[str], to: Target, *, config: ViTConfig | None = None
+    source: str | PathLike[str],
+    target: str | PathLike[str],
+    to: Target,
+    *,
+    config: ViTConfig | Mapping[str, Any] | None = None,
+    like: str | None = None,
 ) -> None:
     """Rewrites a weights file in another layout; the numbers and their type stay as they are.
 
@@ -65,12 +71,22 @@ def convert(
         source: A file or folder as `vitlite.load` takes it, or a pickle (.pth, .bin), opened with weights_only=True.
         target: A .safetensors file, for the tensors alone; or a folder, for a whole model with its config.json.
         to: Whose layout. vitlite's is timm's.
-        config: As in `vitlite.load`. A file needs of it only what gives tensors their shape.
+        config: As in `vitlite.load`, or fields of one by name. A file needs of it only what gives tensors their shape.
+        like: In its place the checkpoint of the zoo that `source` has the tensors of, or a fine-tune of it with as many
+            classes. A folder gets its preprocessing and its labels too.
 
     Raises:
         CheckpointError: `source` is no whole plain ViT, or the library has no model that computes the same.
         ConfigError: A folder is wanted, and `source` does not tell all of the config; or a pickle is wanted.
+        UnknownNameError: The zoo has no such checkpoint.
     """
+    record = None if like is None else zoo.find(like)
+    if record is not None and config is not None:
+        raise ConfigError(
+            f"{record.name} says all of the config.",
+            python="Leave out like= or config=.",
+            command="Leave out --like, or what else says something of the model.",
+        )
     if to not in get_args(Target):
         raise ConfigError(f"Cannot convert to {to!r}. Valid: {', '.join(get_args(Target))}.")
     source, target = path_of(source, "convert"), path_of(target, "convert")
@@ -78,14 +94,31 @@ def convert(
         raise ConfigError(f"Cannot write {target}: no pickles are made. Name a folder, or a .safetensors file.")
     if target.suffix == ".safetensors":
         with _without_pickles(source) as path:
-            model = _load_for_tensors(path, config, to)
+            model = _load_for_tensors(path, record.config if record else config, to)
         write_tensors(target, _readable_tensors(model, to, target))
     else:
         with _without_pickles(source) as path:
-            with open_weights(path) as file:
-                dtype = _common_dtype(file)
-            model = load(path, config=config, dtype=dtype)
+            model = _load_whole(path, config, record)
         _write_folder(model, target, to)
+
+
+def _load_whole(path: Path, config: ViTConfig | Mapping[str, Any] | None, record: zoo.Record | None) -> ViT:
+    """The model of a file in the file's own type, with all that belongs to it."""
+    with open_weights(path) as file:
+        dtype = _common_dtype(file)
+        if isinstance(config, Mapping):
+            config = understand(file, _said(path, config))[1].config
+    if record is not None:
+        return create(record.name, weights=path, dtype=dtype)
+    return load(path, config=config, dtype=dtype)
+
+
+def _said(path: Path, config: ViTConfig | Mapping[str, Any] | None) -> list[Claim]:
+    """What stands beside a file, and what the caller says of it."""
+    if not isinstance(config, Mapping):
+        return claims_about(described_by(path), config)[1]
+    refuse_unknown_fields(config)
+    return [*claims_about(described_by(path), None)[1], Claim(CALLER, config)]
 
 
 def _write_folder(model: ViT, folder: Path, to: Target) -> None:
@@ -203,11 +236,10 @@ def _common_dtype(file: WeightsFile) -> torch.dtype | None:
     return common
 
 
-def _load_for_tensors(path: Path, config: ViTConfig | None, to: Target) -> ViT:
+def _load_for_tensors(path: Path, config: ViTConfig | Mapping[str, Any] | None, to: Target) -> ViT:
     """The model of a file, for its tensors only: what gives them no shape may remain unknown, and is made up."""
     with open_weights(path) as file:
-        _, said = claims_about(described_by(path), config)
-        translation, resolved = understand(file, [*said, _made_up(file, to)])
+        translation, resolved = understand(file, [*_said(path, config), _made_up(file, to)])
         dtype = _common_dtype(file) or torch.float32
         wish = Wish(resolved.config, new_head=False, device=torch.device("cpu"), dtype=dtype)
         model, _ = build(file, translation, resolved.config, wish, resolved.said_by, scan=True)

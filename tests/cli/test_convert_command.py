@@ -4,7 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from commands import Run
+from peers import transformers, vit_pytorch
+
+import vitlite
 
 
 def test_convert(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +23,43 @@ def test_convert(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("none.pth", "none"):
         assert f"no file or folder {name}." in run("convert", name, tmp_path / "back", "--to", "timm")[2]
     assert "vit_nano_4 is a name" in run("convert", "vit_nano_4", tmp_path / "back", "--to", "timm")[2]
+
+
+def test_like_brings_labels_and_preprocessing(run: Run, shared: Path, tmp_path: Path) -> None:
+    """timm opens the folder, and by way of timm transformers' pipeline: all three say the same of a photo."""
+    file, photo = shared / "weights" / "deit_tiny_16.timm.safetensors", shared / "photos" / "chelsea.png"
+    code, _, err = run("convert", file, tmp_path / "deit", "--to", "timm", "--like", "vit_tiny_16.deit_fb_in1k")
+    assert (code, err) == (0, "")
+    (label, index, score), *_ = vitlite.load(tmp_path / "deit").predict(photo)
+    assert (label, index) == ("Egyptian cat", 285)
+    theirs = transformers.pipeline("image-classification", model=str(tmp_path / "deit"))(str(photo))[0]
+    assert theirs == {"label": label, "score": pytest.approx(score, abs=1e-4)}
+    code, _, err = run("convert", file, tmp_path / "hf", "--to", "transformers", "--like", "vit_tiny_16.deit_fb_in1k")
+    assert code == 1
+    assert "Convert to timm: where that is installed, transformers opens the folder too." in err
+    assert not (tmp_path / "hf").exists()
+
+
+def test_what_is_said_one_by_one(run: Run, tmp_path: Path) -> None:
+    """Five heads, which do not divide the width of any preset."""
+    theirs = vit_pytorch.ViT(image_size=64, patch_size=16, num_classes=7, dim=80, depth=2, heads=5, mlp_dim=96)
+    torch.save(theirs.state_dict(), tmp_path / "mine.pth")
+    words = ("convert", tmp_path / "mine.pth", tmp_path / "mine", "--to", "vitlite")
+    code, _, err = run(*words)
+    assert code == 1
+    assert "do not tell patch_size, image_size, heads" in err
+    assert "or tell convert what it is, by its options" in err
+    assert run(*words, "--heads", 5, "--size", 64, "--patch-size", 16)[0] == 0
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(vitlite.load(tmp_path / "mine")(images), theirs.eval()(images))
+    words = (*words[:2], tmp_path / "other", *words[3:])
+    code, _, err = run(*words, "--like", "vit_tiny_16", "--heads", 5)
+    assert code == 1
+    assert "vit_tiny_16.augreg_in21k_ft_in1k says all of the config. Leave out --like, or what else" in err
+    assert "not 7 heads" in run(*words, "--heads", 7, "--size", 64, "--patch-size", 16)[2]
+
+
+def test_a_file_is_said_to_be_the_tensors_alone(run: Run, model: Path, tmp_path: Path) -> None:
+    out = run("convert", model, tmp_path / "x.safetensors", "--to", "timm")[1]
+    assert out == f"wrote {tmp_path / 'x.safetensors'}: tensors alone, without the config.json that a folder has\n"

@@ -57,3 +57,11 @@ def test_names_paths_and_repositories() -> None:
     assert is_place("google/vit-base-patch16-224")
     assert is_place("./vit_base_16")
     assert is_place(".")
+
+
+@pytest.mark.parametrize("line", ["classify {}", "embed {} --out x.npz", "attention {} --out x.png"])
+@pytest.mark.parametrize("url", ["https://example.com/cat.jpg", "https://example.com/a.jpg?width=3&height=[4]"])
+def test_a_url_is_answered_with_what_fetches_it(run: Run, line: str, url: str) -> None:
+    code, _, err = run(*line.format(url).split())
+    assert code == 1
+    assert f"vitlite: error: {url}: it is a URL, and vitlite opens files. Fetch it, and name the file: curl" in err

@@ -99,7 +99,7 @@ def counted(skipped: Counter[str]) -> str:
 def _matching(pattern: str) -> list[str]:
     found = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
     if not found:
-        raise ImageError(f"No file matches {pattern}.")
+        raise nothing_there(pattern, f"No file matches {pattern}.")
     return found
 
 
@@ -108,18 +108,19 @@ def _check_found(paths: Sequence[str]) -> None:
     if not paths:
         raise ImageError("There are no pictures: the list is empty.")
     if not any(os.path.exists(path) for path in paths):
-        raise _nothing_there(paths[0])
+        raise nothing_there(paths[0], f"No such file: {paths[0]}")
     try:
         import PIL  # noqa: F401
     except ImportError as error:
         raise missing_extra("Opening pictures", "images") from error
 
 
-def _nothing_there(path: str) -> ImageError:
+def nothing_there(path: str, text: str) -> ImageError:
+    """The error for what is no file: this text, or of a URL what fetches it."""
     from vitlite.images import fetch_first  # here, as above
 
     elsewhere = fetch_first(path)
-    return elsewhere.within(path) if elsewhere else ImageError(f"No such file: {path}")
+    return elsewhere.within(path) if elsewhere else ImageError(text)
 
 
 def identity_of(model: "ViT", name: str, *, dtype: str | None, fast: bool) -> dict[str, Any]:

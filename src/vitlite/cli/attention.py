@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from vitlite.bulk.local import nothing_there
 from vitlite.cli.options import add_model_arguments, open_model
 from vitlite.draw import check_target, picture_of_attention, save_picture
 from vitlite.errors import ImageError
@@ -22,7 +23,7 @@ def run(args: Namespace) -> int:
     """Draws where a model looked in one picture."""
     check_target(args.out)
     if not Path(args.image).exists():
-        raise ImageError(f"No such file: {args.image}")
+        raise nothing_there(args.image, f"No such file: {args.image}")
     if Path(args.out).exists() and Path(args.out).samefile(args.image):
         raise ImageError(f"--out {args.out} is the photo itself. Name another file.")
     model = open_model(args)

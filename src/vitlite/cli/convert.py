@@ -2,9 +2,14 @@
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import get_args
 
+from vitlite.cli.options import image_size, positive
+from vitlite.config import Gelu, Pool, Positions
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.weights import zoo
+
+SAID = ("heads", "image_size", "patch_size", "pool", "norm_eps", "gelu", "positions")  # fields of the config
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -18,7 +23,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--to", required=True, choices=("timm", "transformers", "torchvision", "vitlite"), help="whose layout"
     )
-    parser.add_argument("--like", metavar="NAME", help="a model of the zoo, for what the file alone does not tell")
+    parser.add_argument(
+        "--like",
+        metavar="NAME",
+        help="a checkpoint of `vitlite list`, for all that the file alone does not tell, preprocessing and labels too",
+    )
+    parser.add_argument("--heads", type=positive, metavar="N", help="or one by one: heads of attention")
+    parser.add_argument(
+        "--size", dest="image_size", type=image_size, metavar="PIXELS", help="of its images: 224, 384x512"
+    )
+    parser.add_argument("--patch-size", type=positive, metavar="PIXELS", help="side of a patch")
+    parser.add_argument("--pool", choices=get_args(Pool), help="what the head sees")
+    parser.add_argument("--norm-eps", type=float, metavar="X", help="epsilon of its norms, such as 1e-6")
+    parser.add_argument("--gelu", choices=get_args(Gelu), help="which GELU")
+    parser.add_argument("--positions", choices=get_args(Positions), help="which positions")
 
 
 def run(args: Namespace) -> int:
@@ -27,9 +45,10 @@ def run(args: Namespace) -> int:
 
     _check_source(args.source)
     _check_target(args.source, Path(args.target).expanduser())
-    config = zoo.find(args.like).config if args.like else None
-    convert(args.source, args.target, args.to, config=config)
-    print(f"wrote {args.target}")
+    said = {field: getattr(args, field) for field in SAID if getattr(args, field) is not None}
+    convert(args.source, args.target, args.to, config=said or None, like=args.like)
+    alone = Path(args.target).suffix == ".safetensors"
+    print(f"wrote {args.target}{': tensors alone, without the config.json that a folder has' if alone else ''}")
     return 0
 
 

@@ -402,7 +402,8 @@ def _ask_for_the_rest(
         f"The tensors do not tell {', '.join(unknown)}{hint}.",
         python=f"Say so: vitlite.load(..., config=ViTConfig({blanks})), or vitlite.create(name, weights=...) with the "
         "name of a checkpoint like it.",
-        command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a checkpoint like it.",
+        command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a checkpoint like it; or "
+        "tell convert what it is, by its options.",
     )
 
 

@@ -592,7 +592,8 @@ def recipe_to_transformers(recipe: Recipe, channels: int = 1) -> dict[str, Any]:
             "pixel further right or down.",
             python="If a pixel may be lost: model.preprocess = dataclasses.replace(model.preprocess.recipe, "
             "margin='down'), then save. For the tensors alone: convert to a .safetensors file.",
-            command="Convert to a .safetensors file, which has the tensors alone.",
+            command="Convert to timm: where that is installed, transformers opens the folder too. Or to a .safetensors "
+            "file, which has the tensors alone.",
         )
     height, width = recipe.resize
     resize, processor = {"height": height, "width": width}, "DeiTImageProcessor"
