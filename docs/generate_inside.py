@@ -19,7 +19,7 @@ GROUND = ("errors", "disk")  # which nearly all use: drawn without arrows
 COLUMNS = {  # places across, where the middle of a level is not the best one
     "convert": 1, "training": 3, "factory": 1, "export": 2.2, "weights": 1, "speed": 2.2, "draw": 4.1, "bulk": 5,
     "model": 3, "costs": 0, "positions": 1, "stem": 2, "pooling": 3, "inputs": 4, "speed.onednn": 5, "predict": 6.2,
-    "config": 2.3, "images": 6, "decode": 6, "cli": 2.2, "schema": 3.6, "errors": 1.8, "disk": 3.2,
+    "config": 2.3, "images": 6, "decode": 6, "cli": 2.2, "schema": 3.6, "errors": 1.8, "disk": 3.2, "versions": 4.6,
     "habits": 0.6,
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ class Room(NamedTuple):
 ROOMS = {
     # The floor that a reader meets, from the ground up.
     "errors": Room("what went wrong, and what to do, in Python and at the command line"),
+    "versions": Room("where it matters which version of something is installed"),
     "schema": Room("JSON that others wrote, checked where it is read", "errors"),
     "config": Room("what a ViT is made of, and the presets", "errors"),
     "costs": Room("parameters and multiply-adds, counted from a config", "config"),
@@ -38,7 +39,7 @@ ROOMS = {
     "factory": Room("create and load", "weights model images config habits errors"),
     "convert": Room("weights in another library's layout", "factory weights model config errors"),
     "speed": Room("a model becomes a fast one", "model pooling stem costs config errors speed.onednn"),
-    "export": Room("a model becomes a file for other runtimes", "weights speed model images disk errors"),
+    "export": Room("a model becomes a file for other runtimes", "weights speed model images disk versions errors"),
     "draw": Room("what a model looks at, as pictures; and the curves of a run", "positions images disk errors"),
     "training": Room(
         "labelled pictures become weights", "factory weights model images config speed.onednn schema disk errors"

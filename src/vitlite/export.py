@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.export import Dim
 
 from vitlite.disk import locked, replacing
-from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing_extra
+from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing_extra, shown
 from vitlite.images import recipe_alone
 from vitlite.model import ViT
 from vitlite.speed.optimize import OptimizedViT
+from vitlite.versions import since
 from vitlite.weights.save import refuse_unloadable
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ def _weights_beside(path: Path) -> list[Path]:
 
 
 def _write_torch(model: ViT, file: Path) -> None:
-    program = torch.export.export(model, (_images(model, TRACED),), dynamic_shapes=(_dynamic_shapes(model),))
+    with _explained():
+        program = torch.export.export(model, (_images(model, TRACED),), dynamic_shapes=(_dynamic_shapes(model),))
     content = io.BytesIO()  # where torch itself writes a file and the disk is full, the process is aborted
     torch.export.save(program, content, extra_files={"vitlite": _description(model)})
     file.write_bytes(content.getbuffer())
@@ -172,7 +174,7 @@ def _write_torch(model: ViT, file: Path) -> None:
 
 def _write_onnx(model: ViT, file: Path) -> None:
     need_onnx()
-    with _quietly():
+    with _quietly(), _explained():
         program: ONNXProgram | None = torch.onnx.export(
             model,
             (_images(model, TRACED),),
@@ -215,10 +217,25 @@ def _quietly() -> Iterator[None]:
         log.disabled = before
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Says of whatever an exporter raises, which may be anything, that it is not the model's fault."""
+    try:
+        yield
+    except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ExportError(f"torch cannot export this model ({shown(first_line)}). {_fault()}") from error
+
+
+def _fault() -> str:
+    """Which torch exports what vitlite is made of."""
+    return f"This torch, {torch.__version__}, or the engine has a fault: from torch {since('export')} on none is known."
+
+
 def _dynamic_shapes(model: ViT) -> dict[int, Any]:
     """Batch, height and width are free, but for the patches that height and width must divide into."""
     p = model.config.patch_size
-    return {0: Dim("batch"), 2: p * Dim("rows"), 3: p * Dim("columns")}
+    return {0: Dim("batch", max=2**31 - 1), 2: p * Dim("rows"), 3: p * Dim("columns")}
 
 
 class Batch(NamedTuple):
@@ -302,8 +319,7 @@ def _compare(model: ViT, run: Callable[[Tensor], Tensor], engine: str) -> float:
         if not far <= limit:  # nor what is no number
             raise ExportError(
                 f"The exported file answers something else than the model: in {engine}, its logits differ by {far:.1g} "
-                f"of the largest, on images {tuple(images.shape)}. Nothing was written. This torch, "
-                f"{torch.__version__}, or the engine has a fault; try another version of either."
+                f"of the largest, on images {tuple(images.shape)}. Nothing was written. {_fault()}"
             )
         farthest = max(farthest, far)
     return farthest

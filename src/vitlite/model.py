@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitlite.config import ViTConfig
 from vitlite.errors import ConfigError, InputError, UnknownMethodError
@@ -206,6 +205,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():
+            from torch.utils.checkpoint import checkpoint  # half a second in torch 2.6
+
             return checkpoint(self.residuals, x, *rotation, use_reentrant=False)
         return self.residuals(x, *rotation)
 

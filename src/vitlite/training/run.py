@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from vitlite import disk
@@ -231,7 +230,7 @@ def _explained(path: Path) -> Iterator[None]:
     """Says what to do where a file cannot be written."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise TrainError(
             f"Cannot write {path}: {error}. The last state of the run is intact.",
             python="Make room, and call train again with the same arguments: it goes on from there.",

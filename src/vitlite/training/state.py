@@ -6,13 +6,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
 import torch
 from torch import Tensor
 
 from vitlite.errors import TrainError, VitliteError, shown
 from vitlite.schema import Check, number, optional, parse_json, several, table, text, whole
-from vitlite.weights.files import Shape, open_weights
+from vitlite.weights.files import Shape, metadata_of, open_weights
 
 METADATA = "vitlite.run"  # in the header of the state
 MOST_BYTES = 100 * 2**20  # of it, which is what safetensors allows a header
@@ -85,8 +84,7 @@ def read_state(path: Path) -> State:
         TrainError: It is none, or damaged: the file and the field are named.
     """
     with damaged(path):
-        with safetensors.safe_open(path, framework="pt", backend="pread") as file:
-            metadata = file.metadata() or {}
+        metadata = metadata_of(path)
         if METADATA not in metadata:
             raise TrainError(f"its header has no {METADATA}")
         saved = parse_json(metadata[METADATA], _header, "its header", most_bytes=MOST_BYTES, error=TrainError)

@@ -4,13 +4,16 @@ What is saved has timm's tensor names, and a config.json that vitlite reads back
 Written without numpy, and each file whole or not at all.
 """
 
+import ctypes
+import json
 import os
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-import safetensors
+import torch
 from torch import Tensor, nn
 
 from vitlite.config import ViTConfig
@@ -24,6 +27,10 @@ from vitlite.weights.files import FLOATS, INDEX, WEIGHTS, Entry, WeightsFile, pa
 from vitlite.weights.resolve import Claim, understand
 from vitlite.weights.sidecar import CONFIG, PICTURES, WRITER, sidecar_content, write_sidecars
 
+STORED_AS = {  # how safetensors calls what torch has
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 COMPUTING = (  # methods of a ViT by which it computes: a class with its own is another network
     "forward", "embed", "features", "_tokens", "_grid", "_positions", "_rotation", "_pool",
 )  # fmt: skip
@@ -174,24 +181,34 @@ def _entry(tensor: Tensor) -> Entry:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Replaces a safetensors file, whole or not at all; as safetensors' own function writes it, which needs numpy.
+    """Replaces a safetensors file, whole or not at all; as safetensors' own function writes it.
+
+    That one needs numpy, or a version that few have, and holds every tensor in memory twice where it is older.
 
     Args:
         path: The file.
         tensors: By name, on any device, tied and strided ones too.
         metadata: Texts for the file's header.
+
+    Raises:
+        CheckpointError: A tensor is of a type that such a file cannot have.
     """
-    alive = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}  # until all is written
-    specs = {}
-    for name, tensor in alive.items():
-        specs[name] = safetensors.TensorSpec(
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tensor.shape,
-            data_ptr=tensor.data_ptr(),
-            data_len=tensor.nbytes,
-        )
-    with replacing(path) as temporary:
-        safetensors.serialize_file(specs, temporary, {"format": "pt", **(metadata or {})})
+    in_file_order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # aligned without gaps
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    end = 0
+    for name in in_file_order:
+        tensor = tensors[name]
+        if tensor.dtype not in STORED_AS:
+            raise CheckpointError(f"{name} is of {tensor.dtype}, which is not written. Convert it first.")
+        start, end = end, end + tensor.numel() * tensor.itemsize
+        header[name] = {"dtype": STORED_AS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in in_file_order:
+            tensor = tensors[name].detach().cpu().contiguous()
+            file.write((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
 def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | None = None) -> str:
