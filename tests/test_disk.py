@@ -58,6 +58,35 @@ def test_what_was_there_survives_a_kill(tmp_path: Path) -> None:
     child.wait()
     child.stdout.close()
     assert path.read_text() == "old"
+    assert len(os.listdir(tmp_path)) == 3  # and what was begun, with its lock
+    write_text(path, "new")
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_what_is_not_provably_left_by_a_killed_writer_stays(tmp_path: Path) -> None:
+    """Somebody's file, another name's, one that is being written, and one whose lock is somebody's data."""
+    path = tmp_path / "a.txt"
+    others = ["a.txt.partial", "a.txt.0123abcd.partial", "b.txt.0123abcd.partial", "a.txt.backup0.partial"]
+    locks = ["b.txt.0123abcd.partial.lock", "a.txt.backup0.partial.lock"]
+    for name in (*others, *locks):
+        (tmp_path / name).touch()
+    (tmp_path / "a.txt.01234567.partial").touch()
+    (tmp_path / "a.txt.01234567.partial.lock").write_text("somebody's data")
+    there = set(os.listdir(tmp_path))
+    child = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "writing\n"
+    with replacing(path) as temporary:
+        temporary.write_text("mine")
+        write_text(path, "of another thread")
+        assert temporary.read_text() == "mine"
+    being_written = set(os.listdir(tmp_path)) - there - {"a.txt"}
+    assert sorted(Path(name).suffix for name in being_written) == [".lock", ".partial"]
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    write_text(path, "new")
+    assert set(os.listdir(tmp_path)) == there | {"a.txt"}
 
 
 HOLDS = """
@@ -97,6 +126,8 @@ def test_only_files_are_replaced(tmp_path: Path) -> None:
         write_text(tmp_path / "pipe", "new")
     with pytest.raises(IsADirectoryError):
         write_text(tmp_path, "new")
+    with pytest.raises(FileNotFoundError, match="No such folder"):
+        write_text(tmp_path / "none" / "a.txt", "new")
     assert os.listdir(tmp_path) == ["pipe"]
 
 

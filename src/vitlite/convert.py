@@ -32,7 +32,15 @@ from vitlite.weights.files import (
 )
 from vitlite.weights.layouts import LAYOUTS, to_their_names
 from vitlite.weights.resolve import CALLER, Claim, understand
-from vitlite.weights.save import refuse_to_overwrite, refuse_unloadable, save, write_tensors
+from vitlite.weights.save import (
+    explained,
+    refuse_to_overwrite,
+    refuse_to_part,
+    refuse_unloadable,
+    save,
+    write_folder,
+    write_tensors,
+)
 from vitlite.weights.sidecar import (
     CONFIG,
     PICTURES,
@@ -42,7 +50,6 @@ from vitlite.weights.sidecar import (
     model_type,
     recipe_to_timm,
     sidecar_contents_for_transformers,
-    write_sidecars,
 )
 from vitlite.weights.translate import Translation, translate
 
@@ -93,9 +100,12 @@ def convert(
     if target.suffix in PICKLES:
         raise ConfigError(f"Cannot write {target}: no pickles are made. Name a folder, or a .safetensors file.")
     if target.suffix == ".safetensors":
+        refuse_to_part(target)
         with _without_pickles(source) as path:
             model = _load_for_tensors(path, record.config if record else config, to)
-        write_tensors(target, _readable_tensors(model, to, target))
+        tensors = _readable_tensors(model, to, target)
+        with explained(target):
+            write_tensors(target, tensors)
     else:
         with _without_pickles(source) as path:
             model = _load_whole(path, config, record)
@@ -107,18 +117,18 @@ def _load_whole(path: Path, config: ViTConfig | Mapping[str, Any] | None, record
     with open_weights(path) as file:
         dtype = _common_dtype(file)
         if isinstance(config, Mapping):
-            config = understand(file, _said(path, config))[1].config
+            config = understand(file, _said(file, path, config))[1].config
     if record is not None:
         return create(record.name, weights=path, dtype=dtype)
     return load(path, config=config, dtype=dtype)
 
 
-def _said(path: Path, config: ViTConfig | Mapping[str, Any] | None) -> list[Claim]:
+def _said(file: WeightsFile, path: Path, config: ViTConfig | Mapping[str, Any] | None) -> list[Claim]:
     """What stands beside a file, and what the caller says of it."""
     if not isinstance(config, Mapping):
-        return claims_about(described_by(path), config)[1]
+        return claims_about(file, described_by(path), config)[1]
     refuse_unknown_fields(config)
-    return [*claims_about(described_by(path), None)[1], Claim(CALLER, config)]
+    return [*claims_about(file, described_by(path), None)[1], Claim(CALLER, config)]
 
 
 def _write_folder(model: ViT, folder: Path, to: Target) -> None:
@@ -133,9 +143,7 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
     if to == "transformers":
         recipe = getattr(model.preprocess, "recipe", None)
         contents = sidecar_contents_for_transformers(model.config, model.labels, recipe)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, tensors)
-    write_sidecars(folder, contents)
+    write_folder(folder, tensors, contents)
 
 
 def _refuse_what_timm_cannot_tell(model: ViT) -> None:
@@ -239,7 +247,7 @@ def _common_dtype(file: WeightsFile) -> torch.dtype | None:
 def _load_for_tensors(path: Path, config: ViTConfig | Mapping[str, Any] | None, to: Target) -> ViT:
     """The model of a file, for its tensors only: what gives them no shape may remain unknown, and is made up."""
     with open_weights(path) as file:
-        translation, resolved = understand(file, [*_said(path, config), _made_up(file, to)])
+        translation, resolved = understand(file, [*_said(file, path, config), _made_up(file, to)])
         dtype = _common_dtype(file) or torch.float32
         wish = Wish(resolved.config, new_head=False, device=torch.device("cpu"), dtype=dtype)
         model, _ = build(file, translation, resolved.config, wish, resolved.said_by, scan=True)

@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, and one process at a time."""
 
 import errno
+import glob
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+PARTIAL = ".partial"  # how the names of temporary files end
 SHARED = 0o664  # of lock files: a cache may belong to several users
 
 
@@ -17,22 +19,41 @@ SHARED = 0o664  # of lock files: a cache may belong to several users
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, whose file takes its place once all is written and on the disk.
 
-    Where anything fails, also by a kill, what was there before is still there.
+    Where anything fails, also by a kill, what was there before is still there. What a killed process left of a file of
+    this name is removed: it has a lock of its own beside it, which nobody holds any more.
 
     Raises:
-        OSError: `path` is a folder, or a device or pipe, which a file must not take the place of.
+        OSError: `path` is in no folder, or is one, or a device or pipe, which a file must not take the place of.
     """
+    _refuse_other_than_file(path)
+    _remove_left(path)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")  # threads write at once, too
+    lock = temporary.with_name(f"{temporary.name}.lock")
+    with locked(lock, wait=True):  # for whoever looks at this very moment whether somebody holds it
+        try:
+            yield temporary
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # on Windows it goes with the lock
+                lock.unlink()
+
+
+def _refuse_other_than_file(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "No such folder", str(path.parent))
     if path.exists() and not path.is_file():
         kind = errno.EISDIR if path.is_dir() else errno.EINVAL
         raise OSError(kind, "Is a directory" if path.is_dir() else "Is a device or a pipe, and no file", str(path))
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")  # threads write at once, too
-    try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def _remove_left(path: Path) -> None:
+    """Removes temporary files for `path` whose locks are there, and held by nobody: their writers were killed."""
+    for lock in path.parent.glob(f"{glob.escape(path.name)}.{8 * '[0-9a-f]'}{PARTIAL}.lock"):
+        with suppress(OSError), locked(lock, wait=False):  # an error where it is held, or is no lock of ours
+            lock.with_suffix("").unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

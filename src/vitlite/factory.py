@@ -25,7 +25,7 @@ from vitlite.weights.files import WeightsFile, exists, open_weights, path_of
 from vitlite.weights.labels import labels_of
 from vitlite.weights.locate import Location, locate, locate_record
 from vitlite.weights.resolve import CALLER, OPTION, Claim, Resolved, understand
-from vitlite.weights.sidecar import Sidecar, contradictions, read_sidecar, recipe_from_record, recipe_of
+from vitlite.weights.sidecar import PAIR, Sidecar, contradictions, read_sidecar, recipe_from_record, recipe_of
 from vitlite.weights.translate import Translation
 
 P = ParamSpec("P")
@@ -191,14 +191,14 @@ def _claims_of_preset(name: str) -> list[Claim]:
 
 
 def claims_about(
-    folder: Path | None, config: ViTConfig | None, others: Sequence[Claim] = ()
+    file: WeightsFile, folder: Path | None, config: ViTConfig | None, others: Sequence[Claim] = ()
 ) -> tuple[Sidecar, list[Claim]]:
     """What stands beside weights, and all that is said of them: there, by others, and by the caller's config.
 
     Raises:
-        CheckpointError: What stands beside them is damaged, or names another network.
+        CheckpointError: What stands beside them is damaged, of other weights, or names another network.
     """
-    sidecar = Sidecar() if folder is None else read_sidecar(folder)
+    sidecar = Sidecar() if folder is None else read_sidecar(folder, file.metadata.get(PAIR))
     known = sidecar.library is not None
     said = [
         Claim("its config.json says", sidecar.claims, knows_network=known),
@@ -220,7 +220,7 @@ def _open(
     """Weights on this disk, and what others say of them -> the model, with all that belongs to it."""
     with open_weights(location.path) as file:
         sha256 = _verify(file, location)
-        sidecar, said = claims_about(location.sidecar, config, claims)
+        sidecar, said = claims_about(file, location.sidecar, config, claims)
         if options.pool:
             said.append(Claim(OPTION, {"pool": options.pool}, firm=False))
 

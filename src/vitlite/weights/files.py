@@ -50,6 +50,11 @@ class WeightsFile:
         self.path, self.files, self.entries = path, files, entries
         self.shapes = {name: entry.shape for name, entry in entries.items()}
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file says of itself; nothing where it is no safetensors file, or one of several."""
+        return metadata_of(self.path) if self.path.suffix == ".safetensors" else {}
+
     def dtype(self, name: str) -> torch.dtype:
         """What a tensor is made of."""
         return FLOATS[self.entries[name].dtype]

@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,15 +18,24 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.config import ViTConfig
-from vitlite.disk import replacing
+from vitlite.disk import locked, replacing
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import recipe_alone
 from vitlite.model import ViT
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.build import Source, is_finite, model_on_meta, refuse_misfit
-from vitlite.weights.files import FLOATS, INDEX, WEIGHTS, Entry, WeightsFile, path_of
+from vitlite.weights.files import FLOATS, INDEX, WEIGHTS, Entry, WeightsFile, described_by, open_weights, path_of
 from vitlite.weights.resolve import Claim, understand
-from vitlite.weights.sidecar import CONFIG, PICTURES, WRITER, sidecar_content, write_sidecars
+from vitlite.weights.sidecar import (
+    CONFIG,
+    PAIR,
+    PICTURES,
+    WRITER,
+    begin_sidecars,
+    end_sidecars,
+    remove_begun,
+    sidecar_content,
+)
 
 STORED_AS = {  # how safetensors calls what torch has
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -51,9 +61,58 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     refuse_to_overwrite(folder)
     refuse_unloadable(model, folder / WEIGHTS)
     config = sidecar_content(model.config, model.labels, recipe)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, model.state_dict())
-    write_sidecars(folder, {CONFIG: config})
+    write_folder(folder, model.state_dict(), {CONFIG: config})
+
+
+def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes weights and the JSON files that describe them. A kill at any moment leaves the old model or the new.
+
+    Raises:
+        CheckpointError: Another process is writing there, or nothing can be written; what was there is.
+    """
+    lock = folder / f"{WEIGHTS}.lock"
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with locked(lock, wait=False):
+                _write_pair(folder, tensors, contents)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"Another process is writing {shown(str(folder))}. Wait for it. If there is none, delete "
+                f"{shown(str(lock))}."
+            ) from None
+
+
+@contextmanager
+def explained(place: Path) -> Iterator[None]:
+    """Says what to do where nothing can be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write {shown(str(place))}: {error.strerror}. What was there is still there.",
+            python="Make room, and start again.",
+        ) from error
+
+
+def _write_pair(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, Mapping[str, Any]]) -> None:
+    pair = begin_sidecars(folder, contents)
+    try:
+        write_tensors(folder / WEIGHTS, tensors, {PAIR: pair})
+    finally:
+        if _pair_in(folder / WEIGHTS) == pair:  # they took their place
+            end_sidecars(folder, contents, pair)
+        else:
+            remove_begun(folder)
+
+
+def _pair_in(weights: Path) -> str | None:
+    """The mark of weights that vitlite wrote together with JSON."""
+    try:
+        with open_weights(weights) as file:
+            return file.metadata.get(PAIR)
+    except (CheckpointError, OSError):
+        return None
 
 
 def refuse_to_overwrite(folder: Path) -> None:
@@ -70,7 +129,24 @@ def refuse_to_overwrite(folder: Path) -> None:
         )
 
 
+def refuse_to_part(weights: Path) -> None:
+    """Makes sure that a file which is to be written alone does not take the place of one that belongs to a config.json.
+
+    Raises:
+        CheckpointError: It would.
+    """
+    described = described_by(weights) is not None and (weights.parent / CONFIG).exists()
+    if described and _pair_in(weights) is not None:
+        raise CheckpointError(
+            f"{shown(str(weights))} belongs to the {CONFIG} beside it, which would be wrong of other tensors. Name "
+            "another file, or a folder."
+        )
+
+
 def _is_ours(folder: Path) -> bool:
+    """By its config.json; where there is none yet, since writing was stopped before, by its weights."""
+    if not (folder / CONFIG).exists():
+        return _pair_in(folder / WEIGHTS) is not None
     try:
         config = read_json(folder / CONFIG, by_name(anything))
     except CheckpointError:

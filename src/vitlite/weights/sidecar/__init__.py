@@ -1,8 +1,17 @@
 """What stands beside a weights file, in config.json and preprocessor_config.json: read and written in this room only.
 
 A library, a module: `vitlite`, `timm` and `transformers` each check their JSON, turn it into a `Sidecar`, and back.
+
+What vitlite writes bears the same mark, `PAIR`, as the weights that it is written for. First the JSON is put beside,
+under a name with that mark in it; then the weights take their place, and only then the JSON its own. Whoever finds
+weights with one mark beside JSON with another takes what stands there under the name with theirs: of a process that is
+killed, the old model is left or the new, and never a mix.
 """
 
+import hashlib
+import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,13 +39,16 @@ from vitlite.weights.sidecar.vitlite import config_to_vitlite, recipe_from_vitli
 
 __all__ = [
     "CONFIG",
+    "PAIR",
     "PICTURES",
     "WRITER",
     "Sidecar",
     "UnreadRecipe",
+    "begin_sidecars",
     "computed_by",
     "config_to_timm",
     "contradictions",
+    "end_sidecars",
     "layout_of",
     "model_type",
     "read_sidecar",
@@ -47,39 +59,71 @@ __all__ = [
     "recipe_of",
     "recipe_to_timm",
     "recipe_to_transformers",
+    "remove_begun",
     "sidecar_content",
     "sidecar_contents_for_transformers",
-    "write_sidecars",
 ]
 
 CONFIG, PICTURES = "config.json", "preprocessor_config.json"
+PAIR = "vitlite_pair"  # in these, and in the header of their weights
+PAIRS = re.compile(r"[0-9a-f]{32}")
 TABLE = by_name(anything)
 
 
-def read_sidecar(folder: Path) -> Sidecar:
+def read_sidecar(folder: Path, pair: str | None = None) -> Sidecar:
     """What stands beside the weights of a folder, as vitlite, timm or transformers wrote it; empty where nothing does.
 
+    Args:
+        folder: Of the weights.
+        pair: The mark in their header, if there is one.
+
     Raises:
-        CheckpointError: It is damaged, or of a model that vitlite does not run.
+        CheckpointError: It is damaged, of a model that vitlite does not run, or of other weights.
     """
-    path = folder / CONFIG
-    config = _read(path)
+    path, config = _read(folder / CONFIG, pair)
     try:
         if "vitlite" in config:
             return vitlite.sidecar_from_vitlite(config)
         if "architecture" in config:
             return timm.sidecar_from_timm(config)
         if "model_type" in config:
-            return transformers.sidecar_from_transformers(config, _read(folder / PICTURES))
+            _, pictures = _read(folder / PICTURES, pair)
+            return transformers.sidecar_from_transformers(config, pictures)
     except CheckpointError as error:
         raise error.within(shown(str(path))) from None
     return Sidecar()
 
 
-def _read(file: Path) -> Mapping[str, Any]:
-    """A table in JSON; an empty one where there is no such file."""
+def _read(file: Path, pair: str | None) -> tuple[Path, Mapping[str, Any]]:
+    """A table in JSON, and where it stands; an empty one where there is no such file.
+
+    Raises:
+        CheckpointError: It is damaged, or of other weights.
+    """
+    content = _table(file)
+    if pair is None or content.get(PAIR) == pair:
+        return file, content
+    begun = _begun(file, pair)
+    if PAIRS.fullmatch(pair) and begun.exists():
+        return begun, _table(begun)
+    if PAIR in content:
+        raise CheckpointError(
+            f"{shown(str(file))} was written for other weights than those beside it: one of the two was replaced "
+            "without the other, or is about to be.",
+            python="Copy both from the same place, or save the model again.",
+            command="Copy both from the same place.",
+        )
+    return file, content
+
+
+def _table(file: Path) -> Mapping[str, Any]:
     content: Mapping[str, Any] = read_json(file, TABLE) if file.exists() else {}
     return content
+
+
+def _begun(file: Path, pair: str) -> Path:
+    """Where a file stands before its weights have taken their place."""
+    return file.parent / f"{file.name}.{pair}"
 
 
 def recipe_of(sidecar: Sidecar, size: tuple[int, int] | None) -> Recipe | None:
@@ -142,10 +186,35 @@ def sidecar_contents_for_transformers(
     return contents
 
 
-def write_sidecars(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes JSON files beside weights by their names; those that are not among them were of other weights, and go."""
+def begin_sidecars(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> str:
+    """Puts JSON files, by their names, beside where they will stand; the mark for the header of their weights."""
+    pair = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:32]
+    for name in (CONFIG, PICTURES):
+        write_json(_begun(folder / name, pair), {PAIR: pair, **contents.get(name, {})})
+    return pair
+
+
+def end_sidecars(folder: Path, contents: Mapping[str, Mapping[str, Any]], pair: str) -> None:
+    """Lets the files that were begun take their place; where nothing is said in one, what stood there was of others."""
     for name in (CONFIG, PICTURES):
         if name in contents:
-            write_json(folder / name, contents[name])
+            os.replace(_begun(folder / name, pair), folder / name)
         else:
             (folder / name).unlink(missing_ok=True)
+    remove_begun(folder)
+
+
+def remove_begun(folder: Path) -> None:
+    """Removes files that were begun: their names and what is in them say so."""
+    for name in (CONFIG, PICTURES):
+        for file in folder.glob(f"{name}.*"):
+            pair = file.name.removeprefix(f"{name}.")
+            if PAIRS.fullmatch(pair) and _says(file, pair):
+                file.unlink()
+
+
+def _says(file: Path, pair: str) -> bool:
+    try:
+        return bool(_table(file).get(PAIR) == pair)
+    except CheckpointError:
+        return False

@@ -82,14 +82,14 @@ WRITTEN_GELUS = {"exact": "gelu", "tanh": "gelu_new", "quick": "quick_gelu"}
 WRITER = "written_by"  # vitlite's mark in a config.json that is another library's
 # What every config may have, in any version, and what does not change the numbers of an image model.
 OF_ANY_MODEL = """
-    written_by model_type architectures transformers_version id2label label2id problem_type num_labels _num_labels
-    _name_or_path _commit_hash dtype torch_dtype torchscript use_bfloat16 return_dict use_return_dict output_attentions
-    output_hidden_states is_encoder_decoder is_decoder use_cache add_cross_attention cross_attention_hidden_size
-    tie_encoder_decoder tie_word_embeddings chunk_size_feed_forward tf_legacy_loss finetuning_task tokenizer_class
-    prefix bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id task_specific_params
-    attn_implementation
-    _attn_implementation _attn_implementation_autoset _attn_implementation_internal gradient_checkpointing max_length
-    min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+    written_by vitlite_pair model_type architectures transformers_version id2label label2id problem_type num_labels
+    _num_labels _name_or_path _commit_hash dtype torch_dtype torchscript use_bfloat16 return_dict use_return_dict
+    output_attentions output_hidden_states is_encoder_decoder is_decoder use_cache add_cross_attention
+    cross_attention_hidden_size tie_encoder_decoder tie_word_embeddings chunk_size_feed_forward tf_legacy_loss
+    finetuning_task tokenizer_class prefix bos_token_id pad_token_id eos_token_id sep_token_id
+    decoder_start_token_id task_specific_params attn_implementation _attn_implementation
+    _attn_implementation_autoset _attn_implementation_internal gradient_checkpointing max_length min_length
+    do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
     repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
     num_return_sequences output_scores output_past return_dict_in_generate forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens

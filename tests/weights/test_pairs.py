@@ -1,0 +1,207 @@
+"""Weights and the JSON beside them: of a process that ends in the middle, the old model or the new, and never a mix."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from kills import program
+from models import IMAGES, RECIPE, tiny_model
+from safetensors.torch import load_file, save_file
+
+from vitlite import ViT, load
+from vitlite.convert import convert
+from vitlite.disk import locked
+from vitlite.errors import CheckpointError
+from vitlite.images import Preprocess
+
+MODELS = """
+import os, shutil, sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from kills import kills, small_files
+from models import IMAGES, RECIPE, tiny_model
+import vitlite
+from vitlite.convert import convert
+from vitlite.errors import CheckpointError
+from vitlite.images import Preprocess
+
+old, new = tiny_model(), tiny_model(norm_eps=1e-2, num_classes=4)
+new.labels = tuple("abcd")
+down = replace(RECIPE, margin="down")
+old.preprocess = Preprocess(down, old)
+new.preprocess = Preprocess(replace(down, mean=(0.1,) * 3), new)
+root, to = Path(sys.argv[1]), sys.argv[2]
+for name, model in (("old", old), ("new", new)):
+    model.save(root / f"{name} source")
+    convert(root / f"{name} source", root / name, to)
+folder = root / "folder"
+
+def begin(before):
+    shutil.rmtree(folder, ignore_errors=True)
+    if before:
+        shutil.copytree(root / "old", folder)
+
+def write():
+    if to == "vitlite":
+        new.save(folder)
+    else:
+        convert(root / "new source", folder, to)
+
+def all_of(folder):
+    model = vitlite.load(folder)
+    return model.config, tuple(model.labels), model.preprocess.recipe, model(IMAGES).tolist()
+
+known = {name: all_of(root / name) for name in ("old", "new")}
+
+def is_now():
+    found = all_of(folder)
+    return next((name for name, content in known.items() if content == found), "a mix")
+"""
+KILLED = """
+for before in (True, False):
+    begin(before)
+    for step in kills(write):
+        weights = (folder / "model.safetensors").exists()
+        print(is_now() if before or weights else "nothing", end=" ")
+        write()
+        assert is_now() == "new"
+        assert sorted(os.listdir(folder)) == sorted(os.listdir(root / "new")), os.listdir(folder)
+        begin(before)
+    print()
+"""
+
+
+@pytest.mark.usefixtures("uncovered")
+@pytest.mark.parametrize("to", ["vitlite", "transformers"])
+def test_killed_at_any_step(tmp_path: Path, to: str) -> None:
+    """And writing again repairs all, and takes away what was left."""
+    over_old, anew = program(MODELS + KILLED, tmp_path, to).splitlines()
+    for line, first in ((over_old, "old"), (anew, "nothing")):
+        found = line.split()
+        assert set(found) == {first, "new"}, line
+        assert found == sorted(found, key=[first, "new"].index), "what is new stays"
+        assert found.count("new") > 3, "also between the weights and what describes them"
+
+
+FULL = """
+begin(True)
+weights = (folder / "model.safetensors").stat().st_size
+there = {file.name: file.read_bytes() for file in folder.iterdir()}
+for size in small_files(write, [0, 1, 300, weights // 2, weights - 1]):
+    assert is_now() == "old"
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == there
+"""
+
+
+@pytest.mark.usefixtures("uncovered")
+@pytest.mark.parametrize("to", ["vitlite", "transformers"])
+def test_a_full_disk_at_any_moment(tmp_path: Path, to: str) -> None:
+    said = program(MODELS + FULL, tmp_path, to).splitlines()
+    assert len(said) == 5
+    for line in said:
+        assert line == (
+            f"CheckpointError: Cannot write {tmp_path / 'folder'}: File too large. What was there is still there. Make "
+            "room, and start again."
+        )
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[ViT, ViT]:
+    """Models of the same shape, in the folders one and two, that another config.json would make others."""
+    one, two = tiny_model(), tiny_model(norm_eps=1e-2)
+    one.save(tmp_path / "one")
+    two.save(tmp_path / "two")
+    return one, two
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_of_two_folders_one_file_each(two: tuple[ViT, ViT], tmp_path: Path, name: str) -> None:
+    shutil.copy(tmp_path / "two" / name, tmp_path / "one" / name)
+    with pytest.raises(CheckpointError, match=r"config\.json was written for other weights than those beside it: one"):
+        load(tmp_path / "one")
+    with pytest.raises(CheckpointError, match="written for other weights"):
+        convert(tmp_path / "one", tmp_path / "three", "transformers")
+    two[0].save(tmp_path / "one")
+    assert torch.equal(load(tmp_path / "one")(IMAGES), two[0](IMAGES))
+
+
+def test_weights_are_not_replaced_alone(two: tuple[ViT, ViT], tmp_path: Path) -> None:
+    before = (tmp_path / "two/model.safetensors").read_bytes()
+    with pytest.raises(CheckpointError, match=r"belongs to the config\.json beside it.*Name another file, or a folder"):
+        convert(tmp_path / "one", tmp_path / "two/model.safetensors", "timm")
+    assert (tmp_path / "two/model.safetensors").read_bytes() == before
+    convert(tmp_path / "one", tmp_path / "two/other.safetensors", "timm")
+
+
+def test_pictures_of_other_weights(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.preprocess = Preprocess(replace(RECIPE, margin="down"), model)
+    for name in ("one", "two"):
+        model.save(tmp_path / name)
+        convert(tmp_path / name, tmp_path / f"{name} theirs", "transformers")
+        model.labels = ("x", "y", "z")
+    shutil.copy(tmp_path / "one theirs/preprocessor_config.json", tmp_path / "two theirs")
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json was written for other weights"):
+        load(tmp_path / "two theirs")
+
+
+def test_files_without_a_mark_stay_loadable(two: tuple[ViT, ViT], tmp_path: Path) -> None:
+    """Those of an older vitlite, and those of somebody who keeps one of the two by hand."""
+    tensors, config = load_file(tmp_path / "one/model.safetensors"), tmp_path / "one/config.json"
+    content = json.loads(config.read_text())
+    del content["vitlite_pair"]
+    config.write_text(json.dumps(content))
+    assert torch.equal(load(tmp_path / "one")(IMAGES), two[0](IMAGES))
+    save_file(tensors, tmp_path / "one/model.safetensors")
+    assert torch.equal(load(tmp_path / "one")(IMAGES), two[0](IMAGES))
+    shutil.copy(tmp_path / "two/config.json", config)
+    assert load(tmp_path / "one").config.norm_eps == 1e-2
+    content = json.loads((tmp_path / "two/config.json").read_text())
+    content["vitlite"]["labels"] = ["new", "names", "by hand"]
+    (tmp_path / "two/config.json").write_text(json.dumps(content))
+    assert load(tmp_path / "two").labels == ("new", "names", "by hand")
+
+
+@pytest.mark.parametrize("pair", ["../two/x", "", "0" * 31, "\n"])
+def test_a_mark_that_is_none(two: tuple[ViT, ViT], tmp_path: Path, pair: str) -> None:
+    tensors = load_file(tmp_path / "one/model.safetensors")
+    save_file(tensors, tmp_path / "one/model.safetensors", {"vitlite_pair": pair})
+    shutil.copy(tmp_path / "two/config.json", tmp_path / "two/x")
+    with pytest.raises(CheckpointError, match="written for other weights"):
+        load(tmp_path / "one")
+
+
+def test_what_only_looks_begun_stays(tmp_path: Path) -> None:
+    mine = {"config.json.backup": "{}", f"config.json.{'0' * 32}": "{}", f"config.json.{'a' * 32}": "no JSON"}
+    model = tiny_model()
+    model.save(tmp_path)
+    for name, content in mine.items():
+        (tmp_path / name).write_text(content)
+    model.save(tmp_path)
+    assert {*os.listdir(tmp_path)} == {"config.json", "model.safetensors", *mine}
+
+
+def test_two_processes_do_not_write_one_folder(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.save(tmp_path)
+    with locked(tmp_path / "model.safetensors.lock", wait=False):
+        with pytest.raises(CheckpointError, match=r"Another process is writing .*\. Wait for it\."):
+            model.save(tmp_path)
+        assert load(tmp_path).config == model.config
+    model.save(tmp_path)
+
+
+def test_saved_where_it_was_loaded_from(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path)
+    model = load(tmp_path)
+    with torch.no_grad():
+        model.head.bias.add_(1)
+    model.preprocess = Preprocess(model.preprocess.recipe, model)
+    model.save(tmp_path)
+    assert torch.equal(load(tmp_path)(IMAGES), model(IMAGES))
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
