@@ -21,11 +21,14 @@ ROOMS = {
     "config": Room("what a ViT is made of, and the presets", "errors"),
     "costs": Room("parameters and multiply-adds, counted from a config", "config"),
     "disk": Room("files whole or not at all, one process at a time"),
+    "folders": Room("where files are kept", "disk errors"),
     "positions": Room("where each patch is", "config"),
     "stem": Room("pixels become a feature map, in the hybrids", "config"),
     "pooling": Room("the tokens become one vector", "config"),
     "inputs": Room("images that fit, or an error", "config errors"),
-    "speed.onednn": Room("which operators this CPU is quick with, each proved before its use"),
+    "speed.cpu": Room("what this CPU is, and which instructions it has"),
+    "speed.verdicts": Room("which kernels pay here, timed once and kept", "speed.cpu folders schema disk errors"),
+    "speed.onednn": Room("which operators this CPU is quick with, each proved before its use", "speed.verdicts"),
     "habits": Room("what other libraries call it, and what to write instead"),
     "model": Room("the network", "positions stem pooling inputs speed.onednn config habits errors"),
     "decode": Room("a picture file becomes pixels, by Pillow", "errors"),
@@ -34,11 +37,11 @@ ROOMS = {
     # Behind it.
     "weights": Room(
         "a name or a place becomes verified bytes, and these a filled model; and back",
-        "model positions images config costs schema disk errors",
+        "model positions images config costs schema folders disk errors",
     ),
     "factory": Room("create and load", "weights model images config habits errors"),
     "convert": Room("weights in another library's layout", "factory weights model config errors"),
-    "speed": Room("a model becomes a fast one", "model pooling stem costs config errors speed.onednn"),
+    "speed": Room("a model becomes a fast one", "model pooling stem costs config errors speed.onednn speed.cpu"),
     "export": Room("a model becomes a file for other runtimes", "weights speed model images disk versions errors"),
     "draw": Room("what a model looks at, as pictures; and the curves of a run", "positions images disk errors"),
     "training": Room(
@@ -47,7 +50,7 @@ ROOMS = {
     "bulk": Room("many pictures become rows", "speed predict images model schema disk errors"),
     "cli": Room(
         "words of a command line become calls of all the others",
-        "bulk training draw export convert speed factory weights predict model config costs disk errors",
+        "bulk training draw export convert speed speed.verdicts factory weights predict model config costs disk errors",
     ),
 }
 

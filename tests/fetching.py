@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from vitlite.folders import state_folder
 from vitlite.weights import hub, stamps
-from vitlite.weights.cache import state_folder
 
 SIZE = 4 << 20  # 16 blocks of 1/4 MiB
 WEIGHTS = random.Random(0).randbytes(SIZE)

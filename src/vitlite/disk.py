@@ -68,16 +68,16 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool) -> Iterator[None]:
+def locked(path: Path, *, wait: bool | float) -> Iterator[None]:
     """Holds the lock file `path`, which other processes that ask for it respect.
 
     Args:
         path: The lock file, in a folder that exists. It is gone afterwards where nobody waits for it: a process that
             waits for a file which is removed would lock something that a third one cannot see.
-        wait: Whether to wait for another process that holds it.
+        wait: Whether to wait for another process that holds it, or for how many seconds at most.
 
     Raises:
-        BlockingIOError: Another process holds it, and `wait` is False.
+        BlockingIOError: Another process holds it, and `wait` is False, or over.
         OSError: No file can be made there, or somebody's data is.
     """
     from filelock import FileLock, SoftFileLock, Timeout  # comes with huggingface-hub
@@ -112,5 +112,5 @@ def _refuse_content(path: Path) -> None:
             raise FileExistsError(errno.EEXIST, "Is no lock of vitlite's; move it away", str(path))
 
 
-def _acquire(lock: Any, wait: bool) -> None:
-    lock.acquire(timeout=-1 if wait else 0)
+def _acquire(lock: Any, wait: bool | float) -> None:
+    lock.acquire(timeout=-1 if wait is True else float(wait))

@@ -14,6 +14,7 @@ from PIL import Image
 
 import vitlite
 from vitlite.bulk.journal import Journal, Picture, open_journal
+from vitlite.speed import onednn, verdicts
 
 
 def test_embed_gives_what_embed_gives(run: Run, model: Path, broken: Path, tmp_path: Path) -> None:
@@ -33,7 +34,10 @@ def test_embed_gives_what_embed_gives(run: Run, model: Path, broken: Path, tmp_p
     assert about["sha256"] == loaded.source.sha256
 
 
-def test_embed_killed_and_continued_gives_the_same_bytes(run: Run, model: Path, tmp_path: Path) -> None:
+def test_embed_killed_and_continued_gives_the_same_bytes(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdicts, "_known", {})  # of another cache
     folder = tmp_path / "many"
     folder.mkdir()
     noise = torch.Generator().manual_seed(0)
@@ -95,6 +99,22 @@ def test_embed_goes_on_only_where_it_stood(
     assert "4 pictures are done" in run(*interrupted)[2]
 
 
+def test_embed_goes_on_only_with_the_same_kernels(
+    run: Run, interrupted: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        other = verdicts.Verdict(not onednn.unpacked_pays(), "as somebody says")
+        patch.setattr(verdicts, "_known", {("float32 linear layers", torch.get_num_threads()): other})
+        code, _, err = run(*interrupted)
+    assert code == 1
+    names = r"linear layers by (torch|oneDNN)"
+    assert re.search(
+        f"another choice of kernels. It had {names}, and this machine now takes {names}: vectors would", err
+    )
+    assert "VITLITE_KERNELS. Repeat that command" in err
+    assert "4 pictures are done" in run(*interrupted)[2]
+
+
 def test_embed_does_a_changed_picture_again(run: Run, interrupted: tuple[object, ...], tmp_path: Path) -> None:
     shutil.copy(tmp_path / "b" / "2.bmp", tmp_path / "a" / "2.bmp")
     code, shown, err = run(*interrupted)
@@ -123,7 +143,7 @@ def test_embed_refuses_to_mix_two_runs(run: Run, model: Path, pictures: Path, tm
         journal.add([Picture("a.png", 0, 0, 0)], b"1234")
     code, _, err = run("embed", pictures, "--model", model, "--out", out)
     assert code == 1
-    assert re.search("was left by a run with another config, .*preprocessing, .*weights", err)
+    assert re.search("was left by a run with another .*config, .*preprocessing, .*weights", err)
     assert "must end in one of .safetensors" in run("embed", pictures, "--model", model, "--out", "x.csv")[2]
 
 

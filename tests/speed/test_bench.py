@@ -12,8 +12,7 @@ import torch
 from vitlite import ViT, ViTConfig, config
 from vitlite.cli import bench as command
 from vitlite.cli import main as cli
-from vitlite.errors import OptimizedError
-from vitlite.speed import bench
+from vitlite.speed import bench, verdicts
 from vitlite.speed.bench import Timing, advice
 from vitlite.speed.measure import Contestant
 
@@ -88,19 +87,16 @@ def test_what_is_measured(
     assert {count for _, count in measured} == {rounds}
 
 
-def test_a_dtype_that_is_slower_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    as_optimized = bench.as_optimized
-
-    def refused(model: ViT, images: torch.Tensor, dtype: torch.dtype) -> Contestant:
-        if dtype is torch.bfloat16:
-            raise OptimizedError("torch.bfloat16 is slower than float32 on this CPU.", python="Leave dtype out.")
-        return as_optimized(model, images, dtype)
-
-    monkeypatch.setattr(bench, "as_optimized", refused)
+def test_what_was_chosen_and_why(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path))
+    monkeypatch.setattr(verdicts, "_known", {})
+    monkeypatch.setattr(verdicts, "_times", lambda clock, *ways: [2.0, 1.0])
     assert run() == 0
     out = capsys.readouterr().out
-    assert re.search(ROW.format(dtype="bfloat16", optimized="-"), out)
-    assert out.count("torch.bfloat16 is slower than float32 on this CPU.\n") == 1
+    assert re.search(r"^  float32 linear layers: not used \((2\.00 of the time of torch's own, m|missing)", out, re.M)
+    assert f"kept in {verdicts.kept_in()}. VITLITE_KERNELS=measure decides anew." in out
 
 
 @pytest.mark.parametrize(("factor", "text"), [(1.2, "2.0e-01"), (math.nan, "nan")])

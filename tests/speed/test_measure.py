@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vitlite import ViTConfig
+from vitlite.speed import cpu
 from vitlite.speed import measure as module
 from vitlite.speed.measure import Contestant, as_created, as_optimized, difference, machine, products, random_model
 from vitlite.speed.onednn import PlainLinear, float32_products
@@ -90,13 +91,13 @@ def test_the_machine_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(machine()["load"]) == 3
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nmodel name\t: Fast: 9000\nflags\t\t: fpu avx2 amx_tile\n\nmodel name\t: Other\n")
-    info = module._cpu_info(file)
-    assert (info["model name"], info["flags"]) == ("Fast: 9000", "fpu avx2 amx_tile")
-    monkeypatch.setattr(module, "_cpu_info", lambda: info)
+    core = cpu.first_core(file)
+    assert (core["model name"], core["flags"]) == ("Fast: 9000", "fpu avx2 amx_tile")
+    monkeypatch.setattr(cpu, "first_core", lambda: core)
     assert (machine()["cpu"], machine()["instructions"]) == ("Fast: 9000", ["avx2", "amx_tile"])
     monkeypatch.undo()
-    assert module._cpu_info(tmp_path / "none") == {}  # where there is no /proc
-    monkeypatch.setattr(module, "_cpu_info", dict)
+    assert cpu.first_core(tmp_path / "none") == {}  # where there is no /proc
+    monkeypatch.setattr(cpu, "first_core", dict)
     assert machine()["instructions"] == []
     monkeypatch.delattr(os, "getloadavg")  # as on Windows
     assert "load" not in machine()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, optimize
 from vitlite.model import Linear
-from vitlite.speed import onednn
+from vitlite.speed import onednn, verdicts
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
@@ -115,11 +116,14 @@ def test_whatever_is_not_plain_inference_is_left_to_torch(
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., bool]]:
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., bool]]:
     def pays(*times: float) -> bool:
-        monkeypatch.setattr(onednn, "_times", lambda *contestants: list(times))
-        return onednn.unpacked_pays.__wrapped__()
+        monkeypatch.setattr(verdicts, "_known", {})
+        monkeypatch.setattr(verdicts, "_times", lambda clock, *ways: list(times))
+        return onednn.unpacked_pays()
 
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path))
+    monkeypatch.setenv("VITLITE_KERNELS", "measure")
     return pays
 
 

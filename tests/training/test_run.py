@@ -12,6 +12,7 @@ from torch import nn
 import vitlite
 from vitlite.disk import replacing
 from vitlite.errors import TrainError
+from vitlite.speed import onednn, verdicts
 from vitlite.training import read_folder, run, train
 from vitlite.training.run import STATE, Run
 
@@ -46,6 +47,18 @@ def test_a_full_disk_leaves_the_last_state(tmp_path, monkeypatch):
         train(new_model(), data, tmp_path, settings(), save_every=0)
     assert (tmp_path / STATE).read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "log.jsonl", STATE]
+
+
+def test_a_run_goes_on_with_the_same_kernels(tmp_path, monkeypatch):
+    train(new_model(), stripes(24), tmp_path, settings())
+    before = (tmp_path / STATE).read_bytes()
+    with monkeypatch.context() as patch:
+        other = verdicts.Verdict(not onednn.unpacked_pays(), "as somebody says")
+        patch.setattr(verdicts, "_known", {("float32 linear layers", torch.get_num_threads()): other})
+        with pytest.raises(TrainError, match=r"another run: kernels was 'linear layers by .*in evaluations.*VITLITE_K"):
+            train(new_model(), stripes(24), tmp_path, settings())
+    assert (tmp_path / STATE).read_bytes() == before
+    train(new_model(), stripes(24), tmp_path, settings())
 
 
 def test_another_run_is_not_overwritten(tmp_path):

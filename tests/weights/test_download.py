@@ -13,8 +13,8 @@ from fetching import FETCH, FILE, OTHER, REPO, SHA256, SIZE, WEIGHTS, fetch, fin
 from server import Hub, Request
 
 from vitlite.errors import DownloadError
+from vitlite.folders import cache_folder
 from vitlite.weights import hub, network
-from vitlite.weights.cache import cache_folder
 from vitlite.weights.remote import RemoteFile
 
 

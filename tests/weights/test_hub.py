@@ -14,8 +14,8 @@ from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, scan_cache_dir, t
 from server import Hub
 
 from vitlite.errors import DownloadError
+from vitlite.folders import cache_folder
 from vitlite.weights import hub
-from vitlite.weights.cache import cache_folder
 from vitlite.weights.pins import all_pins
 
 

@@ -41,6 +41,7 @@ BATCH = schema.table(
     required=("pictures", "vectors", "broken"),
 )
 IDENTITY = schema.by_name(schema.anything, most=100)
+KERNELS = "choice of kernels"  # in an identity: what computes, in words
 BEGINNING = b'{"pictures": '  # of every line but the first
 
 
@@ -186,6 +187,7 @@ class Journal:
         if changed or not wanted.keys() == found.keys():
             raise InputError(
                 f"{shown(str(self.path))} was left by a run with another {shown(', '.join(changed))}. "
+                f"{_on_kernels(found, wanted)}"
                 "Repeat that command to continue it, or delete the file to start afresh."
             )
 
@@ -265,6 +267,17 @@ class Journal:
         self._file.seek(offset)
         record, vectors = self._batch(self._file.readline(MOST_LINE + 1), str(self.path))
         return [tuple(fields) for fields in record["pictures"]], vectors
+
+
+def _on_kernels(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """What to say where other kernels computed the vectors of a journal: the command alone does not name them."""
+    then, now = found.get(KERNELS), wanted.get(KERNELS)
+    if then is None or then == now:
+        return ""
+    return (
+        f"It had {shown(str(then))}, and this machine now takes {shown(str(now))}: vectors would differ in the last "
+        "digits. Kernels are chosen once for a machine, torch and number of threads, and by VITLITE_KERNELS. "
+    )
 
 
 @contextmanager

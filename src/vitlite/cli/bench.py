@@ -12,6 +12,7 @@ from vitlite.cli.tables import bold
 from vitlite.config import ViTConfig, preset
 from vitlite.disk import write_json
 from vitlite.errors import InputError
+from vitlite.speed import verdicts
 from vitlite.speed.bench import Timing, advice, time_model
 from vitlite.speed.measure import machine, random_model
 
@@ -55,9 +56,9 @@ def run(args: Namespace) -> int:
     rounds = QUICK_ROUNDS if args.quick else ROUNDS
     timings = _measure(cells, args.rounds or rounds, args.out)
     print()
-    refusals = {timing.refusal: None for timing in timings if timing.refusal}  # each once, in their order
-    for sentence in (*refusals, *advice(timings)):
+    for sentence in advice(timings):
         print(sentence)
+    _print_kernels()
     return _print_wrong(timings)
 
 
@@ -124,8 +125,8 @@ def _print_rows(measured: Sequence[Timing], widths: Sequence[int]) -> None:
     """One line for each dtype of one batch."""
     as_created = measured[0].seconds["vitlite"]
     for timing in measured:
-        created, optimized = timing.seconds["vitlite"], timing.seconds.get("optimized")
-        quickest = created if optimized is None else min(created, optimized)
+        created, optimized = timing.seconds["vitlite"], timing.seconds["optimized"]
+        quickest = min(created, optimized)
         cells = (
             timing.model,
             str(timing.size),
@@ -140,8 +141,18 @@ def _print_rows(measured: Sequence[Timing], widths: Sequence[int]) -> None:
         print(_line(cells, widths), flush=True)
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
+
+
+def _print_kernels() -> None:
+    """Which kernels computed, and why."""
+    print("\nKernels of oneDNN and powers of two, in place of torch's own, on this machine:")
+    for question, verdict in verdicts.known().items():
+        print(f"  {question}: {'used' if verdict.pays else 'not used'} ({verdict.why})")
+    place = verdicts.kept_in()
+    if place and place.exists():
+        print(f"Decided once, and kept in {place}. VITLITE_KERNELS=measure decides anew.")
 
 
 def _print_wrong(timings: Sequence[Timing]) -> int:

@@ -5,7 +5,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from vitlite.bulk.journal import WRITERS, Picture, check_target, open_journal
+from vitlite.bulk.journal import KERNELS, WRITERS, Picture, check_target, open_journal
 from vitlite.bulk.local import embed_into, gather, identity_of
 from vitlite.cli.engine import add_engine_arguments, run_on_ray
 from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model
@@ -37,11 +37,14 @@ def run(args: Namespace) -> int:
 
 
 def _run_here(args: Namespace) -> int:
+    from vitlite.speed.optimize import kernels_of  # here, since it imports torch, and `--help` is to be quick
+
     target = check_target(Path(args.out))
     paths = gather(args.paths, sys.stdin, say_skipped)
     model = open_model(args)
     pictures = [Picture.at(path) for path in paths]
-    identity = {"working folder": os.getcwd()} | identity_of(model, args.model, dtype=args.dtype, fast=args.fast)
+    identity = {"working folder": os.getcwd(), KERNELS: kernels_of(model)}
+    identity |= identity_of(model, args.model, dtype=args.dtype, fast=args.fast)
     with open_journal(target, identity) as journal:
         missing = journal.missing(pictures)
         if journal.tried:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from vitlite.errors import OptimizedError
 from vitlite.model import ViT
 from vitlite.speed.measure import TOLERANCE, as_created, as_optimized, difference, measure, products
 
@@ -42,7 +41,6 @@ class Timing:
         default_factory=dict
     )  # by "vitlite", which is as created, "optimized", "products"
     differences: dict[str, float] = field(default_factory=dict)  # from float32 as created, of the largest logit
-    refusal: str = ""  # why it was not optimized
 
     def wrong(self) -> dict[str, float]:
         """The differences that are more than rounding."""
@@ -60,10 +58,7 @@ def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
             timing = Timing(name, model.config.size[0], batch, str(dtype).removeprefix("torch."))
             timings[dtype] = timing
             contestants.append(as_created(model, images, dtype))
-            try:
-                contestants.append(as_optimized(model, images, dtype))
-            except OptimizedError as error:
-                timing.refusal = error.text
+            contestants.append(as_optimized(model, images, dtype))
             contestants.append(products(model.config, images.to(dtype)))
         measure(contestants, rounds)
         for contestant in contestants:

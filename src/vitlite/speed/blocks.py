@@ -3,6 +3,7 @@
 Shapes: b images, c channels, h and w patches down and across, p and q pixels of a patch, n tokens, d their width.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from typing import NamedTuple, cast
@@ -30,7 +31,7 @@ class Kernels(NamedTuple):
 
 
 def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Kernels:
-    """What is fastest: measured on a CPU; elsewhere torch's own, which is not measured here."""
+    """What is fastest: measured once on a CPU; elsewhere torch's own, which is not measured here."""
     if device.type != "cpu":
         return Kernels(PlainLinear, attend_fused, 1.0)
     linear = PackedLinear if packing_pays(dtype) else PlainLinear
@@ -45,13 +46,13 @@ class FastPatches(nn.Module):
         super().__init__()
         kernel, bias = embed.proj.weight, embed.proj.bias
         self.patch_size, self.prefix_tokens, self.dtype = embed.patch_size, prefix_tokens, dtype
-        self.backbone = _standardised_once(embed.backbone).to(dtype)
-        self.norm = embed.norm.to(dtype)
+        self.backbone = _standardised_once(copy.deepcopy(embed.backbone)).to(dtype)
+        self.norm = copy.deepcopy(embed.norm).to(dtype)
         if embed.norm_in is None:  # then the bias is added with the positions
             self.norm_in = None
             self.proj = linear(kernel.flatten(1), None, dtype)
         else:  # then it comes before a norm
-            self.norm_in = embed.norm_in.to(dtype)
+            self.norm_in = copy.deepcopy(embed.norm_in).to(dtype)
             self.proj = linear(kernel.flatten(1), bias, dtype)
             bias = None
         self.bias = kernel.new_zeros(len(kernel)) if bias is None else bias.detach()
@@ -265,6 +266,6 @@ def _plain_norm(norm: nn.Module, dtype: torch.dtype, spread: float = 1.0) -> Cal
     """
     if not isinstance(norm, nn.LayerNorm):
         return lambda x: x
-    norm.to(dtype)
-    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps * spread**2
+    weight, bias = (None if values is None else values.detach().to(dtype) for values in (norm.weight, norm.bias))
+    shape, eps = norm.normalized_shape, norm.eps * spread**2
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from vitlite import costs
 from vitlite.config import ViTConfig
 from vitlite.model import ViT
+from vitlite.speed import cpu
 from vitlite.speed.onednn import PackedLinear, PlainLinear, float32_products, float32_products_pay, packing_pays
 from vitlite.speed.optimize import optimize
 from vitlite.speed.slices import SLICE
@@ -83,11 +83,7 @@ def as_created(model: ViT, images: Tensor, dtype: torch.dtype) -> Contestant:
 
 
 def as_optimized(model: ViT, images: Tensor, dtype: torch.dtype) -> Contestant:
-    """The same through `optimize`.
-
-    Raises:
-        OptimizedError: That is no faster in this dtype here.
-    """
+    """The same through `optimize`."""
     optimized = optimize(copy.deepcopy(model), dtype=dtype)
     return Contestant("optimized", dtype, lambda: optimized(images))
 
@@ -164,10 +160,10 @@ def random_model(config: ViTConfig) -> ViT:
 
 def machine() -> dict[str, Any]:
     """What the figures belong to."""
-    info = _cpu_info()
-    flags = info.get("flags", "").split()
+    core = cpu.first_core()
+    flags = cpu.flags_of(core)
     described: dict[str, Any] = {
-        "cpu": info.get("model name") or platform.processor(),
+        "cpu": cpu.name_of(core),
         "instructions": [name for name in INSTRUCTIONS if name in flags],
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -176,13 +172,3 @@ def machine() -> dict[str, Any]:
         described["load"] = [round(load, 2) for load in os.getloadavg()]
     versions = {"python": platform.python_version(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     return described | versions
-
-
-def _cpu_info(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """What Linux says of the first core; nothing elsewhere."""
-    info: dict[str, str] = {}
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            info.setdefault(name.strip(), value.strip())
-    return info

@@ -1,13 +1,12 @@
 """Products by oneDNN, which torch carries but often does not use for float32: what there is, and whether it pays.
 
-The operators are private to torch, so each is compared with public ones in float64, and timed, before its first use.
-Nothing is decided by the name of a CPU. First comes what computes, then whether it may and whether it pays, last how
-that is found out. Shapes: b images, n tokens, d numbers taken, k numbers given.
+The operators are private to torch, so each is compared with public ones in float64, and timed, before its first use on
+a machine; `verdicts` keeps what came out. Nothing is decided by the name of a CPU. First comes what computes, then
+whether it may and whether it pays, last how that is found out.
+Shapes: b images, n tokens, d numbers taken, k numbers given.
 """
 
-import math
 import threading
-import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -16,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
+
+from vitlite.speed.verdicts import Contest, verdict
 
 # Private to torch: should they go, no tensor counts as plain, and no CPU as exact.
 _is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda x: True)
@@ -141,9 +142,16 @@ def float32_products_are_exact(tokens: int, head_dim: int) -> bool:
     return _distance(found, right) < EXACT
 
 
-@lru_cache(maxsize=64)
 def float32_products_pay(tokens: int, head_dim: int) -> bool:
     """Whether they also take it less time than the default."""
+    if not float32_products_are_exact(tokens, head_dim):
+        return False
+    about = 1 << (tokens - 1).bit_length()  # one verdict for sizes that are alike, of which there may be thousands
+    question = f"float32 attention of up to {about} tokens, {head_dim} wide"
+    return verdict(question, lambda: _contest_of_float32_products(about, head_dim)).pays
+
+
+def _contest_of_float32_products(tokens: int, head_dim: int) -> Contest:
     q, k, v = _random(3, 2, tokens, head_dim)
 
     def by_default() -> Tensor:
@@ -153,27 +161,36 @@ def float32_products_pay(tokens: int, head_dim: int) -> bool:
         with float32_products:
             return by_default()
 
-    return float32_products_are_exact(tokens, head_dim) and _is_faster(by_onednn, by_default)
+    return Contest(by_onednn, by_default)
 
 
-@lru_cache
 def unpacked_pays() -> bool:
     """Whether `linear` exists here, is right, and is faster than torch's own."""
+    return verdict("float32 linear layers", _contest_of_unpacked).pays
+
+
+def _contest_of_unpacked() -> Contest | None:
     x, weight, bias = _random(197, 768), _random(768, 768), _random(768)
     right = F.linear(x.double(), weight.double(), bias.double())
     try:
         error = _distance(linear(x, weight, bias), right)
     except (AttributeError, RuntimeError):  # not in this build of torch, or not on this CPU
-        return False
-    return error < EXACT and _is_faster(lambda: linear(x, weight, bias), lambda: F.linear(x, weight, bias))
+        return None
+    if not error < EXACT:
+        return None
+    return Contest(lambda: linear(x, weight, bias), lambda: F.linear(x, weight, bias))
 
 
-@lru_cache
 def packing_pays(dtype: torch.dtype) -> bool:
     """Whether oneDNN's packed linear layers exist here, are right, and are faster than torch's own."""
-    if dtype not in PACKABLE or not _packing_is_right(dtype):
-        return False
-    return _is_faster(_layer(PackedLinear, dtype), _layer(PlainLinear, dtype))
+    question = f"{_short(dtype)} packed linear layers"
+    return dtype in PACKABLE and verdict(question, lambda: _contest_of_packing(dtype)).pays
+
+
+def _contest_of_packing(dtype: torch.dtype) -> Contest | None:
+    if not _packing_is_right(dtype):
+        return None
+    return Contest(_layer(PackedLinear, dtype), _layer(PlainLinear, dtype))
 
 
 def _packing_is_right(dtype: torch.dtype) -> bool:
@@ -192,11 +209,13 @@ def _packing_is_right(dtype: torch.dtype) -> bool:
     return max(errors) < (EXACT if dtype is torch.float32 else ROUNDED)
 
 
-@lru_cache
 def powers_pay(dtype: torch.dtype) -> bool:
     """Whether powers of two and their sum are quicker than a softmax; float16 has no range for sums."""
-    if dtype not in PACKABLE:
-        return False
+    question = f"{_short(dtype)} powers of two"
+    return dtype in PACKABLE and verdict(question, lambda: _contest_of_powers(dtype)).pays
+
+
+def _contest_of_powers(dtype: torch.dtype) -> Contest:
     scores = _random(12, 197, 197).to(dtype)
     weights, sums = torch.empty_like(scores), scores[..., :1].clone()
 
@@ -206,17 +225,17 @@ def powers_pay(dtype: torch.dtype) -> bool:
     def softmax() -> None:
         torch.softmax(scores, -1, out=weights)
 
-    return _is_faster(powers, softmax)
+    return Contest(powers, softmax)
 
 
-@lru_cache
-def layer_times(*dtypes: torch.dtype) -> list[float]:
-    """Seconds that a layer of ViT-Base takes on one image in each dtype, the way `optimize` would compute it."""
-    layers = []
-    for dtype in dtypes:
-        linear = PackedLinear if packing_pays(dtype) else PlainLinear
-        layers.append(_layer(linear, dtype))
-    return _times(*layers)
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def kernels_as_created(device: torch.device, dtype: torch.dtype) -> str:
+    """What computes a model as created, in words: a run that goes on must have the same."""
+    by_onednn = device.type == "cpu" and dtype is torch.float32 and unpacked_pays()
+    return f"linear layers by {'oneDNN' if by_onednn else 'torch'}"
 
 
 def _layer(linear: Linear, dtype: torch.dtype) -> Callable[[], Tensor]:
@@ -234,26 +253,3 @@ def _random(*shape: int) -> Tensor:
 def _distance(found: Tensor, right: Tensor) -> float:
     """The largest difference, of the largest number."""
     return float((found.double() - right).abs().max() / right.abs().max())
-
-
-def _is_faster(candidate: Callable[[], Any], usual: Callable[[], Any]) -> bool:
-    """Whether the candidate wins one of three heats: a busy machine can spoil one for either, and hardly all three."""
-    for _ in range(3):
-        seconds, usual_seconds = _times(candidate, usual)
-        if seconds < usual_seconds:
-            return True
-    return False
-
-
-def _times(*contestants: Callable[[], Any]) -> list[float]:
-    """The best time of each, in turns, for a twentieth of a second and eight rounds at least."""
-    best = [math.inf] * len(contestants)
-    end = time.perf_counter() + 0.05
-    rounds = 0
-    while rounds < 8 or time.perf_counter() < end:
-        rounds += 1
-        for i, run in enumerate(contestants):
-            start = time.perf_counter()
-            run()
-            best[i] = min(best[i], time.perf_counter() - start)
-    return best

@@ -2,23 +2,27 @@
 
 On a CPU, weights are packed once in oneDNN's own order, with GELU and the residuals fused into the products (`blocks`),
 attention runs as two batched products in buffers that stay in cache (`attention`), and large batches go in slices
-(`slices`). Where `onednn` finds an operator missing, wrong or slower, torch's public one serves.
+(`slices`). Where `onednn` finds an operator missing, wrong or slower, torch's public one serves; `verdicts` keeps what
+it found, so that every process of a machine computes alike.
 """
 
+import copy
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError
 from vitlite.model import Block, Features, ViT
 from vitlite.pooling import AttentionPool
-from vitlite.speed.blocks import FastAttentionPool, FastBlock, FastPatches, fastest_kernels
-from vitlite.speed.onednn import float32_products, float32_products_pay, layer_times
+from vitlite.speed.blocks import FastAttentionPool, FastBlock, FastPatches, Kernels, fastest_kernels
+from vitlite.speed.cpu import is_quick_with
+from vitlite.speed.onednn import PackedLinear, float32_products, float32_products_pay, kernels_as_created
 from vitlite.speed.slices import compute, cut, join
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -28,18 +32,20 @@ MOST_GRIDS = 16  # for which what is added to the patches is kept
 def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
     """Takes a model over and makes it fast, for inference only: the same calls, the same answers.
 
-    The packed weights replace the old ones, so memory does not double. Images and answers keep the dtype of the model;
-    `dtype` is what it computes in. It cannot be trained, moved, copied or saved afterwards: optimize last.
+    The packed weights replace the old ones, which are kept until all are packed: where that fails, the model is as it
+    was. Images and answers keep the dtype of the model; `dtype` is what it computes in. It cannot be trained, moved,
+    copied or saved afterwards: optimize last.
 
     Args:
         model: A `ViT`, as created or loaded. A second call changes nothing.
-        dtype: What to compute in, such as `torch.bfloat16`. None: what the model is made of.
+        dtype: What to compute in, such as `torch.bfloat16`. None: what the model is made of. A CPU that has no
+            instructions for it computes in it all the same, after a warning.
 
     Returns:
         The same object.
 
     Raises:
-        OptimizedError: The model has hooks or replaced modules, or `dtype` would be slower on this machine.
+        OptimizedError: The model has hooks or replaced modules, or `dtype` is none to compute in.
 
     >>> import torch, vitlite
     >>> config = vitlite.ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128, num_classes=5)
@@ -60,6 +66,22 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
     return model
 
 
+def kernels_of(model: ViT) -> str:
+    """What computes a model's answers on this machine, in words: a run that goes on must have the same.
+
+    >>> import vitlite
+    >>> kernels_of(vitlite.create("vit_nano_4.cifar10", dtype=torch.float64))
+    'linear layers by torch'
+    """
+    if not isinstance(model, OptimizedViT):
+        return kernels_as_created(model.device, model.dtype)
+    kernels = model._kernels
+    linear = "packed linear layers by oneDNN" if kernels.linear is PackedLinear else "linear layers by torch"
+    softmax = "softmax by torch" if kernels.unit == 1 else "softmax by powers of two"
+    products = "oneDNN" if model._products_pay(model.config.tokens) else "torch"
+    return f"{linear}, {softmax}, products of attention by {products}"
+
+
 class OwnTokens(NamedTuple):
     """What an optimized model keeps of its tokens, out of reach: they go into tensors that are kept for each grid."""
 
@@ -74,6 +96,7 @@ class OptimizedViT(ViT):
     compute_dtype: torch.dtype
     _device: torch.device
     _dtype: torch.dtype
+    _kernels: Kernels
     _own_tokens: OwnTokens
     _by_grid: dict[tuple[int, int], tuple[Tensor, tuple[Tensor, ...]]]  # what is added to patches, and the rotation
     patch_embed: FastPatches  # type: ignore[assignment]
@@ -197,11 +220,12 @@ class OptimizedViT(ViT):
 
     def _products(self, images: Tensor) -> AbstractContextManager[None]:
         """oneDNN for the products of attention, where that pays."""
-        if images.device.type == "cpu" and self.compute_dtype is torch.float32:
-            head_dim = self.config.head_width
-            if float32_products_pay(self._token_count(images), head_dim):
-                return float32_products
-        return nullcontext()
+        return float32_products if self._products_pay(self._token_count(images)) else nullcontext()
+
+    def _products_pay(self, tokens: int) -> bool:
+        if self._device.type != "cpu" or self.compute_dtype is not torch.float32:
+            return False
+        return float32_products_pay(tokens, self.config.head_width)
 
     def _widest_temporary(self, images: Tensor) -> int:
         """Bytes of the widest tensor between two layers, for one image."""
@@ -255,30 +279,38 @@ def _refuse(action: str) -> NoReturn:
 
 @torch.no_grad()
 def _take_over(model: ViT, dtype: torch.dtype) -> None:
-    """Packs the weights layer by layer, dropping each original, and turns `model` into an `OptimizedViT`."""
+    """Turns `model` into an `OptimizedViT`, once all its weights are packed: until then nothing of it is changed."""
     device, own_dtype = model.device, model.dtype
-    config, blocks = model.config, model.blocks
-    kernels = fastest_kernels(device, dtype, config.tokens)
-    model.patch_embed = FastPatches(  # type: ignore[assignment]
-        model.patch_embed, config.prefix_tokens, dtype, kernels.linear
-    )
-    for i, block in enumerate(cast("Sequence[Block]", blocks)):
-        class_token_only = i == len(blocks) - 1 and config.pool == "cls"
-        blocks[i] = FastBlock(block, dtype, kernels, class_token_only)
-    if isinstance(model.attn_pool, AttentionPool):
-        model.attn_pool = FastAttentionPool(model.attn_pool, dtype, kernels.linear)
-    for module in (model.norm_pre, model.norm, model.fc_norm, model.pre_logits, model.head):
-        module.to(dtype)
+    kernels = fastest_kernels(device, dtype, model.config.tokens)
+    parts = _packed(model, dtype, kernels)
+    model._modules.update(parts)
     tokens = [model._parameters.pop(name, None) for name in ("cls_token", "reg_token", "pos_embed")]
     own_tokens = OwnTokens(*(None if token is None else token.detach() for token in tokens))
     model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, compute_dtype=dtype)
+    model.__dict__.update(_kernels=kernels)
     model.eval()
     model.__class__ = OptimizedViT
 
 
+def _packed(model: ViT, dtype: torch.dtype, kernels: Kernels) -> dict[str, nn.Module]:
+    """The parts of an `OptimizedViT`, by their names, beside those of `model`."""
+    *blocks, last = cast("Sequence[Block]", model.blocks)
+    class_token_only = model.config.pool == "cls"
+    fast_blocks = [FastBlock(block, dtype, kernels, class_token_only=False) for block in blocks]
+    parts: dict[str, nn.Module] = {
+        "patch_embed": FastPatches(model.patch_embed, model.config.prefix_tokens, dtype, kernels.linear),
+        "blocks": nn.ModuleList([*fast_blocks, FastBlock(last, dtype, kernels, class_token_only)]),
+    }
+    if isinstance(model.attn_pool, AttentionPool):
+        parts["attn_pool"] = FastAttentionPool(model.attn_pool, dtype, kernels.linear)
+    for name in ("norm_pre", "norm", "fc_norm", "pre_logits", "head"):
+        parts[name] = copy.deepcopy(model.get_submodule(name)).to(dtype)
+    return parts
+
+
 def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
-    """Refuses what is no dtype to compute in, and on a CPU a narrow one that is no faster than float32."""
-    if dtype in (None, model.dtype, torch.float32):
+    """Refuses what is no dtype to compute in, and warns of one that this CPU has to emulate."""
+    if dtype is None or dtype in (model.dtype, torch.float32):
         return
     if dtype not in NARROW:
         raise OptimizedError(
@@ -287,15 +319,10 @@ def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
             f"or none for the model's own, {model.dtype}.",
             command="Say --dtype float32, bfloat16 or float16.",
         )
-    if model.device.type == "cpu":
-        narrow, wide = layer_times(dtype, torch.float32)
-        if narrow > wide:
-            raise OptimizedError(
-                f"{dtype} is slower than float32 on this CPU: {narrow * 1e3:.2f} ms against {wide * 1e3:.2f} ms for a "
-                "layer of ViT-Base.",
-                python="Leave dtype out, which computes in the model's own.",
-                command="Leave --dtype out, which computes in the model's own.",
-            )
+    if model.device.type == "cpu" and not is_quick_with(dtype):
+        warnings.warn(
+            f"This CPU has no instructions for {dtype}: float32 is probably faster, and it rounds less.", stacklevel=3
+        )
 
 
 def _check_plain(model: ViT) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlite.model import Features
+from vitlite.speed.cpu import compute_alone
 
 STREAM_SLICE = 4  # images at a time in each of several single-threaded streams
 STREAM_LEAST = 2  # images for each stream, from which streams pay
@@ -48,8 +49,7 @@ def _pool(streams: int, process: int) -> ThreadPoolExecutor:
     ready = threading.Barrier(streams + 1)
 
     def start() -> None:
-        torch.get_num_threads()  # a thread's first look takes the default over, which must not happen later
-        torch.set_num_threads(1)
+        compute_alone()
         ready.wait()
 
     pool = ThreadPoolExecutor(streams, "vitlite", start)

@@ -15,7 +15,7 @@ from vitlite.config import ViTConfig
 from vitlite.errors import TrainError, shown
 from vitlite.images import Recipe, recipe_alone
 from vitlite.model import ViT
-from vitlite.speed.onednn import float32_products, float32_products_are_exact
+from vitlite.speed.onednn import float32_products, float32_products_are_exact, kernels_as_created
 from vitlite.training import distributed
 from vitlite.training.batches import importance_of_classes, steps_of_an_epoch
 from vitlite.training.datasets import Pictures, digest
@@ -53,6 +53,7 @@ class Run:
         self.optimizers = optimizers(model, self.weights, settings)
         self.network = distributed.wrap_ddp(model)
         self.matmul_context = _matmul_context(model, settings)
+        self.kernels = _kernels(model, self.matmul_context)
 
     def states(self) -> dict[str, dict[str, Tensor]]:
         """What the optimizers remember of each weight."""
@@ -66,7 +67,7 @@ class Run:
         """What must be the same for a run to go on, as JSON has it."""
         identity = asdict(self.settings) | self.model.config.to_dict() | self.recipe.to_dict()
         del identity["patience"]  # it says when a run ends, and nothing of what it does until then
-        identity |= {"classes": self.data.classes} | self.begun_with
+        identity |= {"classes": self.data.classes, "kernels": self.kernels} | self.begun_with
         return cast(dict[str, Any], json.loads(json.dumps(identity)))
 
     def save(self, path: Path) -> None:
@@ -149,6 +150,7 @@ class Run:
         old, new = _defaults() | saved.identity, self.identity()
         if self._end_may_move(saved.progress, old["epochs"]):
             old["epochs"] = new["epochs"]
+        old.setdefault("kernels", new["kernels"])  # which older states do not name
         if old.get("validation") is None:  # `best` compares with none so far
             old["validation"] = new["validation"]
         changed = [name for name in new if old.get(name) != new[name]]
@@ -157,6 +159,8 @@ class Run:
         changes = "; ".join(
             f"{name} was {shown(repr(old.get(name)))} and is {shown(repr(new[name]))}" for name in changed
         )
+        if "kernels" in changed:
+            changes += " (chosen once for a machine, torch and number of threads, and by VITLITE_KERNELS)"
         if "epochs" in changed:
             changes += ". More epochs fit in only before the learning rate begins to fall"
         raise TrainError(
@@ -223,6 +227,12 @@ def _matmul_context(model: ViT, settings: Settings) -> AbstractContextManager[An
         return nullcontext()
     exact = float32_products_are_exact(model.config.tokens, model.config.head_width)
     return float32_products if exact else nullcontext()
+
+
+def _kernels(model: ViT, matmul_context: AbstractContextManager[Any]) -> str:
+    """What computes steps and evaluations, in words: it decides the last bits of losses and weights."""
+    products = "torch" if isinstance(matmul_context, nullcontext) else "oneDNN"
+    return f"{kernels_as_created(model.device, model.dtype)} in evaluations, products of steps by {products}"
 
 
 @contextmanager

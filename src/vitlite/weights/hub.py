@@ -16,16 +16,15 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from vitlite.disk import locked
 from vitlite.errors import DownloadError, VitliteError, shown
+from vitlite.folders import cache_folder, state_folder
 from vitlite.weights import stamps
 from vitlite.weights.cache import (
     blob_of,
-    cache_folder,
     commit_of,
     look_up,
     move_branch,
     note_absence,
     place,
-    state_folder,
 )
 from vitlite.weights.download import Statement, ask_hub, finish_download
 from vitlite.weights.network import UnreachableError, said_after_a_while

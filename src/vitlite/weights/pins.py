@@ -7,7 +7,7 @@ from typing import NamedTuple, get_args
 
 from vitlite import schema
 from vitlite.errors import DownloadError
-from vitlite.weights.cache import state_folder, write_state
+from vitlite.folders import state_folder, write_state
 from vitlite.weights.remote import COMMIT, is_path, is_repo
 from vitlite.weights.stamps import A_SHA256, LARGEST_STATE, Verified
 

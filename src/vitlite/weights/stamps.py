@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from vitlite import schema
 from vitlite.errors import DownloadError, shown
-from vitlite.weights.cache import state_folder, write_state
+from vitlite.folders import state_folder, write_state
 from vitlite.weights.remote import SHA256
 
 # Who says that bytes are right: the caller's sha256, the hash that the Hub states, or nobody but what came first.
