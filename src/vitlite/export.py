@@ -149,7 +149,8 @@ def _move_into_place(folder: Path, path: Path) -> None:
         with replacing(path.parent / file.name) as temporary:
             file.replace(temporary)
     for file in before:
-        file.unlink(missing_ok=True)
+        with suppress(PermissionError):  # on Windows, of a session that has it open
+            file.unlink(missing_ok=True)
 
 
 def _weights_beside(path: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """Every command as a person meets it: how it starts, and how it ends."""
 
+import errno
 import os
 import shutil
 import signal
@@ -131,6 +132,39 @@ def test_a_closed_pipe_is_quiet() -> None:
     line = f"{sys.executable} -m vitlite list --json | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (141, "[\n", "")
+
+
+CLOSED_ON_WINDOWS = """
+import errno, io, sys
+from vitlite.cli.main import main
+
+class Pipe(io.RawIOBase):
+    def writable(self):
+        return True
+    def write(self, text):
+        raise OSError(errno.EINVAL, "Invalid argument")
+    def fileno(self):
+        return 1
+
+sys.stdout = io.TextIOWrapper(io.BufferedWriter(Pipe()))
+code = main(["list"])
+sys.stdout = None
+sys.exit(code)
+"""
+
+
+def test_a_closed_pipe_is_quiet_on_windows_too() -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSED_ON_WINDOWS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (141, ""), done.stderr
+    assert "vitlite" not in done.stderr
+
+
+def test_an_invalid_argument_is_no_closed_pipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def invalid(name: str) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(cli, "command", invalid)
+    assert run("list") == (1, "\n", "vitlite: error: [Errno 22] Invalid argument\n")
 
 
 @pytest.mark.parametrize(

@@ -188,3 +188,10 @@ def test_its_own_words_for_what_is_to_be_done(folders, tmp_path, capsys):
     assert main(begin.split()) == 0
     capsys.readouterr()
     assert f"perhaps with --model {tmp_path / 'run' / 'last'} and another --out" in error("--seed 1")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without a GPU")
+def test_without_a_gpu_that_is_said_before_anything_is_read(tmp_path, capsys):
+    words = ("--model", "vit_nano_4", "--weights", "none", "--epochs", "1", "--device", "cuda")
+    assert main(["train", str(tmp_path / "nothing"), "--out", str(tmp_path / "out"), *words]) == 1
+    assert capsys.readouterr().err == "vitlite: error: --device cuda cannot be used here. This machine has: cpu.\n"

@@ -3,6 +3,8 @@
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -534,3 +536,11 @@ def test_threads_with_more_grids_than_are_kept() -> None:
     for thread in threads:
         thread.join()
     assert not faults
+
+
+@pytest.mark.usefixtures("uncovered")
+def test_the_first_call_does_not_import_a_compiler() -> None:
+    code = "import sys, torch; before = set(sys.modules); import vitlite; config = vitlite.ViTConfig(" \
+           f"**{SIZES!r}); vitlite.optimize(vitlite.ViT(config)); " \
+           "print('torch._dynamo' in set(sys.modules) - before)"  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

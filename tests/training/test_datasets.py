@@ -1,6 +1,8 @@
 """Pictures of folders and of CIFAR-10: what they are, and what they must not be."""
 
 from dataclasses import replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from vitlite.training.datasets import (
     HOLDOUT,
     Prepared,
     class_names,
+    names_below,
     read_cifar10,
     read_folder,
     read_split,
@@ -143,3 +146,24 @@ def test_prepared_pictures_are_read_once_while_there_is_room(monkeypatch):
         prepared[torch.tensor([1])]
         prepared[torch.tensor([2])]
     assert len(read) == 4
+
+
+def test_the_digest_is_the_same_on_every_system() -> None:
+    names = ["cat/2.png", "cat/10/1.png", "dog/1.png"]
+    here = names_below([PurePosixPath("/data", name) for name in names])
+    assert here == names_below([PureWindowsPath("C:/other/data", name) for name in names])
+    assert here == [f"/{name}" for name in names]
+
+
+def test_pictures_are_listed_in_one_order_on_every_system(tmp_path: Path) -> None:
+    for name in ("a.png", "B.png", "a/c.png"):
+        (tmp_path / "one" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "one" / name).write_bytes(b"")
+    listed = list((tmp_path / "one").rglob("*.png"))
+    for order in (listed, listed[::-1]):
+        as_windows = [PureWindowsPath(path) for path in order]
+        folder = SimpleNamespace(rglob=lambda _, paths=as_windows: paths)
+        found, _ = datasets._pictures_below(folder)
+        assert [path.relative_to(PureWindowsPath(tmp_path)).as_posix() for path in found] == [
+            "one/B.png", "one/a/c.png", "one/a.png"
+        ]  # fmt: skip

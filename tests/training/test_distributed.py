@@ -118,3 +118,19 @@ def test_without_torchrun_the_first_to_fail_is_this_one(monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(distributed, "timedelta", lambda seconds: timedelta(milliseconds=100))
     assert distributed._is_first_to_fail()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without a GPU")
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [
+        ("cuda", r"started process 3 on this machine, where torch sees 0 GPUs\. Start as many processes as there are"),
+        ("cuda:1", r"all of them would be on cuda:1\. Give device=\"cuda\", and choose GPUs by CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_each_process_has_a_gpu_of_its_own(device: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(TrainError, match=error), distributed.process_group(device):
+        pytest.fail("there are none")

@@ -5,6 +5,7 @@ A subcommand's module is imported only when it is used, so that `--help`, `list`
 
 import argparse
 import codecs
+import errno
 import io
 import os
 import sys
@@ -85,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(code)
     except SystemExit as stop:  # argparse: --help is 0, a mistake 2
         return int(stop.code or 0)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it exits
-        return 141
     except (Exception, KeyboardInterrupt) as error:
+        if _reader_is_gone(error):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it exits
+            return 141
         return _failed(error, words)
 
 
@@ -158,6 +159,19 @@ def _failed(error: BaseException, words: list[str]) -> int:
         return 130
     print(f"vitlite: error: {_explained(error)}", file=sys.stderr)
     return 1
+
+
+def _reader_is_gone(error: BaseException) -> bool:
+    """Whether what reads our output ended, which Windows calls an invalid argument, as it does much else."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    if not isinstance(error, OSError) or error.errno != errno.EINVAL or error.filename is not None:
+        return False
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False
 
 
 def _by_ctrl_c(error: BaseException | None) -> bool:

@@ -54,7 +54,7 @@ def open_model(args: Namespace) -> "ViT":
     """The model that the arguments of `add_model_arguments` and `add_speed_arguments` name, ready for inference."""
     import torch
 
-    _check_device(args.device)
+    check_device(args.device)
     dtype_name = getattr(args, "dtype", None)
     dtype = getattr(torch, dtype_name) if dtype_name else None
     if not getattr(args, "fast", False):
@@ -86,7 +86,12 @@ def _create_or_load(args: Namespace, device: str | None = None, dtype: "torch.dt
         ) from error
 
 
-def _check_device(device: str | None) -> None:
+def check_device(device: str | None) -> None:
+    """Makes sure that torch has this device here.
+
+    Raises:
+        ConfigError: It has not, and these it has.
+    """
     import torch
 
     try:

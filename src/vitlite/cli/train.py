@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitlite.cli.options import image_size, is_place, positive
+from vitlite.cli.options import check_device, image_size, is_place, positive
 from vitlite.draw import draw_curves, need_matplotlib
 from vitlite.factory import create, load
 from vitlite.model import ViT
@@ -60,6 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Trains, and draws the curves after each epoch."""
     with distributed.process_group(args.device):
+        check_device(args.device)
         return _train(args)
 
 

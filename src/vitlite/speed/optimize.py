@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError
-from vitlite.model import Block, Features, ViT
+from vitlite.model import Block, Features, ViT, model_on_meta
 from vitlite.pooling import AttentionPool
 from vitlite.speed.blocks import FastAttentionPool, FastBlock, FastPatches, Kernels, fastest_kernels
 from vitlite.speed.cpu import is_quick_with
@@ -335,9 +335,7 @@ def _check_plain(model: ViT) -> None:
                 f"{name or 'The model'} has hooks or a forward of its own, which optimize would lose.",
                 python="Remove them, or use the model as it is.",
             )
-    with torch.device("meta"):
-        plain = ViT(model.config)
-    changed = _layout(model) ^ _layout(plain)
+    changed = _layout(model) ^ _layout(model_on_meta(model.config))
     if changed:
         names = sorted({name for name, _ in changed})
         raise OptimizedError(

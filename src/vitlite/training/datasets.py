@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from logging import getLogger
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import torch
@@ -57,12 +57,27 @@ class Prepared:
         """What tells these pictures from others: the pixels; or of files names and sizes, wherever the folder is."""
         if isinstance(self.pictures, Tensor):
             return [self.pictures]
-        folder = os.path.commonpath(self.pictures)
         files: list[Tensor | str] = []
-        for path in self.pictures:
+        for path, name in zip(self.pictures, names_below(self.pictures), strict=True):
             size = os.path.getsize(path) if os.path.exists(path) else -1  # a missing one is an error when it is read
-            files.append(f"{size} {str(path).removeprefix(folder)}")
+            files.append(f"{size} {name}")
         return files
+
+
+def names_below(paths: Sequence[PurePath]) -> list[str]:
+    """What files are called below the folder that they have in common, by the same separator on every system.
+
+    >>> from pathlib import PureWindowsPath
+    >>> names_below([PureWindowsPath("D:/data/cat/1.png"), PureWindowsPath("D:/data/dog/1.png")])
+    ['/cat/1.png', '/dog/1.png']
+    """
+    parts = [path.parts for path in paths]
+    shared = 0
+    for one, other in zip(min(parts), max(parts), strict=False):  # what these two begin with, all do
+        if one != other:
+            break
+        shared += 1
+    return ["".join(f"/{part}" for part in names[shared:]) for names in parts]
 
 
 @dataclass(frozen=True)
@@ -208,7 +223,7 @@ def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
             f"{folder} holds no pictures ({' '.join(sorted(SUFFIXES))}){there}.",
             python="Add some, or convert those that are there to JPEG or PNG, or remove the folder.",
         )
-    return sorted(found), others
+    return sorted(found, key=lambda path: path.parts), others  # by letters, also on Windows, whose paths have no case
 
 
 def _kinds(suffixes: Counter[str]) -> str:

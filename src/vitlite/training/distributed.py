@@ -44,7 +44,7 @@ def process_group(device: str | None) -> Iterator[None]:
         device: What the models are on: with "cuda", each process takes a GPU of its own.
 
     Raises:
-        TrainError: Another process of the run is gone.
+        TrainError: Another process of the run is gone, or there is no GPU for this one.
     """
     if not dist.is_torchelastic_launched():
         yield
@@ -85,10 +85,32 @@ def _join(device: str | None) -> None:
     import torch.distributed.nn
 
     if device is not None and device.startswith("cuda"):
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(_own_gpu(device))
         dist.init_process_group("cpu:gloo,cuda:nccl")
     else:
         dist.init_process_group("gloo")
+
+
+def _own_gpu(device: str) -> int:
+    """Which GPU this process takes.
+
+    Raises:
+        TrainError: `device` is one that all would share, or there are fewer GPUs than processes.
+    """
+    if device != "cuda":
+        raise TrainError(
+            f"torchrun starts a process for each GPU, and all of them would be on {device}.",
+            python='Give device="cuda", and choose GPUs by CUDA_VISIBLE_DEVICES.',
+            command="Say --device cuda, and choose GPUs by CUDA_VISIBLE_DEVICES.",
+        )
+    own, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if own >= there:
+        raise TrainError(
+            f"torchrun started process {own + 1} on this machine, where torch sees {there} GPUs.",
+            python="Start as many processes as there are GPUs (torchrun --nproc-per-node), or train on the CPU.",
+            command="Start as many processes as there are GPUs (torchrun --nproc-per-node), or say --device cpu.",
+        )
+    return own
 
 
 def _is_first_to_fail() -> bool:

@@ -6,16 +6,15 @@ The model is built on meta, so that nothing is allocated twice, and filled tenso
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError
-from vitlite.model import ViT
+from vitlite.model import ViT, model_on_meta
 from vitlite.positions import resample_positions
 from vitlite.weights.files import Shape, WeightsFile
 from vitlite.weights.layouts import OPS
@@ -97,12 +96,6 @@ def build(
         state[name] = torch.zeros(shape, dtype=wish.dtype, device=wish.device)
     model.load_state_dict(state, assign=True)
     return model, report
-
-
-def model_on_meta(config: ViTConfig) -> ViT:
-    """A model without memory for its weights."""
-    with torch.device("meta"), _NoInitialValues():
-        return ViT(config)
 
 
 def _parameter_shapes(model: ViT) -> dict[str, Shape]:
@@ -249,15 +242,6 @@ def _report(
         elif name not in resampled:
             loaded[name] = tensor.shape
     return LoadReport(translation.layout.name, loaded, resampled, renewed, dropped, supplied, said_by)
-
-
-class _NoInitialValues(TorchFunctionMode):
-    """Leaves out nn.init: on meta it changes nothing, and took a tenth of the time of loading ViT-B."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
 
 
 def is_finite(values: Tensor) -> bool:

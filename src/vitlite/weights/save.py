@@ -21,9 +21,9 @@ from vitlite.config import ViTConfig
 from vitlite.disk import locked, replacing
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import recipe_alone
-from vitlite.model import ViT
+from vitlite.model import ViT, model_on_meta
 from vitlite.schema import anything, by_name, read_json
-from vitlite.weights.build import Source, is_finite, model_on_meta, refuse_misfit
+from vitlite.weights.build import Source, is_finite, refuse_misfit
 from vitlite.weights.files import FLOATS, INDEX, WEIGHTS, Entry, WeightsFile, described_by, open_weights, path_of
 from vitlite.weights.resolve import Claim, understand
 from vitlite.weights.sidecar import (
