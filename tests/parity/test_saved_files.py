@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, load
+from vitlite.convert import convert
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.weights.layouts import LAYOUTS, to_their_names
 
@@ -302,6 +304,101 @@ def as_flax(state: Mapping[str, Tensor], heads: int, google: bool) -> dict[str, 
     return {name: tensor.contiguous().numpy() for name, tensor in flax.items()}
 
 
+STEM_PARTS = {
+    "conv1": "conv1", "norm1": "gn1", "conv2": "conv2", "norm2": "gn2", "conv3": "conv3", "norm3": "gn3",
+    "downsample.conv": "conv_proj", "downsample.norm": "gn_proj",
+}  # fmt: skip
+
+
+def as_flax_stem(state: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """The ResNet of one of timm's hybrids as Google's code writes it, by hand."""
+    flax = {}
+    for name, tensor in state.items():
+        if not name.startswith("patch_embed.backbone."):
+            continue
+        name = name.removeprefix("patch_embed.backbone.").removeprefix("stem.")
+        part = {"conv.weight": "conv_root", "norm.weight": "gn_root", "norm.bias": "gn_root"}.get(name)
+        if part is None:
+            stage, unit, inner = re.fullmatch(r"stages\.(\d+)\.blocks\.(\d+)\.(.+)\.\w+", name).groups()
+            part = f"block{int(stage) + 1}/unit{int(unit) + 1}/{STEM_PARTS[inner]}"
+        if tensor.ndim == 4:
+            flax[f"{part}/kernel"] = tensor.permute(2, 3, 1, 0)
+        else:
+            flax[f"{part}/{'bias' if name.endswith('bias') else 'scale'}"] = tensor.view(1, 1, 1, -1)
+    return {name: tensor.contiguous().numpy() for name, tensor in flax.items()}
+
+
+def as_flax_pool(state: Mapping[str, Tensor], heads: int) -> dict[str, np.ndarray]:
+    """SigLIP's attention pooling as big_vision writes it, by hand."""
+    pool = {name.removeprefix("attn_pool."): tensor for name, tensor in state.items() if name.startswith("attn_pool.")}
+    attention = "MAPHead_0/MultiHeadDotProductAttention_0/"
+    flax = {
+        "MAPHead_0/probe": pool["latent"],
+        "MAPHead_0/LayerNorm_0/scale": pool["norm.weight"],
+        "MAPHead_0/LayerNorm_0/bias": pool["norm.bias"],
+        f"{attention}out/kernel": rearrange(pool["proj.weight"], "d (h e) -> h e d", h=heads),
+        f"{attention}out/bias": pool["proj.bias"],
+    }
+    for end in ("weight", "bias"):
+        key, value = pool[f"kv.{end}"].chunk(2)
+        for name, part in (("query", pool[f"q.{end}"]), ("key", key), ("value", value)):
+            kernel = rearrange(part, "(h e) d -> d h e" if end == "weight" else "(h e) -> h e", h=heads)
+            flax[f"{attention}{name}/{'kernel' if end == 'weight' else 'bias'}"] = kernel
+    for i in range(2):
+        flax[f"MAPHead_0/MlpBlock_0/Dense_{i}/kernel"] = pool[f"mlp.fc{i + 1}.weight"].T
+        flax[f"MAPHead_0/MlpBlock_0/Dense_{i}/bias"] = pool[f"mlp.fc{i + 1}.bias"]
+    return {name: tensor.contiguous().numpy() for name, tensor in flax.items()}
+
+
+def read_by_timm(reference: Reference, path: Path, prefix: str = "") -> nn.Module:
+    """The model into which timm's own reader of Google's files reads one."""
+    model = reference.build().eval()
+    with torch.no_grad():
+        timm.models.vision_transformer._load_weights(model, str(path), prefix=prefix)
+    return model
+
+
+@pytest.mark.parametrize("prefix", ["", "opt/target/"])
+@pytest.mark.parametrize("option", ["hybrid", "hybrid, root alone"])
+def test_a_google_npz_of_a_hybrid(option: str, prefix: str, tmp_path: Path) -> None:
+    reference = find("timm", option)
+    state = spread(reference.build()).state_dict()
+    arrays = as_flax(state, 4, google=True) | as_flax_stem(state)
+    np.savez(tmp_path / "vit.npz", **{prefix + name: array for name, array in arrays.items()})
+    theirs = read_by_timm(reference, tmp_path / "vit.npz")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in theirs.state_dict().items())
+    ours = assert_equal(tmp_path / "vit.npz", reference, theirs)
+    assert ours.config.to_dict() == reference.config.replace(resample="jax").to_dict()
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["blocks apart", "blocks stacked"])
+def test_a_google_npz_of_siglip(stacked: bool, tmp_path: Path) -> None:
+    reference = find("timm", "attention pooling")
+    reference = replace(reference, config=reference.config.replace(num_classes=0))
+    theirs = reference.build()
+    theirs.reset_classifier(0)
+    state = spread(theirs).state_dict()
+    arrays = as_flax(state | {"head.weight": torch.zeros(0, 48), "head.bias": torch.zeros(0)}, 4, google=False)
+    arrays = {name: array for name, array in arrays.items() if not name.startswith("head")} | as_flax_pool(state, 4)
+    if stacked:
+        arrays = with_stacked_blocks(arrays)
+    texts = {"params/txt/Embed_0/embedding": np.ones((9, 48)), "params/t": np.ones(1), "params/b": np.ones(1)}
+    np.savez(tmp_path / "vit.npz", **{f"params/img/{name}": array for name, array in arrays.items()}, **texts)
+    with torch.no_grad():
+        timm.models.vision_transformer._load_weights(theirs, str(tmp_path / "vit.npz"))
+    assert all(torch.equal(tensor, state[name]) for name, tensor in theirs.state_dict().items())
+    ours = assert_equal(tmp_path / "vit.npz", reference, theirs, untold(reference, "image_size"))
+    assert (ours.config.pool, ours.config.gelu) == ("map", "tanh")
+    assert set(ours.source.report.dropped) == set(texts)
+
+
+def with_stacked_blocks(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The blocks along an axis of their own, as big_vision writes them where it runs them by a loop."""
+    rest = {name: array for name, array in arrays.items() if "encoderblock_" not in name}
+    blocks = {name.replace("_0/", "/", 1) for name in arrays if "encoderblock_0/" in name}
+    return rest | {name: np.stack([arrays[name.replace("block/", f"block_{i}/")] for i in range(3)]) for name in blocks}
+
+
 @pytest.mark.parametrize("prefix", ["", "opt/target/"])
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_a_google_npz(prefix: str, save: Any, tmp_path: Path) -> None:
@@ -323,14 +420,93 @@ def test_a_big_vision_npz(option: str, stacked: bool, tmp_path: Path) -> None:
     theirs = spread(reference.build())
     arrays = as_flax(theirs.state_dict(), 4, google=False)
     if stacked:
-        rest = {name: array for name, array in arrays.items() if "encoderblock_" not in name}
-        blocks = {name.replace("_0/", "/", 1) for name in arrays if "encoderblock_0/" in name}
-        stacks = {name: np.stack([arrays[name.replace("block/", f"block_{i}/")] for i in range(3)]) for name in blocks}
-        arrays = rest | stacks
+        arrays = with_stacked_blocks(arrays)
     np.savez(tmp_path / "vit.npz", **{f"params/{name}": array for name, array in arrays.items()})
     ask = ["image_size"] if reference.config.class_token else ["image_size", "pool"]
     ours = assert_equal(tmp_path / "vit.npz", reference, theirs, untold(reference, *ask))
     assert ours.source.report.layout == "big_vision"
+
+
+def as_meta_s_dinov3(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of timm's Eva as Meta's code for DINOv3 names them, by hand."""
+    generator = torch.Generator().manual_seed(3)
+    meta = {"mask_token": torch.zeros(1, 48), "rope_embed.periods": torch.tensor([1.0, 4.6416, 21.5443]).bfloat16()}
+    for name, tensor in state.items():
+        name = re.sub(r"gamma_(\d)", r"ls\1.gamma", name).replace("reg_token", "storage_tokens")
+        for eva, own in (("fc1_g", "w1"), ("fc1_x", "w2")):
+            name = name.replace(eva, own)
+        if "blocks.0.mlp.fc1_g.weight" in state:
+            name = name.replace("fc2", "w3")
+        if name.endswith("q_bias"):
+            keys = torch.randn(48, generator=generator)  # which the mask hides
+            bias = name.replace("q_bias", "qkv.bias")
+            meta[bias] = torch.cat([tensor, keys, state[name.replace("q_bias", "v_bias")]])
+            meta[f"{bias}_mask"] = torch.ones(144).index_fill(0, torch.arange(48, 96), 0)
+        elif not name.endswith("v_bias"):
+            meta[name] = tensor
+    return meta
+
+
+def dinov3_of_meta(option: str) -> tuple[Reference, dict[str, Tensor], nn.Module]:
+    """A file as Meta's code writes one, and timm's model into which timm reads it."""
+    reference = find("timm", option)
+    theirs = spread(reference.build())
+    meta = {name: x for name, x in as_meta_s_dinov3(theirs.state_dict()).items() if not name.startswith("head.")}
+    theirs.reset_classifier(0, "token")
+    read = timm.models.eva.checkpoint_filter_fn(meta, theirs)
+    theirs.load_state_dict(read)
+    return replace(reference, config=reference.config.replace(num_classes=0, pool="cls")), meta, theirs
+
+
+META = ["DINOv3", "DINOv3, class token, biases", "DINOv3 plus"]
+
+
+@pytest.mark.parametrize("wrapped", [None, "teacher"], ids=["safetensors", "pth"])
+@pytest.mark.parametrize("option", META)
+def test_meta_s_own_dinov3(option: str, wrapped: str | None, tmp_path: Path) -> None:
+    reference, meta, theirs = dinov3_of_meta(option)
+    ask = untold(reference, "image_size", "norm_eps")
+    if wrapped:
+        norm = {f"local_cls_norm.{name}": torch.ones(48) for name in ("weight", "bias")}  # of training alone
+        backbone = {f"backbone.{name}": x for name, x in (meta | norm).items()}
+        torch.save({wrapped: backbone | {"dino_head.last_layer.weight": torch.ones(3)}}, tmp_path / "vit.pth")
+        with pytest.raises(CheckpointError, match=r"\+ dino_head.last_layer.weight"):
+            convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "vitlite", config=ask)
+        torch.save({wrapped: backbone}, tmp_path / "vit.pth")
+        convert(tmp_path / "vit.pth", tmp_path / "ours", "vitlite", config=ask)
+        ours = assert_equal(tmp_path / "ours", reference, theirs)
+    else:
+        save_file(meta, tmp_path / "vit.safetensors")
+        ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, ask)
+        assert ours.source.report.layout == "dinov3"
+    assert ours.config.positions == "rope"
+    for size in reference.image_sizes:
+        pixels = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(2))
+        with torch.no_grad():
+            assert distance(ours(pixels), theirs(pixels)) < LOGITS
+
+
+def test_what_meta_s_own_dinov3_may_not_have(tmp_path: Path) -> None:
+    reference, meta, _ = dinov3_of_meta("DINOv3, class token, biases")
+    ask = untold(reference, "image_size", "norm_eps")
+    masked = {name: torch.full((144,), torch.nan) for name in meta if name.endswith("bias_mask")}
+    wrong = {
+        r"rope_embed.periods are not those of DINOv3": {"rope_embed.periods": torch.tensor([1.0, 10.0, 100.0])},
+        r"qkv.bias_mask has values that are not finite": masked,
+        r"\+ cls_norm.weight": {"cls_norm.weight": torch.ones(48)},
+    }
+    for text, tensors in wrong.items():
+        save_file(meta | tensors, tmp_path / "vit.safetensors")
+        with pytest.raises(CheckpointError, match=text):
+            load(tmp_path / "vit.safetensors", config=ask)
+    save_file(meta, tmp_path / "vit.safetensors")
+    for positions in ("none", "learned", "sincos2d"):
+        with pytest.raises(CheckpointError, match=f"positions: the tensors say rope, config= says {positions}"):
+            load(tmp_path / "vit.safetensors", config=ask.replace(positions=positions))
+    del meta["rope_embed.periods"]
+    save_file(meta, tmp_path / "vit.safetensors")
+    with pytest.raises(CheckpointError, match="positions: the dinov3 layout says rope, config= says none"):
+        load(tmp_path / "vit.safetensors", config=ask.replace(positions="none"))
 
 
 def as_openai(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
