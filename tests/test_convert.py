@@ -1,5 +1,6 @@
 """Conversions keep the logits: timm, transformers and torchvision load them, and they come back as they were."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from files_made import flax
 from models import IMAGES, RECIPE, TINY, near, tiny_model
-from peers import torchvision, transformers
+from peers import timm, torchvision, transformers
 from safetensors.torch import load_file, save_file
 
 from vitlite import ViT, ViTConfig, load
@@ -72,6 +73,69 @@ def test_transformers_loads_what_was_converted_and_it_comes_back(changes: dict[s
     assert torch.equal(again(IMAGES), model(IMAGES))
     assert again.labels == model.labels
     assert again.preprocess.recipe.resize == RECIPE.resize
+
+
+DISTILLED = {"pool": "cls_and_distillation", "registers": 1, "cls_position": False}
+FAMILIES_IN_TIMM = {
+    "plain": {}, "no final norm": {"final_norm": False}, "registers": REGISTERS,
+    "gated": {"mlp": "swiglu"}, "gated, scaled": {"mlp": "swiglu", "layer_scale": 0.1, "pool": "mean"},
+    "attention pooling": {"pool": "map", "class_token": False, "gelu": "tanh"},
+    "distilled": DISTILLED, "distilled, no biases, scaled": {**DISTILLED, "qkv_bias": False, "layer_scale": 0.1},
+    "DINOv3": DINOV3, "DINOv3, gated, with a head": {**DINOV3, "num_classes": 3, "mlp": "swiglu", "pool": "mean"},
+    "DINOv3, no biases": {**DINOV3, "qkv_bias": False, "image_size": (32, 48)},
+    "hybrid, root alone": {"stem": ()}, "hybrid": {"stem": (2, 2, 2, 2), "patch_size": 32, "image_size": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", FAMILIES_IN_TIMM.values(), ids=FAMILIES_IN_TIMM)
+def test_timm_opens_what_was_converted_and_it_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_model(**changes)
+    if model.config.positions == "rope" and model.config.qkv_bias:  # timm's has no bias for keys
+        for block in model.blocks:
+            block.attn.qkv.bias.data.view(3, -1)[1] = 0
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'theirs'}", pretrained=True).eval()
+    images = torch.randn(2, 3, *model.config.size, generator=torch.Generator().manual_seed(0))
+    assert near(theirs(images), model(images))
+    again = load(tmp_path / "theirs")
+    assert torch.equal(again(images), model(images))
+    assert again.config == model.config
+    convert(tmp_path / "ours", tmp_path / "timm.safetensors", "timm")
+    theirs.load_state_dict(load_file(tmp_path / "timm.safetensors"))
+    convert(tmp_path / "timm.safetensors", tmp_path / "back.safetensors", "vitlite", config=model.config)
+    state = load_file(tmp_path / "back.safetensors")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_only_tensors_that_timm_reads_stand_beside_its_words(tmp_path: Path) -> None:
+    """`save` writes our names: of models whose tensors timm calls otherwise, vitlite alone is told what they are."""
+    for name, opened in (("hybrid, root alone", True), ("gated", True), ("distilled", False), ("DINOv3", False)):
+        tiny_model(**FAMILIES_IN_TIMM[name]).save(tmp_path / name)
+        assert ("architecture" in json.loads((tmp_path / name / "config.json").read_text())) == opened
+
+
+@pytest.mark.parametrize("changes", [
+    {**DINOV3, "norm_eps": 1e-6}, {**DINOV3, "layer_scale": None}, {**DINOV3, "class_token": False, "pool": "mean"},
+    {**DINOV3, "fc_norm": True}, {**DINOV3, "pool": "map"}, {**DISTILLED, "num_classes": 0},
+    {**DISTILLED, "mlp": "swiglu"}, {**DISTILLED, "pre_norm": True}, {"stem": (1,), "patch_size": 4},
+    {"mlp": "swiglu", "pool": "map", "class_token": False}, {"mlp": "swiglu", "inner_norm": True},
+    {"mlp": "swiglu", "stem": ()}, {**DINOV3, "gelu": "tanh"}, {"registers": 2, "positions": "sincos2d",
+    "cls_position": False},
+], ids=str)  # fmt: skip
+def test_what_timm_computes_otherwise_is_not_written_for_it(changes: dict[str, Any], tmp_path: Path) -> None:
+    tiny_model(**changes).save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="no words for a model that computes this"):
+        convert(tmp_path / "ours", tmp_path / "theirs", "timm")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_bias_for_keys_is_not_lost_on_the_way_to_timm(tmp_path: Path) -> None:
+    tiny_model(**DINOV3).save(tmp_path / "ours")
+    for target in ("theirs", "timm.safetensors"):
+        with pytest.raises(CheckpointError, match="timm's Eva has no bias for keys, and this model's are not zero"):
+            convert(tmp_path / "ours", tmp_path / target, "timm")
+        assert not (tmp_path / target).exists()
 
 
 @pytest.mark.parametrize(("changes", "recipe", "text"), [

@@ -46,12 +46,14 @@ from vitlite.weights.sidecar import (
     PICTURES,
     computed_by,
     config_to_timm,
+    layout_for_timm,
     layout_of,
     model_type,
     recipe_to_timm,
+    sidecar_content,
     sidecar_contents_for_transformers,
 )
-from vitlite.weights.translate import Translation, translate
+from vitlite.weights.translate import Translation, patch_facts, translate
 
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
@@ -132,16 +134,18 @@ def _said(file: WeightsFile, path: Path, config: ViTConfig | Mapping[str, Any] |
 
 
 def _write_folder(model: ViT, folder: Path, to: Target) -> None:
-    if to in ("timm", "vitlite"):
-        if to == "timm":
-            _refuse_what_timm_cannot_tell(model)
+    if to == "vitlite":
         save(model, folder)
         return
+    if to == "timm":
+        _refuse_what_timm_cannot_tell(model)
     refuse_to_overwrite(folder)
     tensors = _readable_tensors(model, to, folder / WEIGHTS)
+    recipe = getattr(model.preprocess, "recipe", None)
     contents: dict[str, dict[str, Any]] = {}
+    if to == "timm":
+        contents = {CONFIG: sidecar_content(model.config, model.labels, recipe, layout_for_timm(model.config))}
     if to == "transformers":
-        recipe = getattr(model.preprocess, "recipe", None)
         contents = sidecar_contents_for_transformers(model.config, model.labels, recipe)
     write_folder(folder, tensors, contents)
 
@@ -269,7 +273,7 @@ def _made_up(file: WeightsFile, to: Target) -> Claim:
 def _any_size(translation: Translation) -> tuple[int, int]:
     """The size of an image, one patch high, that the position table fits, if there is one."""
     found = translation.found
-    patch = found["patch_embed.proj.weight"].shape[-1]
+    patch = patch_facts(found)["patch_size"]
     rows = found["pos_embed"].shape[1] if "pos_embed" in found else 1
     has_row = "cls_token" in found and "reg_token" not in found and translation.layout.cls_rows[0]
     return patch, patch * max(rows - has_row, 1)
@@ -287,8 +291,11 @@ def _readable_tensors(model: ViT, to: Target, path: Path) -> dict[str, Tensor]:
 def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:
     """The tensors under the names of a library that has a model which computes the same."""
     tensors, config = model.state_dict(), model.config
-    if to in ("timm", "vitlite"):
+    if to == "vitlite":
         return tensors
+    if to == "timm":
+        own = layout_for_timm(config)
+        return tensors if own == "timm" else to_their_names(LAYOUTS[own], "", tensors)
     layout, prefix, computed = LAYOUTS["torchvision"], "", TORCHVISION
     if to == "transformers":
         kind = model_type(config)

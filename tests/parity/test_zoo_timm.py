@@ -25,7 +25,7 @@ from vitlite.weights.labels import read_label_set
 from vitlite.weights.resolve import Claim, understand
 from vitlite.weights.zoo import Record
 
-RECORDS = [record for record in zoo.RECORDS.values() if record.layout == "timm" and record.repo]
+RECORDS = [record for record in zoo.RECORDS.values() if record.layout.startswith("timm") and record.repo]
 FAMILIES = (  # timm's modules of Vision Transformers: all of their names are in the zoo, or refused with a reason
     "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam", "deit",
     "eva", "beit", "naflexvit", "qwen3_vit", "gemma4_vit", "deepseek_vit",
@@ -143,6 +143,7 @@ def test_tensors(record: Record, tmp_path: Path):
     with open_weights(path) as file:
         translation, resolved = understand(file, [Claim("the row says", record.config.to_dict())])
     path.unlink()
+    assert translation.layout.name == record.layout
     assert not translation.unknown
     assert {name: found.shape for name, found in translation.found.items()} == ours(record.config)
     assert resolved.config.to_dict() == record.config.to_dict()

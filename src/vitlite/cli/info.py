@@ -51,7 +51,7 @@ def _facts(record: zoo.Record) -> dict[str, str]:
     unpinned = "the first download pins it" if record.repo else ""
     return {
         "preset": f"{record.preset} (its default)" if record.default else record.preset,
-        "timm's name": record.alias if record.layout == "timm" else "",
+        "timm's name": record.alias if record.layout.startswith("timm") else "",
         "comes from": f"https://huggingface.co/{record.repo}" if record.repo else "vitlite itself, no download",
         "commit": record.commit or unpinned,
         "sha256": record.sha256 or unpinned,

@@ -260,13 +260,13 @@ def facts_of(translation: Translation, shapes: Mapping[str, Shape]) -> dict[str,
         facts[field] = tensor in found
     if "norm.weight" in found or "fc_norm.weight" in found:  # without one it may be lost: somebody has to say so
         facts["final_norm"] = True
-    facts |= _patch_facts(found) | _mlp_facts(found) | _table_facts(translation)
+    facts |= patch_facts(found) | _mlp_facts(found) | _table_facts(translation)
     _refuse_eva02(found, facts)
     facts |= _pool_facts(translation, shapes, facts) | _head_facts(translation, shapes)
     return facts | _rotation_facts(translation, shapes, facts)
 
 
-def _patch_facts(found: Mapping[str, Found]) -> dict[str, Any]:
+def patch_facts(found: Mapping[str, Found]) -> dict[str, Any]:
     """What becomes a token, and how wide that is."""
     dim, channels, patch, across = found["patch_embed.proj.weight"].shape
     if patch != across or patch == 0:

@@ -146,7 +146,7 @@ def _repo(cells: dict[str, str]) -> str:
     """The repository on the Hub; "" where there is none."""
     if cells["repo"] != "=":
         return _cell(cells["repo"]) or ""
-    if cells["layout"] == "timm":
+    if cells["layout"].startswith("timm"):
         return f"timm/{cells['alias']}"
     return cells["alias"]
 

@@ -25,7 +25,13 @@ from vitlite.images import Recipe
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.sidecar import timm, transformers, vitlite
 from vitlite.weights.sidecar.record import Sidecar, UnreadRecipe, as_json
-from vitlite.weights.sidecar.timm import config_to_timm, recipe_from_record, recipe_from_timm, recipe_to_timm
+from vitlite.weights.sidecar.timm import (
+    config_to_timm,
+    layout_for_timm,
+    recipe_from_record,
+    recipe_from_timm,
+    recipe_to_timm,
+)
 from vitlite.weights.sidecar.transformers import (
     WRITER,
     computed_by,
@@ -49,6 +55,7 @@ __all__ = [
     "config_to_timm",
     "contradictions",
     "end_sidecars",
+    "layout_for_timm",
     "layout_of",
     "model_type",
     "read_sidecar",
@@ -160,13 +167,17 @@ def contradictions(sidecar: Sidecar, labels: Sequence[str] | None, recipe: Recip
     return different
 
 
-def sidecar_content(config: ViTConfig, labels: Sequence[str] | None, recipe: Recipe | None) -> dict[str, Any]:
-    """The config.json which vitlite reads back in full, and timm as far as it goes.
+def sidecar_content(
+    config: ViTConfig, labels: Sequence[str] | None, recipe: Recipe | None, layout: str = "timm"
+) -> dict[str, Any]:
+    """The config.json which vitlite reads back in full, and timm as far as it goes, beside tensors of this layout.
 
     Raises:
         CheckpointError: It could not be read back: a label is no text, say.
     """
-    content = config_to_vitlite(config, labels, recipe) | config_to_timm(config, labels, recipe)
+    content = config_to_vitlite(config, labels, recipe)
+    if layout == layout_for_timm(config):
+        content |= config_to_timm(config, labels, recipe)
     vitlite.sidecar_from_vitlite(as_json(content))
     return content
 

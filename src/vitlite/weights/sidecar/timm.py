@@ -81,7 +81,7 @@ PICTURES = table(
 
 POOLS = {"token": "cls", "avg": "mean", "map": "map"}  # timm's -> ours
 GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
+WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()} | {"cls_and_distillation": "token"}
 WRITTEN_GELUS = {ours: theirs for theirs, ours in GELUS.items()}
 
 # How a picture gets in, what only training asks for, and what names and shapes of tensors tell.
@@ -313,51 +313,123 @@ def _recipe(config: Mapping[str, Any], size: tuple[int, int] | None) -> Recipe:
     )
 
 
+# The architecture that model_args change into each of ours: of a plain ViT any, else one that has what no words say.
+PLAIN, GATED, DISTILLED = "vit_tiny_patch16_224", "vit_giant_patch14_dinov2", "deit_tiny_distilled_patch16_224"
+DINOV3 = "vit_small_patch16_dinov3"
+HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+COMPUTED: dict[str, dict[str, Any]] = {  # what each of them computes, of which model_args have no word: fields of ours
+    DINOV3: {
+        "norm_eps": 1e-5, "gelu": "exact", "class_token": True, "stem": None, "pre_norm": False, "inner_norm": False,
+        "fc_norm": False, "final_norm": True,
+    },
+    DISTILLED: {"norm_eps": 1e-6, "registers": 1, "mlp": "gelu", "stem": None, "pre_norm": False, "fc_norm": False},
+    GATED: {"norm_eps": 1e-6, "stem": None, "inner_norm": False},
+    PLAIN: {"norm_eps": 1e-6, "mlp": "gelu"},
+}  # fmt: skip
+
+
+def layout_for_timm(config: ViTConfig) -> str:
+    """The layout of layouts.txt that timm's model has."""
+    if config.positions == "rope":
+        return "timm-eva-gated" if config.mlp == "swiglu" else "timm-eva"
+    return "timm-distilled" if config.pool == "cls_and_distillation" else "timm"
+
+
 def config_to_timm(config: ViTConfig, labels: Sequence[str] | None, recipe: Recipe | None) -> dict[str, Any]:
     """What timm needs to build a model; nothing where it can build none such, or cannot prepare its pictures so."""
     pictures = recipe_to_timm(recipe) if recipe else {}
-    mlp_ratio = config.mlp_dim / config.dim
-    if pictures is None or not _can_build(config) or int(config.dim * mlp_ratio) != config.mlp_dim:
+    if pictures is None or not _can_build(config):
         return {}
     pretrained: dict[str, Any] = {"input_size": [config.channels, *config.size], "num_classes": config.num_classes}
     if labels:
         pretrained["label_names"] = list(labels)
     return {
-        "architecture": "vit_tiny_patch16_224",  # any name of a plain ViT: model_args says all of it
+        "architecture": _architecture_for(config),
         "num_classes": config.num_classes,
         "global_pool": WRITTEN_POOLS[config.pool],
-        "model_args": {
-            "img_size": list(config.size),
-            "patch_size": config.patch_size,
-            "in_chans": config.channels,
-            "embed_dim": config.dim,
-            "depth": config.depth,
-            "num_heads": config.heads,
-            "mlp_ratio": mlp_ratio,
-            "qkv_bias": config.qkv_bias,
-            "init_values": config.layer_scale,
-            "class_token": config.class_token,
-            "no_embed_class": not config.cls_position,
-            "reg_tokens": config.registers,
-            "pos_embed": "learn" if config.positions == "learned" else "none",
-            "pre_norm": config.pre_norm,
-            "fc_norm": config.fc_norm,
-            "scale_attn_norm": config.inner_norm,
-            "scale_mlp_norm": config.inner_norm,
-            "act_layer": WRITTEN_GELUS[config.gelu],
-            "global_pool": WRITTEN_POOLS[config.pool],
-        },
+        "model_args": _model_args(config),
         "pretrained_cfg": pretrained | pictures,
     }
 
 
+def _architecture_for(config: ViTConfig) -> str:
+    """The architecture that is changed into this one."""
+    if config.positions == "rope":
+        return DINOV3
+    if config.pool == "cls_and_distillation":
+        return DISTILLED
+    if config.mlp == "swiglu":
+        return GATED
+    return PLAIN if config.stem is None else HYBRIDS.get(config.stem, "")
+
+
+def _model_args(config: ViTConfig) -> dict[str, Any]:
+    """The words that change an architecture into this one; timm takes those that are null for not said."""
+    architecture = _architecture_for(config)
+    words = {
+        "img_size": list(config.size),
+        "patch_size": config.kernel_size,
+        "in_chans": config.channels,
+        "embed_dim": config.dim,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": _mlp_ratio(config),
+        "qkv_bias": config.qkv_bias,
+        "init_values": config.layer_scale or 0,
+        "class_token": config.class_token,
+        "global_pool": WRITTEN_POOLS[config.pool],
+    }
+    if architecture == DINOV3:
+        gate = {"swiglu_mlp": config.mlp == "swiglu", "swiglu_align_to": 1}  # 0 is another class
+        return words | gate | {"num_reg_tokens": config.registers}
+    words |= {"scale_attn_norm": config.inner_norm, "scale_mlp_norm": config.inner_norm}
+    if config.mlp == "gelu":
+        words["act_layer"] = WRITTEN_GELUS[config.gelu]
+    if not config.final_norm:
+        words["final_norm"] = False
+    if architecture == DISTILLED:
+        return words
+    return words | {
+        "no_embed_class": not config.cls_position,
+        "reg_tokens": config.registers,
+        "pos_embed": "learn" if config.positions == "learned" else "none",
+        "pre_norm": config.pre_norm,
+        "fc_norm": config.fc_norm,
+    }
+
+
+def _mlp_ratio(config: ViTConfig) -> float:
+    """How much wider than a token the first layer of an MLP is in timm's words."""
+    packed = config.mlp == "swiglu" and config.positions != "rope"  # there a gate counts
+    return (2 if packed else 1) * config.mlp_dim / config.dim
+
+
 def _can_build(config: ViTConfig) -> bool:
-    """Whether timm's VisionTransformer computes what ours does, when it is given the same sizes."""
-    if config.norm_eps != 1e-6 or config.positions == "sincos2d" or config.pool not in WRITTEN_POOLS:
+    """Whether timm has an architecture that computes what ours does, when it is given the same sizes."""
+    architecture = _architecture_for(config)
+    computed = COMPUTED.get(architecture, COMPUTED[PLAIN])
+    if not architecture or any(getattr(config, field) != value for field, value in computed.items()):
         return False
-    if config.positions == "rope" or config.mlp != "gelu" or config.stem is not None or not config.final_norm:
+    ratio = _mlp_ratio(config)
+    if int(config.dim * ratio) != round(config.dim * ratio):  # timm rounds down
+        return False
+    if config.positions == "sincos2d" or config.pool not in WRITTEN_POOLS or not _is_pooled_alike(config):
         return False
     return not (config.patch_norm or config.pre_logits or config.head_dim or config.layer_scale == 0)
+
+
+def _is_pooled_alike(config: ViTConfig) -> bool:
+    """Whether what is special about some ways to pool, and to scale, is so in timm too."""
+    if config.pool == "map":  # whose MLP has the activation of the others there
+        return config.mlp == "gelu" and config.positions != "rope"
+    if config.pool == "cls_and_distillation":  # which without heads gives the mean of two tokens there
+        return config.num_classes > 0 and config.positions == "learned"
+    return config.positions != "rope" or config.layer_scale is not None
 
 
 def recipe_to_timm(recipe: Recipe) -> dict[str, Any] | None:
