@@ -284,10 +284,10 @@ def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
 def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], training: str, validation: str) -> None:
     """Two fields of the history, as far as it has them."""
     labels = {training: "training, pictures as augmented", validation: "validation, averaged weights"}
-    epochs = [record["epoch"] for record in history]
     for field, label in labels.items():
-        if field in history[0]:
-            axes.plot(epochs, [record[field] for record in history], marker=".", label=label)
+        there = [(record["epoch"], record[field]) for record in history if field in record]
+        if there:
+            axes.plot(*zip(*there, strict=True), marker=".", label=label)
     axes.set(title=title, xlabel="epoch")
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     axes.grid(alpha=0.3)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from tiny_run import CONFIG, RECIPE, new_model, small_cifar10, stop, stripes_in_folders
 
 from vitlite import ViT
@@ -35,11 +36,11 @@ def folders(tmp_path: Path) -> Path:
 
 def test_the_commands(folders, tmp_path, capsys):
     words = f"--model vit_nano_4 --weights none --size 16 --epochs 1 --batch 8 --out {tmp_path / 'run'}".split()
-    assert main(["train", str(folders), *words]) == 0
+    assert main(["train", str(folders), *words, "--log", "json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["epoch"] == 1
-    last = r"vitlite: best is epoch 1 of 1: the highest validation accuracy, \d+\.\d\d%; measured again from the file"
-    assert re.fullmatch(last, said.err.splitlines()[-1])
+    assert "vitlite: 2 classes (lying, standing); 24 pictures to train on, 8 to compare epochs with; 1 epo" in said.err
+    assert re.search(r"\nBest is epoch 1 of 1: the highest validation accuracy, \d+\.\d\d%\.\nIt is in ", said.err)
     best = str(tmp_path / "run" / "best")
     assert main(["eval", str(folders), "--model", best, "--out", str(tmp_path / "eval")]) == 0
     out = capsys.readouterr().out
@@ -88,7 +89,7 @@ def test_killed_with_sigkill_and_started_again(folders, tmp_path):
     assert process.returncode == -signal.SIGKILL
     assert state.exists()
     done = subprocess.run(command("killed"), check=True, env=environment, capture_output=True, text=True)
-    assert json.loads(done.stdout.splitlines()[-1])["epoch"] == 3
+    assert [line.split()[0] for line in done.stdout.splitlines()[:4]] == ["epoch", "1/3", "2/3", "3/3"]
     for name in ("last/model.safetensors", "best/model.safetensors", "last/config.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert not list(tmp_path.glob("killed/**/*.partial"))
@@ -98,14 +99,14 @@ def test_killed_with_sigkill_and_started_again(folders, tmp_path):
 def test_cifar10_is_prepared_as_predict_does_it(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        train_command, "train", lambda model, data, *_, validation, **__: seen.extend([data, validation]) or []
+        train_command, "train", lambda model, data, *_, validation, **__: (seen.extend([data, validation]), stop(None))
     )
     monkeypatch.setattr(eval_command, "measure", lambda model, data, **_: (seen.append(data), stop(None)))
     folder, model, row = small_cifar10(tmp_path / "data"), new_model(CONFIG.replace(image_size=32)), torch.tensor([3])
     for resize, name in (((35, 35), "cropped"), ((32, 32), "whole")):
         model.preprocess = Preprocess(replace(RECIPE, size=(32, 32), resize=resize), model)
         model.save(tmp_path / name)
-        assert main(f"train {folder} --model {tmp_path / name} --epochs 1 --out {tmp_path / 'run'}".split()) == 0
+        assert main(f"train {folder} --model {tmp_path / name} --epochs 1 --out {tmp_path / 'run'}".split()) == 1
         assert main(f"eval {folder} --model {tmp_path / name}".split()) == 1  # killed once the pictures are there
         for split in ("train", "val", "test"):
             raw = read_cifar10(folder, split).images[row]
@@ -195,3 +196,78 @@ def test_without_a_gpu_that_is_said_before_anything_is_read(tmp_path, capsys):
     words = ("--model", "vit_nano_4", "--weights", "none", "--epochs", "1", "--device", "cuda")
     assert main(["train", str(tmp_path / "nothing"), "--out", str(tmp_path / "out"), *words]) == 1
     assert capsys.readouterr().err == "vitlite: error: --device cuda cannot be used here. This machine has: cpu.\n"
+
+
+def drawn(folder: Path, counts: dict[str, int]) -> Path:
+    """Pictures of discs, crosses and rings on grounds of any colour, in a folder per class."""
+    torch.manual_seed(0)
+    for name in ("disc", "cross", "ring"):
+        for part, count in counts.items():
+            (folder / part / name).mkdir(parents=True)
+            for i in range(count):
+                picture = Image.new("RGB", (80, 60), tuple(torch.randint(0, 120, (3,)).tolist()))
+                x, y, r = torch.randint(22, 58, ()).item(), torch.randint(22, 38, ()).item(), 18
+                ink, pen = tuple(torch.randint(150, 256, (3,)).tolist()), ImageDraw.Draw(picture)
+                if name == "cross":
+                    pen.rectangle((x - r, y - 5, x + r, y + 5), fill=ink)
+                    pen.rectangle((x - 5, y - r, x + 5, y + r), fill=ink)
+                else:
+                    fill = ink if name == "disc" else None
+                    pen.ellipse((x - r, y - r, x + r, y + r), fill=fill, outline=ink, width=5)
+                picture.save(folder / part / name / f"{i}.jpg")
+    return folder
+
+
+def test_from_a_folder_of_120_photos_to_a_model_that_is_right(tmp_path, capsys, monkeypatch):
+    """As somebody does it who has no val/ and asks for nothing but the model."""
+    monkeypatch.chdir(drawn(tmp_path, {"photos": 40, "new": 10}))
+    begin = "train photos --model vit_nano_4.cifar10 --out run"
+    assert main([*begin.split(), "--epochs", "6"]) == 0
+    said = capsys.readouterr()
+    first = "vitlite: 3 classes (cross, disc, ring); 96 pictures to train on, 24 to compare epochs with (held out: "
+    assert said.err == f"{first}{Path('run/split.json')} lists them); 6 epochs in batches of 16\n"
+    rows, _, text = said.out.partition("\n\n")
+    assert rows.splitlines()[0].split() == ["epoch", "train", "loss", "val", "loss", "val", "accuracy", "seconds"]
+    assert [row.split()[0] for row in rows.splitlines()[1:]] == [f"{i}/6" for i in range(1, 7)]
+    assert rows.splitlines()[1].endswith("  best so far")
+    assert re.match(r"Best is epoch \d of 6: .*\.\nIt is in run/best; measured again from there, it is right on ", text)
+    with Image.open("run/curves.png") as curves:
+        assert curves.width > 500
+
+    next_steps = re.findall(r"^  (vitlite .*)$", text, re.MULTILINE)
+    assert [line.split()[1] for line in next_steps] == ["classify", "eval", "export"]
+    for line in next_steps[:2]:
+        assert main(shlex.split(line)[1:]) == 0, line
+    said = capsys.readouterr()
+    assert "24 pictures" in said.out
+    assert "trained on" not in said.err
+    assert main(["eval", "new", "--model", "run/best"]) == 0
+    said = capsys.readouterr()
+    assert float(re.search(r"top-1 (\S+)%   30 pictures", said.out)[1]) >= 90, said.out
+    assert not said.err
+    assert main(["eval", "photos", "--model", "run/best"]) == 0
+    hint = (
+        "vitlite: run/best was trained on most of these pictures. Those that it has not seen: --split run/split.json\n"
+    )
+    assert capsys.readouterr().err == hint
+
+    before = Path("run/best/model.safetensors").read_bytes()
+    assert main([*begin.split(), "--epochs", "6"]) == 0  # the same once more
+    said = capsys.readouterr()
+    assert "this run is finished, after 6 of 6 epochs; to train again, name another --out" in said.err
+    assert said.out.partition("\n\n")[2] == text
+    assert main([*begin.split(), "--epochs", "6", "--seed", "1"]) == 1
+    assert "run holds another run: seed was 0 and is 1" in capsys.readouterr().err
+    assert Path("run/best/model.safetensors").read_bytes() == before
+
+
+def test_what_a_run_says_without_matplotlib_and_when_it_ends_early(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as where it is not installed
+    words = f"train {folders} --model vit_nano_4 --weights none --size 16 --epochs 9 --patience 1 --lr 1e-9 --batch 8"
+    assert main([*words.split(), "--log", "json", "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) < 9
+    assert "vitlite: no curves.png: Drawing curves or a confusion matrix needs an optional package. Ins" in said.err
+    assert "Ended early: none of the last 1 epochs was better (--patience).\nBest is epoch " in said.err
+    assert re.search(r"Most confused: (lying|standing) taken for (lying|standing) \(\d\)\.\n", said.err)
+    assert not (tmp_path / "run" / "curves.png").exists()

@@ -17,8 +17,6 @@ from vitlite.training.datasets import (
     names_below,
     read_cifar10,
     read_folder,
-    read_split,
-    training_classes,
 )
 
 
@@ -80,23 +78,6 @@ def test_damaged_small_cifar10(tmp_path):
     (folder / "data_batch_2.bin").unlink()
     with pytest.raises(TrainError, match=r"data_batch_2.bin is missing"):
         read_cifar10(folder, "train")
-
-
-def test_data_to_train_on(tmp_path, folders):
-    preprocess = new_model().preprocess
-    assert training_classes(folders) == ("lying", "standing")
-    parts = [read_split(folders, split, preprocess, ("standing", "lying")) for split in ("train", "val")]
-    assert [len(part) for part in parts] == [24, 8]
-    assert parts[0].labels[:12].tolist() == [1] * 12  # those of the folder that comes first
-    cifar = small_cifar10(tmp_path / "cifar")
-    assert training_classes(cifar) == ("plane", "car")
-    assert read_split(cifar, "val", preprocess, ("plane", "car")).fetch(torch.tensor([0])).shape == (1, 3, 16, 16)
-
-
-def test_one_class_is_nothing_to_learn(tmp_path):
-    (tmp_path / "train" / "lying").mkdir(parents=True)
-    with pytest.raises(TrainError, match=r"train has one class only, lying\. Training needs at least two\."):
-        training_classes(tmp_path)
 
 
 def test_a_label_of_two_classes_is_no_name_for_a_folder(folders, tmp_path):

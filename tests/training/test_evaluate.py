@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import CONFIG, RECIPE, new_model, small_cifar10
+from tiny_run import CONFIG, RECIPE, new_model, small_cifar10, stripes
 from torch import nn
 
 from vitlite import ViT, ViTConfig
@@ -129,3 +129,17 @@ def test_folders_to_measure_on(folders: Path, tmp_path: Path) -> None:
         check_data(tmp_path / "nowhere")
     with pytest.raises(TrainError, match="it has no preprocessing"):
         read_to_measure(folders, ViT(CONFIG), "it")
+
+
+def test_what_is_confused_most() -> None:
+    model = new_model()
+    data = stripes(8)
+    measured = replace(
+        measure(model, data),
+        right=torch.tensor([5, 2, 0]),
+        confusion=torch.tensor([[5, 1, 0], [0, 2, 3], [1, 0, 0]]),
+    )
+    assert measured.confused() == [(1, 2, 3), (0, 1, 1), (2, 0, 1)]
+    assert measured.confused(most=1) == [(1, 2, 3)]
+    assert replace(measured, confusion=torch.eye(3, dtype=torch.int64)).confused() == []
+    assert replace(measured, confusion=None).confused() == []

@@ -275,3 +275,12 @@ def test_patience_ends_a_run_and_outlives_a_kill(tmp_path, monkeypatch):
     assert len(run(4)) == len(run(1)) == 6  # which may be changed, as it says when a run ends and nothing else
     with pytest.raises(TrainError, match="patience 3 waits for a better epoch, and without validation pictures"):
         train(new_model(), data, tmp_path / "none", settings(patience=3))
+
+
+def test_a_folder_is_trained_in_by_one_process_at_a_time(tmp_path):
+    def again(history):
+        with pytest.raises(TrainError, match=r"Another process is training in .*delete .*train\.lock"):
+            train(new_model(), stripes(24), tmp_path, settings())
+
+    train(new_model(), stripes(24), tmp_path, settings(), after_epoch=again)
+    assert not (tmp_path / "train.lock").exists()

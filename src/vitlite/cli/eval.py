@@ -1,5 +1,6 @@
 """`vitlite eval`: measure accuracy on labelled pictures."""
 
+import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.datasets import Pictures
 from vitlite.training.evaluate import Measured, check_data, measure, read_to_measure
+from vitlite.training.split import SPLIT, folder_of_classes, folder_of_split
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,6 +26,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=Path,
         metavar="DATA",
         help="a folder per class (or a folder with such a val/ in it), or CIFAR-10's .bin files, of which the test set",
+    )
+    parser.add_argument(
+        "--split", type=Path, metavar="FILE", help="the pictures that a run of train held out: its split.json"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write figures (eval.json) and confusion.png there")
     add_model_arguments(parser)
@@ -39,12 +44,13 @@ def run(args: Namespace) -> int:
 def _evaluate(args: Namespace) -> int:
     if args.out:
         need_matplotlib()  # says at once if it is missing
-    check_data(args.data)  # a wrong DATA is said before the model is fetched
+    check_data(args.data, args.split)  # a wrong DATA is said before the model is fetched
     model = open_model(args)
-    pictures = read_to_measure(args.data, model, args.weights or args.model)
+    pictures = read_to_measure(args.data, model, args.weights or args.model, args.split)
     classes = tuple(model.labels or pictures.classes)  # other names of folders are in the labels' order
     measured = measure(model, replace(pictures, classes=classes), batch=args.batch)
     if distributed.is_main():
+        _say_if_trained_on(args)
         _print(measured, pictures)
         if args.out:
             args.out.mkdir(parents=True, exist_ok=True)
@@ -52,6 +58,16 @@ def _evaluate(args: Namespace) -> int:
             if measured.confusion is not None:
                 draw_confusion(measured.confusion, pictures.classes, args.out / "confusion.png")
     return 0
+
+
+def _say_if_trained_on(args: Namespace) -> None:
+    """Says so, where the model is of a run that trained on these pictures, but for those that it held out."""
+    split = Path(args.model).parent / SPLIT
+    if args.split is None and split.is_file() and folder_of_split(split) == folder_of_classes(args.data).resolve():
+        print(
+            f"vitlite: {args.model} was trained on most of these pictures. Those that it has not seen: --split {split}",
+            file=sys.stderr,
+        )
 
 
 def _print(measured: Measured, pictures: Pictures) -> None:

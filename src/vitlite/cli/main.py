@@ -42,6 +42,7 @@ OPTION_OF = {  # what an error's field is called on the command line
     "target": "--out",
     "epochs": "--epochs",
     "patience": "--patience",
+    "val_share": "--val-share",
     "batch": "--batch",
     "lr": "--lr",
     "layer_decay": "--layer-decay",

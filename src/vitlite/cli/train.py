@@ -1,7 +1,5 @@
 """`vitlite train`: train or fine-tune on a folder of pictures."""
 
-import json
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -9,17 +7,22 @@ from typing import Any
 import torch
 
 from vitlite.cli.options import check_device, image_size, is_place, positive
-from vitlite.draw import draw_curves, need_matplotlib
+from vitlite.cli.run_report import Report
 from vitlite.factory import create, load
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import STRENGTHS
-from vitlite.training.best import why_best
-from vitlite.training.datasets import read_split, training_classes
-from vitlite.training.evaluate import preprocess_of
+from vitlite.training.evaluate import Measured, preprocess_of
 from vitlite.training.loop import train
-from vitlite.training.run import History
-from vitlite.training.settings import Settings, usual_layer_decay, usual_lr, usual_optimizer
+from vitlite.training.settings import (
+    Settings,
+    usual_batch,
+    usual_epochs,
+    usual_layer_decay,
+    usual_lr,
+    usual_optimizer,
+)
+from vitlite.training.split import read_to_train, training_classes
 from vitlite.training.start import random_model, with_drop_path
 
 
@@ -30,14 +33,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         type=Path,
         metavar="DATA",
-        help="train/ and val/ with a folder per class in each, or CIFAR-10's .bin files",
+        help="a folder per class; or train/ and val/ with such folders in each; or CIFAR-10's .bin files",
     )
     add("--model", required=True, help="a name of `vitlite list`, a folder or a file; with --weights none a preset too")
     add("--weights", metavar="none|PATH", help="what to begin with, none being random; default: the model's own")
     add("--out", type=Path, required=True, metavar="DIR", help="for checkpoints, log and state; a killed run goes on")
-    add("--epochs", type=positive, required=True, metavar="N", help="how often to see every picture")
+    add("--val-share", type=float, metavar="X", help="of each class, to hold out where there is no val/; default: 0.2")
+    add("--epochs", type=positive, metavar="N", help="how often to see every picture; default: 10, of few pictures 20")
     add("--patience", type=positive, default=0, metavar="EPOCHS", help="end after as many without a better one")
-    add("--batch", type=positive, default=default.batch, metavar="N", help="default: %(default)s")
+    add("--batch", type=positive, metavar="N", help="pictures of a step at most; default: 128, of few pictures 32")
     add("--optimizer", choices=("adamw", "muon"), help="default: muon with random weights, otherwise adamw")
     add("--lr", type=float, metavar="X", help="default: 3e-3 for muon, 3e-4 for adamw, 1e-3 with --frozen")
     add("--layer-decay", type=float, metavar="X", help="default: 1 with random weights, otherwise 0.75")
@@ -54,46 +58,50 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
     add("--device", help="such as cpu, cuda, mps; default: cpu")
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    add("--log", choices=("table", "json"), default="table", help="what to print of each epoch; default: %(default)s")
     add("--save-every", type=float, default=60.0, metavar="SECONDS", help="how often, at most; default: %(default)s")
 
 
 def run(args: Namespace) -> int:
-    """Trains, and draws the curves after each epoch."""
+    """Trains, and says what came of it."""
     with distributed.process_group(args.device):
         check_device(args.device)
         return _train(args)
 
 
 def _train(args: Namespace) -> int:
-    need_matplotlib()  # says at once if it is missing
     classes = training_classes(args.data)  # a wrong DATA is said before the model is fetched
     model = _model(args, len(classes))
-    preprocess = preprocess_of(model)
-    data = read_split(args.data, "train", preprocess, classes)
-    validation = read_split(args.data, "val", preprocess, classes)
-
-    def show(history: History) -> None:
-        print(json.dumps(history[-1]), flush=True)
-        draw_curves(history, args.out / "curves.png")
-
-    settings = _settings(args)
+    split = read_to_train(args.data, preprocess_of(model), classes, share=args.val_share, seed=args.seed)
+    settings = _settings(args, len(split.train))
+    report = Report(args.data, split, settings, args.out, as_json=args.log == "json")
+    if distributed.is_main():
+        report.begin()
+    found: list[Measured] = []
     history = train(
-        model, data, args.out, settings, validation=validation, after_epoch=show, save_every=args.save_every
+        model,
+        split.train,
+        args.out,
+        settings,
+        validation=split.validation,
+        after_epoch=report.epoch,
+        after_best=found.append,
+        save_every=args.save_every,
     )
     if distributed.is_main():
-        print(f"vitlite: {why_best(history)}; measured again from the file", file=sys.stderr)
+        report.end(history, found[0])
     return 0
 
 
-def _settings(args: Namespace) -> Settings:
+def _settings(args: Namespace, pictures: int) -> Settings:
     random_weights = args.weights == "none"
     optimizer = args.optimizer or usual_optimizer(random_weights=random_weights, frozen=args.frozen)
     lr = usual_lr(optimizer, frozen=args.frozen) if args.lr is None else args.lr
     layer_decay = usual_layer_decay(random_weights=random_weights) if args.layer_decay is None else args.layer_decay
     return Settings(
-        epochs=args.epochs,
+        epochs=args.epochs or usual_epochs(pictures),
         patience=args.patience,
-        batch=args.batch,
+        batch=args.batch or usual_batch(pictures),
         optimizer=optimizer,
         lr=lr,
         layer_decay=layer_decay,

@@ -6,6 +6,7 @@ from vitlite.training.evaluate import Measured, measure
 from vitlite.training.loop import train
 from vitlite.training.run import History
 from vitlite.training.settings import Optimizer, Settings
+from vitlite.training.split import hold_out
 
 __all__ = [
     "STRENGTHS",
@@ -16,6 +17,7 @@ __all__ = [
     "Pictures",
     "Settings",
     "class_names",
+    "hold_out",
     "measure",
     "read_cifar10",
     "read_folder",

@@ -9,7 +9,8 @@ from vitlite.errors import TrainError, VitliteError
 from vitlite.factory import load
 from vitlite.model import ViT
 from vitlite.training.datasets import Pictures
-from vitlite.training.evaluate import measure
+from vitlite.training.evaluate import Measured, measure
+from vitlite.training.settings import Settings
 
 BEST = "best"  # the folder
 NEAR = 0.01  # share by which a second measurement may differ: another machine, or number of threads, adds otherwise
@@ -29,16 +30,18 @@ def best_epoch(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return min((record for record in history if "val_top1" in record), key=_rank, default=None)
 
 
-def is_out_of_patience(history: Sequence[dict[str, Any]], patience: int) -> bool:
-    """Whether so many epochs have passed since the best one; never with a patience of 0.
+def is_done(history: Sequence[dict[str, Any]], settings: Settings) -> bool:
+    """Whether a run has all its epochs, or has waited for a better one as long as it has patience.
 
     >>> accuracies = [0.5, 0.7, 0.6, 0.7]  # the last two are no better than the second
     >>> history = [{"epoch": i, "val_top1": top1, "val_loss": 1.0} for i, top1 in enumerate(accuracies, 1)]
-    >>> is_out_of_patience(history, 2), is_out_of_patience(history, 3)
-    (True, False)
+    >>> [is_done(history, Settings(epochs=9, patience=patience)) for patience in (0, 2, 3)]
+    [False, True, False]
     """
+    if len(history) >= settings.epochs:
+        return True
     best = best_epoch(history)
-    return best is not None and 0 < patience <= len(history) - best["epoch"]
+    return best is not None and 0 < settings.patience <= len(history) - best["epoch"]
 
 
 def _rank(record: dict[str, Any]) -> tuple[float, float]:
@@ -65,8 +68,8 @@ def why_best(history: Sequence[dict[str, Any]]) -> str:
 
 def check_best(
     out: Path, history: Sequence[dict[str, Any]], model: ViT, validation: Pictures, *, bfloat16: bool
-) -> None:
-    """Measures `best` again, from the file.
+) -> Measured | None:
+    """Measures `best` again, from the file; None where no epoch was measured.
 
     Args:
         out: The folder of the run.
@@ -80,7 +83,7 @@ def check_best(
     """
     best = best_epoch(history)
     if best is None:
-        return
+        return None
     try:
         again = load(out / BEST, device=model.device, dtype=model.dtype)
         measured = measure(again, validation, bfloat16=bfloat16)
@@ -96,6 +99,7 @@ def check_best(
             f"epoch {best['epoch']} had an accuracy of {wanted_top1:.2%} and a loss of {wanted_loss:g}, and it has "
             f"{measured.top1:.2%} and {measured.loss:g}",
         )
+    return measured
 
 
 def _not_the_best(out: Path, reason: str) -> TrainError:

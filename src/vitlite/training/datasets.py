@@ -24,6 +24,7 @@ from vitlite.training import distributed
 _log = getLogger("vitlite")
 CACHE = 2**31  # bytes of prepared pictures kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red, green and blue planes
+CIFAR10_NAMES = "batches.meta.txt"
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
 
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
@@ -52,6 +53,12 @@ class Prepared:
             self._room -= picture.nbytes
             self._kept[row] = picture
         return picture
+
+    def part(self, rows: Sequence[int]) -> "Prepared":
+        """Some of them, in the order of the rows."""
+        if isinstance(self.pictures, Tensor):
+            return Prepared(self.pictures[rows], self.read)
+        return Prepared([self.pictures[row] for row in rows], self.read)
 
     def origin(self) -> list[Tensor | str]:
         """What tells these pictures from others: the pixels; or of files names and sizes, wherever the folder is."""
@@ -119,6 +126,19 @@ class Pictures:
     def fetch(self, rows: Tensor) -> Tensor:
         """Some of the pictures, with values from 0 to 1: (b,) -> (b, c, h, w)."""
         return self.images[rows].float().div_(255)
+
+    def part(self, chosen: Tensor) -> "Pictures":
+        """Those for which `chosen` is true: (n,) bool."""
+        rows = chosen.nonzero()[:, 0]
+        images = self.images.part(rows.tolist()) if isinstance(self.images, Prepared) else self.images[rows]
+        return Pictures(images, self.labels[rows], self.classes)
+
+    def names(self) -> list[str]:
+        """What each picture is called, wherever its folder is: "cat/1.jpg"; those in memory by their number."""
+        if isinstance(self.images, Tensor) or isinstance(self.images.pictures, Tensor):
+            return [str(row) for row in range(len(self))]
+        folder = os.path.commonpath(self.images.pictures)
+        return [path.relative_to(folder).as_posix() for path in self.images.pictures]
 
     def digest(self) -> str:
         """A hash of labels and pixels; of files, names and sizes are taken, wherever the folder is."""
@@ -261,7 +281,9 @@ def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Rea
     """
     names = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
     rows = torch.cat([_cifar10_batch(folder / f"{name}.bin") for name in names])  # (n, RECORD)
-    classes = _cifar10_classes(folder, int(rows[:, 0].max()))
+    classes, highest = cifar10_classes(folder), int(rows[:, 0].max())
+    if highest >= len(classes):
+        raise TrainError(f"{folder} has the label {highest}, and {CIFAR10_NAMES} names {len(classes)} classes.")
     part = {"train": slice(-HOLDOUT), "val": slice(-HOLDOUT, None), "test": slice(None)}[split]
     images = rows[:, 1:].reshape(-1, 3, 32, 32).contiguous()[part]
     return Pictures(Prepared(images, read) if read else images, rows[part, 0].long(), classes)
@@ -286,40 +308,15 @@ def _cifar10_batch(path: Path) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, RECORD)
 
 
-def _cifar10_classes(folder: Path, highest: int) -> tuple[str, ...]:
-    """The names of the classes, of which the data have labels up to `highest`."""
-    file = folder / "batches.meta.txt"
+def cifar10_classes(folder: Path) -> tuple[str, ...]:
+    """The names of its classes, without a look at the pictures.
+
+    Raises:
+        TrainError: The file with the names is missing.
+    """
+    file = folder / CIFAR10_NAMES
     if not file.exists():
         raise TrainError(
             f"{folder} has no {file.name}, which names CIFAR-10's classes.", python="Unpack the data again."
         )
-    classes = tuple(file.read_text(encoding="utf-8").split())
-    if highest >= len(classes):
-        raise TrainError(f"{folder} has the label {highest}, and {file.name} names {len(classes)} classes.")
-    return classes
-
-
-def training_classes(data: Path) -> tuple[str, ...]:
-    """The classes of data to train on: of CIFAR-10, or of train/ with a folder for each.
-
-    Raises:
-        TrainError: There are no such data, or only one class.
-    """
-    if is_cifar10(data):
-        classes = read_cifar10(data, "val").classes
-    else:
-        classes = class_names(data / "train")
-    if len(classes) < 2:
-        raise TrainError(f"{data / 'train'} has one class only, {classes[0]}.", python="Training needs at least two.")
-    return classes
-
-
-def read_split(data: Path, split: Literal["train", "val"], preprocess: Preprocess, classes: Sequence[str]) -> Pictures:
-    """What to train on, or to compare epochs with: of CIFAR-10, or of the folder of that name in the data.
-
-    Raises:
-        TrainError: As `read_cifar10` and `read_folder` do.
-    """
-    if is_cifar10(data):
-        return read_cifar10(data, split, cifar10_reader(preprocess))
-    return read_folder(data / split, preprocess.pixels, classes)
+    return tuple(file.read_text(encoding="utf-8").split())

@@ -26,6 +26,7 @@ from vitlite.training.datasets import (
     read_folder,
     refuse_shared_labels,
 )
+from vitlite.training.split import folder_of_classes, read_held_out
 
 MOST_CONFUSED = 4096  # classes of which each is counted with each: a table of 134 MB; ImageNet-21k's would take 3.8 GB
 
@@ -41,6 +42,19 @@ class Measured:
     taken: Tensor  # (k,) int64: taken for each class
     right: Tensor  # (k,) int64: of each class and taken for it
     confusion: Tensor | None  # (k, k) int64: pictures of each class, by the one they were taken for; None of many
+
+    def confused(self, most: int = 3) -> list[tuple[int, int, int]]:
+        """What is taken for what most often: the class, the other that it was taken for, and of how many pictures."""
+        if self.confusion is None:
+            return []
+        k = len(self.right)
+        wrong = self.confusion.clone().fill_diagonal_(0).flatten()
+        count, place = wrong.sort(descending=True, stable=True)
+        pairs = []
+        for times, where in zip(count[:most].tolist(), place[:most].tolist(), strict=True):
+            if times:
+                pairs.append((where // k, where % k, times))
+        return pairs
 
     @property
     def recall(self) -> Tensor:
@@ -159,23 +173,27 @@ def preprocess_of(model: ViT, name: str = "The model") -> Preprocess:
     return way
 
 
-def check_data(data: Path) -> None:
+def check_data(data: Path, split: Path | None = None) -> None:
     """Whether there is something to measure on, for those who would not fetch a model in vain.
 
     Raises:
-        TrainError: It is neither CIFAR-10 nor a folder per class.
+        TrainError: It is neither CIFAR-10 nor a folder per class, or there is no such split.
     """
+    if split is not None and (is_cifar10(data) or not split.is_file()):
+        problem = "has a part to test on already" if split.is_file() else f"cannot be measured by {split}: no such file"
+        raise TrainError(f"{data} {problem}.", python="Give the split.json that a run left, or none.")
     if not is_cifar10(data):
-        class_names(_folder_per_class(data))
+        class_names(_folder_per_class(data, split))
 
 
-def read_to_measure(data: Path, model: ViT, name: str) -> Pictures:
+def read_to_measure(data: Path, model: ViT, name: str, split: Path | None = None) -> Pictures:
     """The test pictures of CIFAR-10, or those of a folder per class, or of such a val/ in it, labelled as by the model.
 
     Args:
         data: The folder.
         model: Its preprocessing makes the pictures, and its classes give the order.
         name: What errors call the model.
+        split: A run's list of what it held out of a folder per class: those alone.
 
     Returns:
         The pictures, with the classes named as in the data.
@@ -185,8 +203,9 @@ def read_to_measure(data: Path, model: ViT, name: str) -> Pictures:
     """
     preprocess = preprocess_of(model, name)
     if not is_cifar10(data):
-        folder = _folder_per_class(data)
-        return read_folder(folder, preprocess.pixels, classes_in_order(model, class_names(folder)))
+        folder = _folder_per_class(data, split)
+        pictures = read_folder(folder, preprocess.pixels, classes_in_order(model, class_names(folder)))
+        return read_held_out(split, data, pictures) if split else pictures
     pictures = read_cifar10(data, "test", cifar10_reader(preprocess))
     if len(pictures.classes) != model.config.num_classes:
         raise TrainError(
@@ -199,7 +218,9 @@ def read_to_measure(data: Path, model: ViT, name: str) -> Pictures:
     return replace(pictures, labels=moved_to[pictures.labels], classes=classes)
 
 
-def _folder_per_class(data: Path) -> Path:
+def _folder_per_class(data: Path, split: Path | None) -> Path:
+    if split is not None:
+        return folder_of_classes(data)
     inside = data / "val"
     return inside if inside.is_dir() else data
 

@@ -8,8 +8,8 @@ Shapes: b pictures in a batch, or in this rank's share of it; c channels, h and 
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlite import disk
 from vitlite.errors import TrainError
 from vitlite.images import normalise
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import Draws, augment, mix, shuffled
 from vitlite.training.batches import batch_of, steps_of_an_epoch
-from vitlite.training.best import BEST, check_best, is_better, is_out_of_patience
+from vitlite.training.best import BEST, check_best, is_better, is_done
 from vitlite.training.datasets import Pictures, refuse_shared_labels
-from vitlite.training.evaluate import check_fit, measure, preprocess_of
-from vitlite.training.run import LOG, STATE, History, Run
+from vitlite.training.evaluate import Measured, check_fit, measure, preprocess_of
+from vitlite.training.run import LOCK, LOG, STATE, History, Run
 from vitlite.training.schedule import learning_rate
 from vitlite.training.settings import Settings
 from vitlite.training.state import Progress
@@ -40,6 +41,7 @@ def train(
     *,
     validation: Pictures | None = None,
     after_epoch: Callable[[History], None] = lambda history: None,
+    after_best: Callable[[Measured], None] = lambda measured: None,
     save_every: float = 60.0,
 ) -> History:
     """Trains a model, or goes on with the run that `out` holds.
@@ -52,6 +54,7 @@ def train(
         validation: What to measure after each epoch, of the same classes; the best one is kept in `best`,
             by accuracy, and where that ties by loss; it is measured again at the end, from the file.
         after_epoch: Called with what was measured so far; also when a run goes on, or is done already.
+        after_best: Called at the end with what `best` gave when it was measured again, where there is one.
         save_every: Seconds between two writings of the state.
 
     Returns:
@@ -70,17 +73,44 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     try:
-        return _run_epochs(Run(model, data, settings, validation), out, validation, after_epoch, save_every)
+        with _alone(out):
+            run = Run(model, data, settings, validation)
+            _run_epochs(run, out, validation, after_epoch, save_every)
+            if validation is not None:
+                _check_best(run, out, validation, after_best)
     finally:
         for weight, before in trainable.items():  # a frozen backbone is frozen for this run only
             weight.requires_grad_(before)
+    run.swap_averages()
+    model.eval()
+    return run.history
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keeps other runs from the folder of this one, which writes there when it is rank 0.
+
+    Raises:
+        TrainError: Another process trains there.
+    """
+    with ExitStack() as held:
+        if distributed.is_main():
+            try:
+                held.enter_context(disk.locked(out / LOCK, wait=False))
+            except BlockingIOError as error:
+                raise TrainError(
+                    f"Another process is training in {out}.",
+                    python=f"Wait for it, or use another `out`. If there is none, delete {out / LOCK}.",
+                    command=f"Wait for it, or use another --out. If there is none, delete {out / LOCK}.",
+                ) from error
+        yield
 
 
 def _run_epochs(
     run: Run, out: Path, validation: Pictures | None, after_epoch: Callable[[History], None], save_every: float
-) -> History:
+) -> None:
     """Goes on where the run is, to its end."""
-    model, settings = run.model, run.settings
+    settings = run.settings
     if (out / STATE).exists():
         run.resume(out / STATE)
         if run.history and distributed.is_main():
@@ -88,17 +118,19 @@ def _run_epochs(
     distributed.assert_equal_on_all_ranks(
         "pictures, epoch and step", len(run.data), run.progress.epoch, run.progress.step
     )
-    while run.progress.epoch < settings.epochs and not is_out_of_patience(run.history, settings.patience):
+    while not is_done(run.history, settings):
         _take_steps(run, out, save_every)
         _end_epoch(run, out, validation)
         if distributed.is_main():
             after_epoch(run.history)
-    if validation is not None:
-        distributed.assert_equal_on_all_ranks("epochs", run.progress.epoch)  # waits for rank 0, which writes
-        check_best(out, run.history, model, validation, bfloat16=settings.bfloat16)
-    run.swap_averages()
-    model.eval()
-    return run.history
+
+
+def _check_best(run: Run, out: Path, validation: Pictures, after_best: Callable[[Measured], None]) -> None:
+    """Measures `best` again, by all ranks."""
+    distributed.assert_equal_on_all_ranks("epochs", run.progress.epoch)  # waits for rank 0, which writes
+    measured = check_best(out, run.history, run.model, validation, bfloat16=run.settings.bfloat16)
+    if measured is not None and distributed.is_main():
+        after_best(measured)
 
 
 def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pictures | None) -> None:

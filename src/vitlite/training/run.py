@@ -28,7 +28,7 @@ from vitlite.weights.save import refuse_unloadable, write_tensors
 
 History = list[dict[str, Any]]
 
-STATE, LOG = "state.safetensors", "log.jsonl"
+STATE, LOG, LOCK = "state.safetensors", "log.jsonl", "train.lock"
 
 
 class Run:

@@ -8,6 +8,7 @@ from vitlite.errors import TrainError
 from vitlite.training.augment import Augmentation
 
 Optimizer = Literal["adamw", "muon"]
+FEW = 1000  # pictures
 RANGES = {  # the least and the most that a recipe may ask for
     "epochs": (1, 1e6),
     "patience": (0, 1e6),
@@ -56,6 +57,16 @@ class Settings:
             value = getattr(self, name)
             if not least <= value <= most:
                 raise TrainError(f"{name} must be from {least:g} to {most:g}, got {value:g}.", field=name)
+
+
+def usual_epochs(pictures: int) -> int:
+    """Enough to see a trained model learn few pictures, or many."""
+    return 20 if pictures < FEW else 10
+
+
+def usual_batch(pictures: int) -> int:
+    """Of few pictures, small ones, as an epoch has to take some steps."""
+    return 16 if pictures < FEW else 128
 
 
 def usual_optimizer(*, random_weights: bool, frozen: bool) -> Optimizer:
