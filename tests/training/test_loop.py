@@ -170,7 +170,7 @@ def test_a_diverged_loss_is_an_error_and_leaves_the_last_checkpoint(tmp_path):
     train(model, data, tmp_path, settings(epochs=2))
     before = (tmp_path / STATE).read_bytes()
     broken = new_model()
-    nn.init.constant_(broken.head.bias, torch.nan)
+    broken.head.register_forward_hook(lambda *_: torch.full((8, 2), torch.nan, requires_grad=True))
     with pytest.raises(TrainError, match=r"loss became nan in epoch \d, step \d.*last holds.*lower lr") as caught:
         train(broken, data, tmp_path / "new", settings())
     assert "lower --lr and another --out" in caught.value.for_command_line()
