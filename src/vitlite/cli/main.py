@@ -141,7 +141,7 @@ def _prepare_streams() -> None:
     """Lets any text be read and printed: names of files that are no Unicode, and letters that an encoding lacks."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the shell
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # to the end of the process
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # to the end of the process
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":

@@ -304,7 +304,7 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
     with TemporaryDirectory() as folder:
         save(model, folder)
-        (Path(folder) / "README.md").write_text(card(model, repo), encoding="utf-8")
+        (Path(folder) / "README.md").write_text(card(model, repo), encoding="utf-8", newline="")
         hub.create_repo(repo, private=private, exist_ok=True)
         commit = hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload with vitlite")
     return str(commit.commit_url)

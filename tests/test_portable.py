@@ -1,0 +1,131 @@
+"""Nothing is called that only some systems have, and files are the same on all of them; answers on every CPU, too."""
+
+import ast
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vitlite
+
+SOURCE = Path(vitlite.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "readline", "msvcrt", "winreg", "signal"}
+OF_POSIX = {
+    "chown", "chroot", "ctermid", "fchmod", "fchown", "fork", "forkpty", "getegid", "geteuid", "getgid", "getgroups",
+    "getloadavg", "getpgid", "getpgrp", "getpriority", "getsid", "getuid", "initgroups", "kill", "killpg", "lchown",
+    "lockf", "mkfifo", "mknod", "nice", "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_SYNC", "openpty",
+    "posix_fadvise", "posix_fallocate", "posix_spawn", "pread", "preadv", "pwrite", "pwritev", "sched_getaffinity",
+    "sched_setaffinity", "sendfile", "setpgid", "setsid", "setuid", "statvfs", "symlink", "sync", "sysconf", "ttyname",
+    "uname", "wait", "wait3", "wait4", "WNOHANG",
+}  # fmt: skip
+METHODS = {
+    "symlink_to",
+    "hardlink_to",
+    "chmod",
+    "rename",
+}  # of paths; `replace` does everywhere what `rename` does here
+ALTERNATIVES = {
+    ("speed/measure.py", "os.getloadavg"): 'hasattr(os, "getloadavg")',
+    ("weights/cache.py", "link.symlink_to"): "except (OSError, ValueError):",
+}
+
+
+def banned(tree: ast.AST) -> Iterator[str]:
+    """Every name in a module that not all systems have."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from MODULES & {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            yield from MODULES & {(node.module or "").split(".")[0]}
+        elif isinstance(node, ast.Attribute):
+            is_of_os = isinstance(node.value, ast.Name) and node.value.id == "os"
+            if (is_of_os and node.attr in OF_POSIX | {"rename"}) or node.attr in METHODS:
+                yield ast.unparse(node)
+
+
+def careless(tree: ast.AST) -> Iterator[str]:
+    """Every text file that is opened in the encoding of the system, or written with its line ends."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        given = {keyword.arg for keyword in node.keywords}
+        text = ast.unparse(node)
+        if name == "read_text" and "encoding" not in given:
+            yield text
+        elif name == "write_text" and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) != "disk":
+            if not {"encoding", "newline"} <= given:
+                yield text
+        elif name == "open" and ast.unparse(node.func) in ("open", "path.open", "self.path.open", "io.open"):
+            is_binary = any("b" in ast.unparse(argument).strip("'") for argument in node.args[-1:])
+            if not is_binary and "encoding" not in given:
+                yield text
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(SOURCE).as_posix())
+def test_what_only_some_systems_have_is_not_called(file: Path) -> None:
+    content, name = file.read_text("utf-8"), file.relative_to(SOURCE).as_posix()
+    for found in set(banned(ast.parse(content))):
+        alternative = ALTERNATIVES.get((name, found))
+        assert alternative is not None, f"{found} is not on every system"
+        assert alternative in content
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(SOURCE).as_posix())
+def test_text_is_in_utf_8_and_its_lines_end_alike_everywhere(file: Path) -> None:
+    assert list(careless(ast.parse(file.read_text("utf-8")))) == []
+
+
+def test_what_is_banned_is_found() -> None:
+    found = set(banned(ast.parse("import os, fcntl\nfrom signal import SIGKILL\nos.fork()\npath.symlink_to(x)")))
+    assert found == {"fcntl", "signal", "os.fork", "path.symlink_to"}
+    text = "open(a)\nopen(a, 'w')\nopen(a, 'rb')\npath.write_text(a, encoding='utf-8')\nopen(a, encoding='utf-8')"
+    assert list(careless(ast.parse(text))) == ["open(a)", "open(a, 'w')", "path.write_text(a, encoding='utf-8')"]
+
+
+# ---- CPUs that can do less than this one
+
+ON_THIS_CPU = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from models import tiny_model
+from vitlite import optimize
+from vitlite.speed import onednn
+
+onednn.layer_times = lambda *dtypes: [1.0, 2.0]  # bfloat16 is computed in, be it slower here
+onednn._is_faster = lambda candidate, usual: True  # and whatever is right is used
+registers = {"registers": 2, "cls_position": False}
+for options in ({}, {"pool": "map"}, {"positions": "rope", "mlp": "swiglu"}, {"gelu": "quick", **registers}):
+    for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
+        model = tiny_model(dim=64, mlp_dim=96, **options)
+        images = torch.randn(3, 3, 32, 48)
+        with torch.no_grad():
+            wanted = model.double()(images.double())
+            plain = model.float()(images)
+            found = optimize(model, dtype=dtype)(images)
+        for answer, limit in ((plain, 1e-5), (found, near)):
+            far = (answer - wanted).abs().max() / wanted.abs().max()
+            assert far < limit, (options, dtype, far)
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.usefixtures("uncovered")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these limits are those of x86")
+@pytest.mark.parametrize(
+    ("onednn", "torch"), [("DEFAULT", ""), ("AVX2", ""), ("SSE41", "default"), ("DEFAULT", "avx2")], ids=str
+)
+def test_answers_are_right_on_a_cpu_with_fewer_instructions(onednn: str, torch: str) -> None:
+    variables = os.environ | {"ONEDNN_MAX_CPU_ISA": onednn}
+    if torch:
+        variables["ATEN_CPU_CAPABILITY"] = torch
+    words = [sys.executable, "-c", ON_THIS_CPU, str(Path(__file__).parent)]
+    done = subprocess.run(words, capture_output=True, text=True, env=variables)
+    assert done.returncode == 0, done.stderr
+    assert not torch or done.stdout.strip().lower() == torch
