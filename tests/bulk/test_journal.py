@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -122,6 +123,45 @@ def test_of_two_versions_of_a_picture_the_one_asked_for_is_written(tmp_path: Pat
         assert (paths, rows.tolist()) == (["a.jpg"], [[value]])
 
 
+def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
+    """It is refused, or cut off with its line and done again; no vector of other numbers is ever written."""
+    expected = whole(tmp_path / "whole.npz").read_bytes()
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        add(journal, "a.jpg", "über/b.png")
+        add(journal, "c")
+    written = journal.path.read_bytes()
+    vector = written.index(b'"vectors": "') + 15
+    damaged = written[:vector] + bytes([written[vector] ^ 1]) + written[vector + 1 :]
+    journal.path.write_bytes(damaged)
+    with pytest.raises(InputError, match=r"out\.npz\.partial, line 2: its checksum is that of other content"):
+        Journal(tmp_path / "out.npz", RUN)
+    refused = 0
+    for place in range(len(written)):
+        journal.path.write_bytes(written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :])
+        try:
+            with Journal(tmp_path / "out.npz", RUN) as again:
+                add(again, *(picture.path for picture in again.missing(ALL)))
+                again.finish(ALL, {"model": "m"})
+            assert (tmp_path / "out.npz").read_bytes() == expected
+        except InputError:
+            refused += 1
+    assert refused > len(written) - 20
+
+
+def test_a_journal_of_an_older_vitlite_has_no_checksum(tmp_path: Path) -> None:
+    expected = whole(tmp_path / "whole.npz").read_bytes()
+    with Journal(tmp_path / "out.npz", RUN) as journal:
+        add(journal, "a.jpg", "über/b.png")
+        add(journal, "c")
+    written = journal.path.read_bytes()
+    older = re.sub(rb', "crc32": \d+', b"", written)
+    assert len(older) < len(written)
+    journal.path.write_bytes(older)
+    with Journal(tmp_path / "out.npz", RUN) as again:
+        assert again.finish(ALL, {"model": "m"}) == 3
+    assert (tmp_path / "out.npz").read_bytes() == expected
+
+
 def test_a_replaced_file_is_another_picture(tmp_path: Path) -> None:
     path, other = tmp_path / "a.bmp", tmp_path / "b.bmp"
     for file in (path, other):
@@ -188,9 +228,12 @@ def test_what_is_missing_and_what_was_tried(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_something_else_changed(tmp_path: Path) -> None:
+    with Journal(tmp_path / "other.npz", RUN) as other:
+        add(other, "c")
     with Journal(tmp_path / "out.npz", RUN) as journal:
         add(journal, "a.jpg")
-        journal.path.write_bytes(journal.path.read_bytes().replace(b"a.jpg", b"b.jpg"))
+        journal.path.write_bytes(other.path.read_bytes())
+        other.path.unlink()
         with pytest.raises(InputError, match=r"out\.npz\.partial was changed while it was in use\. Delete it"):
             journal.finish(files("a.jpg"), {})
     assert os.listdir(tmp_path) == ["out.npz.partial"]

@@ -17,9 +17,8 @@ from tiny_run import new_model, settings, stripes
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from vitlite import ViT
 from vitlite.errors import TrainError
-from vitlite.training import train
+from vitlite.training import loop, train
 from vitlite.training.optim import optimizers, remembers, restore_optimizer, weights_of
 from vitlite.training.run import STATE, Run
 from vitlite.training.state import METADATA, read_state
@@ -136,16 +135,34 @@ def test_headers_that_are_none(written: Path, tmp_path: Path, header: dict[str, 
 
 
 def test_a_weight_without_a_gradient_is_nothing_to_remember(tmp_path: Path) -> None:
-    def model() -> ViT:
-        unused = new_model()
-        unused.head.register_parameter("unused", nn.Parameter(torch.ones(3)))
-        unused.save = lambda folder: None  # loading would refuse it
-        return unused
+    run = a_run()
+    run.model.norm.bias.requires_grad_(False)
+    loop._step(run, torch.arange(8))
+    run.progress.add(1.0, 0.5, 0.0)
+    run.save(tmp_path / STATE)
+    again = a_run()
+    again.resume(tmp_path / STATE)
+    assert [name for name, state in again.states().items() if not state] == ["norm.bias"]
 
-    train(model(), stripes(24), tmp_path, settings())
-    run = Run(model(), stripes(24), settings())
+
+def test_a_flipped_byte_is_noticed_wherever_it_is(written: Path, tmp_path: Path) -> None:
+    """Also where the numbers stay plausible."""
+    whole = bytearray(written.read_bytes())
+    header = 8 + int.from_bytes(whole[:8], "little")
+    loss = whole.index(b"loss") + 8
+    for place in (loss, header + 2, (header + len(whole)) // 2 // 4 * 4, len(whole) - 4):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        (tmp_path / STATE).write_bytes(damaged)
+        refused(a_run(), tmp_path / STATE, "its checksum is that of other content")
+
+
+def test_a_state_of_an_older_vitlite_has_no_checksum(written: Path, tmp_path: Path) -> None:
+    tensors, saved = content(written)
+    write_tensors(tmp_path / STATE, tensors, {METADATA: json.dumps(saved)})
+    run = a_run()
     run.resume(tmp_path / STATE)
-    assert [name for name, state in run.states().items() if not state] == ["head.unused"]
+    assert all(torch.equal(value, tensors[f"weight.{name}"]) for name, value in run.weights.items())
 
 
 def test_files_that_are_no_state(written: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -42,7 +43,7 @@ BATCH = schema.table(
 )
 IDENTITY = schema.by_name(schema.anything, most=100)
 KERNELS = "choice of kernels"  # in an identity: what computes, in words
-BEGINNING = b'{"pictures": '  # of every line but the first
+BEGINNING, CHECKSUM = b'{"pictures": ', b', "crc32": '  # of every line but the first; the second before its last number
 
 
 def check_target(target: Path) -> Path:
@@ -116,7 +117,7 @@ class Journal:
         self._file = self.path.open("a+b")
         self._file.truncate(end)  # cuts off a line that was not finished
         if end == 0:
-            self._append(identity)
+            self._append(json.dumps(identity).encode() + b"\n")
 
     def __enter__(self) -> "Journal":
         return self
@@ -156,6 +157,9 @@ class Journal:
 
     def _batch(self, line: bytes, place: str) -> tuple[dict[str, Any], bytes]:
         """A line of the journal, and the vectors in it."""
+        content, mark, end = line.rpartition(CHECKSUM)
+        if mark and end != _checksum(content):  # an older vitlite wrote none
+            raise self._no_journal(f"{shown(place)}: its checksum is that of other content.")
         record = self._parsed(line, BATCH, place)
         try:
             vectors = base64.b64decode(record["vectors"], validate=True)
@@ -211,12 +215,13 @@ class Journal:
         end = self._file.seek(0, os.SEEK_END)
         self._width = self._width or len(vectors) // max(1, len(pictures))
         encoded = base64.b64encode(vectors).decode()
-        self._append({"pictures": list(pictures), "vectors": encoded, "broken": list(broken)})
+        record = {"pictures": list(pictures), "vectors": encoded, "broken": list(broken)}
+        content = json.dumps(record).encode().removesuffix(b"}")
+        self._append(content + CHECKSUM + _checksum(content))
         self.batches.append(Batch(end, list(pictures)))
         self.broken += broken
 
-    def _append(self, record: dict[str, Any]) -> None:
-        line = json.dumps(record).encode() + b"\n"
+    def _append(self, line: bytes) -> None:
         if len(line) > MOST_LINE:
             raise InputError(f"A batch takes {len(line)} bytes, and may take {MOST_LINE}. Choose a smaller one.")
         self._file.write(line)
@@ -278,6 +283,11 @@ def _on_kernels(found: dict[str, Any], wanted: dict[str, Any]) -> str:
         f"It had {shown(str(then))}, and this machine now takes {shown(str(now))}: vectors would differ in the last "
         "digits. Kernels are chosen once for a machine, torch and number of threads, and by VITLITE_KERNELS. "
     )
+
+
+def _checksum(content: bytes) -> bytes:
+    """How a line ends whose beginning this is."""
+    return b"%d}\n" % zlib.crc32(content)
 
 
 @contextmanager

@@ -22,7 +22,18 @@ from vitlite.training.datasets import Pictures, digest
 from vitlite.training.evaluate import preprocess_of
 from vitlite.training.optim import optimizers, remembers, restore_optimizer, weights_of
 from vitlite.training.settings import Settings
-from vitlite.training.state import METADATA, STEP, Kept, Progress, State, check_tensors, damaged, read_state
+from vitlite.training.state import (
+    CHECKSUM,
+    METADATA,
+    STEP,
+    Kept,
+    Progress,
+    State,
+    check_tensors,
+    checksum,
+    damaged,
+    read_state,
+)
 from vitlite.weights.files import WEIGHTS
 from vitlite.weights.save import refuse_unloadable, write_tensors
 
@@ -83,8 +94,9 @@ class Run:
         unmoved = [name for name, state in self.states().items() if not state]  # which had no gradient so far
         saved = {"identity": self.identity(), "progress": asdict(self.progress), "history": self.history}
         saved["unmoved"] = unmoved
+        header = json.dumps(saved)
         with _explained(path):
-            write_tensors(path, tensors, {METADATA: json.dumps(saved)})
+            write_tensors(path, tensors, {METADATA: header, CHECKSUM: checksum(header, tensors)})
 
     def write_log(self, path: Path) -> None:
         """Writes the history, a line an epoch."""

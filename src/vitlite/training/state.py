@@ -11,9 +11,10 @@ from torch import Tensor
 
 from vitlite.errors import TrainError, VitliteError, shown
 from vitlite.schema import Check, number, optional, parse_json, several, table, text, whole
+from vitlite.training.datasets import digest
 from vitlite.weights.files import Shape, metadata_of, open_weights
 
-METADATA = "vitlite.run"  # in the header of the state
+METADATA, CHECKSUM = "vitlite.run", "vitlite.checksum"  # in the header of the state
 MOST_BYTES = 100 * 2**20  # of it, which is what safetensors allows a header
 MOST_COUNTED = 2**24  # AdamW counts its steps in float32, in which one more is no more from there on
 
@@ -94,7 +95,17 @@ def read_state(path: Path) -> State:
         with open_weights(path) as weights:
             weights.refuse_other_types(list(weights.entries))
             tensors = {name: weights.read(name) for name in weights.entries}
+        if CHECKSUM in metadata and metadata[CHECKSUM] != checksum(metadata[METADATA], tensors):  # older ones have none
+            raise TrainError("its checksum is that of other content")
     return State(saved["identity"], progress, saved["history"], frozenset(saved.get("unmoved", ())), tensors)
+
+
+def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """A hash of all that a state holds, by which damage is noticed."""
+    parts: list[str | Tensor] = [header]
+    for name in sorted(tensors):
+        parts += [f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}", tensors[name]]
+    return digest(parts)
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Kept], steps: int) -> None:
