@@ -107,9 +107,9 @@ def test_embed_on_a_full_disk(model: Path, many: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("uncovered")
 def test_train_killed_at_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EVERY", "17")
+    monkeypatch.setenv("EVERY", "29")
     data = stripes_in_folders(tmp_path / "data")
     words = "--model vit_nano_4 --weights none --size 16 --epochs 2 --batch 12 --save-every 0 --dtype float32"
     steps, loaded = json.loads(program(COMMAND + TRAIN, tmp_path, "train", data, *words.split()))
     assert steps > 50
-    assert loaded > 3
+    assert loaded > 1

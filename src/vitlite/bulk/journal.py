@@ -11,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -224,9 +224,17 @@ class Journal:
     def _append(self, line: bytes) -> None:
         if len(line) > MOST_LINE:
             raise InputError(f"A batch takes {len(line)} bytes, and may take {MOST_LINE}. Choose a smaller one.")
-        self._file.write(line)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with suppress(OSError):  # it tries once more
+                self._file.close()
+            raise InputError(
+                f"Cannot write {shown(str(self.path))}: {error.strerror}. The vectors in it so far are kept: make "
+                "room, and start the same command."
+            ) from error
 
     def finish(self, wanted: Iterable[Picture], metadata: dict[str, str]) -> int:
         """Writes the target with the vectors of `wanted`, in that order, removes the journal, and says how many."""
