@@ -58,7 +58,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_signatures_are_the_documented_ones() -> None:
-    options = "num_classes=None, image_size=None, patch_size=None, pool=None, channels=None, device=None, dtype=None"
+    options = "num_classes=None, image_size=None, patch_size=None, pool=None, channels=None, drop_path=None, "
+    options += "checkpointing=None, device=None, dtype=None"
     plain = {name: str(inspect.signature(function)) for name, function in (("create", create), ("load", load))}
     for name, first in (("create", "name, *, weights='default'"), ("load", "source, *, config=None")):
         parameters = inspect.signature(getattr(vitlite, name)).parameters.values()
@@ -69,7 +70,8 @@ def test_the_signatures_are_the_documented_ones() -> None:
 @pytest.mark.parametrize(("option", "text"), [
     ("pretrained", "create has no option pretrained=. Trained weights are what create gives; for random ones: weights"),
     ("img_size", r"no option img_size=. Write image_size=\."), ("num_class", "Did you mean num_classes"),
-    ("zzz", r"no option zzz=. Options: weights, num_classes, image_size, patch_size, pool, channels, device, dtype\."),
+    ("zzz", r"no option zzz=. Options: weights, num_classes, image_size, patch_size, pool, channels, drop_path,"),
+    ("drop_path_rate", r"Write drop_path=\. Options"),
 ])  # fmt: skip
 def test_a_wrong_option_is_answered(option: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
@@ -656,3 +658,18 @@ def test_a_repository_without_safetensors(hub: Hub) -> None:
         load("me/old")
     with pytest.raises(DownloadError):
         load("me/nothing")
+
+
+def test_what_is_for_training_alone_changes_no_answer() -> None:
+    plain = create("vit_nano_4.cifar10")
+    trained = create("vit_nano_4.cifar10", drop_path=0.5, checkpointing=True)
+    assert (trained.config.drop_path, trained.config.checkpointing) == (0.5, True)
+    assert trained.labels == plain.labels
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(trained(images), plain(images))
+    assert not torch.equal(trained.train()(images), plain.train()(images))
+    again = load(plain.source.path.parent / "vit_nano_4.cifar10.safetensors", config=plain.config, drop_path=0.5)
+    assert again.config.drop_path == 0.5
+    assert create("vit_nano_4", weights=None, drop_path=0.5).blocks[5].drop_path.rate == 0.5
+    with pytest.raises(ConfigError, match="drop_path must be at least 0 and below 1, got 2"):
+        create("vit_nano_4.cifar10", drop_path=2)

@@ -49,6 +49,8 @@ class Options(NamedTuple):
     patch_size: int | None
     pool: Pool | None
     channels: int | None
+    drop_path: float | None
+    checkpointing: bool | None
     device: torch.device | str | int | None
     dtype: torch.dtype | None
 
@@ -61,7 +63,8 @@ class Options(NamedTuple):
 
     def apply(self, config: ViTConfig) -> ViTConfig:
         """The config with these changes."""
-        wanted = {name: getattr(self, name) for name in ("num_classes", "image_size", "patch_size", "pool", "channels")}
+        wanted = self._asdict()
+        del wanted["device"], wanted["dtype"]  # which are no part of a config
         return config.replace(**{name: value for name, value in wanted.items() if value is not None})
 
 
@@ -92,6 +95,8 @@ def create(
     patch_size: int | None = None,
     pool: Pool | None = None,
     channels: int | None = None,
+    drop_path: float | None = None,
+    checkpointing: bool | None = None,
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
 ) -> ViT:
@@ -109,6 +114,9 @@ def create(
             the position table stretched. FlexiViT's weights were trained for it; of others, expect less.
         pool: Other than the checkpoint's, only together with `num_classes`: the trained head would see nonsense.
         channels: 1: the kernel's channels are summed. Others: repeated in turn, and scaled by old / new channels.
+        drop_path: For training: stochastic depth of the last block, rising linearly from 0 at the first.
+        checkpointing: For training: blocks are computed again in the backward pass, which is slower, and takes less
+            memory. Neither this nor `drop_path` changes what the model gives in eval mode.
         device: Where the weights go at once; None: torch's default device.
         dtype: Type of the weights; None: torch's default, float32, whatever the file has.
 
@@ -121,7 +129,7 @@ def create(
     >>> create("vit_nano_4", weights=None, num_classes=3).config.num_classes
     3
     """
-    options = Options(num_classes, image_size, patch_size, pool, channels, device, dtype)
+    options = Options(num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, device, dtype)
     if weights is None:
         return _random(name, options)
     if not isinstance(weights, (str, PathLike)):
@@ -145,6 +153,8 @@ def load(
     patch_size: int | None = None,
     pool: Pool | None = None,
     channels: int | None = None,
+    drop_path: float | None = None,
+    checkpointing: bool | None = None,
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
 ) -> ViT:
@@ -166,7 +176,7 @@ def load(
         )
     if config is not None and not isinstance(config, ViTConfig):
         raise ConfigError(f"config= takes a vitlite.ViTConfig, got {config!r}.")
-    options = Options(num_classes, image_size, patch_size, pool, channels, device, dtype)
+    options = Options(num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, device, dtype)
     return _open(locate(source), [], options, config=config)
 
 

@@ -7,6 +7,7 @@ CREATE = {  # options of `create` and `load`
     "in_chans": "Write channels=.",
     "global_pool": "Write pool=.",
     "num_labels": "Write num_classes=.",
+    "drop_path_rate": "Write drop_path=.",
 }
 LIBRARY = {  # of the package: vitlite.create_model
     "create_model": "Write vitlite.create(name).",
@@ -23,8 +24,7 @@ MODEL = {  # methods and attributes of a model
     "class token and registers before the patches. n=4 means the last four blocks, layers=4 is block 4.",
     "reset_classifier": "Write model.reset_head(num_classes).",
     "get_classifier": "Write model.head.",
-    "set_grad_checkpointing": "Build it so: vitlite.ViT(model.config.replace(checkpointing=True)), then "
-    "load_state_dict(model.state_dict()).",
+    "set_grad_checkpointing": "Create it so: vitlite.create(name, checkpointing=True), or vitlite.load.",
     "feature_info": "The outputs of all blocks are alike: model.config.dim wide, a token for each of "
     "model.config.patch_size pixels squared. Which ones: model.features(images, layers=(2, 5)).",
     "no_weight_decay": "They are 'pos_embed', 'cls_token' and 'reg_token', and whatever has one axis.",

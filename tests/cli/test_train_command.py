@@ -117,7 +117,15 @@ def test_cifar10_is_prepared_as_predict_does_it(tmp_path, monkeypatch):
 
 def test_what_training_begins_with(tmp_path):
     def model(**options):
-        defaults = {"model": "vit_nano_4", "weights": "none", "size": None, "device": None, "seed": 0, "drop_path": 0.0}
+        defaults = {
+            "model": "vit_nano_4",
+            "weights": "none",
+            "size": None,
+            "device": None,
+            "seed": 0,
+            "drop_path": None,
+        }
+        defaults["checkpointing"] = False
         return train_command._model(Namespace(**defaults | options), 2)
 
     fresh = model(size=16, drop_path=0.1)
@@ -134,7 +142,14 @@ def test_what_training_begins_with(tmp_path):
     assert again.head.bias.tolist() == [3, 3]
     embedded = model(weights=None)
     assert embedded.source.verified == "record"
-    assert model(weights=None, drop_path=0.1).source == embedded.source
+    deep = model(weights=None, drop_path=0.1, checkpointing=True)
+    assert (deep.config.drop_path, deep.config.checkpointing) == (0.1, True)
+    assert deep.source.sha256 == embedded.source.sha256
+    assert all(map(torch.equal, deep.parameters(), embedded.parameters()))
+    deep.labels = ("a", "b")
+    deep.save(tmp_path / "deep")
+    assert model(model=str(tmp_path / "deep"), weights=None).config.drop_path == 0.1  # a model keeps its own
+    assert model(model=str(tmp_path / "deep"), weights=None, drop_path=0.0).config.drop_path == 0
     file = str(zoo.DATA / "vit_nano_4.cifar10.safetensors")
     other = model(model="vit_nano_4.cifar10", weights=file)
     assert torch.equal(other.blocks[0].mlp.fc1.weight, embedded.blocks[0].mlp.fc1.weight)

@@ -1,10 +1,10 @@
 """The model that a run begins with."""
 
 import torch
-from tiny_run import RECIPE, new_model
+from tiny_run import new_model
 
 from vitlite.images import Preprocess
-from vitlite.training.start import random_model, usual_recipe, with_drop_path
+from vitlite.training.start import random_model, usual_recipe
 
 
 def test_random_weights_with_the_preprocessing_that_is_usual() -> None:
@@ -25,14 +25,3 @@ def test_a_name_without_a_record_gets_the_middle_of_the_picture() -> None:
     pixels = Preprocess(usual_recipe("vit_small_14", new_model().config), new_model()).pixels(wide)
     assert pixels.shape == (3, 16, 16)
     assert pixels.max() == 0
-
-
-def test_stochastic_depth_changes_nothing_else() -> None:
-    model = new_model()
-    model.labels = ("a", "b")
-    changed = with_drop_path(model, 0.1)
-    assert (changed.config.drop_path, model.config.drop_path) == (0.1, 0.0)
-    assert all(map(torch.equal, changed.parameters(), model.parameters()))
-    assert changed.labels == model.labels
-    assert changed.preprocess.recipe == RECIPE
-    assert changed.preprocess.model is changed

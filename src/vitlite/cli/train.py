@@ -23,7 +23,7 @@ from vitlite.training.settings import (
     usual_optimizer,
 )
 from vitlite.training.split import read_to_train, training_classes
-from vitlite.training.start import random_model, with_drop_path
+from vitlite.training.start import random_model
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -46,13 +46,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--lr", type=float, metavar="X", help="default: 3e-3 for muon, 3e-4 for adamw, 1e-3 with --frozen")
     add("--layer-decay", type=float, metavar="X", help="default: 1 with random weights, otherwise 0.75")
     add("--weight-decay", type=float, default=default.weight_decay, metavar="X", help="default: %(default)s")
-    add("--drop-path", type=float, default=0.0, metavar="X", help="stochastic depth; default: %(default)s")
+    add("--drop-path", type=float, metavar="X", help="stochastic depth; default: the model's own, mostly 0")
     add("--smoothing", type=float, default=default.smoothing, metavar="X", help="of labels; default: %(default)s")
     add("--clip", type=float, default=default.clip, metavar="X", help="largest gradient; default: %(default)s")
     add("--ema", type=float, default=default.ema, metavar="X", help="of averaged weights; default: %(default)s")
     add("--augment", choices=tuple(STRENGTHS), default="weak", help="changes to pictures; default: %(default)s")
     add("--accumulate", type=positive, default=1, metavar="N", help="parts of a batch, to save memory")
     add("--balance", action="store_true", help="count classes of unequal size alike")
+    add("--checkpointing", action="store_true", help="compute blocks again instead of storing them, to save memory")
     add("--frozen", action="store_true", help="train the head alone")
     add("--size", type=image_size, metavar="PIXELS", help="image size other than the model's")
     add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
@@ -123,11 +124,17 @@ def _model(args: Namespace, classes: int) -> ViT:
     torch.manual_seed(args.seed)
     model = _open_model(args, classes)
     preprocess_of(model, args.weights or args.model)
-    return with_drop_path(model, args.drop_path) if args.drop_path else model
+    return model
 
 
 def _open_model(args: Namespace, classes: int) -> ViT:
-    options: dict[str, Any] = {"num_classes": classes, "image_size": args.size, "device": args.device}
+    options: dict[str, Any] = {
+        "num_classes": classes,
+        "image_size": args.size,
+        "drop_path": args.drop_path,
+        "checkpointing": args.checkpointing or None,
+        "device": args.device,
+    }
     if args.weights == "none":
         return random_model(args.model, **options)
     if args.weights is not None:  # an empty one is a mistake, not a wish for the model's own

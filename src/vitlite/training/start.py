@@ -6,7 +6,6 @@ from vitlite.config import ViTConfig
 from vitlite.factory import create
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
-from vitlite.training.evaluate import preprocess_of
 from vitlite.weights import zoo
 from vitlite.weights.sidecar import recipe_from_record
 
@@ -16,10 +15,20 @@ def random_model(
     *,
     num_classes: int,
     image_size: int | tuple[int, int] | None = None,
+    drop_path: float | None = None,
+    checkpointing: bool | None = None,
     device: torch.device | str | None = None,
 ) -> ViT:
     """A model of the zoo with random weights, and with the preprocessing that is usual for it."""
-    model = create(name, weights=None, num_classes=num_classes, image_size=image_size, device=device)
+    model = create(
+        name,
+        weights=None,
+        num_classes=num_classes,
+        image_size=image_size,
+        drop_path=drop_path,
+        checkpointing=checkpointing,
+        device=device,
+    )
     model.preprocess = Preprocess(usual_recipe(name, model.config), model)
     return model
 
@@ -30,12 +39,3 @@ def usual_recipe(name: str, config: ViTConfig) -> Recipe:
         return recipe_from_record(zoo.find(name), config.size)
     half = (0.5,) * config.channels
     return Recipe(size=config.size, resize=config.size, mode="center", interpolation="bicubic", mean=half, std=half)
-
-
-def with_drop_path(model: ViT, rate: float) -> ViT:
-    """The same weights, and what is known of them, in a model with stochastic depth."""
-    changed = ViT(model.config.replace(drop_path=rate)).to(model.device)
-    changed.load_state_dict(model.state_dict())
-    changed.labels, changed.source = model.labels, model.source
-    changed.preprocess = preprocess_of(model)
-    return changed
