@@ -6,7 +6,7 @@ Shapes: b images, c channels, h and w patches down and across, p and q pixels of
 import copy
 import math
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from einops import rearrange
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitlite.model import MLP, Attention, Block, PatchEmbed, RotaryAttention, SwiGLU
 from vitlite.pooling import AttentionPool
 from vitlite.speed.attention import ClassTokenAttention, attend_fused, attend_in_cache
-from vitlite.speed.onednn import Linear, PackedLinear, PlainLinear, packing_pays, powers_pay
+from vitlite.speed.onednn import Layer, Linear, PackedLinear, PlainLinear, packing_pays, powers_pay
 from vitlite.stem import StandardConv
 
 POWERS = 128  # tokens from which powers and their sum are quicker than softmax
@@ -37,6 +37,40 @@ def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Ke
     linear = PackedLinear if packing_pays(dtype) else PlainLinear
     by_powers = tokens >= POWERS and powers_pay(dtype)
     return Kernels(linear, attend_in_cache, math.log(2) if by_powers else 1.0)
+
+
+class Arithmetic(Protocol):
+    """How the products of a block are computed. They are "qkv", "proj", "fc1" and "fc2", in the order of their use."""
+
+    dtype: torch.dtype  # of what they give, but for those that are added to the stream
+
+    def linear(self, layer: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
+        """A layer. `then` is the one that takes what this one gives, where nothing but an activation is between."""
+
+    def before(self, layer: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
+        """What comes before a layer: the norm, which takes numbers that are `factor` times as large as its own."""
+
+    def divisor(self, layer: str) -> Tensor | float:
+        """By what the layers before divide the numbers that this one takes, where no norm is between."""
+
+
+class Floats:
+    """Every product in one dtype."""
+
+    def __init__(self, dtype: torch.dtype, linear: Linear) -> None:
+        self.dtype, self.kind = dtype, linear
+
+    def linear(self, layer: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
+        """As `Arithmetic.linear`."""
+        return self.kind(weight, bias, self.dtype)
+
+    def before(self, layer: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
+        """As `Arithmetic.before`: it takes the factor away again, but for its epsilon."""
+        return plain_norm(norm, self.dtype, factor)
+
+    def divisor(self, layer: str) -> Tensor | float:
+        """None."""
+        return 1.0
 
 
 class FastPatches(nn.Module):
@@ -75,16 +109,17 @@ class FastPatches(nn.Module):
 class FastAttention(nn.Module):
     """`Attention` with its queries scaled beforehand: (b, n, d), normed, -> (b, n, heads head_dim)."""
 
-    def __init__(self, attn: Attention, dtype: torch.dtype, kernels: Kernels, class_token_only: bool) -> None:
+    def __init__(self, attn: Attention, arithmetic: Arithmetic, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
         self.heads, self.attend, self.unit = attn.heads, kernels.attend, kernels.unit
-        weight_and_bias = _with_scaled_queries(attn, kernels.unit)
-        self.qkv = kernels.linear(*weight_and_bias, dtype)
-        self.norm = _plain_norm(attn.norm, dtype)
+        divisor = 1.0 if _is_norm(attn.norm) else arithmetic.divisor("proj")
+        weight_and_bias = _with_scaled_rows(attn, kernels.unit, divisor)
+        self.qkv = arithmetic.linear("qkv", *weight_and_bias)
+        self.norm = arithmetic.before("proj", attn.norm)
         self.rotates = isinstance(attn, RotaryAttention)
         self.class_attend = None
         if class_token_only and not self.rotates:  # a key that is turned has to be computed
-            self.class_attend = ClassTokenAttention(*weight_and_bias, attn.heads, dtype, kernels.unit)
+            self.class_attend = ClassTokenAttention(*weight_and_bias, attn.heads, arithmetic.dtype, kernels.unit)
 
     def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
         return self.norm(self.attend(self.split(x, *rotation), self.unit).flatten(2))
@@ -110,13 +145,13 @@ class FastAttention(nn.Module):
 class FastMLP(nn.Module):
     """`MLP` with what follows fused: (b, n, d), normed, -> (b, n, mlp_dim) of what its last layer takes."""
 
-    def __init__(self, mlp: MLP, dtype: torch.dtype, linear: Linear) -> None:
+    def __init__(self, mlp: MLP, arithmetic: Arithmetic) -> None:
         super().__init__()
-        self.activation, before, after = _activation(mlp)
-        self.fc1 = linear(*_folded(mlp.fc1, outputs=before), dtype)
-        self.norm = _plain_norm(mlp.norm, dtype, spread=before)
-        undone = isinstance(mlp.norm, nn.LayerNorm)  # the norm takes the factor away again
-        self.factor = 1.0 if undone else after  # which the last layer has to take
+        self.activation, before, after = activation(mlp)
+        has_norm = _is_norm(mlp.norm)
+        self.fc1 = arithmetic.linear("fc1", *_folded(mlp.fc1, outputs=before), then="" if has_norm else "fc2")
+        self.norm = arithmetic.before("fc2", mlp.norm, factor=before)
+        self.factor = 1.0 if has_norm else after  # which the last layer has to take: a norm takes it away again
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.fc1.activated(x, self.activation))
@@ -127,12 +162,14 @@ class FastSwiGLU(nn.Module):
 
     factor = 1.0
 
-    def __init__(self, mlp: SwiGLU, dtype: torch.dtype, linear: Linear) -> None:
+    def __init__(self, mlp: SwiGLU, arithmetic: Arithmetic) -> None:
         super().__init__()
-        weights = mlp.fc1.weight.detach().chunk(2)
-        biases = mlp.fc1.bias.detach().chunk(2)
-        self.gate, self.value = (linear(weight, bias, dtype) for weight, bias in zip(weights, biases, strict=True))
-        self.norm = _plain_norm(mlp.norm, dtype)
+        divisor = 1.0 if _is_norm(mlp.norm) else arithmetic.divisor("fc2")
+        gate, value = mlp.fc1.weight.detach().chunk(2)
+        gate_bias, value_bias = mlp.fc1.bias.detach().chunk(2)
+        self.gate = arithmetic.linear("fc1", gate, gate_bias)
+        self.value = arithmetic.linear("fc1", *_multiplied(value, value_bias, outputs=1 / divisor))
+        self.norm = arithmetic.before("fc2", mlp.norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.gate.activated(x, "swish").mul_(self.value(x)))
@@ -141,23 +178,25 @@ class FastSwiGLU(nn.Module):
 class FastBlock(nn.Module):
     """A `Block` for inference, its scales folded into the weights: (b, n, d) -> (b, n, d)."""
 
-    def __init__(self, block: Block, dtype: torch.dtype, kernels: Kernels, class_token_only: bool) -> None:
+    def __init__(self, block: Block, arithmetic: Arithmetic, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
-        linear, mlp = kernels.linear, block.mlp
-        self.norm1, self.norm2 = _plain_norm(block.norm1, dtype), _plain_norm(block.norm2, dtype)
-        self.attn = FastAttention(block.attn, dtype, kernels, class_token_only)
-        self.proj = linear(*_folded(block.attn.proj, outputs=_layer_scale(block.ls1)), dtype)
+        mlp = block.mlp
+        self.norm1, self.norm2 = arithmetic.before("qkv", block.norm1), arithmetic.before("fc1", block.norm2)
+        self.attn = FastAttention(block.attn, arithmetic, kernels, class_token_only)
+        self.class_norm = arithmetic.before("", block.norm1)  # for what the class token reads, which is no product
+        self.proj = arithmetic.linear("proj", *_folded(block.attn.proj, outputs=layer_scale(block.ls1)))
         self.mlp: FastMLP | FastSwiGLU
         if isinstance(mlp, SwiGLU):
-            self.mlp = FastSwiGLU(mlp, dtype, linear)
+            self.mlp = FastSwiGLU(mlp, arithmetic)
         else:
-            self.mlp = FastMLP(mlp, dtype, linear)
-        self.fc2 = linear(*_folded(mlp.fc2, inputs=self.mlp.factor, outputs=_layer_scale(block.ls2)), dtype)
+            self.mlp = FastMLP(mlp, arithmetic)
+        fc2 = _folded(mlp.fc2, inputs=self.mlp.factor, outputs=layer_scale(block.ls2))
+        self.fc2 = arithmetic.linear("fc2", *fc2)
 
     def forward(self, x: Tensor, *rotation: Tensor, last: bool = False) -> Tensor:
         """Every token; or of the last block what is read of it, which may be the class token alone: (b, n or 1, d)."""
         if last and self.attn.class_attend is not None:
-            return self.after_attention(self.attn.of_class_token(self.norm1(x)), x[:, :1])
+            return self.after_attention(self.attn.of_class_token(self.class_norm(x)), x[:, :1])
         return self.after_attention(self.attn(self.norm1(x), *rotation), x)
 
     def after_attention(self, attended: Tensor, x: Tensor) -> Tensor:
@@ -185,10 +224,11 @@ class FastAttentionPool(nn.Module):
         self.looks = (query @ keys).squeeze(1).mul(scale).to(dtype)  # (h, c): the score of a token, by head
         self.values = values.mT.contiguous().to(dtype)  # (h, c, d)
         self.value_bias = pool.kv.bias.detach().chunk(2)[1].to(dtype)
-        self.norm = _plain_norm(pool.norm, dtype)
-        self.proj = linear(*_folded(pool.proj), dtype)
-        self.mlp = FastMLP(mlp, dtype, linear)
-        self.fc2 = linear(*_folded(mlp.fc2, inputs=self.mlp.factor), dtype)
+        floats = Floats(dtype, linear)
+        self.norm = floats.before("fc1", pool.norm)
+        self.proj = floats.linear("proj", *_folded(pool.proj))
+        self.mlp = FastMLP(mlp, floats)
+        self.fc2 = floats.linear("fc2", *_folded(mlp.fc2, inputs=self.mlp.factor))
 
     def forward(self, x: Tensor) -> Tensor:
         weights = (x @ self.looks.T).softmax(1)  # (b, n, h)
@@ -227,39 +267,49 @@ def _plain_convolution(conv: StandardConv) -> nn.Module:
 WeightAndBias = tuple[Tensor, Tensor | None]
 
 
-def _with_scaled_queries(attn: Attention, unit: float) -> WeightAndBias:
-    """Weight and bias of q, k and v, such that q k^T are scores in that unit."""
+def _with_scaled_rows(attn: Attention, unit: float, divisor: Tensor | float) -> WeightAndBias:
+    """Weight and bias of q, k and v, such that q k^T are scores in that unit, and values are divided."""
     width = attn.proj.in_features
     weight = attn.qkv.weight
     scale = weight.new_ones(3, width, dtype=torch.promote_types(weight.dtype, torch.float32))
     scale[0] = (width // attn.heads) ** -0.5 / unit
+    scale[2] /= divisor
     return _folded(attn.qkv, outputs=scale.flatten())
 
 
-def _activation(mlp: MLP) -> tuple[str, float, float]:
+def activation(mlp: MLP) -> tuple[str, float, float]:
     """The activation that oneDNN has for an MLP's, and the factors to multiply with before it and after it."""
     if isinstance(mlp.act, nn.GELU):
         return mlp.act.approximate, 1.0, 1.0
     return "swish", QUICK, 1 / QUICK
 
 
-def _layer_scale(scale: nn.Module) -> Tensor | float:
+def layer_scale(scale: nn.Module) -> Tensor | float:
     """The numbers of a `LayerScale`, or 1 where there is none."""
     return getattr(scale, "gamma", 1.0)
 
 
 def _folded(linear: nn.Linear, *, inputs: float = 1.0, outputs: Tensor | float = 1.0) -> WeightAndBias:
     """Weight and bias of a layer that multiplies what it takes by `inputs`, and what it gives by `outputs`."""
-    weight, bias = linear.weight.detach(), linear.bias
+    bias = None if linear.bias is None else linear.bias.detach()
+    return _multiplied(linear.weight.detach(), bias, inputs, outputs)
+
+
+def _multiplied(
+    weight: Tensor, bias: Tensor | None, inputs: float = 1.0, outputs: Tensor | float = 1.0
+) -> WeightAndBias:
     if isinstance(outputs, float) and outputs == inputs == 1:
         return weight, bias
     wide = torch.promote_types(weight.dtype, torch.float32)  # so that a narrow dtype rounds once
     rows = outputs[:, None] if isinstance(outputs, Tensor) else outputs
-    folded_bias = None if bias is None else bias.detach().to(wide) * outputs
-    return (weight.to(wide) * rows).mul_(inputs), folded_bias
+    return (weight.to(wide) * rows).mul_(inputs), None if bias is None else bias.to(wide) * outputs
 
 
-def _plain_norm(norm: nn.Module, dtype: torch.dtype, spread: float = 1.0) -> Callable[[Tensor], Tensor]:
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.LayerNorm)
+
+
+def plain_norm(norm: nn.Module, dtype: torch.dtype, spread: float = 1.0) -> Callable[[Tensor], Tensor]:
     """A LayerNorm as a plain call, which skips what a module's call looks up.
 
     `spread` is by how much what it takes was multiplied: it takes that away again, but for its epsilon.

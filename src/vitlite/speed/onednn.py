@@ -8,8 +8,8 @@ Shapes: b images, n tokens, d numbers taken, k numbers given.
 
 import threading
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -97,6 +97,14 @@ class PackedLinear:
         return self.binary(x, other, self.weight, self.bias, "add")
 
 
+class Layer(Protocol):
+    """What these have in common: a linear layer, alone, and with what often follows."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def activated(self, x: Tensor, kind: str) -> Tensor: ...
+    def added(self, x: Tensor, other: Tensor) -> Tensor: ...
+
+
 Linear = type[PlainLinear] | type[PackedLinear]
 
 
@@ -135,7 +143,7 @@ def float32_products_are_exact(tokens: int, head_dim: int) -> bool:
     """
     if float32_products.matmul is None or _has_amx():
         return False
-    q, k, v = _random(3, 2, tokens, head_dim)
+    q, k, v = random_numbers(3, 2, tokens, head_dim)
     right = torch.bmm(torch.bmm(q.double(), k.double().mT), v.double())
     with float32_products:
         found = torch.bmm(torch.bmm(q, k.mT), v)
@@ -152,7 +160,7 @@ def float32_products_pay(tokens: int, head_dim: int) -> bool:
 
 
 def _contest_of_float32_products(tokens: int, head_dim: int) -> Contest:
-    q, k, v = _random(3, 2, tokens, head_dim)
+    q, k, v = random_numbers(3, 2, tokens, head_dim)
 
     def by_default() -> Tensor:
         return torch.bmm(torch.bmm(q, k.mT), v)
@@ -170,7 +178,7 @@ def unpacked_pays() -> bool:
 
 
 def _contest_of_unpacked() -> Contest | None:
-    x, weight, bias = _random(197, 768), _random(768, 768), _random(768)
+    x, weight, bias = random_numbers(197, 768), random_numbers(768, 768), random_numbers(768)
     right = F.linear(x.double(), weight.double(), bias.double())
     try:
         error = _distance(linear(x, weight, bias), right)
@@ -195,8 +203,8 @@ def _contest_of_packing(dtype: torch.dtype) -> Contest | None:
 
 def _packing_is_right(dtype: torch.dtype) -> bool:
     """Compares each operator with torch's own in float64."""
-    x, other = _random(3, 17, 48).to(dtype), _random(3, 17, 64).to(dtype)
-    weight, bias = _random(64, 48).to(dtype), _random(64).to(dtype)
+    x, other = random_numbers(3, 17, 48).to(dtype), random_numbers(3, 17, 64).to(dtype)
+    weight, bias = random_numbers(64, 48).to(dtype), random_numbers(64).to(dtype)
     right = PlainLinear(weight, bias, torch.float64)
     try:
         packed = PackedLinear(weight, bias, dtype)
@@ -209,6 +217,18 @@ def _packing_is_right(dtype: torch.dtype) -> bool:
     return max(errors) < (EXACT if dtype is torch.float32 else ROUNDED)
 
 
+def bfloat16_pays() -> bool:
+    """Whether linear layers are faster in bfloat16 than in float32."""
+    kinds = {dtype: PackedLinear if packing_pays(dtype) else PlainLinear for dtype in PACKABLE}  # before, not within
+    contest = partial(_contest_of_dtypes, kinds)
+    return verdict("bfloat16 rather than float32", contest).pays
+
+
+def _contest_of_dtypes(kinds: dict[torch.dtype, Linear]) -> Contest:
+    narrow, wide = (_layer(kinds[dtype], dtype) for dtype in (torch.bfloat16, torch.float32))
+    return Contest(narrow, wide)
+
+
 def powers_pay(dtype: torch.dtype) -> bool:
     """Whether powers of two and their sum are quicker than a softmax; float16 has no range for sums."""
     question = f"{_short(dtype)} powers of two"
@@ -216,7 +236,7 @@ def powers_pay(dtype: torch.dtype) -> bool:
 
 
 def _contest_of_powers(dtype: torch.dtype) -> Contest:
-    scores = _random(12, 197, 197).to(dtype)
+    scores = random_numbers(12, 197, 197).to(dtype)
     weights, sums = torch.empty_like(scores), scores[..., :1].clone()
 
     def powers() -> None:
@@ -240,12 +260,12 @@ def kernels_as_created(device: torch.device, dtype: torch.dtype) -> str:
 
 def _layer(linear: Linear, dtype: torch.dtype) -> Callable[[], Tensor]:
     """The first half of ViT-Base's MLP, for one image."""
-    layer = linear(_random(3072, 768), _random(3072), dtype)
-    x = _random(197, 768).to(dtype)
+    layer = linear(random_numbers(3072, 768), random_numbers(3072), dtype)
+    x = random_numbers(197, 768).to(dtype)
     return lambda: layer.activated(x, "none")
 
 
-def _random(*shape: int) -> Tensor:
+def random_numbers(*shape: int) -> Tensor:
     """Normal numbers on the CPU, leaving torch's own generator alone."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
 

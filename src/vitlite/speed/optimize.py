@@ -20,16 +20,33 @@ from torch import Tensor, nn
 from vitlite.errors import OptimizedError
 from vitlite.model import Block, Features, ViT, model_on_meta
 from vitlite.pooling import AttentionPool
-from vitlite.speed.blocks import FastAttentionPool, FastBlock, FastPatches, Kernels, fastest_kernels
+from vitlite.speed.blocks import (
+    Arithmetic,
+    FastAttentionPool,
+    FastBlock,
+    FastPatches,
+    Floats,
+    Kernels,
+    fastest_kernels,
+)
+from vitlite.speed.calibrate import calibrated, fingerprint
 from vitlite.speed.cpu import is_quick_with
-from vitlite.speed.onednn import PackedLinear, float32_products, float32_products_pay, kernels_as_created
+from vitlite.speed.int8 import Bytes, bytes_are_right
+from vitlite.speed.onednn import (
+    PackedLinear,
+    bfloat16_pays,
+    float32_products,
+    float32_products_pay,
+    kernels_as_created,
+)
 from vitlite.speed.slices import compute, cut, join
+from vitlite.speed.verdicts import only_torch
 
 NARROW = (torch.bfloat16, torch.float16)
 MOST_GRIDS = 16  # for which what is added to the patches is kept
 
 
-def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
+def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterable[Any] | None = None) -> ViT:
     """Takes a model over and makes it fast, for inference only: the same calls, the same answers.
 
     The packed weights replace the old ones, which are kept until all are packed: where that fails, the model is as it
@@ -39,7 +56,10 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
     Args:
         model: A `ViT`, as created or loaded. A second call changes nothing.
         dtype: What to compute in, such as `torch.bfloat16`. None: what the model is made of. A CPU that has no
-            instructions for it computes in it all the same, after a warning.
+            instructions for it computes in it all the same, after a warning. `torch.int8` is for CPUs: linear layers
+            take and multiply bytes where these are good enough, and all the rest is bfloat16 or float32.
+        calibrate: For int8: pictures like those to come, as `model.preprocess` takes them. The scale of each layer is
+            chosen by them; 32 will do, and all are used.
 
     Returns:
         The same object.
@@ -62,8 +82,65 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None) -> ViT:
         return model
     _check_plain(model)
     _check_dtype(model, dtype)
-    _take_over(model, dtype or model.dtype)
+    _take_over(model, _plan(model, dtype or model.dtype, calibrate))
     return model
+
+
+class Plan(NamedTuple):
+    """How a model is to compute."""
+
+    dtype: torch.dtype  # what was asked for
+    stream: torch.dtype  # of the tokens between two layers
+    kernels: Kernels
+    arithmetic: list[Arithmetic]  # of each block
+    calibration: str = ""  # of int8: the scales, in short
+
+    @property
+    def rest(self) -> torch.dtype:
+        """Of what is not in bytes, between the layers of a block."""
+        return self.arithmetic[0].dtype
+
+
+def _plan(model: ViT, dtype: torch.dtype, pictures: Iterable[Any] | None) -> Plan:
+    """Everything that has to be known before anything is changed."""
+    if dtype is torch.int8:
+        return _plan_of_bytes(model, pictures)
+    if pictures is not None:
+        raise OptimizedError(
+            f"Calibration pictures are for int8, and {dtype} needs none.",
+            python="Leave calibrate out, or pass dtype=torch.int8.",
+            command="Leave --calibrate out, or say --dtype int8.",
+        )
+    kernels = fastest_kernels(model.device, dtype, model.config.tokens)
+    return Plan(dtype, dtype, kernels, [Floats(dtype, kernels.linear)] * model.config.depth)
+
+
+def _plan_of_bytes(model: ViT, pictures: Iterable[Any] | None) -> Plan:
+    """int8: the stream is float32, and what is not in bytes is bfloat16 where the CPU is faster with it."""
+    if model.device.type != "cpu":
+        raise OptimizedError(
+            f"int8 is for CPUs, and the model is on {model.device}.",
+            python="Use dtype=torch.bfloat16 or torch.float16 there, or model.cpu() first.",
+            command="Use --dtype bfloat16 or float16 there, or --device cpu.",
+        )
+    if pictures is None:
+        raise OptimizedError(
+            "int8 needs some 32 pictures like those to come, by which the scale of each layer is chosen.",
+            python="Pass them: vitlite.optimize(model, dtype=torch.int8, calibrate=[...]).",
+            command="Say --calibrate and a folder of pictures.",
+        )
+    rest = torch.bfloat16 if bfloat16_pays() else torch.float32
+    if only_torch() or not bytes_are_right(rest):
+        raise OptimizedError(
+            "oneDNN's products of bytes are missing here, or not exact on this CPU, or VITLITE_KERNELS=torch leaves "
+            "them out.",
+            python="Use float32 or bfloat16: leave dtype out, or pass dtype=torch.bfloat16.",
+            command="Leave --dtype out, or use --dtype bfloat16.",
+        )
+    scales = calibrated(model, pictures)
+    kernels = fastest_kernels(model.device, rest, model.config.tokens)
+    arithmetic: list[Arithmetic] = [Bytes(of_block, Floats(rest, kernels.linear)) for of_block in scales]
+    return Plan(torch.int8, torch.float32, kernels, arithmetic, fingerprint(scales))
 
 
 def kernels_of(model: ViT) -> str:
@@ -75,11 +152,12 @@ def kernels_of(model: ViT) -> str:
     """
     if not isinstance(model, OptimizedViT):
         return kernels_as_created(model.device, model.dtype)
-    kernels = model._kernels
+    kernels = model._plan.kernels
     linear = "packed linear layers by oneDNN" if kernels.linear is PackedLinear else "linear layers by torch"
     softmax = "softmax by torch" if kernels.unit == 1 else "softmax by powers of two"
     products = "oneDNN" if model._products_pay(model.config.tokens) else "torch"
-    return f"{linear}, {softmax}, products of attention by {products}"
+    scales = f", bytes by scales {model.calibration}" if model.calibration else ""
+    return f"{linear}, {softmax}, products of attention by {products}{scales}"
 
 
 class OwnTokens(NamedTuple):
@@ -93,13 +171,22 @@ class OwnTokens(NamedTuple):
 class OptimizedViT(ViT):
     """What `optimize` turns a `ViT` into: (b, c, h, w) -> (b, k) as before, and nothing that needs the old weights."""
 
-    compute_dtype: torch.dtype
+    _plan: Plan
     _device: torch.device
     _dtype: torch.dtype
-    _kernels: Kernels
     _own_tokens: OwnTokens
     _by_grid: dict[tuple[int, int], tuple[Tensor, tuple[Tensor, ...]]]  # what is added to patches, and the rotation
     patch_embed: FastPatches  # type: ignore[assignment]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """What it was optimized for."""
+        return self._plan.dtype
+
+    @property
+    def calibration(self) -> str:
+        """Of int8: the scales, in short, which are the same for the same pictures; else nothing."""
+        return self._plan.calibration
 
     @property
     def device(self) -> torch.device:
@@ -138,7 +225,7 @@ class OptimizedViT(ViT):
 
     def _tokens(self, images: Tensor) -> Tensor:
         added, _ = self._of_grid(self._grid(images))
-        return self.norm_pre(self.patch_embed(images, added))
+        return self.norm_pre(self.patch_embed(images, added).to(self._plan.stream))
 
     def _rotation(self, images: Tensor) -> tuple[Tensor, ...]:
         _, rotation = self._of_grid(self._grid(images))
@@ -170,7 +257,7 @@ class OptimizedViT(ViT):
             if cls is not None and self.config.cls_position:
                 cls = cls + positions[:, :1]
         tokens = [token for token in (cls, registers, patches) if token is not None]
-        return torch.cat(tokens, dim=1).to(self.compute_dtype)
+        return torch.cat(tokens, dim=1).to(self._plan.rest)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor | None:
         if self.config.positions == "sincos2d":  # like the bias: the weights are packed, and perhaps narrower
@@ -223,14 +310,14 @@ class OptimizedViT(ViT):
         return float32_products if self._products_pay(self._token_count(images)) else nullcontext()
 
     def _products_pay(self, tokens: int) -> bool:
-        if self._device.type != "cpu" or self.compute_dtype is not torch.float32:
+        if self._device.type != "cpu" or self._plan.rest is not torch.float32:
             return False
         return float32_products_pay(tokens, self.config.head_width)
 
     def _widest_temporary(self, images: Tensor) -> int:
         """Bytes of the widest tensor between two layers, for one image."""
         width = max(3 * self.config.attention_dim, self.config.mlp_dim)
-        return self._token_count(images) * width * self.compute_dtype.itemsize
+        return self._token_count(images) * width * self._plan.rest.itemsize
 
     def _token_count(self, images: Tensor) -> int:
         return self.config.prefix_tokens + math.prod(self._grid(images))
@@ -278,46 +365,46 @@ def _refuse(action: str) -> NoReturn:
 
 
 @torch.no_grad()
-def _take_over(model: ViT, dtype: torch.dtype) -> None:
+def _take_over(model: ViT, plan: Plan) -> None:
     """Turns `model` into an `OptimizedViT`, once all its weights are packed: until then nothing of it is changed."""
     device, own_dtype = model.device, model.dtype
-    kernels = fastest_kernels(device, dtype, model.config.tokens)
-    parts = _packed(model, dtype, kernels)
+    parts = _packed(model, plan)
     model._modules.update(parts)
     tokens = [model._parameters.pop(name, None) for name in ("cls_token", "reg_token", "pos_embed")]
     own_tokens = OwnTokens(*(None if token is None else token.detach() for token in tokens))
-    model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, compute_dtype=dtype)
-    model.__dict__.update(_kernels=kernels)
+    model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, _plan=plan)
     model.eval()
     model.__class__ = OptimizedViT
 
 
-def _packed(model: ViT, dtype: torch.dtype, kernels: Kernels) -> dict[str, nn.Module]:
+def _packed(model: ViT, plan: Plan) -> dict[str, nn.Module]:
     """The parts of an `OptimizedViT`, by their names, beside those of `model`."""
-    *blocks, last = cast("Sequence[Block]", model.blocks)
-    class_token_only = model.config.pool == "cls"
-    fast_blocks = [FastBlock(block, dtype, kernels, class_token_only=False) for block in blocks]
+    kernels, blocks = plan.kernels, cast("Sequence[Block]", model.blocks)
+    fast_blocks = []
+    for i, block in enumerate(blocks):
+        class_token_only = i == len(blocks) - 1 and model.config.pool == "cls"
+        fast_blocks.append(FastBlock(block, plan.arithmetic[i], kernels, class_token_only))
     parts: dict[str, nn.Module] = {
-        "patch_embed": FastPatches(model.patch_embed, model.config.prefix_tokens, dtype, kernels.linear),
-        "blocks": nn.ModuleList([*fast_blocks, FastBlock(last, dtype, kernels, class_token_only)]),
+        "patch_embed": FastPatches(model.patch_embed, model.config.prefix_tokens, plan.rest, kernels.linear),
+        "blocks": nn.ModuleList(fast_blocks),
     }
     if isinstance(model.attn_pool, AttentionPool):
-        parts["attn_pool"] = FastAttentionPool(model.attn_pool, dtype, kernels.linear)
+        parts["attn_pool"] = FastAttentionPool(model.attn_pool, plan.stream, kernels.linear)
     for name in ("norm_pre", "norm", "fc_norm", "pre_logits", "head"):
-        parts[name] = copy.deepcopy(model.get_submodule(name)).to(dtype)
+        parts[name] = copy.deepcopy(model.get_submodule(name)).to(plan.stream)
     return parts
 
 
 def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
     """Refuses what is no dtype to compute in, and warns of one that this CPU has to emulate."""
-    if dtype is None or dtype in (model.dtype, torch.float32):
+    if dtype is None or dtype in (model.dtype, torch.float32, torch.int8):
         return
     if dtype not in NARROW:
         raise OptimizedError(
             f"optimize cannot compute in {dtype!r}.",
-            python="Pass dtype=torch.float32, torch.bfloat16 or torch.float16, "
+            python="Pass dtype=torch.float32, torch.bfloat16, torch.float16 or torch.int8, "
             f"or none for the model's own, {model.dtype}.",
-            command="Say --dtype float32, bfloat16 or float16.",
+            command="Say --dtype float32, bfloat16, float16 or int8.",
         )
     if model.device.type == "cpu" and not is_quick_with(dtype):
         warnings.warn(

@@ -76,6 +76,11 @@ def verdict(question: str, contest: Callable[[], Contest | None]) -> Verdict:
     return found
 
 
+def only_torch() -> bool:
+    """Whether VITLITE_KERNELS says that nothing but torch's public operators is to be used."""
+    return _wish() == "torch"
+
+
 def known() -> dict[str, Verdict]:
     """The questions that this process has asked with as many threads as torch has now, and their verdicts."""
     threads = torch.get_num_threads()
