@@ -118,7 +118,7 @@ def _look_at(model: ViT, pictures: Iterable[Any]) -> None:
         answers = model.embed(model.preprocess(batch).to(model.device, model.dtype))
         if not answers.isfinite().all():
             raise OptimizedError(
-                f"The model's numbers for calibration picture {looked + 1} or one of the next {len(batch) - 1} are not "
+                f"The numbers for one of the calibration pictures {looked + 1} to {looked + len(batch)} are not "
                 "finite.",
                 python="Look whether its weights are; calibrate with pictures that it can answer.",
             )
