@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from vitlite.speed.verdicts import Contest, verdict
+from vitlite.speed.verdicts import Contest, only_torch, verdict
 
 # Private to torch: should they go, no tensor counts as plain, and no CPU as exact.
 _is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda x: True)
@@ -215,6 +215,11 @@ def _packing_is_right(dtype: torch.dtype) -> bool:
     except (AttributeError, RuntimeError):  # not in this build of torch, or not on this CPU
         return False
     return max(errors) < (EXACT if dtype is torch.float32 else ROUNDED)
+
+
+def is_allowed() -> bool:
+    """Whether operators private to torch may be used at all."""
+    return not only_torch()
 
 
 def bfloat16_pays() -> bool:

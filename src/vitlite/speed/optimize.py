@@ -37,10 +37,10 @@ from vitlite.speed.onednn import (
     bfloat16_pays,
     float32_products,
     float32_products_pay,
+    is_allowed,
     kernels_as_created,
 )
 from vitlite.speed.slices import compute, cut, join
-from vitlite.speed.verdicts import only_torch
 
 NARROW = (torch.bfloat16, torch.float16)
 MOST_GRIDS = 16  # for which what is added to the patches is kept
@@ -130,7 +130,7 @@ def _plan_of_bytes(model: ViT, pictures: Iterable[Any] | None) -> Plan:
             command="Say --calibrate and a folder of pictures.",
         )
     rest = torch.bfloat16 if bfloat16_pays() else torch.float32
-    if only_torch() or not bytes_are_right(rest):
+    if not (is_allowed() and bytes_are_right(rest)):
         raise OptimizedError(
             "oneDNN's products of bytes are missing here, or not exact on this CPU, or VITLITE_KERNELS=torch leaves "
             "them out.",
