@@ -48,9 +48,13 @@ ROOMS = {
         "labelled pictures become weights", "factory weights model images config speed.onednn schema disk errors"
     ),
     "bulk": Room("many pictures become rows", "speed predict images model schema disk errors"),
+    "vectors": Room(
+        "pictures found by their vectors, and how good the vectors are", "bulk draw predict images schema errors"
+    ),
     "cli": Room(
         "words of a command line become calls of all the others",
-        "bulk training draw export convert speed speed.verdicts factory weights predict model config costs disk errors",
+        "vectors bulk training draw export convert speed speed.verdicts factory weights predict images model config "
+        "costs disk errors",
     ),
 }
 

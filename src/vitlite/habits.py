@@ -8,6 +8,7 @@ CREATE = {  # options of `create` and `load`
     "global_pool": "Write pool=.",
     "num_labels": "Write num_classes=.",
     "drop_path_rate": "Write drop_path=.",
+    "drop_path_rate": "Write drop_path=.",
 }
 LIBRARY = {  # of the package: vitlite.create_model
     "create_model": "Write vitlite.create(name).",
@@ -40,8 +41,7 @@ MODEL = {  # methods and attributes of a model
     "save_pretrained": "Write model.save(folder); for transformers: vitlite.convert.convert(folder, target, "
     "'transformers').",
     "push_to_hub": "Write vitlite.weights.save.push_to_hub(model, 'owner/name').",
-    "gradient_checkpointing_enable": "Build it so: vitlite.ViT(model.config.replace(checkpointing=True)), then "
-    "load_state_dict(model.state_dict()).",
+    "gradient_checkpointing_enable": "Write create(..., checkpointing=True), or load(...).",
     "num_parameters": "Write sum(tensor.numel() for tensor in model.parameters()).",
     "classifier": "Write model.head.",
     # DINO

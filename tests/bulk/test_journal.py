@@ -12,11 +12,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 from safetensors import safe_open
 
 from vitlite.bulk import journal as journals
-from vitlite.bulk.journal import Journal, Picture, check_target, open_journal
-from vitlite.errors import InputError
+from vitlite.bulk.journal import WRITERS, Journal, Picture, check_target, open_journal
+from vitlite.errors import InputError, MissingExtraError
 
 RUN = {"sha256": "ab", "dtype": "float32"}
 ROWS = {"a.jpg": [1.0, -2.5, 1 / 3], "über/b.png": [0.0, 1e-30, 3e38], "c": [1.0, 2.0, 3.0]}
@@ -45,6 +46,13 @@ def read(target: Path) -> tuple[list[str], np.ndarray]:
     if target.suffix == ".npz":
         with np.load(target) as arrays:  # allow_pickle is off
             return arrays["paths"].tolist(), arrays["vectors"]
+    if target.suffix == ".npy":
+        array = np.load(target)
+        return array["path"].tolist(), np.ascontiguousarray(array["vector"])
+    if target.suffix == ".parquet":
+        columns = parquet.read_table(target)
+        assert columns.schema.metadata[b"model"] == b"m"
+        return columns["path"].to_pylist(), np.stack(columns["vector"].to_numpy(zero_copy_only=False))
     if target.suffix == ".jsonl":
         rows = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
         return [row["path"] for row in rows], np.array([row["vector"] for row in rows], dtype=np.float32)
@@ -53,7 +61,7 @@ def read(target: Path) -> tuple[list[str], np.ndarray]:
         return json.loads(file.metadata()["paths"]), file.get_tensor("vectors")
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".jsonl"])
+@pytest.mark.parametrize("suffix", WRITERS)
 def test_other_libraries_read_the_file(tmp_path: Path, suffix: str) -> None:
     paths, vectors = read(whole(tmp_path / f"out{suffix}"))
     assert paths == list(ROWS)
@@ -62,17 +70,31 @@ def test_other_libraries_read_the_file(tmp_path: Path, suffix: str) -> None:
     assert os.listdir(tmp_path) == [f"out{suffix}"]  # neither journal nor temporary file
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".jsonl"])
+@pytest.mark.parametrize("suffix", WRITERS)
 def test_names_that_are_no_unicode(tmp_path: Path, suffix: str) -> None:
     name = os.fsdecode(b"caf\xe9.jpg")  # as Linux may have it
     with Journal(tmp_path / f"out{suffix}", RUN) as journal:
         journal.add(files(name), struct.pack("<3f", 1, 2, 3))
         journal.finish(files(name), {"model": "m"})
     paths, _ = read(tmp_path / f"out{suffix}")
-    assert paths == [name]
+    assert paths == ["caf\\xe9.jpg" if suffix == ".parquet" else name]
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".jsonl"])
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_more_vectors_than_are_written_together(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "ROW_GROUP", 2)
+    paths, vectors = read(whole(tmp_path / f"out{suffix}"))
+    assert paths == list(ROWS)
+    assert (vectors == np.array(list(ROWS.values()), dtype=np.float32)).all()
+
+
+def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"Writing Parquet needs .* pip install 'vitlite\[parquet\]'"):
+        journals.check_target(tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
 def test_a_run_cut_anywhere_continues_to_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     expected = whole(tmp_path / f"whole{suffix}").read_bytes()
     target = tmp_path / f"out{suffix}"
@@ -240,7 +262,9 @@ def test_a_journal_that_something_else_changed(tmp_path: Path) -> None:
 
 
 def test_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"out\.txt: the name must end in one of \.safetensors, \.npz, \.jsonl"):
+    with pytest.raises(
+        InputError, match=r"out\.txt: the name must end in one of \.safetensors, \.npz, \.npy, \.jsonl, \.parquet"
+    ):
         check_target(tmp_path / "out.txt")
     with pytest.raises(InputError, match="there is no folder"):
         check_target(tmp_path / "none" / "out.npz")

@@ -126,7 +126,7 @@ def test_errors_speak_of_the_command_line(run: Run, workplace: Path, line: str, 
 def test_errors_of_the_target_begin_with_its_option(run: Run, workplace: Path) -> None:
     (workplace / "there.npz").mkdir()
     for out, said in (
-        ("x.csv", "--out x.csv: the name must end in one of .safetensors, .npz, .jsonl."),
+        ("x.csv", "--out x.csv: the name must end in one of .safetensors, .npz, .npy, .jsonl, .parquet."),
         ("none/x.npz", "--out none/x.npz: there is no folder none. Make it first."),
         ("there.npz", "--out there.npz is a folder. Name a file that is new, or may be replaced."),
     ):

@@ -1,7 +1,7 @@
-"""Vectors of many pictures as one file, safetensors, npz or jsonl, and the journal that an interrupted run leaves.
+"""Vectors of many pictures as one file, of whatever kind, and the journal that an interrupted run leaves.
 
 The journal holds one line for each batch, so that a killed run continues at a batch's edge and ends with the same
-numbers. The files are written with the standard library, in one pass, whatever their size.
+numbers. The files are written in one pass, whatever their size, and all but Parquet with the standard library.
 """
 
 import base64
@@ -12,15 +12,16 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from vitlite import schema
 from vitlite.disk import locked, replacing
-from vitlite.errors import InputError, shown
+from vitlite.errors import InputError, missing_extra, shown
 
 MOST_LINE = 2**28  # bytes of a line of the journal: 50,000 vectors of 1,024 numbers
+ROW_GROUP = 2**14  # vectors of a Parquet file that are in memory together
 ANY_TIME = schema.whole(-(2**63), 2**63)
 
 
@@ -50,6 +51,8 @@ def check_target(target: Path) -> Path:
     """Refuses, before any work is done, a file that could not be written at its end."""
     if target.suffix not in WRITERS:
         raise _refused(target, f": the name must end in one of {', '.join(WRITERS)}.")
+    if target.suffix == ".parquet":
+        need_pyarrow()
     if not target.parent.is_dir():
         raise _refused(target, f": there is no folder {target.parent}. Make it first.")
     if target.is_dir():
@@ -340,12 +343,18 @@ def _write_npz(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metad
 
 def _write_array(archive: zipfile.ZipFile, name: str, dtype: str, shape: str, rows: Iterable[bytes]) -> None:
     """One array as `numpy.save` writes it."""
-    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
-    header = header.ljust(127 - 10) + "\n"  # numpy's own padding: 128 bytes with what stands before it
     with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-        member.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode())
+        member.write(_array_header(repr(dtype), shape))
         for row in rows:
             member.write(row)
+
+
+def _array_header(dtype: str, shape: str) -> bytes:
+    """What stands before an array's numbers, as `numpy.save` writes it."""
+    header = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}"
+    size = max(128, -(-(len(header) + 11) // 64) * 64)  # with the ten bytes before: a multiple of 64
+    header = header.ljust(size - 11) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
 
 
 def _write_jsonl(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
@@ -355,4 +364,58 @@ def _write_jsonl(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], met
         file.write(json.dumps({"path": path, "vector": numbers}).encode() + b"\n")
 
 
-WRITERS = {".safetensors": _write_safetensors, ".npz": _write_npz, ".jsonl": _write_jsonl}
+def _write_npy(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
+    """One array with two fields, `path` and `vector` (d)."""
+    first = next(vectors)
+    longest = max(len(path) for path in paths)
+    fields = [("path", f"<U{longest}"), ("vector", "<f4", (len(first) // 4,))]
+    file.write(_array_header(repr(fields), f"({len(paths)},)"))
+    for path, vector in zip(paths, chain([first], vectors), strict=True):
+        file.write(path.encode("utf-32-le", "surrogatepass").ljust(4 * longest, b"\0") + vector)
+
+
+def _write_parquet(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
+    """Columns `path` and `vector`, a list of d float32 numbers; the metadata are the schema's."""
+    pyarrow, parquet = need_pyarrow()
+    first = next(vectors)
+    numbers, rows = len(first) // 4, chain([first], vectors)
+    columns = [("path", pyarrow.string()), ("vector", pyarrow.list_(pyarrow.float32(), numbers))]
+    with parquet.ParquetWriter(file, pyarrow.schema(columns, metadata)) as writer:
+        for begin in range(0, len(paths), ROW_GROUP):
+            some = paths[begin : begin + ROW_GROUP]
+            values = pyarrow.Array.from_buffers(
+                pyarrow.float32(),
+                len(some) * numbers,
+                [None, pyarrow.py_buffer(b"".join(islice(rows, len(some))))],
+            )
+            lists = pyarrow.FixedSizeListArray.from_arrays(values, numbers)
+            names = pyarrow.array([_as_text(path) for path in some])
+            writer.write_batch(pyarrow.record_batch([names, lists], schema=writer.schema))
+
+
+def _as_text(path: str) -> str:
+    """A name of bytes that are no text as one that Parquet takes: the bytes in hexadecimal."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def need_pyarrow() -> tuple[Any, Any]:
+    """pyarrow, and its module for Parquet.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing_extra("Writing Parquet", "parquet") from error
+    return pyarrow, parquet
+
+
+WRITERS = {
+    ".safetensors": _write_safetensors,
+    ".npz": _write_npz,
+    ".npy": _write_npy,
+    ".jsonl": _write_jsonl,
+    ".parquet": _write_parquet,
+}

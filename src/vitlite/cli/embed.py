@@ -1,5 +1,6 @@
 """`vitlite embed`: write a vector for each picture."""
 
+import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -43,9 +44,9 @@ def _run_here(args: Namespace) -> int:
     paths = gather(args.paths, sys.stdin, say_skipped)
     model = open_model(args)
     pictures = [Picture.at(path) for path in paths]
-    identity = {"working folder": os.getcwd(), KERNELS: kernels_of(model)}
-    identity |= identity_of(model, args.model, dtype=args.dtype, fast=args.fast)
-    with open_journal(target, identity) as journal:
+    identity = identity_of(model, args.model, dtype=args.dtype, fast=args.fast)
+    run = {"working folder": os.getcwd(), KERNELS: kernels_of(model)} | identity
+    with open_journal(target, run) as journal:
         missing = journal.missing(pictures)
         if journal.tried:
             done = len(pictures) - len(missing)
@@ -53,7 +54,11 @@ def _run_here(args: Namespace) -> int:
         watch = Watch(len(missing), bar=True)
         for _ in watch.outcomes(embed_into(journal, model, missing, args.batch)):
             pass  # each stands in the journal, or was said to be broken
-        metadata = {"model": args.model, "sha256": model.source.sha256 if model.source else ""}
+        metadata = {
+            "model": args.model,
+            "sha256": model.source.sha256 if model.source else "",
+            "identity": json.dumps(identity),  # by which `search` knows whether another vector may be compared
+        }
         count = journal.finish(pictures, metadata)
     print(f"wrote {target}: {count} vectors of {model.config.embed_dim}")
     return watch.exit_code()

@@ -24,6 +24,8 @@ COMMANDS = {  # each is a module of this folder: `add_arguments` fills its parse
     "info": "all about one model, with its layers",
     "classify": "say what is in pictures",
     "embed": "write a vector for each picture",
+    "search": "find the pictures that look like another",
+    "probe": "measure how well a model's vectors tell classes apart",
     "attention": "draw where the model looked",
     "positions": "draw a model's position embeddings",
     "download": "fetch weights ahead of use",

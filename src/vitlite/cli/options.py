@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 OFFLINE_MODEL = "vit_nano_4.cifar10"
 
 
-def add_model_arguments(parser: ArgumentParser, *, named: bool = False) -> None:
-    """Which model a command uses, and how; with `named` it is the command's first word instead of an option."""
+def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default: str = "") -> None:
+    """Which model a command uses, and how; with `named` it is the command's first word instead of an option.
+
+    `default` are the words for a default that the command itself works out where `args.model` is None.
+    """
     what = "a name of `vitlite list`, a folder, a file, or a repository of the Hub (owner/name)"
     if named:
         parser.add_argument("model", metavar="MODEL", help=what)
+    elif default:
+        parser.add_argument("--model", help=f"{what}; default: {default}")
     else:
         parser.add_argument("--model", default="vit_base_16", help=f"{what}; default: %(default)s")
     parser.add_argument("--weights", metavar="PATH", help="a file to fill the named model with, in place of its own")

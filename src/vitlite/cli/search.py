@@ -1,0 +1,47 @@
+"""`vitlite search`: the pictures that look most like another."""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+
+from vitlite.bulk.local import gather
+from vitlite.cli.options import add_model_arguments, add_paths, open_model, positive
+from vitlite.cli.progress import say_skipped
+from vitlite.cli.tables import bold
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Of `vitlite search`."""
+    parser.add_argument("vectors", metavar="VECTORS", help="the .safetensors file that `vitlite embed` wrote")
+    add_paths(parser)
+    parser.add_argument("--top", type=positive, default=10, metavar="N", help="how many; default: %(default)s")
+    parser.add_argument("--out", metavar="JPG", help="a contact sheet to draw, replaced if it is there")
+    parser.add_argument("--format", choices=("table", "jsonl"), default="table", help="default: %(default)s")
+    add_model_arguments(parser, default="that which made the vectors")
+
+
+def run(args: Namespace) -> int:
+    """Prints the nearest pictures of each, with their scores."""
+    from vitlite.draw import check_target, save_picture
+    from vitlite.vectors.search import search
+    from vitlite.vectors.sheet import contact_sheet
+    from vitlite.vectors.store import open_vectors
+
+    vectors = open_vectors(args.vectors)
+    if args.out:
+        check_target(args.out)
+    asked = gather(args.paths, sys.stdin, say_skipped)
+    if args.model is None:
+        args.model, args.size = vectors.model, args.size or vectors.image_size
+    found = search(vectors, open_model(args), asked, args.top)
+    for picture, matches in zip(asked, found, strict=True):
+        if args.format == "jsonl":
+            print(json.dumps({"path": picture, "matches": [match._asdict() for match in matches]}))
+            continue
+        print(bold(picture))
+        for match in matches:
+            print(f"  {match.score:.4f}  {match.picture}")
+    if args.out:
+        save_picture(contact_sheet(asked, found), args.out)
+        print(f"wrote {args.out}", file=sys.stderr)
+    return 0

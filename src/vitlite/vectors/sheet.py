@@ -1,0 +1,58 @@
+"""A contact sheet of what a search found: in each row a picture, and those that look like it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from vitlite.draw import arrange
+from vitlite.errors import ImageError
+from vitlite.images import read_image
+from vitlite.vectors.search import Match
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SIDE = 160  # pixels of a picture on the sheet
+LETTERS = 22  # of a caption, as many as fit below a picture
+PAPER, EMPTY = 255.0, 225.0  # grey levels: around a picture, and in the place of one that cannot be read
+
+
+def contact_sheet(asked: Sequence[str], found: Sequence[Sequence[Match]]) -> "Image":
+    """Each picture that was asked for, and to its right what was found, with the scores."""
+    rows = []
+    for picture, matches in zip(asked, found, strict=True):
+        panels = {f"? {_name(picture)}": _thumbnail(picture)}
+        for rank, match in enumerate(matches, 1):
+            panels[f"{rank}. {match.score:.3f} {_name(match.picture)}"[:LETTERS]] = _thumbnail(match.picture)
+        rows.append(arrange(panels, len(panels)))
+    sheet = rows[0].resize((max(row.width for row in rows), sum(row.height for row in rows)))
+    sheet.paste("white", (0, 0, *sheet.size))
+    top = 0
+    for row in rows:
+        sheet.paste(row, (0, top))
+        top += row.height
+    return sheet
+
+
+def _name(picture: str) -> str:
+    return Path(picture).name[: LETTERS - 2]
+
+
+def _thumbnail(picture: str) -> Tensor:
+    """The whole picture in the middle of a square: (SIDE, SIDE, 3), 0..255."""
+    try:
+        pixels = rearrange(read_image(picture).float(), "h w c -> 1 c h w")
+    except ImageError:  # it was moved since
+        return torch.full((SIDE, SIDE, 3), EMPTY)
+    height, width = pixels.shape[2:]
+    shrink = SIDE / max(height, width)
+    small = F.interpolate(pixels, (max(1, round(height * shrink)), max(1, round(width * shrink))), mode="area")[0]
+    square = torch.full((SIDE, SIDE, 3), PAPER)
+    top, left = (SIDE - small.shape[1]) // 2, (SIDE - small.shape[2]) // 2
+    square[top : top + small.shape[1], left : left + small.shape[2]] = rearrange(small, "c h w -> h w c")
+    return square

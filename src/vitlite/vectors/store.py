@@ -1,0 +1,116 @@
+"""A file of vectors that `vitlite embed` wrote: of which pictures, by which model, and the vectors part by part."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitlite.bulk.journal import PATH
+from vitlite.bulk.local import identity_of
+from vitlite.errors import InputError, shown
+from vitlite.schema import anything, by_name, parse_json, several
+
+if TYPE_CHECKING:
+    from vitlite.model import ViT
+
+MOST = 10_000_000  # pictures
+PART = 2**16  # vectors that are in memory together
+DECIDES = ("weights", "config", "preprocessing")  # of what `identity_of` says, what makes two vectors comparable
+AFTER = ("num_classes", "dropout", "drop_path", "checkpointing")  # fields of the config that no vector depends on
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A file of vectors. The vectors themselves stay in it until they are asked for."""
+
+    path: Path
+    pictures: list[str]  # a path for each row
+    dim: int
+    model: str  # what it was called when the vectors were made
+    identity: Mapping[str, Any]  # what decides the numbers: weights, config, preprocessing
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def image_size(self) -> int | tuple[int, int] | None:
+        """Of the pictures as the model saw them; None where that is not known."""
+        config = self.identity.get("config")
+        size = config.get("image_size") if isinstance(config, dict) else None
+        return tuple(size) if isinstance(size, list) else size
+
+    def parts(self, rows: int = PART) -> Iterator[Tensor]:
+        """The vectors, so many at a time: (rows, d) each, the last with fewer.
+
+        Raises:
+            InputError: There are numbers among them that are not finite.
+        """
+        with _opened(self.path) as file:
+            stored = file.get_slice("vectors")
+            for first in range(0, len(self), rows):
+                part: Tensor = stored[first : first + rows].float()
+                if not part.isfinite().all():
+                    raise InputError(f"{self.path} has vectors that are not finite numbers. Embed the pictures again.")
+                yield part
+
+    def refuse_other_model(self, model: "ViT") -> None:
+        """Makes sure that a model makes vectors which can be compared with these.
+
+        Raises:
+            InputError: It has other weights, another config or other preprocessing.
+        """
+        ours = _comparable(json.loads(json.dumps(identity_of(model, self.model, dtype=None, fast=False))))
+        theirs = _comparable(self.identity)
+        differing = [name for name in DECIDES if ours[name] != theirs[name]]
+        if differing:
+            raise InputError(
+                f"The vectors in {self.path} were made by {shown(self.model)} with another {', '.join(differing)}: no "
+                "distance to them means anything.",
+                python="Open that model, or embed the pictures again with this one.",
+                command="Leave out --model, --weights and --size to use that one, or embed the pictures again.",
+            )
+
+
+def open_vectors(path: str | PathLike[str]) -> Vectors:
+    """Opens what `vitlite embed --out NAME.safetensors` wrote.
+
+    Raises:
+        InputError: It is no such file, or does not say which model made it.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise InputError(f"{path} must be a .safetensors file that `vitlite embed` wrote: others do not say by whom.")
+    if not path.is_file():
+        raise InputError(f"There is no file {path}. Make it: vitlite embed PATH --out {path}.")
+    with _opened(path) as file:
+        about = file.metadata() or {}
+        shape = file.get_slice("vectors").get_shape() if "vectors" in file.keys() else []  # noqa: SIM118  # no dict
+    if len(shape) != 2 or not {"paths", "identity", "model"} <= about.keys():
+        raise InputError(f"{path} does not say which model made it, of which pictures. Embed them again.")
+    paths = several(PATH, most=MOST)
+    pictures = parse_json(about["paths"], paths, f"{path}, paths", most_bytes=2**30, error=InputError)
+    identity = parse_json(about["identity"], by_name(anything), f"{path}, identity", error=InputError)
+    if len(pictures) != shape[0]:
+        raise InputError(f"{path} has {shape[0]} vectors of {len(pictures)} pictures. Embed them again.")
+    return Vectors(path, pictures, shape[1], about["model"], identity)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, "pt")
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read as a file of vectors: {error}. Embed the pictures again.") from error
+
+
+def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What two vectors must have in common."""
+    found = {name: identity.get(name) for name in DECIDES}
+    config = found["config"]
+    if isinstance(config, dict):
+        found["config"] = {field: value for field, value in config.items() if field not in AFTER}
+    return found

@@ -1,0 +1,103 @@
+"""`vitlite search` and `vitlite probe`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import Run
+from PIL import Image
+
+
+@pytest.fixture
+def vectors(run: Run, model: Path, pictures: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "v.safetensors"
+    assert run("embed", pictures, "--model", model, "--out", out)[0] == 0
+    return out
+
+
+def test_search_finds_a_picture_itself_first(run: Run, vectors: Path, pictures: Path) -> None:
+    asked = (pictures / "a.png", pictures / "inner" / "d.png")
+    code, out, err = run("search", vectors, *asked, "--top", 2, "--format", "jsonl")
+    assert (code, err) == (0, "")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["path"] for row in rows] == [str(path) for path in asked]
+    assert [row["matches"][0]["picture"] for row in rows] == [str(path) for path in asked]
+    assert [len(row["matches"]) for row in rows] == [2, 2]
+    out = run("search", vectors, pictures / "a.png")[1]
+    assert out.splitlines()[:2] == [str(pictures / "a.png"), f"  1.0000  {pictures / 'a.png'}"]
+
+
+def test_search_draws_a_contact_sheet(run: Run, vectors: Path, pictures: Path, tmp_path: Path) -> None:
+    (pictures / "b.JPG").rename(pictures / "moved.JPG")  # since the vectors were made
+    try:
+        code, _, err = run("search", vectors, pictures / "a.png", pictures / "moved.JPG", "--out", tmp_path / "s.jpg")
+    finally:
+        (pictures / "moved.JPG").rename(pictures / "b.JPG")
+    assert (code, err) == (0, f"wrote {tmp_path / 's.jpg'}\n")
+    with Image.open(tmp_path / "s.jpg") as sheet:
+        assert sheet.width > 5 * 160  # the picture asked for, and four found
+        assert sheet.height > 2 * 160
+    code, _, err = run("search", vectors, pictures / "a.png", "--out", tmp_path / "s.gif2")
+    assert code == 1
+    assert "Cannot write the picture" in err
+
+
+def test_search_in_another_model_s_vectors_is_refused(run: Run, vectors: Path, pictures: Path, tmp_path: Path) -> None:
+    code, out, err = run("search", vectors, pictures / "a.png", "--model", "vit_nano_4.cifar10")
+    assert (code, out) == (1, "")
+    assert "with another weights, config, preprocessing: no distance to them means anything. Leave out --model" in err
+    assert "preprocessing: no distance" in run("search", vectors, pictures / "a.png", "--size", 32)[2]
+    assert "does not say which model" in run("search", _without_identity(vectors), pictures / "a.png")[2]
+
+
+def _without_identity(vectors: Path) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    other = vectors.with_name("other.safetensors")
+    save_file(load_file(vectors), other, {"paths": "[]", "model": "x"})
+    return other
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Path:
+    """Two classes of pictures that differ in colour."""
+    for name, colour in (("red", (200, 40, 30)), ("blue", (30, 40, 200))):
+        (tmp_path / "colours" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("RGB", (20, 24), (colour[0] + 4 * i, colour[1] + 3 * i, colour[2] + 2 * i)).save(
+                tmp_path / "colours" / name / f"{i}.png"
+            )
+    return tmp_path / "colours"
+
+
+def test_probe_tells_colours_apart(run: Run, model: Path, colours: Path) -> None:
+    code, out, err = run("probe", colours, "--model", model, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["classes"], found["fitted_to"], found["measured_on"], found["commonest"]) == (2, 16, 4, 0.5)
+    assert found["linear"] == 1
+    assert list(found["few"]) == ["1", "5"]
+    out = run("probe", colours, "--model", model)[1]
+    assert "100.0 %  a linear classifier" in out
+    assert "50.0 %  always the commonest class" in out
+
+
+def test_probe_fits_to_train_and_measures_on_val(run: Run, model: Path, colours: Path, tmp_path: Path) -> None:
+    shutil.copytree(colours, tmp_path / "data" / "train")
+    (tmp_path / "data" / "val" / "red").mkdir(parents=True)
+    shutil.copy(colours / "red" / "1.png", tmp_path / "data" / "val" / "red")
+    found = json.loads(run("probe", tmp_path / "data", "--model", model, "--json")[1])
+    assert (found["fitted_to"], found["measured_on"]) == (20, 1)
+    (tmp_path / "data" / "train").rename(tmp_path / "data" / "training")
+    code, _, err = run("probe", tmp_path / "data", "--model", model)
+    assert code == 1
+    assert "has the folders training, val, and no train beside them. Name it so." in err
+
+
+def test_probe_leaves_out_what_cannot_be_read(run: Run, model: Path, colours: Path) -> None:
+    (colours / "red" / "0.png").write_bytes(b"no picture")
+    code, out, err = run("probe", colours, "--model", model, "--json")
+    assert code == 1
+    assert "0.png" in err
+    assert json.loads(out)["fitted_to"] + json.loads(out)["measured_on"] == 19

@@ -1,0 +1,105 @@
+"""Search is exact, over any number of vectors, and only among those of the same model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import tiny_model
+from PIL import Image
+from torch import Tensor
+
+from vitlite import ViT
+from vitlite.bulk.local import identity_of
+from vitlite.errors import ImageError, InputError
+from vitlite.vectors import nearest, open_vectors, search
+from vitlite.weights.save import write_tensors
+
+
+def written(path: Path, vectors: Tensor, model: ViT | None = None, **changes: Any) -> Path:
+    """A file as `vitlite embed` writes it."""
+    identity = identity_of(model or tiny_model(), "tiny", dtype=None, fast=False)
+    paths = [f"{row}.png" for row in range(len(vectors))]
+    about = {"paths": json.dumps(paths), "identity": json.dumps(identity), "model": "tiny"}
+    write_tensors(path, {"vectors": vectors}, about | changes)
+    return path
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_the_nearest_are_those_of_all_cosines(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, queries = noise(500, 24), noise(3, 24, seed=1)
+    opened = open_vectors(written(tmp_path / "v.safetensors", vectors))
+    parts = type(opened).parts
+    monkeypatch.setattr(type(opened), "parts", lambda self: parts(self, rows))
+    cosines = F.cosine_similarity(queries[:, None].double(), vectors[None].double(), dim=2)
+    for found, right in zip(nearest(opened, queries, top=9), cosines, strict=True):
+        scores, order = right.topk(9)
+        assert [match.picture for match in found] == [f"{row}.png" for row in order.tolist()]
+        assert [match.score for match in found] == pytest.approx(scores.tolist(), abs=1e-6)
+    assert len(nearest(opened, queries, top=1000)[0]) == 500
+
+
+def test_a_search_holds_a_part_of_the_vectors_at_a_time(tmp_path: Path) -> None:
+    opened = open_vectors(written(tmp_path / "v.safetensors", noise(200_000, 8)))
+    assert max(len(part) for part in opened.parts()) == 2**16
+    assert sum(len(part) for part in opened.parts()) == 200_000
+
+
+def test_photos_are_found_by_what_they_show(tmp_path: Path) -> None:
+    model, photos = tiny_model(), []
+    for row in range(6):
+        Image.frombytes("RGB", (40, 40), bytes((noise(4800, seed=row) * 50 + 128).clamp(0, 255).byte().tolist())).save(
+            tmp_path / f"{row}.png"
+        )
+        photos.append(str(tmp_path / f"{row}.png"))
+    with torch.no_grad():
+        vectors = model.embed(model.preprocess(photos))
+    opened = open_vectors(written(tmp_path / "v.safetensors", vectors))
+    assert [match.picture for match in search(opened, model, photos[2], top=1)[0]] == ["2.png"]
+    assert [found[0].picture for found in search(opened, model, photos, top=1)] == [f"{row}.png" for row in range(6)]
+    with pytest.raises(ImageError, match="no such file"):
+        search(opened, model, "none.png")
+
+
+@pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"image_size": 64}, {"pool": "mean"}])
+def test_another_model_s_vectors_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    opened = open_vectors(written(tmp_path / "v.safetensors", noise(5, 16)))
+    with pytest.raises(InputError, match="were made by tiny with another config: no distance to them means anything"):
+        search(opened, tiny_model(**changes), "a.png")
+    other = tiny_model()
+    other.preprocess = other.preprocess.recipe.scaled((64, 64))
+    with pytest.raises(InputError, match="with another preprocessing"):
+        search(opened, other, "a.png")
+    opened.refuse_other_model(tiny_model(num_classes=0, drop_path=0.1))  # on which no vector depends
+
+
+def test_files_that_do_not_say_whose_they_are(tmp_path: Path) -> None:
+    about = {"paths": json.dumps(["a.png"]), "model": "tiny"}
+    write_tensors(tmp_path / "old.safetensors", {"vectors": noise(1, 4)}, about)
+    with pytest.raises(InputError, match="does not say which model made it"):
+        open_vectors(tmp_path / "old.safetensors")
+    written(tmp_path / "few.safetensors", noise(3, 4), paths=json.dumps(["a.png"]))
+    with pytest.raises(InputError, match="has 3 vectors of 1 pictures"):
+        open_vectors(tmp_path / "few.safetensors")
+    written(tmp_path / "odd.safetensors", noise(1, 4), paths="[1]")
+    with pytest.raises(InputError, match="paths"):
+        open_vectors(tmp_path / "odd.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes(b"12345678901")
+    with pytest.raises(InputError, match="cannot be read as a file of vectors"):
+        open_vectors(tmp_path / "cut.safetensors")
+    with pytest.raises(InputError, match=r"must be a \.safetensors file"):
+        open_vectors(tmp_path / "v.npz")
+    with pytest.raises(InputError, match=r"There is no file .*\. Make it: vitlite embed"):
+        open_vectors(tmp_path / "none.safetensors")
+    vectors = noise(4, 8)
+    vectors[2, 3] = float("nan")
+    with pytest.raises(InputError, match="not finite"):
+        nearest(open_vectors(written(tmp_path / "nan.safetensors", vectors)), noise(1, 8))
+    with pytest.raises(InputError, match=r"The vectors are \(n, 8\), got \(1, 9\)"):
+        nearest(open_vectors(tmp_path / "nan.safetensors"), noise(1, 9))
