@@ -8,7 +8,6 @@ CREATE = {  # options of `create` and `load`
     "global_pool": "Write pool=.",
     "num_labels": "Write num_classes=.",
     "drop_path_rate": "Write drop_path=.",
-    "drop_path_rate": "Write drop_path=.",
 }
 LIBRARY = {  # of the package: vitlite.create_model
     "create_model": "Write vitlite.create(name).",
