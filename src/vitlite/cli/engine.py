@@ -51,6 +51,8 @@ def run_on_ray(args: Namespace, work: Work) -> int:
 
     if len(args.paths) != 1 or not args.out:
         raise InputError("--engine ray takes one folder, list or Parquet file as PATH, and --out with a folder.")
+    if args.dtype == "int8":
+        raise InputError("--dtype int8 belongs to --engine local: on Ray, each process would choose scales of its own.")
     check_installed()
 
     def say_resumed(done: int) -> None:

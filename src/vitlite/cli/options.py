@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from vitlite.model import ViT
 
+CALIBRATION = 32  # pictures
 OFFLINE_MODEL = "vit_nano_4.cifar10"
 
 
@@ -36,12 +37,17 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
 
 def add_speed_arguments(parser: ArgumentParser) -> None:
     """How fast, and with which precision, a command runs its model."""
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: float32")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "int8"), help="default: float32")
     parser.add_argument(
         "--batch", type=positive, default=32, metavar="N", help="pictures at once; default: %(default)s"
     )
     parser.add_argument(
         "--fast", action="store_true", help="optimize the model first: quicker from some 100 pictures on"
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FOLDER",
+        help=f"for --fast --dtype int8: pictures like those to come, of which {CALIBRATION} are looked at",
     )
 
 
@@ -62,12 +68,34 @@ def open_model(args: Namespace) -> "ViT":
     check_device(args.device)
     dtype_name = getattr(args, "dtype", None)
     dtype = getattr(torch, dtype_name) if dtype_name else None
+    calibrate = _calibration_pictures(args)
     if not getattr(args, "fast", False):
         return _create_or_load(args, args.device, dtype)
 
     from vitlite.speed.optimize import optimize
 
-    return optimize(_create_or_load(args, args.device), dtype=dtype)
+    return optimize(_create_or_load(args, args.device), dtype=dtype, calibrate=calibrate)
+
+
+def _calibration_pictures(args: Namespace) -> list[str] | None:
+    """Some pictures of the folder of --calibrate, evenly spaced, where the other options ask for it."""
+    folder = getattr(args, "calibrate", None)
+    in_bytes = getattr(args, "dtype", None) == "int8"
+    if in_bytes and not args.fast:
+        raise ConfigError("--dtype int8 needs --fast: bytes are what an optimized model computes in.")
+    if in_bytes and not folder:
+        raise ConfigError(
+            f"--dtype int8 needs --calibrate FOLDER, with some {CALIBRATION} pictures like those to come."
+        )
+    if not folder:
+        return None
+    if not in_bytes:
+        raise ConfigError("--calibrate belongs to --fast --dtype int8.")
+
+    from vitlite.bulk.local import gather
+
+    paths = gather([folder])
+    return paths[:: max(1, len(paths) // CALIBRATION)][:CALIBRATION]
 
 
 def open_stored_model(args: Namespace) -> "ViT":
