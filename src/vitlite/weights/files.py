@@ -9,22 +9,24 @@ Nothing here passes through numpy or unpickles.
 import ast
 import ctypes
 import json
+import math
 import os
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from io import FileIO
+from io import BufferedIOBase, FileIO
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import safetensors
 import torch
 from torch import Tensor
 
 from vitlite.errors import CheckpointError, ConfigError, shown
+from vitlite.schema import MOST_BYTES
 
 Shape = tuple[int, ...]
 
@@ -33,6 +35,12 @@ READABLE = (".safetensors", ".npz")
 PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt")
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NPY_TYPES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
+
+MOST_TENSORS = 20_000  # of a file: a ViT of 40 blocks has 500, one with a text tower and its optimizer's state 4,000
+LONGEST_NAME = 500  # letters
+LONGEST_NPY_HEADER = 10_000  # bytes, as numpy has it
+ROOM_TO_UNPACK = 2**28  # bytes beside ten times the size of the archive: trained weights hardly shrink, a bomb does
+BLOCK = 2**24  # bytes read at once
 
 
 class Entry(NamedTuple):
@@ -113,9 +121,10 @@ def explain_damage(file: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # a damaged file makes readers raise nearly anything
+        reason = shown(f"{type(error).__name__}: {error}", 500)
         raise CheckpointError(
-            f"{file} cannot be read as {file.suffix or 'weights'}: {type(error).__name__}: {error}. It is damaged, cut "
-            "short, or something else; fetch it again."
+            f"{file} cannot be read as {file.suffix or 'weights'}: {reason}. It is damaged, cut short, or something "
+            "else; fetch it again."
         ) from error
 
 
@@ -215,11 +224,14 @@ def metadata_of(file: Path) -> dict[str, str]:
 
 
 def _open_safetensors(file: Path, stack: ExitStack) -> dict[str, Entry]:
-    metadata_of(file)
     opened = stack.enter_context(FileIO(file))
     length = int.from_bytes(opened.read(8), "little")
-    header = json.loads(opened.read(length))
+    if length > MOST_BYTES:
+        raise ValueError(f"its header would be {length} bytes long, and at most {MOST_BYTES} are read")
+    metadata_of(file)
+    header = json.loads(opened.read(length), object_pairs_hook=_each_once)
     header.pop("__metadata__", None)
+    _check_names(list(header))
     in_file_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
     entries = {}
     for name, tensor in in_file_order:
@@ -229,44 +241,108 @@ def _open_safetensors(file: Path, stack: ExitStack) -> dict[str, Entry]:
     return entries
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table of JSON; of two values of a name, one reader may take the first and another the last."""
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a name is there twice")
+    return dict(pairs)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Makes sure that names of tensors can be gone through, and printed.
+
+    Raises:
+        ValueError: They are too many, too long, unprintable, or not different.
+    """
+    if len(names) > MOST_TENSORS:
+        raise ValueError(f"it has {len(names)} tensors, and at most {MOST_TENSORS} are read")
+    for name in names:
+        if len(name) > LONGEST_NAME or not name.isprintable():
+            raise ValueError(f"the name of a tensor is no printable text of at most {LONGEST_NAME} letters: {name!r}")
+    if len(set(names)) < len(names):
+        raise ValueError("a name is there twice")
+
+
 def _read_bytes(opened: FileIO, start: int, shape: Shape, dtype: str) -> Tensor:
+    opened.seek(start)
+    return _filled(opened.readinto, shape, dtype)
+
+
+def _filled(read_into: Callable[[memoryview], int | None], shape: Shape, dtype: str) -> Tensor:
+    """A tensor whose bytes are read one after the other."""
     tensor = torch.empty(shape, dtype=FLOATS[dtype], device="cpu")
     missing = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
-    opened.seek(start)
     while missing:
-        count = opened.readinto(missing)
+        count = read_into(missing[:BLOCK])
         if not count:
             raise EOFError("it ends early")
         missing = missing[count:]
     return tensor
 
 
+class NpyHeader(NamedTuple):
+    """What numpy says before the values of an array."""
+
+    shape: Shape
+    kind: str
+    columns_first: bool
+    length: int  # of all that stands before the values, in bytes
+
+
 def _open_npz(file: Path, stack: ExitStack) -> dict[str, Entry]:
     archive = stack.enter_context(zipfile.ZipFile(file))
+    members = archive.infolist()
+    names = [member.filename.removesuffix(".npy") for member in members]
+    _check_names(names)
+    _refuse_bomb(members, file.stat().st_size)
     entries = {}
-    for member in archive.infolist():
+    for name, member in zip(names, members, strict=True):
         with archive.open(member) as npy:
-            shape, kind, _ = _npy_header(npy)
-        name = member.filename.removesuffix(".npy")
-        entries[name] = Entry(shape, NPY_TYPES.get(kind, kind), partial(_read_npy, archive, member))
+            header = _npy_header(npy)
+        kind = NPY_TYPES.get(header.kind, header.kind)
+        if kind in FLOATS:
+            needed = math.prod(header.shape) * FLOATS[kind].itemsize
+            if member.file_size != header.length + needed:
+                raise ValueError(f"{name} has {member.file_size - header.length} bytes of values, and not {needed}")
+        entries[name] = Entry(header.shape, kind, partial(_read_npy, archive, member, header))
     return entries
 
 
-def _npy_header(npy: IO[bytes]) -> tuple[Shape, str, bool]:
+def _refuse_bomb(members: Sequence[zipfile.ZipInfo], size: int) -> None:
+    """Makes sure that an archive is packed as numpy does it, and unpacks to what weights may be.
+
+    Raises:
+        ValueError: It is not, or does not.
+    """
+    for member in members:
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{member.filename} is compressed in a way that numpy never writes")
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > 10 * size + ROOM_TO_UNPACK:
+        raise ValueError(f"it would unpack to {unpacked} bytes from {size}, as no trained weights do")
+
+
+def _npy_header(npy: IO[bytes]) -> NpyHeader:
     """A magic, a version, the length of a Python literal, and that literal: shape, type, whether columns come first."""
     magic = npy.read(8)
-    length = int.from_bytes(npy.read(2 if magic[6:7] == b"\x01" else 4), "little")
-    header = ast.literal_eval(npy.read(min(length, 1 << 16)).decode("latin1")) if magic[:6] == b"\x93NUMPY" else {}
-    if header.keys() != {"descr", "fortran_order", "shape"}:
+    length_of_length = 2 if magic[6:7] == b"\x01" else 4
+    length = int.from_bytes(npy.read(length_of_length), "little")
+    if magic[:6] != b"\x93NUMPY" or magic[6:7] not in (b"\x01", b"\x02", b"\x03") or length > LONGEST_NPY_HEADER:
         raise ValueError("a member is no .npy file")
-    return tuple(header["shape"]), str(header["descr"]), header["fortran_order"]
+    header = ast.literal_eval(npy.read(length).decode("latin1"))
+    if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError("a member is no .npy file")
+    shape, columns_first = header["shape"], header["fortran_order"]
+    if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
+        raise ValueError(f"{shown(repr(shape))} is no shape")
+    if type(columns_first) is not bool:
+        raise ValueError(f"fortran_order is {shown(repr(columns_first))}, neither True nor False")
+    return NpyHeader(shape, shown(str(header["descr"])), columns_first, 8 + length_of_length + length)
 
 
-def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Tensor:
+def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: NpyHeader) -> Tensor:
     with archive.open(member) as npy:
-        shape, kind, columns_first = _npy_header(npy)
-        values = torch.frombuffer(bytearray(npy.read()), dtype=FLOATS[NPY_TYPES[kind]])
-    if not columns_first:
-        return values.view(shape)
-    axes = range(len(shape))
-    return values.view(shape[::-1]).permute(*reversed(axes))
+        npy.read(header.length)
+        shape = header.shape[::-1] if header.columns_first else header.shape
+        values = _filled(cast(BufferedIOBase, npy).readinto, shape, NPY_TYPES[header.kind])
+    return values.permute(*reversed(range(len(shape)))) if header.columns_first else values
