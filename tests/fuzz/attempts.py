@@ -17,7 +17,7 @@ from vitlite import ViT, load
 from vitlite.errors import VitliteError
 
 CASES = settings(
-    max_examples=int(os.environ.get("VITLITE_FUZZ", "50")),
+    max_examples=int(os.environ.get("VITLITE_FUZZ", "15")),
     deadline=10_000,  # ms
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking takes minutes, and a case is readable as it is

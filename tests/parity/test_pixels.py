@@ -74,7 +74,17 @@ PROCESSORS = {
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-@pytest.mark.parametrize("options", [{}, {"do_normalize": False}, {"do_rescale": False}, {"resample": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_normalize": False},
+        {"do_rescale": False},
+        {"resample": 2},
+        {"do_rescale": None},
+        {"do_normalize": None},
+    ],
+)
 def test_transformers(name, options):
     """Pillow's backend exactly, and torchvision's, whose weights are rounded to 16 bits, to one grey level."""
     family = PROCESSORS[name]

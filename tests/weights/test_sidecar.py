@@ -280,7 +280,7 @@ HUGGING = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "image_processor_typ
         ),
         ({"size": 256, "resample": 3, "image_processor_type": "DeiTImageProcessor"}, 224, 256, "squash"),
         (
-            {"size": 224, "crop_size": 192, "resample": 3, "do_center_crop": None, "do_rescale": None},
+            {"size": 224, "crop_size": 192, "resample": 3, "do_center_crop": None},
             224,
             224,
             "squash",

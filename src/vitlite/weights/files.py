@@ -123,8 +123,8 @@ def explain_damage(file: Path) -> Iterator[None]:
     except Exception as error:  # a damaged file makes readers raise nearly anything
         reason = shown(f"{type(error).__name__}: {error}", 500)
         raise CheckpointError(
-            f"{file} cannot be read as {file.suffix or 'weights'}: {reason}. It is damaged, cut short, or something "
-            "else; fetch it again."
+            f"{shown(str(file), 1000)} cannot be read as {shown(file.suffix) or 'weights'}: {reason}. It is damaged, "
+            "cut short, or something else; fetch it again."
         ) from error
 
 
@@ -205,7 +205,9 @@ def _shards_of(index: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         beside = all(Path(name).name == name for name in names)
     if not names or not beside:
-        raise CheckpointError(f"{index} is no index of safetensors shards beside it: its weight_map names {names}.")
+        raise CheckpointError(
+            f"{index} is no index of safetensors shards beside it: its weight_map names {shown(str(names))}."
+        )
     return [index.parent / name for name in names]
 
 

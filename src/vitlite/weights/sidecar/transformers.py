@@ -51,6 +51,7 @@ STEM = optional(table({"depths": several(whole(1, 1000), 1, 4), "out_features": 
 CONFIG = table(
     {**FIELDS, "vision_config": TOWER, "vision_config_dict": TOWER, "backbone_config": STEM}, required=("model_type",)
 )
+STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
 EDGES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width")
 SIZE = optional(either(SIDE, table(dict.fromkeys(EDGES, optional(SIDE)))))
 PICTURES = table(
@@ -63,7 +64,7 @@ PICTURES = table(
         "image_mean": optional(COLOURS),
         "image_std": optional(COLOURS),
         "rescale_factor": optional(number(1e-9, 1e9)),
-        **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), SWITCH),
+        **dict.fromkeys(STEPS, SWITCH),
     }
 )
 
@@ -391,7 +392,7 @@ def recipe_from_transformers(config: Mapping[str, Any], size: tuple[int, int] | 
         verify(config, PICTURES)
     except CheckpointError as error:
         raise not_understood(f"The preprocessing config: {error.text}") from None
-    config = {name: value for name, value in config.items() if value is not None}
+    config = {name: value for name, value in config.items() if value is not None or name in STEPS}  # a null one is off
     processor = _processor(config)
     resize, resample = required(config, "size", "resample")
     crop, before, mode = _crop_and_size_before(config, processor, resize)
