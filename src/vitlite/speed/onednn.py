@@ -14,12 +14,14 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from vitlite.speed.verdicts import Contest, only_torch, verdict
 
 # Private to torch: should they go, no tensor counts as plain, and no CPU as exact.
 _is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda x: True)
+_transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: True)
 _has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
 
 ACTIVATIONS = ("none", "tanh", "swish")  # GELU by its two formulas, and x sigmoid(x), which serves quick GELU
@@ -37,9 +39,28 @@ def serves(x: Tensor, weight: Tensor) -> bool:
         and {type(x), type(weight)} <= {Tensor, Parameter}  # not traced, faked, sharded or quantised
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        and not (torch.is_autocast_enabled("cpu") or _is_wrapped(x))
+        and not (torch.is_autocast_enabled("cpu") or _is_wrapped(x) or _is_transforming())
         and unpacked_pays()
     )
+
+
+def _is_transforming() -> bool:
+    """Whether torch.func or forward-mode AD is at work. A private operator would lose what they follow, in silence."""
+    return _transforms() is not None or _in_forward_mode()
+
+
+def _in_forward_mode() -> bool:
+    return bool(getattr(forward_ad, "_current_level", 0) >= 0)
+
+
+def is_followed(x: Tensor) -> bool:
+    """Whether torch.func or forward-mode AD wants to know what becomes of this tensor."""
+    if torch.compiler.is_compiling():
+        return False
+    if _is_wrapped(x):
+        return True
+    dual: Any = forward_ad.unpack_dual(x) if _in_forward_mode() else None  # type: ignore[no-untyped-call]
+    return dual is not None and dual.tangent is not None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -38,6 +38,7 @@ from vitlite.speed.onednn import (
     float32_products,
     float32_products_pay,
     is_allowed,
+    is_followed,
     kernels_as_created,
 )
 from vitlite.speed.slices import compute, cut, join
@@ -290,6 +291,12 @@ class OptimizedViT(ViT):
             raise OptimizedError(
                 "An optimized model gives no gradients, and these images require them.",
                 python="Pass images.detach(), or create the model again and do not optimize it.",
+            )
+        if is_followed(images):
+            raise OptimizedError(
+                "An optimized model knows neither forward-mode AD nor the transforms of torch.func, which follow these "
+                "images.",
+                python="Create the model again and do not optimize it.",
             )
 
         def without_gradients(part: Tensor) -> Any:
