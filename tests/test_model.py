@@ -14,8 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 import vitlite
 from vitlite import positions
@@ -588,39 +586,6 @@ def test_other_devices(device: str, size: tuple[int, int]) -> None:
         torch.testing.assert_close(model(pictures(2, *size).to(device)).cpu(), wanted, rtol=1e-3, atol=1e-3)
         with pytest.raises(InputError, match="Images are on cpu, the model on"):
             model(pictures(2, *size))
-
-
-class IndexingWithoutCuda(TorchFunctionMode):
-    """Python's `x[:, 1:]` by calls: it enters CUDA's own library, which a torch for CPUs does not have."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not Tensor.__getitem__:
-            return func(*args, **(kwargs or {}))
-        x, places = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
-        axis = 0
-        for place in places:
-            if isinstance(place, int):
-                x = x.select(axis, place)
-                continue
-            if place is None:
-                x = x.unsqueeze(axis)
-            else:
-                x = torch.ops.aten.slice.Tensor(x, axis, place.start, place.stop)
-            axis += 1
-        return x
-
-
-@pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES)
-def test_a_fake_cuda_device_takes_every_family(options: dict[str, Any]) -> None:
-    with torch.device("meta"):
-        model = ViT(ViTConfig(**TINY | options))
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), IndexingWithoutCuda():
-        model.load_state_dict({name: torch.empty(shape, device="cuda") for name, shape in shapes.items()}, assign=True)
-        for size in ((32, 32), (48, 24)):
-            images = torch.empty(2, 3, *size, device="cuda")
-            assert model(images).device.type == "cuda"
-            assert model.attention_maps(images, layers=(0, 1)).device.type == "cuda"
 
 
 def test_nothing_reads_values_so_nothing_waits_for_a_device() -> None:

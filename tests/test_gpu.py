@@ -1,0 +1,140 @@
+"""What happens on a GPU: walked on one that is none, on torch's meta device, and where there is one, on it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fake_gpu import fake_gpu, on_fake_gpu
+from test_model import FAMILIES, TINY
+from tiny_run import RECIPE, new_model, settings, stripes
+
+from vitlite import ViT, ViTConfig, optimize
+from vitlite.images import Preprocess
+from vitlite.model import model_on_meta
+from vitlite.positions import RESAMPLE
+from vitlite.training import train
+from vitlite.training.optim import optimizers, restore_optimizer
+from vitlite.training.run import Run
+from vitlite.training.settings import Settings
+
+EVERY: dict[str, dict[str, Any]] = {"plain": {}, **FAMILIES}
+families = pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
+real = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    with fake_gpu():
+        yield
+
+
+# ---- on a GPU that is none
+
+
+@families
+@pytest.mark.usefixtures("gpu")
+def test_every_answer_stays_on_the_gpu(options: dict[str, Any]) -> None:
+    model = on_fake_gpu(ViTConfig(**TINY | options), torch.bfloat16).eval()
+    images = torch.empty(2, 3, 48, 24, dtype=torch.bfloat16, device="cuda")
+    for _ in ("as it is", "optimized"):
+        features = model.features(images, [0])
+        for tensor in (model(images), model.attention_maps(images), features.patches, *features.layers):
+            assert tensor.device.type == "cuda"
+            assert tensor.dtype is torch.bfloat16
+        assert optimize(model) is model
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("resample", RESAMPLE if torch.version.cuda else ["timm"])  # the others need such a torch
+def test_positions_are_stretched_on_the_gpu(resample: Any) -> None:
+    model = on_fake_gpu(ViTConfig(**TINY | {"resample": resample}))
+    assert model(torch.empty(1, 3, 16, 40, device="cuda")).device.type == "cuda"
+    assert model.tables.stretched is None, "none is kept: whether the table has changed, only waiting for it would tell"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_pictures_are_normalised_on_the_gpu() -> None:
+    model = on_fake_gpu(ViTConfig(**TINY), torch.bfloat16)
+    model.preprocess = Preprocess(RECIPE, model)
+    images = model.preprocess.batch([torch.empty(3, 16, 16, dtype=torch.uint8)] * 2)
+    assert (images.device.type, images.dtype) == ("cuda", torch.bfloat16)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_optimizer_s_state_goes_where_its_step_needs_it(optimizer: Any) -> None:
+    model = on_fake_gpu(ViTConfig(**TINY))
+    weights = dict(model.named_parameters())
+    for weight in weights.values():
+        weight.grad = torch.empty_like(weight)
+    names = {weight: name for name, weight in weights.items()}
+    saved: dict[str, torch.Tensor] = {}
+    for found in optimizers(model, weights, Settings(epochs=1, optimizer=optimizer)):
+        found.step()
+        for weight, state in found.state.items():
+            for kind, value in state.items():
+                assert value.device.type == "cuda", kind
+                saved[f"{kind}.{names[weight]}"] = torch.empty(value.shape, dtype=value.dtype)  # as a file gives it
+    for found in optimizers(model, weights, Settings(epochs=1, optimizer=optimizer)):
+        restore_optimizer(found, names, saved)
+        for state in found.state.values():
+            assert {value.device.type for value in state.values()} == {"cuda"}
+        found.step()  # fused AdamW refuses a count of its steps that is elsewhere
+
+
+# ---- on the meta device, where nothing has a value
+
+
+@families
+def test_a_training_step_waits_for_nothing(options: dict[str, Any]) -> None:
+    model = model_on_meta(ViTConfig(**TINY | options | {"dropout": 0.1, "drop_path": 0.1})).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(torch.empty(4, 3, 48, 24, device="meta"))
+    F.cross_entropy(logits.float(), torch.empty(4, 5, device="meta")).backward()
+    assert {weight.grad.device.type for weight in model.parameters() if weight.grad is not None} == {"meta"}
+    for optimizer in optimizers(model, dict(model.named_parameters()), Settings(epochs=1)):
+        optimizer.step()
+
+
+# ---- on one that is there
+
+
+@real
+@families
+def test_a_gpu_answers_as_the_cpu_does(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(**TINY | options)).eval()
+    for size in ((32, 32), (48, 24)):
+        images = torch.randn(2, 3, *size)
+        with torch.no_grad():
+            wanted = model.cpu().embed(images)
+            found = model.cuda().embed(images.cuda())
+        torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-3)
+    with torch.no_grad():
+        torch.testing.assert_close(optimize(model).embed(images.cuda()).cpu(), wanted, rtol=1e-3, atol=1e-3)
+
+
+@real
+def test_new_positions_are_seen_however_they_were_written() -> None:
+    model = ViT(ViTConfig(**TINY)).eval().cuda()
+    images = torch.randn(1, 3, 48, 24, device="cuda")
+    with torch.no_grad():
+        before = model.embed(images)
+        model.pos_embed.data.add_(torch.randn_like(model.pos_embed))
+        assert not torch.equal(model.embed(images), before)
+
+
+@real
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_run_on_a_gpu_goes_on(bfloat16: bool, tmp_path: Path) -> None:
+    for epochs in (1, 2):
+        model = new_model().cuda()
+        history = train(model, stripes(24), tmp_path, settings(epochs=epochs, decay=0.0, bfloat16=bfloat16))
+        assert len(history) == epochs
+    run = Run(new_model().cuda(), stripes(24), settings(epochs=2, decay=0.0, bfloat16=bfloat16))
+    run.resume(tmp_path / "state.safetensors")
+    assert {value.device.type for state in run.states().values() for value in state.values()} == {"cuda"}
