@@ -1,8 +1,11 @@
 """Every example runs, is short, and says what it should."""
 
+import os
 import runpy
 import shutil
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,8 @@ import torch
 import vitlite
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+WITH_LIGHTNING = ROOT / "examples" / "with_lightning.py"
+EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {WITH_LIGHTNING})
 SAYS = {  # a line of each, and the files it leaves
     "attention": ("head 2 looks most at patch (", ["attention.png", "rollout.png"]),
     "classify": ("examples/photos/chelsea.png\n", []),
@@ -52,3 +56,15 @@ def test_example_is_short_and_runs(
     )
     if example.stem == "finetune":
         assert vitlite.load("finetuned").predict("examples/photos/chelsea.png", top=1)[0].label == "cat"
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
+def test_with_lightning(workplace: Path) -> None:
+    paths = os.pathsep.join([str(ROOT / "tests"), *sys.path])
+    # Lightning imports torchvision, which not every torch can load without what peers does.
+    code = f"import peers, runpy; runpy.run_path({str(WITH_LIGHTNING)!r}, run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.stdout.endswith("coffee\n"), done.stderr
+    assert vitlite.load("finetuned").predict("examples/photos/chelsea.png", top=1)[0].label == "cat"

@@ -32,7 +32,18 @@ def pictures(folder: Path, **counts: int) -> Path:
 def train_words(data: Path, out: Path, *more: str) -> list[str]:
     """`vitlite train` of a small random model in float32, with every kind of augmentation."""
     words = f"train {data} --model vit_nano_4 --weights none --size 16 --epochs 4 --batch 8 --dtype float32"
-    return [*words.split(), "--augment", "strong", "--optimizer", "adamw", "--log", "json", "--out", str(out), *more]
+    return [
+        *words.split(),
+        "--augment",
+        "strong",
+        "--optimizer",
+        "adamw",
+        "--format",
+        "jsonl",
+        "--out",
+        str(out),
+        *more,
+    ]
 
 
 def launcher(

@@ -36,7 +36,7 @@ def folders(tmp_path: Path) -> Path:
 
 def test_the_commands(folders, tmp_path, capsys):
     words = f"--model vit_nano_4 --weights none --size 16 --epochs 1 --batch 8 --out {tmp_path / 'run'}".split()
-    assert main(["train", str(folders), *words, "--log", "json"]) == 0
+    assert main(["train", str(folders), *words, "--format", "jsonl"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["epoch"] == 1
     assert "vitlite: 2 classes (lying, standing); 24 pictures to train on, 8 to compare epochs with; 1 epo" in said.err
@@ -279,7 +279,7 @@ def test_from_a_folder_of_120_photos_to_a_model_that_is_right(tmp_path, capsys, 
 def test_what_a_run_says_without_matplotlib_and_when_it_ends_early(folders, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as where it is not installed
     words = f"train {folders} --model vit_nano_4 --weights none --size 16 --epochs 9 --patience 1 --lr 1e-9 --batch 8"
-    assert main([*words.split(), "--log", "json", "--out", str(tmp_path / "run")]) == 0
+    assert main([*words.split(), "--format", "jsonl", "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) < 9
     assert "vitlite: no curves.png: Drawing curves or a confusion matrix needs an optional package. Ins" in said.err

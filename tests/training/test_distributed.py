@@ -41,9 +41,9 @@ def test_alone_nothing_is_shared() -> None:
 
 
 def test_two_processes_train_and_measure_as_one_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = pictures(tmp_path / "data", train=40, val=9)
+    data = pictures(tmp_path / "data", train=39, val=9)
     one, two = tmp_path / "one", tmp_path / "two"
-    assert main(train_words(data, one)) == 0  # 20 steps
+    assert main(train_words(data, one)) == 0  # 20 steps, of 8 pictures or 7
     alone = history(capsys.readouterr().out)
     together = history(torchrun(2, *train_words(data, two)).stdout)  # one of the two says it
     assert len(alone) == len(together) == 4

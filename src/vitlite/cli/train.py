@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
     add("--device", help="such as cpu, cuda, mps; default: cpu")
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    add("--log", choices=("table", "json"), default="table", help="what to print of each epoch; default: %(default)s")
+    add("--format", choices=("table", "jsonl"), default="table", help="of an epoch; default: %(default)s")
     add("--save-every", type=float, default=60.0, metavar="SECONDS", help="how often, at most; default: %(default)s")
 
 
@@ -75,7 +75,7 @@ def _train(args: Namespace) -> int:
     model = _model(args, len(classes))
     split = read_to_train(args.data, preprocess_of(model), classes, share=args.val_share, seed=args.seed)
     settings = _settings(args, len(split.train))
-    report = Report(args.data, split, settings, args.out, as_json=args.log == "json")
+    report = Report(args.data, split, settings, args.out, as_json=args.format == "jsonl")
     if distributed.is_main():
         report.begin()
     found: list[Measured] = []
