@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.config import ViTConfig, refuse_unknown_fields
-from vitlite.errors import CheckpointError, ConfigError
+from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.factory import claims_about, create, load
 from vitlite.model import ViT
 from vitlite.weights import zoo
@@ -208,7 +208,8 @@ def _unpickled(pickle: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(pickle, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is no pickle makes torch raise nearly anything
-        raise CheckpointError(f"{pickle} cannot be opened with weights_only=True: {error}") from error
+        reason = shown(str(error).partition("\n")[0], 500)
+        raise CheckpointError(f"{pickle} cannot be opened with weights_only=True: {reason}") from None
     while isinstance(content, Mapping):
         tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
         if tensors:
@@ -235,7 +236,7 @@ def _network_in(pickle: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
         nested = content.get(name)
         if isinstance(nested, Mapping):
             return nested
-    raise CheckpointError(f"{pickle} has no tensors, but: {', '.join(map(str, content))[:300]}.")
+    raise CheckpointError(f"{pickle} has no tensors, but: {shown(', '.join(map(str, content)))}.")
 
 
 def _common_dtype(file: WeightsFile) -> torch.dtype | None:

@@ -69,6 +69,8 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
     if to not in SUFFIX:
         raise ExportError(f"Cannot export to {to!r}. Valid: {', '.join(SUFFIX)}.")
     path = check_target(path)
+    if model.source is not None and path.exists() and path.samefile(model.source.path):
+        raise ExportError(f"{path} is the file that this model was loaded from. Name another.")
     _check_model(model, path)
     compared: dict[str, float] = {}
     try:

@@ -8,6 +8,10 @@ import pytest
 from commands import Run
 from PIL import Image
 
+from vitlite import load
+from vitlite.errors import ExportError
+from vitlite.export import export
+
 
 def test_the_photo_itself_is_not_drawn_over(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
     photo, link = tmp_path / "a.png", tmp_path / "link.png"
@@ -58,6 +62,58 @@ def test_convert_keeps_what_is_there(run: Run, model: Path, tmp_path: Path) -> N
     code, _, err = run("convert", weights, weights, "--to", "timm")
     assert (code, err) == (1, f"vitlite: error: {weights} is to be read and to be written. Name another file.\n")
     assert weights.read_bytes() == before
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_read_is_not_written_over(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    """By whatever name: a folder's weights, a link, or a way there over another folder."""
+    mine, data = tmp_path / "mine", tmp_path / "data"
+    shutil.copytree(model, mine)
+    for split in ("train", "val"):
+        for name in ("one", "two"):
+            shutil.copytree(pictures, data / split / name)
+    (tmp_path / "link.safetensors").symlink_to(mine / "model.safetensors")
+    (tmp_path / "run/last").parent.mkdir()
+    shutil.copytree(model, tmp_path / "run/last")
+    weights = mine / "model.safetensors"
+    train = ("train", data, "--epochs", 1, "--size", 16)
+    before = everything(tmp_path)
+    for words, out, said in (
+        (("embed", pictures, "--model", mine), weights, "is to be read, too. Name another file."),
+        (("embed", pictures, "--model", weights), tmp_path / "link.safetensors", "is to be read, too."),
+        (
+            ("embed", pictures, "--model", "vit_nano_4", "--weights", weights),
+            mine / "../mine/model.safetensors",
+            "read",
+        ),
+        (("embed", pictures / "a.png", weights, "--model", "vit_nano_4"), weights, "is to be read, too."),
+        ((*train, "--model", mine), mine, "would write over the model to begin with"),
+        ((*train, "--model", tmp_path / "run/last"), tmp_path / "run", "would write over the model to begin with"),
+        ((*train, "--model", "vit_nano_4"), data, "is in the data"),
+        ((*train, "--model", "vit_nano_4"), data / "train", "is in the data"),
+        (("eval", data, "--model", mine), data / "val/one", "is in the data"),
+        (("export", weights, "--to", "torch"), weights, "the name must end in .pt2"),
+    ):
+        code, _, err = run(*words, "--out", out)
+        assert (code, said in err) == (1, True), (words, err)
+        assert everything(tmp_path) == before
+    code, _, err = run("convert", mine, weights, "--to", "timm")
+    assert (code, "is to be read and to be written" in err) == (1, True)
+    assert everything(tmp_path) == before
+    assert run("embed", pictures, "--model", mine, "--out", mine / "vectors.npz")[0] == 0
+    assert run("embed", pictures, "--model", mine, "--out", mine / "vectors.npz")[0] == 0
+
+
+def test_an_exported_file_does_not_take_the_place_of_the_weights(model: Path, tmp_path: Path) -> None:
+    shutil.copy(model / "model.safetensors", tmp_path)
+    shutil.copy(model / "config.json", tmp_path)
+    weights = tmp_path / "model.safetensors"
+    with pytest.raises(ExportError, match="is the file that this model was loaded from"):
+        export(load(tmp_path), weights, to="torch")
+    assert weights.read_bytes() == (model / "model.safetensors").read_bytes()
 
 
 def test_a_lock_of_somebody_else_stays(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from vitlite.cli.engine import add_engine_arguments, run_on_ray
 from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model, positive
 from vitlite.cli.progress import Watch, say_skipped
 from vitlite.cli.tables import bold, terminal_width
-from vitlite.errors import InputError
+from vitlite.errors import InputError, shown
 
 if TYPE_CHECKING:
     from vitlite.predict import Prediction
@@ -64,9 +64,9 @@ def _run_here(args: Namespace) -> int:
 def _show_table(answers: Answers, shared: Sequence[str]) -> None:
     """A label that several classes share is told from its likes by the number of its class."""
     for path, predictions in answers:
-        print(bold(path))
+        print(bold(shown(path, 1000)))
         for label, index, score in predictions:
-            name = f"{label} (class {index})" if label in shared else label
+            name = f"{shown(label)} (class {index})" if label in shared else shown(label)
             bar = f"{'█' * round(20 * score):<20}  " if terminal_width() else ""
             print(f"  {100 * score:5.1f} %  {bar}{name}")
 

@@ -68,5 +68,6 @@ def _check_target(source: str, target: Path) -> None:
     """Makes sure that nothing which is there is overwritten but a file that was named, and that is not the source."""
     if target.is_dir() and any(target.iterdir()):
         raise CheckpointError(f"The folder {target} is not empty, and what is in it stays. Name one that is new.")
-    if target.exists() and target.samefile(Path(source).expanduser()):
+    place = Path(source).expanduser()
+    if target.exists() and (target.samefile(place) or (place.is_dir() and target.parent.samefile(place))):
         raise CheckpointError(f"{target} is to be read and to be written. Name another file.")

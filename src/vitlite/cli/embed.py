@@ -9,7 +9,7 @@ from pathlib import Path
 from vitlite.bulk.journal import KERNELS, WRITERS, Picture, check_target, open_journal
 from vitlite.bulk.local import embed_into, gather, identity_of
 from vitlite.cli.engine import add_engine_arguments, run_on_ray
-from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model
+from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model, refuse_inputs
 from vitlite.cli.progress import Watch, say_skipped
 
 
@@ -41,6 +41,7 @@ def _run_here(args: Namespace) -> int:
     from vitlite.speed.optimize import kernels_of  # here, since it imports torch, and `--help` is to be quick
 
     target = check_target(Path(args.out))
+    refuse_inputs(target, args)
     paths = gather(args.paths, sys.stdin, say_skipped)
     model = open_model(args)
     pictures = [Picture.at(path) for path in paths]

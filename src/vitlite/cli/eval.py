@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from vitlite import disk
-from vitlite.cli.options import add_model_arguments, add_speed_arguments, open_model
+from vitlite.cli.options import add_model_arguments, add_speed_arguments, open_model, refuse_inside
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.draw import draw_confusion, need_matplotlib
+from vitlite.errors import shown
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.datasets import Pictures
@@ -43,6 +44,7 @@ def run(args: Namespace) -> int:
 
 def _evaluate(args: Namespace) -> int:
     if args.out:
+        refuse_inside(args.out, args.data)
         need_matplotlib()  # says at once if it is missing
     check_data(args.data, args.split)  # a wrong DATA is said before the model is fetched
     model = open_model(args)
@@ -78,7 +80,7 @@ def _print(measured: Measured, pictures: Pictures) -> None:
         pictures.classes, counts, measured.recall, measured.precision, strict=True
     ):
         if count:
-            rows.append([name, str(count), _percent(recall), _percent(precision)])
+            rows.append([shown(name), str(count), _percent(recall), _percent(precision)])
     print(with_bold_header(table(["class", "pictures", "recognised", "precision"], rows)))
     accuracies = [f"{name.replace('top', 'top-')} {share:.2%}" for name, share in _accuracies(measured).items()]
     print("\n" + "   ".join([*accuracies, f"{len(pictures)} pictures"]))

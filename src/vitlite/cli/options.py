@@ -1,19 +1,17 @@
 """What several commands share: which model, how fast, which pictures, and the values of their options."""
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vitlite.errors import ConfigError, DownloadError
+from vitlite.errors import CheckpointError, ConfigError, InputError, shown
 from vitlite.weights import zoo
 
 if TYPE_CHECKING:
-    import torch
-
     from vitlite.model import ViT
 
 CALIBRATION = 32  # pictures
-OFFLINE_MODEL = "vit_nano_4.cifar10"
 
 
 def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default: str = "") -> None:
@@ -70,11 +68,11 @@ def open_model(args: Namespace) -> "ViT":
     dtype = getattr(torch, dtype_name) if dtype_name else None
     calibrate = _calibration_pictures(args)
     if not getattr(args, "fast", False):
-        return _create_or_load(args, args.device, dtype)
+        return create_or_load(args, device=args.device, dtype=dtype)
 
     from vitlite.speed.optimize import optimize
 
-    return optimize(_create_or_load(args, args.device), dtype=dtype, calibrate=calibrate)
+    return optimize(create_or_load(args, device=args.device), dtype=dtype, calibrate=calibrate)
 
 
 def _calibration_pictures(args: Namespace) -> list[str] | None:
@@ -100,23 +98,54 @@ def _calibration_pictures(args: Namespace) -> list[str] | None:
 
 def open_stored_model(args: Namespace) -> "ViT":
     """The same model as it is stored, for those who bring it to its device, precision and speed themselves."""
-    return _create_or_load(args)
+    return create_or_load(args)
 
 
-def _create_or_load(args: Namespace, device: str | None = None, dtype: "torch.dtype | None" = None) -> "ViT":
+def refuse_inputs(out: Path, args: Namespace) -> None:
+    """Makes sure that a file to be written is none of those to be read, by whatever name.
+
+    Raises:
+        InputError: It is.
+    """
+    read = [Path(path) for path in args.paths]
+    for word in (args.model, args.weights):
+        read += _weights_of(Path(word or "").expanduser()) if word else []
+    for file in read:
+        if out.exists() and file.exists() and out.samefile(file):
+            raise InputError(f"--out {shown(str(out))} is to be read, too. Name another file.")
+
+
+def _weights_of(place: Path) -> list[Path]:
+    """The files with the weights of a place, where it is one on this disk."""
+    from vitlite.weights.files import files_of
+
+    if not place.is_dir():
+        return [place]
+    with suppress(CheckpointError):
+        return files_of(place)[1]
+    return []
+
+
+def refuse_inside(out: Path, data: Path) -> None:
+    """Makes sure that what is written is no data the next time.
+
+    Raises:
+        InputError: The folder to write is the data, or in it.
+    """
+    if data.resolve() in (out.resolve(), *out.resolve().parents):
+        raise InputError(f"--out {shown(str(out))} is in the data, {shown(str(data))}. Name another folder.")
+
+
+def create_or_load(args: Namespace, **options: Any) -> "ViT":
+    """What --model, --weights and --size name, with these options of `create` and `load`."""
     from vitlite.factory import create, load
 
-    try:
-        if args.weights is not None:  # an empty one is a mistake, not a wish for the model's own
-            return create(args.model, weights=args.weights, image_size=args.size, device=device, dtype=dtype)
-        if is_place(args.model):
-            return load(args.model, image_size=args.size, device=device, dtype=dtype)
-        return create(args.model, image_size=args.size, device=device, dtype=dtype)
-    except DownloadError as error:
-        raise DownloadError(
-            f"{error.for_command_line()} Without a network: --model {OFFLINE_MODEL} (the ten classes of CIFAR-10) "
-            "comes with vitlite."
-        ) from error
+    options["image_size"] = args.size
+    if args.weights is not None:  # an empty one is a mistake, not a wish for the model's own
+        return create(args.model, weights=args.weights, **options)
+    if is_place(args.model):
+        return load(args.model, **options)
+    return create(args.model, **options)
 
 
 def check_device(device: str | None) -> None:

@@ -6,14 +6,16 @@ from typing import Any
 
 import torch
 
-from vitlite.cli.options import check_device, image_size, is_place, positive
+from vitlite.cli.options import check_device, create_or_load, image_size, positive, refuse_inside
 from vitlite.cli.run_report import Report
-from vitlite.factory import create, load
+from vitlite.errors import InputError, shown
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import STRENGTHS
+from vitlite.training.best import BEST
 from vitlite.training.evaluate import Measured, preprocess_of
 from vitlite.training.loop import train
+from vitlite.training.run import STATE
 from vitlite.training.settings import (
     Settings,
     usual_batch,
@@ -71,6 +73,7 @@ def run(args: Namespace) -> int:
 
 
 def _train(args: Namespace) -> int:
+    _check_out(args)
     classes = training_classes(args.data)  # a wrong DATA is said before the model is fetched
     model = _model(args, len(classes))
     split = read_to_train(args.data, preprocess_of(model), classes, share=args.val_share, seed=args.seed)
@@ -92,6 +95,23 @@ def _train(args: Namespace) -> int:
     if distributed.is_main():
         report.end(history, found[0])
     return 0
+
+
+def _check_out(args: Namespace) -> None:
+    """Makes sure that training does not write over what it begins with, nor among the pictures.
+
+    Raises:
+        InputError: It would.
+    """
+    refuse_inside(args.out, args.data)
+    out = args.out.resolve()
+    for word in (args.model, args.weights):
+        place = Path(word or "").expanduser().resolve()
+        written = {out / "last", out / BEST, out / STATE} & {place, *place.parents}
+        if word and place.exists() and (written or place == out):
+            raise InputError(
+                f"--out {args.out} would write over the model to begin with, {shown(word)}. Name another folder."
+            )
 
 
 def _settings(args: Namespace, pictures: int) -> Settings:
@@ -130,15 +150,10 @@ def _model(args: Namespace, classes: int) -> ViT:
 def _open_model(args: Namespace, classes: int) -> ViT:
     options: dict[str, Any] = {
         "num_classes": classes,
-        "image_size": args.size,
         "drop_path": args.drop_path,
         "checkpointing": args.checkpointing or None,
         "device": args.device,
     }
     if args.weights == "none":
-        return random_model(args.model, **options)
-    if args.weights is not None:  # an empty one is a mistake, not a wish for the model's own
-        return create(args.model, weights=args.weights, **options)
-    if is_place(args.model):
-        return load(args.model, **options)
-    return create(args.model, **options)
+        return random_model(args.model, image_size=args.size, **options)
+    return create_or_load(args, **options)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from vitlite.errors import CheckpointError, ConfigError, shown
-from vitlite.schema import MOST_BYTES
+from vitlite.schema import MOST_BYTES, Check, by_name, read_json, table
 
 Shape = tuple[int, ...]
 
@@ -41,6 +41,17 @@ LONGEST_NAME = 500  # letters
 LONGEST_NPY_HEADER = 10_000  # bytes, as numpy has it
 ROOM_TO_UNPACK = 2**28  # bytes beside ten times the size of the archive: trained weights hardly shrink, a bomb does
 BLOCK = 2**24  # bytes read at once
+
+
+def _is_beside(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and Path(value).name == value and value.endswith(READABLE[0])
+
+
+SHARD = Check("the name of a .safetensors file beside it", _is_beside)
+SHARDS = table(  # what of an index is looked at
+    {"weight_map": Check("a table of tensors and files", lambda value: isinstance(value, dict) and bool(value),
+                         by_name(SHARD).parts)}, required=("weight_map",),
+)  # fmt: skip
 
 
 class Entry(NamedTuple):
@@ -125,7 +136,7 @@ def explain_damage(file: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{shown(str(file), 1000)} cannot be read as {shown(file.suffix) or 'weights'}: {reason}. It is damaged, "
             "cut short, or something else; fetch it again."
-        ) from error
+        ) from None
 
 
 def path_of(place: Any, what: str = "weights") -> Path:
@@ -193,7 +204,7 @@ def _weights_in(folder: Path) -> Path:
     weights = [file for file in files if file.suffix in READABLE]
     if len(weights) == 1:
         return weights[0]
-    names = ", ".join(file.name for file in files) or "nothing"
+    names = shown(", ".join(file.name for file in files), 1000) or "nothing"
     hint = ""
     if any(file.name.endswith(PICKLES) for file in files):
         hint = f" vitlite unpickles nothing here; first: vitlite convert {folder} OUT --to vitlite"
@@ -201,13 +212,7 @@ def _weights_in(folder: Path) -> Path:
 
 
 def _shards_of(index: Path) -> list[Path]:
-    with explain_damage(index):
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        beside = all(Path(name).name == name for name in names)
-    if not names or not beside:
-        raise CheckpointError(
-            f"{index} is no index of safetensors shards beside it: its weight_map names {shown(str(names))}."
-        )
+    names = sorted(set(read_json(index, SHARDS)["weight_map"].values()))
     return [index.parent / name for name in names]
 
 

@@ -187,6 +187,9 @@ def _in_words(request: _Request, error: OSError) -> DownloadError:
     )
 
 
+OFFLINE = "Without any download: --model vit_nano_4.cifar10 (the ten classes of CIFAR-10) comes with vitlite."
+
+
 def _way_out(request: _Request) -> tuple[str, str]:
     """What to do without a network, in Python's words and in the command line's: what works for just this file."""
     file, name = request.file, request.zoo_name
@@ -197,12 +200,13 @@ def _way_out(request: _Request) -> tuple[str, str]:
             f"Where there is a network: `hf download {file.repo} --revision {file.revision} --local-dir {folder}`. "
             f"Copy that folder here, and give it instead of {file.repo}:"
         )
-        return f"{by_hand} vitlite.load({folder!r}). {otherwise}", f"{by_hand} --model {folder}  {otherwise}"
+        return f"{by_hand} vitlite.load({folder!r}). {otherwise}", f"{by_hand} --model {folder}  {otherwise} {OFFLINE}"
     saved = file.filename.rpartition("/")[2]
     by_hand = f"Where there is a network, download {file.url} and use that file here:"
     return (
         f"{by_hand} vitlite.create({name!r}, weights={saved!r}). {otherwise}",
-        f"{by_hand} --model {name} --weights {saved} (export and positions take the name without --model). {otherwise}",
+        f"{by_hand} --model {name} --weights {saved} (export and positions take the name without --model). {otherwise} "
+        f"{OFFLINE}",
     )
 
 

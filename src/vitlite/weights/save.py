@@ -92,7 +92,7 @@ def explained(place: Path) -> Iterator[None]:
         raise CheckpointError(
             f"Cannot write {shown(str(place))}: {error.strerror}. What was there is still there.",
             python="Make room, and start again.",
-        ) from error
+        ) from None
 
 
 def _write_pair(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, Mapping[str, Any]]) -> None:

@@ -130,7 +130,9 @@ def hash_file(path: Path) -> Stamp:
         _let_the_clock_tick(path)
         return Stamp(stat_of(path), _digest(path, hashlib.sha256()))
     except OSError as error:
-        raise DownloadError(f"Cannot read {path}: {error}.", python="Check the path and its permissions.") from error
+        raise DownloadError(
+            f"Cannot read {shown(str(path))}: {error.strerror}.", python="Check the path and its permissions."
+        ) from None
 
 
 def git_hash(path: Path) -> str:

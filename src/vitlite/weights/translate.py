@@ -187,7 +187,7 @@ def _shape_made(
         if len(made) != AXES.get(rule.ours, len(made)):
             raise ValueError(f"a ViT's {rule.ours} has {AXES[rule.ours]} axes")
     except (RuntimeError, IndexError, ValueError, EinopsError) as error:
-        raise CheckpointError(f"{', '.join(parts)}: the shapes {theirs} are not of this layout: {error}") from error
+        raise CheckpointError(f"{', '.join(parts)}: the shapes {theirs} are not of this layout: {error}") from None
     return made
 
 
