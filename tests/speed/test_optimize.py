@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -320,6 +321,66 @@ def test_the_precision_setting_comes_back(monkeypatch: pytest.MonkeyPatch) -> No
     assert setting.fp32_precision == before
 
 
+@pytest.mark.skipif(onednn.float32_products.matmul is None, reason="this torch has no such setting")
+def test_an_exception_and_another_threads_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = onednn.float32_products.matmul
+    before = setting.fp32_precision
+    monkeypatch.setattr(module, "float32_products_pay", lambda tokens, head_dim: True)
+    faster = optimized(made())
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "_attend", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            faster(torch.randn(1, 3, 32, 32))
+    assert (setting.fp32_precision, onednn.float32_products.inside) == (before, 0)
+    try:
+        with onednn.float32_products:
+            other = threading.Thread(target=lambda: setattr(setting, "fp32_precision", "ieee"))
+            other.start()
+            other.join()
+        assert setting.fp32_precision == "ieee"  # as that thread wants it
+    finally:
+        setting.fp32_precision = before
+
+
+ANOTHER_THREAD = """
+import threading, time, torch, vitlite
+from vitlite.speed import onednn, optimize as module
+onednn._has_amx = lambda: False  # as oneDNN is limited to what a CPU without it has
+assert onednn.float32_products_are_exact(197, 64)
+module.float32_products_pay = lambda tokens, head_dim: True
+config = vitlite.ViTConfig(image_size=64, patch_size=8, dim=128, depth=4, heads=2, mlp_dim=256, num_classes=5)
+model, images = vitlite.optimize(vitlite.ViT(config)), torch.randn(2, 3, 64, 64)
+a, b = torch.randn(64, 768), torch.randn(768, 512)
+right, settings, errors = a.double() @ b.double(), set(), []
+
+def multiply():
+    while thread.is_alive():
+        settings.add(onednn.float32_products.matmul.fp32_precision)
+        errors.append(float(((a @ b).double() - right).abs().max() / right.abs().max()))
+
+def answer():
+    for _ in range(15):
+        model(images)
+
+thread = threading.Thread(target=answer)
+thread.start()
+multiply()
+thread.join()
+assert "bf16" in settings, settings  # the product was computed under it
+print(max(errors))
+"""
+
+
+@pytest.mark.usefixtures("uncovered")
+@pytest.mark.skipif(onednn.float32_products.matmul is None, reason="this torch has no such setting")
+def test_what_another_thread_multiplies_stays_float32() -> None:
+    """Where oneDNN has no bfloat16 of AMX to gain by; elsewhere the setting is not touched."""
+    limited = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+    done = subprocess.run([sys.executable, "-c", ANOTHER_THREAD], env=limited, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 2e-6
+
+
 def test_many_threads_at_once(way: str) -> None:
     model = made()
     faster = optimized(model)
@@ -427,6 +488,46 @@ def test_a_model_in_training_becomes_one_in_eval() -> None:
     images = torch.randn(2, 3, 32, 32)
     right = model(images).detach()
     assert distance(optimize(model.train())(images), right) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("options", "kind", "times"),
+    [
+        ({}, blocks.FastBlock, 3),
+        ({"stem": (1, 2)}, blocks.FastBlock, 1),
+        ({"patch_norm": True}, blocks.FastPatches, 1),
+        ({"pool": "map", "class_token": False}, blocks.FastAttentionPool, 1),
+        ({"fc_norm": True}, nn.Linear, 1),  # the head, which comes last
+    ],
+)
+def test_where_it_fails_the_model_is_as_it_was(
+    options: dict[str, Any], kind: Any, times: int, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, images = made(dropout=0.1, **options).train(), torch.randn(2, 3, 32, 32)
+    before, right = copy.deepcopy(model.state_dict()), copy.deepcopy(model).eval()(images)
+    parts = [*model.named_modules(), *model.named_parameters()]
+    name = "to" if kind is nn.Linear else "__init__"
+    done, left = getattr(kind, name), iter(range(times - 1))
+
+    def fails(self: nn.Module, *given: Any, **named: Any) -> Any:
+        if next(left, None) is None:
+            raise MemoryError
+        return done(self, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, name, fails)
+        with pytest.raises(MemoryError):
+            optimize(model, dtype=dtype)
+    assert (type(model), model.training) == (ViT, True)
+    after = [*model.named_modules(), *model.named_parameters()]
+    assert all(old == new and found is part for (old, part), (new, found) in zip(parts, after, strict=True))
+    for weight, value in model.state_dict().items():
+        assert weight in before
+        assert value.dtype is before[weight].dtype
+        assert torch.equal(value, before[weight])
+    assert torch.equal(model.eval()(images), right)
+    optimize(model, dtype=dtype)(images)
 
 
 def test_the_old_weights_are_gone() -> None:

@@ -28,6 +28,7 @@ ACTIVATIONS = ("none", "tanh", "swish")  # GELU by its two formulas, and x sigmo
 PACKABLE = (torch.float32, torch.bfloat16)
 EXACT = 1e-5  # of the largest number: what float32 may be off by
 ROUNDED = 1e-2  # the same for bfloat16
+BY_ONEDNN = "bf16"  # the setting of float32 products under which torch leaves them to oneDNN
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
@@ -130,7 +131,10 @@ Linear = type[PlainLinear] | type[PackedLinear]
 
 
 class _Float32Products:
-    """float32 products by oneDNN while any thread is inside; the process's own setting comes back with the last."""
+    """float32 products by oneDNN while any thread is inside; the process's own setting comes back with the last.
+
+    What another thread multiplies meanwhile is true float32, too, summed in oneDNN's order; what it sets, stays.
+    """
 
     def __init__(self) -> None:
         self.matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)  # not in older torch
@@ -142,13 +146,13 @@ class _Float32Products:
         with self.lock:
             if self.inside == 0:
                 self.before = self.matmul.fp32_precision
-                self.matmul.fp32_precision = "bf16"
+                self.matmul.fp32_precision = BY_ONEDNN
             self.inside += 1
 
     def __exit__(self, *error: object) -> None:
         with self.lock:
             self.inside -= 1
-            if self.inside == 0:
+            if self.inside == 0 and self.matmul.fp32_precision == BY_ONEDNN:  # else somebody has set another meanwhile
                 self.matmul.fp32_precision = self.before
 
 
