@@ -1,13 +1,14 @@
-"""Writes docs/models.md from the zoo's records; with --check only says whether it is up to date.
+"""Writes docs/models.md and its plot from the zoo's records; with --check only says whether it is up to date.
 
 With --counts it prints how many of timm's names of Vision Transformers are in the zoo, are refused with a reason, or
 are neither; timm has to be installed for that.
 """
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from math import log
 from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
@@ -15,19 +16,13 @@ from typing import NamedTuple
 from vitlite.config import PRESETS
 from vitlite.errors import UnknownNameError
 from vitlite.weights import zoo
+from vitlite.weights.purposes import COMMERCIAL, PURPOSES, purpose_of
 from vitlite.weights.zoo import Record
 
-PAGE = Path(__file__).with_name("models.md")
-COMMERCIAL = {  # whether a licence allows commercial use, as far as its name says
-    "apache-2.0": "yes",
-    "mit": "yes",
-    "cc-by-nc-4.0": "no",
-    "fair-noncommercial-research-license": "no",
-    "apple-amlr": "no",  # Apple Machine Learning Research
-    "apple-ascl": "its terms",
-    "dinov3-license": "its terms",
-    "nvidia-open-model-license": "its terms",
-}
+DOCS = Path(__file__).parent
+PAGE, PLOT = DOCS / "models.md", DOCS / "images" / "accuracy.svg"
+SPEED = DOCS / "speed.json"  # of benchmarks/libraries.py
+LEAST = 60.0  # percent, of what is drawn
 FAMILIES = (  # timm's modules of Vision Transformers
     "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam", "deit",
     "eva", "beit", "naflexvit", "qwen3_vit", "gemma4_vit", "deepseek_vit",
@@ -35,51 +30,45 @@ FAMILIES = (  # timm's modules of Vision Transformers
 ANSWERS = ("in the zoo", "refused", "neither")
 
 
-class Section(NamedTuple):
-    """A purpose, and the checkpoints that serve it: those of these patterns that stand in no section before."""
+TEXTS = {  # of what a purpose is
+    "Tiny, for tests": """\
+Small enough for a test that runs at every commit. `vit_nano_4.cifar10` comes with the package, the others are a
+download of 2 MB.""",
+    "Text and images": """\
+Image towers that were trained beside a text tower: what a caption's vector is compared with. The text towers are not
+here. SigLIP's trained embedding is that of the rows without `gap` in their name, which pool by attention; the `gap`
+row of the same name takes the mean of the patches instead, which was never trained to be an embedding. SigLIP's
+authors squash the whole picture, where timm, and so these rows, cut 0.9 of it.""",
+    "Dense features": """\
+What each patch shows: for depth, segmentation, matching, or a language model that reads the patches. `features` hands
+them out as a grid. DINOv3's rows pool the mean, as timm does; Meta's own code hands out the class token, which
+`pool="cls"` gives. Its licence is Meta's, with terms of its own on commercial use. The rows fetch timm's copies,
+which need no login; Meta's own repositories are [gated](weights.md#gated-checkpoints).""",
+    "Features without labels": """\
+Trained without labels, one vector an image: for search, for clustering, and to train from. MAE's and I-JEPA's are
+meant to be trained further.""",
+    "To train further": """\
+Trained on ImageNet-21k by the authors of the ViT paper; the published files have no head. Many rows of the section
+before are good to train further too: those with 11,821 classes and more have seen the most labels.""",
+    "Classification": """\
+What is in a picture. Top-1 is timm's published result on ImageNet-1k.""",
+}
 
-    title: str
-    patterns: Sequence[str]
-    text: str
+
+class Start(NamedTuple):
+    """A checkpoint to start with, and for what."""
+
+    what: str
+    name: str
+    why: str
 
 
-TESTS, CLASSIFICATION = "Tiny, for tests", "Classification"
-SECTIONS = (
-    Section(
-        TESTS,
-        ("vit_nano_*", "vit_test*"),
-        """Small enough for a test that runs at every commit. `vit_nano_4.cifar10` comes with the package, the others
-        are a download of 2 MB.""",
-    ),
-    Section(
-        "Text and images",
-        ("*.clip_*", "*.siglip_[vw]*", "*.siglip_gap_[vw]*", "*.eva_clip_laion*", "*.eva_clip_merged*"),
-        """Image towers that were trained beside a text tower: what a caption's vector is compared with. The text towers
-        are not here. SigLIP's trained embedding is that of the rows without `gap` in their name, which pool by
-        attention; the `gap` row of the same name takes the mean of the patches instead, which was never trained to be
-        an embedding. SigLIP's authors squash the whole picture, where timm, and so these rows, cut 0.9 of it.""",
-    ),
-    Section(
-        "Dense features",
-        ("*dinov3_*", "*.lingbot_*", "*.radio_*", "*dinov2_*", "*tipsv2_*", "*.siglip_gap_pali*", "*.intern300m_*"),
-        """What each patch shows: for depth, segmentation, matching, or a language model that reads the patches.
-        `features` hands them out as a grid. DINOv3's rows pool the mean, as timm does; Meta's own code hands out the
-        class token, which `pool="cls"` gives. Its licence is Meta's, with terms of its own on commercial use. The rows
-        fetch timm's copies, which need no login; Meta's own repositories are [gated](weights.md#gated-checkpoints).""",
-    ),
-    Section(
-        "Features without labels",
-        ("*.dino", "*.mae", "*.ijepa_*", "*.beit3_pt", "*.beit3_indomain_pt"),
-        """Trained without labels, one vector an image: for search, for clustering, and to train from. MAE's and
-        I-JEPA's are meant to be trained further.""",
-    ),
-    Section(
-        "To train further",
-        ("*.orig_in21k",),
-        """Trained on ImageNet-21k by the authors of the ViT paper; the published files have no head. Many rows of the
-        section before are good to train further too: those with 11,821 classes and more have seen the most labels.""",
-    ),
-    Section(CLASSIFICATION, ("*",), "What is in a picture. Top-1 is timm's published result on ImageNet-1k."),
+FIVE = (
+    Start("Smallest useful", "vit_tiny_16.augreg_in21k_ft_in1k", "for a phone, a test, a first try"),
+    Start("Best for its cost on a CPU", "vit_small_16.deit3_fb_in22k_ft_in1k", "a third of the time of the default"),
+    Start("Most accurate", "vit_giant_14.eva_m30m_ft_in22k_in1k_560", "a hundred times the arithmetic of the default"),
+    Start("Best features without labels", "vit_base_14.dinov2_lvd142m_518", "for search, few labels, dense tasks"),
+    Start("Free for any use", "vit_base_16.augreg2_in21k_ft_in1k", "the default: what `vit_base_16` means"),
 )
 INTRODUCTION = f"""\
 {len(PRESETS)} presets and {len(zoo.RECORDS)} checkpoints, by what they are good for. This page is generated from the
@@ -90,6 +79,13 @@ HOW_TO_READ = """\
 bold. Where none is bold the preset has no default, and `create` says what there is. A head of "512 numbers" is CLIP's
 projection, and where there is no head the model returns what a head would have seen. GMACs are billions of
 multiply-adds for one image of the size given. For CIFAR-10 top-1 was measured by this project."""
+ABOUT_FIVE = """\
+Top-1 on ImageNet-1k, the size of the weights in float32, their licence, and the time for one picture of the
+checkpoint's own size on the two cores of [the machine of the speed page](speed.md), through `optimize`; where it was
+not measured, the arithmetic."""
+ABOUT_FRONT = """\
+All that classify ImageNet-1k and are free for commercial use; the line and the table are those that no cheaper one
+beats. Time follows the arithmetic. The circles are of the five above."""
 ABOUT_LICENCES = """\
 The weights are their authors', under the licence that timm or the repository states. Whether it allows commercial use
 is said here as far as its name tells; "its terms" are to be read. The default of every preset allows it."""
@@ -97,17 +93,19 @@ is said here as far as its name tells; "its terms" are to be read. The default o
 
 def page() -> Iterator[str]:
     """The lines of the page."""
-    yield f"# Models\n\n{paragraph(INTRODUCTION)}\n\n{paragraph(HOW_TO_READ)}\n"
-    placed = records_by_section()
-    yield from purposes(placed)
+    yield f"# Models\n\n{paragraph(INTRODUCTION)}\n"
+    yield from five()
     yield from frontier()
-    yield from licences()
-    for section in SECTIONS[::-1]:
-        yield f"\n## {section.title}\n\n{paragraph(section.text)}\n"
-        yield "| checkpoint | pixels | params (M) | GMACs | head | top-1 | crop | licence | commercial use |"
-        yield "|---|--:|--:|--:|---|--:|---|---|---|"
-        for record in placed[section.title]:
+    yield f"\n## What there is\n\n{paragraph(HOW_TO_READ)}\n"
+    placed = records_by_purpose()
+    yield from purposes(placed)
+    for purpose in PURPOSES[::-1]:
+        yield f"\n## {purpose.title}\n\n{paragraph(TEXTS[purpose.title])}\n"
+        yield "| checkpoint | top-1 | licence | commercial use | pixels | params (M) | GMACs | head | crop |"
+        yield "|---|--:|---|---|--:|--:|--:|---|---|"
+        for record in placed[purpose.title]:
             yield row(record)
+    yield from licences()
     yield from presets()
     yield from refusals()
 
@@ -117,50 +115,124 @@ def paragraph(text: str) -> str:
     return fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def records_by_section() -> dict[str, list[Record]]:
-    """Every record in the first section that has a pattern for it."""
-    placed: dict[str, list[Record]] = {section.title: [] for section in SECTIONS}
+def five() -> Iterator[str]:
+    """Where to begin."""
+    yield f"## Five to start with\n\n{paragraph(ABOUT_FIVE)}\n"
+    for start in FIVE:
+        record = zoo.RECORDS[start.name]
+        top1 = f"{record.top1:.1f} %" if record.top1 else "no head"
+        facts = f"{top1}, {4 * record.params / 1e6:,.0f} MB, {record.license}, {cost_of(record)} a picture"
+        yield f"- **{start.what}**: `{record.name}`  "
+        yield f"  {facts}; {start.why}"
+
+
+def measured() -> dict[tuple[str, tuple[int, int]], float]:
+    """The seconds for one picture in float32, by preset and size, as the speed page has them."""
+    cells = json.loads(SPEED.read_text(encoding="utf-8"))["cells"]
+    return {
+        (cell["model"], (cell["size"], cell["size"])): cell["seconds"]["optimized"]
+        for cell in cells
+        if (cell["batch"], cell["dtype"]) == (1, "float32")
+    }
+
+
+def cost_of(record: Record) -> str:
+    """The time of a picture as the speed page has it; else the arithmetic."""
+    seconds = measured().get((record.preset, record.config.size))
+    return f"{record.gmacs:,.0f} GMACs" if seconds is None else f"{1e3 * seconds:,.0f} ms"
+
+
+def records_by_purpose() -> dict[str, list[Record]]:
+    """Every record, under the title of what it is good for."""
+    placed: dict[str, list[Record]] = {purpose.title: [] for purpose in PURPOSES}
     for record in zoo.RECORDS.values():
-        placed[title_of(record)].append(record)
+        placed[purpose_of(record)].append(record)
     return placed
-
-
-def title_of(record: Record) -> str:
-    """The section in which a record stands: heads that name things classify, whatever began their training."""
-    sections = [section for section in SECTIONS if section.title in (TESTS, CLASSIFICATION)]
-    if record.labels_name is None:
-        sections = list(SECTIONS)
-    for section in sections:
-        if any(fnmatchcase(record.name, pattern) for pattern in section.patterns):
-            return section.title
-    raise ValueError(f"{record.name} has no section")
 
 
 def purposes(placed: dict[str, list[Record]]) -> Iterator[str]:
     """Links to the sections."""
     yield "| good for | checkpoints | free for commercial use |"
     yield "|---|--:|--:|"
-    for section in SECTIONS[::-1]:
-        records = placed[section.title]
+    for purpose in PURPOSES[::-1]:
+        records = placed[purpose.title]
         free = sum(COMMERCIAL[record.license] == "yes" for record in records)
-        anchor = section.title.lower().replace(",", "").replace(" ", "-")
-        yield f"| [{section.title}](#{anchor}) | {len(records)} | {free} |"
+        anchor = purpose.title.lower().replace(",", "").replace(" ", "-")
+        yield f"| [{purpose.title}](#{anchor}) | {len(records)} | {free} |"
 
 
 def frontier() -> Iterator[str]:
     """The classifiers that none beats at less cost."""
     yield "\n## Accuracy for its cost\n"
-    yield "Of all that classify ImageNet-1k and are free for commercial use: those that no cheaper one beats.\n"
-    yield "| checkpoint | pixels | GMACs | params (M) | top-1 |"
+    yield paragraph(ABOUT_FRONT)
+    yield "\n![Top-1 against multiply-adds, with the front marked](images/accuracy.svg)\n"
+    yield "| checkpoint | top-1 | GMACs | pixels | params (M) |"
     yield "|---|--:|--:|--:|--:|"
-    best = 60.0  # the tests' models are beaten by anything else
-    for record in sorted(zoo.RECORDS.values(), key=lambda record: (record.gmacs, -(record.top1 or 0))):
-        if record.labels_name != "imagenet-1k" or record.top1 is None or COMMERCIAL[record.license] != "yes":
-            continue
-        if record.top1 > best:
-            best = record.top1
-            size = record.config.size[0]
-            yield f"| `{record.name}` | {size} | {record.gmacs:.1f} | {record.params / 1e6:.1f} | {best:.2f} |"
+    for record in front(classifiers()):
+        size = record.config.size[0]
+        cells = f"{record.top1:.2f} | {record.gmacs:.1f} | {size} | {record.params / 1e6:.1f}"
+        yield f"| `{record.name}` | {cells} |"
+
+
+def classifiers() -> list[Record]:
+    """All that classify ImageNet-1k and are free for commercial use."""
+    return [
+        record
+        for record in zoo.RECORDS.values()
+        if record.labels_name == "imagenet-1k" and record.top1 and COMMERCIAL[record.license] == "yes"
+    ]
+
+
+def front(records: Sequence[Record]) -> list[Record]:
+    """Those that no cheaper one beats."""
+    best, found = LEAST, []  # the tests' models are beaten by anything else
+    for record in sorted(records, key=lambda record: (record.gmacs, -(record.top1 or 0))):
+        if (record.top1 or 0) > best:
+            best = record.top1 or 0
+            found.append(record)
+    return found
+
+
+def plot() -> str:
+    """The drawing: a point a checkpoint, and a line along the front; to the right what computes more."""
+    records = [record for record in classifiers() if (record.top1 or 0) > LEAST]
+    width, height, left, bottom = 760, 440, 52, 400
+    lowest, highest, least, most = 68.0, 91.0, 0.3, 3000.0
+
+    def place(record: Record) -> tuple[float, float]:
+        across = log(record.gmacs / least) / log(most / least)
+        up = ((record.top1 or 0) - lowest) / (highest - lowest)
+        return left + across * (width - left - 20), bottom - up * (bottom - 20)
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="14" fill="#333333">',
+        "<title>Top-1 on ImageNet-1k against multiply-adds an image; the front is marked</title>",
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+    ]
+    for percent in range(70, 91, 5):
+        y = bottom - (percent - lowest) / (highest - lowest) * (bottom - 20)
+        lines.append(f'<path d="M{left} {y:.0f} H{width - 20}" stroke="#dddddd"/>')
+        lines.append(f'<text x="{left - 8}" y="{y + 5:.0f}" text-anchor="end">{percent} %</text>')
+    for gmacs in (1, 10, 100, 1000):
+        x = left + log(gmacs / least) / log(most / least) * (width - left - 20)
+        lines.append(f'<path d="M{x:.0f} 20 V{bottom}" stroke="#eeeeee"/>')
+        lines.append(f'<text x="{x:.0f}" y="{bottom + 18}" text-anchor="middle">{gmacs:,} GMACs</text>')
+    best = front(records)
+    for record in records:
+        x, y = place(record)
+        fill = "#e65100" if record in best else "#9fa8da"
+        title = f"{record.name}: {record.top1:.2f} %, {record.gmacs:.1f} GMACs"
+        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}"><title>{title}</title></circle>')
+    path = " L".join(f"{x:.1f} {y:.1f}" for x, y in map(place, best))
+    lines.append(f'<path d="M{path}" fill="none" stroke="#e65100" stroke-width="1.5" opacity=".6"/>')
+    for name in (start.name for start in FIVE):
+        if zoo.RECORDS[name] in records:
+            x, y = place(zoo.RECORDS[name])
+            anchor = "end" if x > width / 2 else "start"
+            lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="none" stroke="#333333"/>')
+            lines.append(f'<text x="{x:.1f}" y="{y + 24:.1f}" text-anchor="{anchor}">{name.partition(".")[0]}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def licences() -> Iterator[str]:
@@ -184,8 +256,9 @@ def row(record: Record) -> str:
     crop = f"{record.crop_pct:g}"
     if record.crop_mode == "squash":
         crop += " squash"
-    cells = (name, f"{size}", f"{record.params / 1e6:.1f}", f"{record.gmacs:.2f}", head(record), top1, crop)
-    return f"| {' | '.join(cells)} | {record.license} | {COMMERCIAL[record.license]} |"
+    first = (name, top1, record.license, COMMERCIAL[record.license])  # what a phone shows
+    rest = (f"{size}", f"{record.params / 1e6:.1f}", f"{record.gmacs:.2f}", head(record), crop)
+    return f"| {' | '.join((*first, *rest))} |"
 
 
 def head(record: Record) -> str:
@@ -201,14 +274,14 @@ def presets() -> Iterator[str]:
     """The shapes, and what each name stands for."""
     yield "\n## Presets\n"
     yield "Where there is no checkpoint, `create` gives random weights, with `weights=None`.\n"
-    yield "| preset | patch | dim | depth | heads | MLP | checkpoints | default |"
-    yield "|---|--:|--:|--:|--:|--:|--:|---|"
+    yield "| preset | checkpoints | default | patch | dim | depth | heads | MLP |"
+    yield "|---|--:|---|--:|--:|--:|--:|--:|"
     counts = Counter(record.preset for record in zoo.RECORDS.values())
     for name, config in PRESETS.items():
         mlp = f"{config.mlp_dim:,}{' SwiGLU' if config.mlp == 'swiglu' else ''}"
         shape = f"{config.patch_size} | {config.dim} | {config.depth} | {config.heads} | {mlp}"
         default = f"`{zoo.DEFAULTS[name]}`" if name in zoo.DEFAULTS else ""
-        yield f"| `{name}` | {shape} | {counts[name]} | {default} |"
+        yield f"| `{name}` | {counts[name]} | {default} | {shape} |"
 
 
 def refusals() -> Iterator[str]:
@@ -256,11 +329,11 @@ def main() -> None:
     if sys.argv[1:] == ["--counts"]:
         print_counts()
         return
-    text = "\n".join(page()) + "\n"
-    if sys.argv[1:] != ["--check"]:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        sys.exit(f"{PAGE.name} is not what the records say. Run: python docs/{Path(__file__).name}")
+    for file, text in ((PAGE, "\n".join(page()) + "\n"), (PLOT, plot())):
+        if sys.argv[1:] != ["--check"]:
+            file.write_text(text, encoding="utf-8")
+        elif not file.exists() or file.read_text(encoding="utf-8") != text:
+            sys.exit(f"{file.name} is not what the records say. Run: python docs/{Path(__file__).name}")
 
 
 if __name__ == "__main__":

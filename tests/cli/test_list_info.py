@@ -1,10 +1,14 @@
 """`vitlite list` and `vitlite info`."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from commands import Run
+from server import Hub
 
+import vitlite
 from vitlite.weights import zoo
 
 
@@ -12,8 +16,8 @@ def test_list(run: Run) -> None:
     code, out, _ = run("list", "vit_small_8")
     assert code == 0
     assert out == (
-        "name              params   image  GMACs  top-1     licence\n"
-        "vit_small_8.dino  21.7 M  224 px   22.4      -  apache-2.0\n"
+        "name              top-1     licence   size  GMACs   image\n"
+        "vit_small_8.dino      -  apache-2.0  87 MB   22.4  224 px\n"
     )
     names = [row["name"] for row in json.loads(run("list", "--json")[1])]
     assert names == sorted(zoo.RECORDS, key=names.index)
@@ -54,3 +58,60 @@ def test_info_of_what_is_too_large_for_most_machines(run: Run) -> None:
     assert "positions=rope" in out
     assert "size         6.7 G parameters, " in out
     assert "note         27 GB; " in out
+
+
+def names(out: str) -> list[str]:
+    return [line.split()[0] for line in out.splitlines()[1:] if not line.startswith("*")]
+
+
+def test_list_by_what_models_are_good_for(run: Run) -> None:
+    assert run("list", "DINO", "small", "MIT")[0] == 1
+    found = names(run("list", "DINO", "small", "Apache")[1])
+    assert "vit_small_16.dino" in found
+    assert all("small" in name and "dino" in name for name in found)
+    features = names(run("list", "features", "without", "labels")[1])
+    assert "vit_base_16.mae" in features
+    assert "vit_base_16.augreg2_in21k_ft_in1k" not in features
+    free = names(run("list", "free")[1])
+    licences = {zoo.RECORDS[name].license for name in free}
+    assert licences == {"apache-2.0", "mit"}
+    assert names(run("list", "VIT_BASE_16")[1]) == names(run("list", "vit_base_16")[1])
+
+
+@pytest.mark.parametrize(("sort", "key"), [("top1", -1), ("time", 1), ("size", 1)])
+def test_list_sorted(run: Run, sort: str, key: int) -> None:
+    records = [zoo.RECORDS[name] for name in names(run("list", "classification", "--sort", sort)[1])]
+    values = {"top1": [r.top1 or 0 for r in records], "time": [r.gmacs for r in records]}.get(
+        sort, [r.params for r in records]
+    )
+    assert values == sorted(values, key=lambda value: key * value)
+    assert len(records) > 100
+
+
+def test_info_of_a_folder_and_a_file(run: Run, model: Path, tmp_path: Path) -> None:
+    code, out, _ = run("info", model)
+    assert code == 0
+    assert out.startswith(f"{model}\ncomes from  {model / 'model.safetensors'}\n")
+    assert "classes     3 (one, two, or more, three)\n" in out
+    assert "network     dim 32, depth 2, heads 2, mlp_dim 64, patch 8, pool cls\n" in out
+    assert "pictures    16 x 16 px, resized to 16 x 16, bilinear, mean 0.5 0.5 0.5, std 0.5 0.5 0.5\n" in out
+    fields = json.loads(run("info", model / "model.safetensors", "--json")[1])
+    assert fields["config"]["image_size"] == 16
+    assert fields["labels"] == ["one", "two, or more", "three"]
+    assert fields["sha256"] == vitlite.load(model).source.sha256
+    assert sum(layer["params"] for layer in fields["layers"]) == fields["params"]
+    shutil.copy(model / "model.safetensors", tmp_path / "bare.safetensors")
+    code, _, err = run("info", tmp_path / "bare.safetensors")
+    assert code == 1
+    assert "The tensors do not tell image_size, heads" in err
+
+
+def test_info_of_a_repository(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Hub() as hub:
+        weights, config = (model / "model.safetensors").read_bytes(), (model / "config.json").read_bytes()
+        hub.publish("somebody/vit", model_safetensors=weights, config_json=config)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        code, out, _ = run("info", "somebody/vit")
+    assert code == 0
+    assert "comes from  https://huggingface.co/somebody/vit\n" in out
+    assert "classes     3 (one," in out

@@ -1,36 +1,91 @@
-"""`vitlite info`: all about one model, with its layers."""
+"""`vitlite info`: all about one model, with its layers: of the zoo, on this disk, or in a repository of the Hub."""
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from vitlite import costs
+from vitlite.cli.options import is_place
 from vitlite.cli.tables import bold, count, table, terminal_width, with_bold_header
 from vitlite.config import PRESETS, ViTConfig
 from vitlite.costs import Layer, layers
+from vitlite.errors import shown
 from vitlite.weights import zoo
+from vitlite.weights.purposes import purpose_of
+
+if TYPE_CHECKING:
+    from vitlite.images import Recipe
+    from vitlite.weights.build import Source
 
 NAMED_FIELDS = {"image_size", "patch_size", "dim", "depth", "heads", "mlp_dim", "num_classes", "pool"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite info`."""
-    parser.add_argument("name", help="a name that `vitlite list` shows, a preset, or timm's full name")
+    parser.add_argument(
+        "name", help="a name of `vitlite list`, timm's full name; or a folder, a file, a repository (owner/name)"
+    )
     parser.add_argument("--json", action="store_true", help="the record and its layers, for programs")
 
 
 def run(args: Namespace) -> int:
-    """One record, and the network layer by layer."""
-    record = zoo.info(args.name)
-    if args.json:
-        shapes = [layer._asdict() for layer in layers(record.config)]
-        print(json.dumps(fields_of(record) | {"layers": shapes}, indent=1))
+    """One record or one file, and the network layer by layer."""
+    if is_place(args.name):
+        fields, config, title, facts = _of_place(args.name)
     else:
-        _print_facts(record)
+        record = zoo.info(args.name)
+        fields, config, title, facts = fields_of(record), record.config, record.name, _facts(record)
+    if args.json:
+        print(json.dumps(fields | {"layers": [layer._asdict() for layer in layers(config)]}, indent=1))
+    else:
+        _print_facts(title, facts)
         print()
-        _print_layers(record)
+        _print_layers(config)
     return 0
+
+
+def _of_place(source: str) -> tuple[dict[str, Any], ViTConfig, str, dict[str, str]]:
+    """What `load` makes of a place: its fields, its config, its title, and what stands above the layers."""
+    from vitlite.factory import load
+    from vitlite.images import Preprocess
+
+    model = load(source)
+    recipe = model.preprocess.recipe if isinstance(model.preprocess, Preprocess) else None
+    config, labels, origin = model.config, model.labels, cast("Source", model.source)
+    fields = {
+        "source": str(origin.path),
+        "sha256": origin.sha256,
+        "config": config.to_dict(),
+        "labels": None if labels is None else list(labels),
+        "preprocessing": recipe.to_dict() if recipe else None,
+        "params": costs.params(config),
+        "gmacs": round(costs.gmacs(config), 6),
+    }
+    facts = {
+        "comes from": f"https://huggingface.co/{origin.repo}" if origin.repo else str(origin.path),
+        "commit": origin.commit or "",
+        "sha256": origin.sha256,
+        "classes": f"{config.num_classes} ({_first_few(labels)})" if labels else str(config.num_classes),
+        "network": _network(config),
+        "also": ", ".join(_unlike_the_usual(config)),
+        "pictures": _prepared_by(recipe) if recipe else "it does not say how they are prepared",
+        "size": f"{count(costs.params(config))} parameters, {costs.gmacs(config):.2f} GMACs an image",
+    }
+    return fields, config, source, facts
+
+
+def _first_few(labels: Sequence[str]) -> str:
+    return ", ".join(shown(label, 20) for label in labels[:3]) + (", ..." if len(labels) > 3 else "")
+
+
+def _prepared_by(recipe: "Recipe") -> str:
+    """How a picture becomes the network's input."""
+    (height, width), (rows, columns) = recipe.size, recipe.resize
+    resized = f"resized to {rows} x {columns}" if recipe.mode == "squash" else f"resized to cover {rows} x {columns}"
+    mean, std = _spaced(recipe.mean), _spaced(recipe.std)
+    return f"{height} x {width} px, {resized}, {recipe.interpolation}, mean {mean}, std {std}"
 
 
 def fields_of(record: zoo.Record) -> dict[str, Any]:
@@ -38,18 +93,20 @@ def fields_of(record: zoo.Record) -> dict[str, Any]:
     return asdict(record) | {"params": record.params, "gmacs": round(record.gmacs, 6)}
 
 
-def _print_facts(record: zoo.Record) -> None:
-    facts = {name: value for name, value in _facts(record).items() if value}
-    widest = max(len(name) for name in facts)
-    print(bold(record.name))
-    for name, value in facts.items():
+def _print_facts(title: str, facts: dict[str, str]) -> None:
+    """What is known, a line each; what is empty is left out."""
+    known = {name: value for name, value in facts.items() if value}
+    widest = max(len(name) for name in known)
+    print(bold(title))
+    for name, value in known.items():
         print(f"{name:<{widest}}  {value}")
 
 
 def _facts(record: zoo.Record) -> dict[str, str]:
-    """What stands above the layers; what is empty is left out."""
+    """What stands above the layers."""
     unpinned = "the first download pins it" if record.repo else ""
     return {
+        "good for": purpose_of(record),
         "preset": f"{record.preset} (its default)" if record.default else record.preset,
         "timm's name": record.alias if record.layout.startswith("timm") else "",
         "comes from": f"https://huggingface.co/{record.repo}" if record.repo else "vitlite itself, no download",
@@ -97,10 +154,10 @@ def _spaced(numbers: Iterable[float]) -> str:
     return " ".join(f"{number:g}" for number in numbers)
 
 
-def _print_layers(record: zoo.Record) -> None:
+def _print_layers(config: ViTConfig) -> None:
     header = ["layer", "output", "params", "GMACs", "weight"]
-    rows = [_row(layer) for layer in layers(record.config)]
-    rows.append(["all", "", count(record.params), f"{record.gmacs:.3f}", ""])
+    rows = [_row(layer) for layer in layers(config)]
+    rows.append(["all", "", count(costs.params(config)), f"{costs.gmacs(config):.3f}", ""])
     print(with_bold_header(table(header, rows, terminal_width())))
 
 

@@ -2,23 +2,40 @@
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
 from vitlite.cli.info import fields_of
-from vitlite.cli.tables import count, table, terminal_width, with_bold_header
+from vitlite.cli.tables import table, terminal_width, with_bold_header
 from vitlite.errors import UnknownNameError
 from vitlite.weights import zoo
+from vitlite.weights.purposes import in_words
+
+SORTS: dict[str, Callable[[zoo.Record], float]] = {  # what comes first has the smallest
+    "top1": lambda record: -(record.top1 or 0),
+    "time": lambda record: record.gmacs,  # which time follows
+    "size": lambda record: record.params,
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite list`."""
-    parser.add_argument("pattern", nargs="?", default="*", help="part of a name, or 'vit_*.dino*'")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="parts of a name, of a licence, of what a model is good for, or 'vit_*.dino*'; all of them must fit: "
+        "free classification",
+    )
+    parser.add_argument("--sort", choices=tuple(SORTS), help="best first; default: by family")
     parser.add_argument("--json", action="store_true", help="all fields of each record, for programs")
 
 
 def run(args: Namespace) -> int:
     """The zoo's checkpoints as a table."""
-    records = _matching(args.pattern)
+    records = _matching(args.words)
+    if args.sort:
+        records.sort(key=SORTS[args.sort])
     if args.json:
         print(json.dumps([fields_of(record) for record in records], indent=1))
     else:
@@ -26,21 +43,33 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _matching(pattern: str) -> list[zoo.Record]:
-    """The records of the names that a pattern, or a part of a name, fits; each once."""
-    is_pattern = any(character in pattern for character in "*?[")
-    names = zoo.list_models(pattern if is_pattern else f"*{pattern}*")
-    if not names:
-        hint = zoo.nearest(pattern.strip("*"))
+def _matching(words: Sequence[str]) -> list[zoo.Record]:
+    """The records that every word fits.
+
+    Raises:
+        UnknownNameError: There are none.
+    """
+    found = [record for record in zoo.RECORDS.values() if all(_fits(word.lower(), record) for word in words)]
+    if not found:
+        text = " ".join(words)
+        hint = zoo.nearest(text.strip("*"))
         raise UnknownNameError(
-            f"No model matches {pattern!r}.{hint} "
-            "Any part of a name will do, and * and ?, such as 'vit_*.dino*'; without a pattern, all are listed."
+            f"No model matches {text!r}.{hint} Any part of a name will do, of a licence, or of what models are good "
+            "for, and * and ?, such as 'vit_*.dino*'; without a word, all are listed."
         )
-    return list(dict.fromkeys(zoo.find(name) for name in names))
+    return found
+
+
+def _fits(word: str, record: zoo.Record) -> bool:
+    """Whether a word, or a pattern of whole names, is meant of this record."""
+    if not any(character in word for character in "*?["):
+        return word in in_words(record)
+    names = [record.name, record.alias, record.preset if record.default else ""]
+    return any(fnmatchcase(name.lower(), word) for name in names)
 
 
 def _print_table(records: Sequence[zoo.Record]) -> None:
-    header = ["name", "params", "image", "GMACs", "top-1", "licence"]
+    header = ["name", "top-1", "licence", "size", "GMACs", "image"]  # of a narrow terminal, the last are left out
     rows = [_row(record) for record in records]
     print(with_bold_header(table(header, rows, terminal_width())))
     default = next((record for record in records if record.default), None)
@@ -51,9 +80,9 @@ def _print_table(records: Sequence[zoo.Record]) -> None:
 def _row(record: zoo.Record) -> list[str]:
     return [
         f"{record.name} *" if record.default else record.name,
-        count(record.params),
-        f"{record.config.size[0]} px",
-        f"{record.gmacs:.1f}",
         "-" if record.top1 is None else f"{record.top1:.1f} %",
         record.license,
+        f"{4 * record.params / 1e6:,.0f} MB",  # in float32
+        f"{record.gmacs:.1f}",
+        f"{record.config.size[0]} px",
     ]
