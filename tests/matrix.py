@@ -2,26 +2,33 @@
 
     python tests/matrix.py            # all of them, one after the other, and a table at the end
     python tests/matrix.py oldest     # some
+    python tests/matrix.py torch-2.8 --python /somewhere/bin/python    # in an environment that is there already
     python tests/matrix.py --list
 
-An environment lies in .matrix/NAME and is made once; `--again` makes it anew. A failure does not stop the others. What
-an environment cannot have is left out: without the libraries that vitlite is compared with, the tests that compare.
+An environment lies in .matrix/NAME and is made once; `--again` makes it anew, and forgets what was found in it. Files
+are run one by one, and what was found in each is kept in .matrix/NAME.json: an interrupted run goes on. A failure stops
+nothing. What an environment cannot have is left out: without the libraries that vitlite is compared with, the tests
+that compare.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".matrix"
-TESTS = ["pytest", "pytest-xdist", "hypothesis", "hatchling", "build"]
+TESTS = ["pytest", "hypothesis", "hatchling", "build"]
 EXTRAS = ["pillow", "tqdm", "matplotlib"]
 PEERS = ["transformers", "onnx", "onnxscript", "onnxruntime", "scipy", "numpy"]
+LEFT_OUT = "cluster", "test_house.py", "benchmarks"  # whose answer is the same in every environment, or which need more
+NUMBERS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
 class Environment(NamedTuple):
@@ -36,17 +43,27 @@ class Environment(NamedTuple):
 ENVIRONMENTS = {
     "oldest": Environment(
         "the lower bounds of pyproject.toml, on the oldest Python",
-        ["torch==2.6.0", "einops==0.6.1", "safetensors==0.4.5", "huggingface-hub==0.25.0", "numpy==1.26.4",
-         "pillow==10.1.0", "tqdm==4.66.0", "matplotlib==3.9.0"],
+        ["torch==2.6.0", "einops==0.6.1", "safetensors==0.4.1", "huggingface-hub==0.25.0", "requests",
+         "numpy==1.26.4", "pillow==10.1.0", "tqdm==4.66.0", "matplotlib==3.9.0"],
         peers=False,
         python="3.10",
     ),
+    "torch-2.6": Environment("the oldest torch, with the newest of the rest", ["torch==2.6.0", *EXTRAS], peers=False),
     "torch-2.8": Environment("widely pinned, with numpy 1", ["torch==2.8.0", "numpy==1.26.4", *EXTRAS], peers=True),
     "torch-2.10": Environment("between", ["torch==2.10.0", *EXTRAS], peers=True),
     "pinned": Environment("what constraints.txt pins", ["torch==2.13.0", *EXTRAS], peers=True),
     "newest": Environment("whatever is newest", ["torch", *EXTRAS], peers=True),
     "without-numpy": Environment("no numpy, no Pillow, no peers", ["torch==2.13.0"], peers=False),
+    "python-3.10": Environment("an older Python", ["torch", *EXTRAS], peers=False, python="3.10"),
+    "python-3.12": Environment("a newer Python", ["torch", *EXTRAS], peers=False, python="3.12"),
+    "python-3.13": Environment("one more", ["torch", *EXTRAS], peers=False, python="3.13"),
 }  # fmt: skip
+
+# What people have installed, none of which installing vitlite may change: the newest of these, and a common old set.
+BESIDE = {
+    "the newest": ["timm", "transformers", "ultralytics", "lightning", "peft", "accelerate"],
+    "torch 2.8, numpy 1.26": ["torch==2.8.0", "numpy==1.26.4", "transformers"],
+}
 
 
 class Result(NamedTuple):
@@ -64,15 +81,15 @@ def interpreter(version: str) -> str | None:
     """A Python of this version, or None where this machine has none."""
     if not version or sys.version.startswith(f"{version}."):
         return sys.executable
-    return shutil.which(f"python{version}")
+    if found := shutil.which(f"python{version}"):
+        return found
+    return next(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), None)
 
 
-def make(name: str, environment: Environment, again: bool) -> Path:
+def make(name: str, environment: Environment) -> Path:
     """The environment's own Python, its packages installed."""
     folder = HOME / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if again:
-        shutil.rmtree(folder, ignore_errors=True)
     if (folder / "ready").exists():
         return python
     base = interpreter(environment.python)
@@ -90,28 +107,53 @@ def make(name: str, environment: Environment, again: bool) -> Path:
     return python
 
 
-def run(name: str, environment: Environment, arguments: list[str], again: bool) -> Result:
-    """Runs the tests in one environment."""
+def files(wanted: list[str]) -> list[str]:
+    """The test files to run, by their paths below the project."""
+    if wanted:
+        return wanted
+    found = (file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "tests").rglob("test_*.py")))
+    return [file for file in found if not any(part in file for part in LEFT_OUT)]
+
+
+def run(name: str, environment: Environment, wanted: list[str], python: Path | None) -> Result:
+    """Runs the tests in one environment, those that were not run there yet."""
     try:
-        python = make(name, environment, again)
+        python = python or make(name, environment)
     except (subprocess.CalledProcessError, LookupError) as error:
         return Result(name, "", 0, 0, 0, f"could not be made: {error}")
-    selected = arguments or ["tests"]
-    words = ["-m", "pytest", "-q", "-n", "2", "-m", "not cluster", "-p", "no:cacheprovider", *selected]
+    kept = HOME / f"{name}.json"
+    known: dict[str, dict[str, int]] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+    selected = files(wanted)
+    for file in selected:
+        if file not in known:
+            known[file] = counts(name, python, file)
+            print(f"  {file}: {known[file]}", flush=True)
+            kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    totals = {kind: sum(known[file].get(kind, 0) for file in selected) for kind in ("passed", "failed", "skipped")}
+    bad = [Path(file).name for file in selected if known[file].get("failed")]
+    note = f"{', '.join(bad)}: see {HOME.name}/{name}.log" if bad else ""
+    if wanted:
+        note = f"{len(selected)} files alone. {note}".strip()
+    return Result(name, versions(python), **totals, note=note)
+
+
+def counts(name: str, python: Path, file: str) -> dict[str, int]:
+    """How many tests of a file passed and failed in an environment; a file that cannot be run has failed once."""
+    words = ["-m", "pytest", "-q", "-m", "not cluster", "-p", "no:cacheprovider", file]
     done = subprocess.run([str(python), *words], cwd=ROOT, capture_output=True, text=True, env=variables())
-    (HOME / f"{name}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
-    counts = {
-        word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout[-500:])
-    }
-    note = "" if done.returncode == 0 else f"see {HOME.name}/{name}.log"
-    failed = counts.get("failed", 0) + counts.get("error", 0)
-    return Result(name, versions(python), counts.get("passed", 0), failed, counts.get("skipped", 0), note)
+    with (HOME / f"{name}.log").open("a", encoding="utf-8") as log:
+        log.write(f"==== {file}\n{done.stdout}{done.stderr}")
+    found = {word: int(number) for number, word in NUMBERS.findall(done.stdout[-500:])}
+    found["failed"] = found.get("failed", 0) + found.pop("error", 0)
+    if done.returncode not in (0, 5) and not found["failed"]:  # 5: nothing was collected, all of it being skipped
+        found["failed"] = 1
+    return found
 
 
 def variables() -> dict[str, str]:
     """The machine's, but for what would lead to another environment's packages."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return kept | {"OMP_NUM_THREADS": "1"}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "VITLITE_TESTS_MAY_SKIP": "1"}
 
 
 def versions(python: Path) -> str:
@@ -125,42 +167,70 @@ def versions(python: Path) -> str:
     return done.stdout.strip()
 
 
+def beside(title: str) -> Result:
+    """Whether installing `vitlite[images]` leaves everything else as it is, as pip would have it; nothing is done."""
+    alone, together = resolved(BESIDE[title]), resolved([*BESIDE[title], f"{ROOT}[images]"])
+    if not alone or not together:
+        return Result(f"beside {title}", "", 0, 1, 0, "pip finds no versions that go together")
+    changed = [name for name, version in alone.items() if together.get(name) != version]
+    note = f"changed: {', '.join(changed)}" if changed else f"{len(alone)} packages, none changed"
+    return Result(f"beside {title}", "", int(not changed), int(bool(changed)), 0, note)
+
+
+def resolved(packages: list[str]) -> dict[str, str]:
+    """The versions that pip would install; none where it finds none."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        words = ["install", "--dry-run", "--quiet", "--ignore-installed", "--report", str(report), *packages]
+        if subprocess.run([sys.executable, "-m", "pip", *words]).returncode:
+            return {}
+        content = json.loads(report.read_text("utf-8"))
+    described = [package["metadata"] for package in content["install"]]
+    return {package["name"].lower(): package["version"] for package in described}
+
+
 def table(results: list[Result]) -> str:
-    """All results in columns."""
-    rows = [("environment", "python torch safetensors hub numpy", "passed", "failed", "skipped", "")]
+    """All results in a table, as CONTRIBUTING.md shows it."""
+    lines = [
+        "| environment | python, torch, safetensors, huggingface-hub, numpy | passed | failed | skipped | |",
+        "|---|---|--:|--:|--:|---|",
+    ]
     for result in results:
-        numbers = (str(result.passed), str(result.failed), str(result.skipped))
-        rows.append((result.name, result.versions, *numbers, result.note))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
+        lines.append("| " + " | ".join(str(cell) for cell in result) + " |")
     return "\n".join(lines)
 
 
 def main() -> int:
     """Runs what the command line names, and prints the table; 1 where anything failed."""
+    names = [*ENVIRONMENTS, "beside"]
     parser = argparse.ArgumentParser(description="Run the tests in environments of their own.")
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)}; default: all")
-    parser.add_argument("--again", action="store_true", help="make the environments anew")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; default: all")
+    parser.add_argument("--again", action="store_true", help="make the environments anew, and run everything again")
+    parser.add_argument("--python", type=Path, metavar="PATH", help="that of an environment which is there already")
     parser.add_argument("--list", action="store_true", help="say what there is")
-    parser.add_argument("--tests", default="", help="files or folders to run; default: all tests")
+    parser.add_argument("--tests", default="", help="files to run; default: all")
     words = parser.parse_args()
     if words.list:
         for name, environment in ENVIRONMENTS.items():
             print(f"{name:<14} {environment.why}: {' '.join(environment.packages)}")
         return 0
-    unknown = set(words.names) - ENVIRONMENTS.keys()
+    unknown = set(words.names) - set(names)
     if unknown:
-        parser.error(f"no environment {', '.join(sorted(unknown))}; there are {', '.join(ENVIRONMENTS)}")
+        parser.error(f"no environment {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     HOME.mkdir(exist_ok=True)
     results = []
-    for name in words.names or ENVIRONMENTS:
+    for name in words.names or names:
+        if name == "beside":
+            results += [beside(title) for title in BESIDE]
+            continue
         print(f"{name}: {ENVIRONMENTS[name].why}", flush=True)
-        results.append(run(name, ENVIRONMENTS[name], words.tests.split(), words.again))
+        if words.again:
+            shutil.rmtree(HOME / name, ignore_errors=True)
+            for left in (HOME / f"{name}.json", HOME / f"{name}.log"):
+                left.unlink(missing_ok=True)
+        results.append(run(name, ENVIRONMENTS[name], words.tests.split(), words.python))
     print("\n" + table(results))
-    return int(any(result.failed or result.note for result in results))
+    return int(any(result.failed or result.note.startswith("could not") for result in results))
 
 
 if __name__ == "__main__":
