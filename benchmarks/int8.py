@@ -1,84 +1,107 @@
-"""What int8 would gain over bfloat16: the linear layers of a block, inputs rounded per token by torch's operators.
+"""How fast int8 is: beside float32 and bfloat16, and beside OpenVINO's int8 where openvino and nncf are installed.
 
-    python benchmarks/int8.py [--model vit_base_16] [--batch 1]
+    python benchmarks/int8.py [--model vit_base_16] [--batch 1,8] [--rounds 20]
 
-oneDNN multiplies unsigned by signed bytes twice as fast as bfloat16, but rounding and scaling each token are passes
-over memory of their own, since its operator in torch takes one scale for all tokens. `products` leaves these out.
-Whether int8 gives the same answers is what benchmarks/agreement.py prints.
+The model has random weights, and is calibrated on random images: what is measured is time. OpenVINO's int8 is NNCF's
+quantisation after training, with its settings for transformers, on the graph that torch traces; what is not in int8 is
+in bfloat16 where the CPU is quick with it, as ours is. Contestants take turns, and the best time of each counts. Then
+comes where the time of ours goes, by operator. How often the answers are the same: benchmarks/agreement.py.
+
+Older CPUs, by what oneDNN may use: ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI (servers), or AVX2_VNNI (laptops).
 """
 
 import argparse
-import math
-import time
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from peer_models import load, traced
 from torch import Tensor
 
+import vitlite
 from vitlite.config import PRESETS
-from vitlite.speed.onednn import PackedLinear
+from vitlite.speed.measure import Contestant, as_optimized, difference, machine, measure, random_model
+from vitlite.speed.onednn import bfloat16_pays
+from vitlite.speed.optimize import optimize
 
-ROUNDS = 60
-
-
-class Int8Linear:
-    """A linear layer in int8, weights scaled per channel and inputs per token: (n, k) in bfloat16 -> (n, m)."""
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self.scale = weight.abs().amax(1) / 127
-        self.weight = torch.ops.onednn.qlinear_prepack((weight / self.scale[:, None]).round().to(torch.int8), None)
-        self.zeros, self.bias = torch.zeros(len(bias), dtype=torch.int64), bias.bfloat16()
-
-    def rounded(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The input in steps, around 128, and the step of each token."""
-        step = x.abs().amax(-1, keepdim=True) / 126
-        return (x / step).round_().add_(128).to(torch.uint8), step
-
-    def product(self, x: Tensor) -> Tensor:
-        """Without bias and the scale of the tokens."""
-        options = (None, 1.0, 0, torch.bfloat16, "none", [], "")
-        return torch.ops.onednn.qlinear_pointwise.default(x, 1.0, 128, self.weight, self.scale, self.zeros, *options)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        steps, step = self.rounded(x)
-        return torch.addcmul(self.bias, self.product(steps), step)
+CALIBRATION = 8  # images
+SHOWN = 8  # operators
 
 
-def best(*contestants: Callable[[], object]) -> list[float]:
-    """The best time of each in microseconds, in turns."""
-    found = [math.inf] * len(contestants)
-    for _ in range(ROUNDS):
-        for i, run in enumerate(contestants):
-            start = time.perf_counter()
-            run()
-            found[i] = min(found[i], 1e6 * (time.perf_counter() - start))
-    return found
+def ours(model: vitlite.ViT, calibration: Tensor, images: Tensor) -> Contestant:
+    """vitlite's int8."""
+    model = copy.deepcopy(model)
+    model.preprocess = torch.stack  # the images are prepared
+    optimize(model, dtype=torch.int8, calibrate=calibration.unbind())
+    return Contestant("vitlite, int8", torch.int8, lambda: model(images))
+
+
+def openvino(model: vitlite.ViT, calibration: Tensor, images: Tensor) -> Contestant:
+    """OpenVINO's int8, for these images' shape."""
+    library, nncf = load("openvino"), load("nncf")
+    batches = calibration.repeat(len(images), 1, 1, 1).split(len(images))
+    graph = nncf.quantize(
+        traced(model, images),
+        nncf.Dataset([batch.numpy() for batch in batches]),
+        model_type=nncf.ModelType.TRANSFORMER,
+        preset=nncf.QuantizationPreset.MIXED,
+        subset_size=CALIBRATION,
+    )
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "bf16" if bfloat16_pays() else "f32",
+    }
+    compiled, given = library.Core().compile_model(graph, "CPU", settings), images.numpy()
+    return Contestant("OpenVINO, int8", torch.int8, lambda: compiled(given)[0])
+
+
+def where_time_goes(run: Callable[[], Any]) -> str:
+    """The operators that take longest, with their share and how often they are called."""
+    with torch.profiler.profile() as profile:
+        run()
+    events = sorted(profile.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    total = sum(event.self_cpu_time_total for event in events)
+    parts = [f"{event.key} {event.self_cpu_time_total / total:.0%} in {event.count}" for event in events[:SHOWN]]
+    return ", ".join(parts)
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=PRESETS, default="vit_base_16", metavar="PRESET")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", default="1,8", metavar="N,N")
+    parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
-    config = PRESETS[args.model]
-    tokens, d, h = args.batch * (config.prefix_tokens + math.prod(config.grid)), config.dim, config.mlp_dim
-    total = torch.zeros(3)
-    print("| layer | bfloat16, us | int8, us | products of int8, us | error of int8 |\n|---|---|---|---|---|")
+    model = random_model(PRESETS[args.model])
+    torch.manual_seed(0)
+    calibration = torch.randn(CALIBRATION, model.config.channels, *model.config.size)
+    print(machine())
+    print("\n| batch | | ms | times as long as vitlite's int8 | difference from float32 |\n|---|---|---|---|---|")
+    for batch in map(int, args.batch.split(",")):
+        images = torch.randn(batch, model.config.channels, *model.config.size)
+        show(model, calibration, images, args.rounds)
+
+
+def show(model: vitlite.ViT, calibration: Tensor, images: Tensor, rounds: int) -> None:
+    """A row for each contestant, then the operators of ours."""
     with torch.inference_mode():
-        for name, k, m in (("qkv", d, 3 * d), ("proj", d, d), ("fc1", d, h), ("fc2", h, d)):
-            weight, bias, x = torch.randn(m, k), torch.randn(m), torch.randn(tokens, k).bfloat16()
-            narrow, byte = PackedLinear(weight, bias, torch.bfloat16), Int8Linear(weight, bias)
-            steps, _ = byte.rounded(x)
-            right = x.float() @ weight.T + bias
-            error = (byte(x) - right).abs().max() / right.abs().max()
-            times = best(lambda: narrow(x), lambda: byte(x), lambda: byte.product(steps))  # noqa: B023  # called here
-            total += torch.tensor(times)
-            print(f"| {name} | {times[0]:.0f} | {times[1]:.0f} | {times[2]:.0f} | {error:.1e} |")
-    bf16, int8, products = total.tolist()
-    print(
-        f"\nAll four: int8 {bf16 / int8:.2f} times as fast as bfloat16, its products alone {bf16 / products:.2f} times"
-    )
+        right = model(images)
+    contestants = [ours(model, calibration, images), as_optimized(model, images, torch.float32)]
+    if bfloat16_pays():
+        contestants.append(as_optimized(model, images, torch.bfloat16))
+    try:
+        contestants.append(openvino(model, calibration, images))
+    except ImportError as error:
+        print(f"(without OpenVINO: {error})")
+    measure(contestants, rounds)
+    first = contestants[0]
+    for one in contestants:
+        name = one.name if one.dtype is torch.int8 else f"vitlite, {str(one.dtype).removeprefix('torch.')}"
+        times = f"{1e3 * one.best:.1f} | {one.best / first.best:.2f}"
+        print(f"| {len(images)} | {name} | {times} | {difference(one.run(), right):.1e} |")
+    print(f"\n{where_time_goes(first.run)}\n")
 
 
 if __name__ == "__main__":

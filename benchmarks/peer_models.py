@@ -101,14 +101,19 @@ def onnxruntime(model: ViT, images: Tensor) -> Call:
     return lambda: session.run(None, inputs)[0]
 
 
+def traced(model: ViT, images: Tensor) -> Any:
+    """The model as a graph of OpenVINO, for these images' shape."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        plain = copy.deepcopy(model).float().requires_grad_(False)
+        return load("openvino").convert_model(plain, example_input=images.float(), input=list(images.shape))
+
+
 def openvino(model: ViT, images: Tensor) -> Call:
     """OpenVINO, converted from torch for these images' shape; bfloat16 as its own precision hint."""
     library = load("openvino")
     narrow = model.dtype is torch.bfloat16
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        plain = copy.deepcopy(model).float().requires_grad_(False)
-        graph = library.convert_model(plain, example_input=images.float(), input=list(images.shape))
+    graph = traced(model, images)
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),

@@ -131,6 +131,8 @@ def test_a_layer_of_bytes_computes_what_its_scale_says(gives: torch.dtype, sprea
     assert relative(layer(given).double(), right) < tolerance
     strided = other[:, 1:8]  # a stream of which some tokens are left out: no row after the other
     assert relative(layer.added(given, strided).double(), right + strided.double()) < 1e-5
+    kept = other.clone()
+    assert relative(layer.added(given, strided, spare=True).double(), right + kept[:, 1:8].double()) < 1e-5
     assert relative(layer.activated(given, "tanh").double(), F.gelu(right, approximate="tanh")) < 100 * tolerance
 
 

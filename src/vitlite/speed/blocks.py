@@ -202,7 +202,7 @@ class FastBlock(nn.Module):
     def after_attention(self, attended: Tensor, x: Tensor) -> Tensor:
         """Projection and MLP, each added to the stream."""
         x = self.proj.added(attended, x)
-        return self.fc2.added(self.mlp(self.norm2(x)), x)
+        return self.fc2.added(self.mlp(self.norm2(x)), x, spare=True)
 
     def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
         """The attention map, (b, n, d) -> (b, heads, n, n)."""

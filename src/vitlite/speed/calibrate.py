@@ -25,6 +25,7 @@ BALANCES = (0.5, 0.75, 1.0)  # how much of the difference between channels goes 
 CUTS = (0.9, 0.8, 0.65, 0.5)  # of the range that was seen: what lies beyond is cut off
 
 
+@torch.no_grad()
 def calibrated(model: ViT, pictures: Iterable[Any]) -> list[dict[str, Scale]]:
     """For each block of a model, the scale of every layer that bytes serve well, by its name.
 
@@ -109,7 +110,6 @@ def _watched(model: ViT) -> Iterator[list[dict[str, Seen]]]:
             module.training = True
 
 
-@torch.no_grad()
 def _look_at(model: ViT, pictures: Iterable[Any]) -> None:
     """Puts the pictures through the model."""
     remaining = iter(pictures)

@@ -90,7 +90,7 @@ class PlainLinear:
         y = self(x)
         return F.silu(y) if kind == "swish" else F.gelu(y, approximate=kind)
 
-    def added(self, x: Tensor, other: Tensor) -> Tensor:
+    def added(self, x: Tensor, other: Tensor, spare: bool = False) -> Tensor:
         """The same, added to `other`."""
         return self(x).add_(other)
 
@@ -114,7 +114,7 @@ class PackedLinear:
             return self.linear(x, self.weight, self.bias, "swish", [], "none")
         return self.linear(x, self.weight, self.bias, "gelu", [], kind)
 
-    def added(self, x: Tensor, other: Tensor) -> Tensor:
+    def added(self, x: Tensor, other: Tensor, spare: bool = False) -> Tensor:
         """The same, added to `other`."""
         return self.binary(x, other, self.weight, self.bias, "add")
 
@@ -124,7 +124,7 @@ class Layer(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor: ...
     def activated(self, x: Tensor, kind: str) -> Tensor: ...
-    def added(self, x: Tensor, other: Tensor) -> Tensor: ...
+    def added(self, x: Tensor, other: Tensor, spare: bool = False) -> Tensor: ...  # spare: `other` may be overwritten
 
 
 Linear = type[PlainLinear] | type[PackedLinear]
