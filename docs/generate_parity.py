@@ -1,6 +1,7 @@
 """Writes docs/parity.md: how far the network is from each library it must equal, measured now, as the tests measure it.
 
 With --check it compares all but the figures, which differ from processor to processor, and holds them to the bounds.
+The table of arguments is left to tests/parity/test_arguments.py, which makes each of its rows anew.
 """
 
 import re
@@ -8,16 +9,19 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "parity")]
 
+import arguments  # noqa: E402
 import test_equal as proof  # noqa: E402
 from references import REFERENCES, Reference, distance  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+ARGUMENTS = "## Arguments"
 PAGE = Path(__file__).with_name("parity.md")
 FIGURE = re.compile(r"(?<=\| )(0|\de[+-]\d\d)(?= \|)")
 
@@ -80,6 +84,24 @@ Mistakes that only one family of models can have, against timm:
         yield f"| {mistake} | {far(proof.mistaken_in_a_family(option, mistake))} | timm: {option} |"
 
 
+def of_arguments() -> Iterator[str]:
+    """What becomes of each argument of other libraries, with a value other than the default."""
+    yield f"""
+{ARGUMENTS}
+
+For every argument of these classes a small model with another value than the default, saved by its library, and loaded:
+its folder by `load`; its weights alone, where what is asked for is answered as somebody does who knows the model; and
+its folder by `create` with the name of a checkpoint. It is equal, or refused, or asked about where vitlite has no word
+for the truth; "assumed" is what names cannot tell, and what `model.source.report` says was assumed. The arguments are
+read from the libraries' own signatures: with a new one, the tests fail until it has a row.
+
+| class | argument | value | folder | weights alone | as a checkpoint |
+|---|---|---|---|---|---|"""
+    for case in arguments.CASES:
+        with TemporaryDirectory() as folder:
+            yield arguments.row(*case, arguments.outcome(*case, Path(folder)))
+
+
 def row(reference: Reference) -> str:
     """One option of one library."""
     ours, theirs = proof.pair(reference)
@@ -135,8 +157,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     text = "\n".join(page()) + "\n"
     if sys.argv[1:] == ["--check"]:
-        before = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+        before, *_ = (PAGE.read_text(encoding="utf-8") if PAGE.exists() else "").split(f"\n{ARGUMENTS}")
         if FIGURE.sub("x", before) != FIGURE.sub("x", text):
             sys.exit(f"{PAGE.name} is not what the tests compare. Run: python docs/{Path(__file__).name}")
     else:
-        PAGE.write_text(text, encoding="utf-8")
+        PAGE.write_text("\n".join([text.rstrip("\n"), *of_arguments()]) + "\n", encoding="utf-8")

@@ -71,6 +71,8 @@ def is_computed(small: nn.Module, architecture: Architecture) -> bool:
     if not hasattr(small.patch_embed, "backbone"):
         said["patch_size"] = small.patch_embed.patch_size[0]
     said |= {"dim": small.embed_dim}
+    if isinstance(small.blocks[0].mlp, (timm.layers.GluMlp, timm.layers.SwiGLU)):  # by SiLU, or it differs
+        said["mlp"] = "swiglu"
     if architecture.pool == "cls_and_distillation":
         said |= {"registers": 1, "cls_position": False}
     with TemporaryDirectory() as folder, torch.no_grad():

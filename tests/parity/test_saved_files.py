@@ -61,6 +61,8 @@ def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
         ask += ["positions"]
     if not reference.config.final_norm:
         ask += ["final_norm"]
+    if reference.config.mlp == "swiglu":
+        ask += ["mlp"]
     if not reference.config.cls_position and not reference.config.registers:
         ask += ["cls_position"]
     ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, untold(reference, *ask))

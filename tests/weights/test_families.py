@@ -146,10 +146,10 @@ def test_eva_s_names_of_a_dinov3(tmp_path: Path) -> None:
         block.attn.qkv.bias.data[16:32] = 0
     theirs = dict(to_their_names(LAYOUTS["timm-eva-gated"], "", ours.state_dict()))
     assert {"blocks.0.attn.q_bias", "blocks.0.gamma_1", "blocks.0.mlp.fc1_g.weight"} <= theirs.keys()
-    model = load(bare(tmp_path / "vit.safetensors", theirs), config=ViTConfig(**SAID, positions="rope"))
+    model = load(bare(tmp_path / "vit.safetensors", theirs), config=ViTConfig(**SAID, positions="rope", mlp="swiglu"))
     assert torch.equal(model(IMAGES), ours(IMAGES))
     theirs |= {f"blocks.{i}.attn.k_bias": torch.full((16,), 0.5) for i in range(2)}  # which timm itself never saves
-    model = load(bare(tmp_path / "vit.safetensors", theirs), config=ViTConfig(**SAID, positions="rope"))
+    model = load(bare(tmp_path / "vit.safetensors", theirs), config=ViTConfig(**SAID, positions="rope", mlp="swiglu"))
     assert model.blocks[1].attn.qkv.bias[16:32].eq(0.5).all()
 
 
@@ -159,9 +159,11 @@ def test_eva_s_names_of_a_dinov3(tmp_path: Path) -> None:
 def test_a_gated_mlp_needs_no_gelu_and_is_told_from_a_plain_one(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=FAMILIES["gated"])
     ask = {"image_size": 16, "dim": 16, "heads": 2, "norm_eps": 1e-6, "pool": "cls"}
-    assert load(path, config=ViTConfig(**ask)).config == FAMILIES["gated"]
-    with pytest.raises(CheckpointError, match="mlp: the tensors say swiglu, config= says gelu"):
-        load(path, config=ViTConfig(**ask, mlp="gelu"))
+    with pytest.raises(ConfigError, match=r"do not tell mlp \(mlp: a gate may be of any activation; vitlite"):
+        load(path, config=ViTConfig(**ask))
+    assert load(path, config=ViTConfig(**ask, mlp="swiglu")).config == FAMILIES["gated"]
+    with pytest.raises(CheckpointError, match=r"does not fit its config(.|\n)*blocks.0.mlp.fc1"):
+        load(path, config=ViTConfig(**ask, mlp="gelu", gelu="exact"))
     path = written(tmp_path / "plain.safetensors")
     with pytest.raises(ConfigError, match="do not tell gelu"):
         load(path, config=ViTConfig(**ask))

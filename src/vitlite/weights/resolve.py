@@ -20,7 +20,7 @@ TENSORS, CALLER = "the tensors say", "config= says"
 OPTION = "pool= says"  # what shall be, which is believed of what is only where nobody says anything
 
 # Fields that tensors may leave open, in the order in which they are asked for.
-NOT_IN_TENSORS = ("patch_size", "image_size", "positions", "heads", "norm_eps", "gelu", "pool", "final_norm")
+NOT_IN_TENSORS = ("patch_size", "image_size", "positions", "heads", "norm_eps", "mlp", "gelu", "pool", "final_norm")
 # No facts of a file: how it is run.
 RUNTIME_FIELDS = ("resample", "dropout", "drop_path", "checkpointing")
 # A file may differ here from the record of what it began as (a fine-tune, a fork): the file is followed.
@@ -37,6 +37,8 @@ GEOMETRY = (
 AVERAGED = ("transformers", "transformers-siglip-classifier")
 # Layouts whose code takes square images only: of others, as many patches may stand in another shape.
 SQUARE = ("torchvision", "google")
+# Layouts whose code takes any activation for the gate of an MLP.
+ANY_GATE = ("timm", "transformers-dinov3")
 # What names cannot tell, and nobody is asked: networks of the same names that hardly anybody trains.
 SAME_NAMES = {
     "timm": ("norms", "assumed, because timm's ResPostBlock has the same names: before attention and MLP, not after"),
@@ -89,7 +91,10 @@ def understand(file: WeightsFile, claims: Sequence[Claim]) -> tuple[Translation,
         translation = translate(file.shapes, _claimed_patch(claims))
         facts = facts_of(translation, file.shapes)
         file.refuse_other_types(translation.parts)
-        resolved = resolve(translation.layout, facts, claims, ambiguities(translation, file.shapes, facts))
+        unclear = ambiguities(translation, file.shapes, facts)
+        if any(claim.knows_network for claim in claims):  # a class that is computed has the gate that is computed
+            unclear.pop("mlp", None)
+        resolved = resolve(translation.layout, facts, claims, unclear)
         if facts["token_rows"] and facts["position_rows"] != math.prod(resolved.config.grid):
             translation = with_folded_rows(translation)
         return translation, resolved
@@ -120,6 +125,9 @@ def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Ma
     scale = found.get("blocks.0.ls1.gamma")
     if scale is not None and scale.parts[0].endswith("gamma_1") and facts["position_rows"]:
         unclear["positions"] = "DeiT III calls its scales gamma_1, and so do networks that turn queries and keys"
+    gate = found["blocks.0.mlp.fc1.weight"].parts[0]
+    if facts["mlp"] == "swiglu" and layout.name in ANY_GATE and not gate.endswith("w12.weight"):  # which is Meta's name
+        unclear["mlp"] = "a gate may be of any activation; vitlite's is of SiLU, 'swiglu'"
     return unclear
 
 
@@ -154,10 +162,17 @@ def resolve(
     _check_norm_of_mean(layout, settled, words)
     config = ViTConfig(**{field: word.value for field, word in settled.items()})
     said_by = {field: word.who for field, word in settled.items()}
-    if layout.name in SAME_NAMES and not any(claim.knows_network for claim in claims):
-        part, why = SAME_NAMES[layout.name]
-        said_by[part] = why
+    if not any(claim.knows_network for claim in claims):
+        said_by |= _assumed(layout, facts, config)
     return Resolved(config, said_by)
+
+
+def _assumed(layout: Layout, facts: Mapping[str, Any], config: ViTConfig) -> dict[str, str]:
+    """What no tensor tells of a network, and is not asked for: for the report."""
+    assumed = dict([SAME_NAMES[layout.name]]) if layout.name in SAME_NAMES else {}
+    if config.positions == "rope" and facts["rotary"] is not None:  # it has no periods
+        assumed["rotation"] = "assumed, because the file has no periods: DINOv3's, which begin at 1 and end before 100"
+    return assumed
 
 
 def _words_by_field(
@@ -234,6 +249,13 @@ def file_wins(spoken: Sequence[Word]) -> Word | None:
     return spoken[0] if spoken else None
 
 
+def pool(spoken: Sequence[Word]) -> Word | None:
+    """As `file_wins`; None is said by a config.json that leaves it open: then only the caller knows."""
+    if any(word.value is None for word in spoken):
+        spoken = [word for word in spoken if word.who in (TENSORS, CALLER, OPTION)]
+    return file_wins(spoken)
+
+
 def head_dim(spoken: Sequence[Word]) -> Word | None:
     """As `file_wins`; None stands for dim / heads, whatever that is, and is no claim."""
     return file_wins([word for word in spoken if word.value is not None])
@@ -269,6 +291,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(GEOMETRY, all_agree),
     **dict.fromkeys(FILE_WINS, file_wins),
     **dict.fromkeys(RUNTIME_FIELDS, caller_first),
+    "pool": pool,
     "head_dim": head_dim,
     "layer_scale": layer_scale,
 }
@@ -387,7 +410,9 @@ def _ask_for_the_rest(
     claims: Sequence[Claim],
 ) -> None:
     unknown = [field for field in NOT_IN_TENSORS if field not in settled]
-    gated = settled["mlp"].value == "swiglu" and ("pool" not in settled or settled["pool"].value != "map")
+    gated = ("mlp" not in settled or settled["mlp"].value == "swiglu") and (
+        "pool" not in settled or settled["pool"].value != "map"
+    )
     if gated and "gelu" in unknown:  # which such a model has none of
         unknown.remove("gelu")
     if not unknown:

@@ -168,8 +168,7 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
     claims = _claims(config, args)
     usual = _usual(architecture, args, pretrained)
     pool = _pool(config, args, pretrained, architecture)
-    if pool is not None:
-        claims["pool"] = pool
+    claims["pool"] = pool  # None: somebody has to say
     if "img_size" in args and not args.get("dynamic_img_size"):  # then timm's model takes no other
         pretrained = {**pretrained, "input_size": [1, *_sides(args["img_size"])]}
     tag = pretrained.get("tag")
