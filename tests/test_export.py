@@ -284,3 +284,16 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert "ExportError: Cannot write" in ended.stderr.splitlines()[-1]
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["model.pt2"]
+
+
+def test_what_an_exporter_raises_names_the_torch_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise RuntimeError("no such shape\nand a long story")
+
+    monkeypatch.setattr(torch.export, "export", fails)
+    with pytest.raises(
+        ExportError,
+        match=r"cannot export this model \(no such shape\)\. This torch, .* from torch 2\.8 on none is known",
+    ):
+        export(tiny(), tmp_path / "model.pt2", to="torch")
+    assert not list(tmp_path.iterdir())
