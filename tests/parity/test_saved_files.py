@@ -741,6 +741,62 @@ def test_a_swapped_pair_is_noticed(library: str, tmp_path: Path) -> None:
         assert distance(ours(images(ours.config)), reference.logits(theirs, images(ours.config))) > 100 * LOGITS
 
 
+DINOV3_LAYER, SIGLIP_LAYER = "layer.0.", "encoder.layers.0."
+MIXED_UP = {  # in files of transformers: what is another's, by the option that has it
+    "DINOv3": [
+        (f"{DINOV3_LAYER}attention.q_proj.weight", f"{DINOV3_LAYER}attention.k_proj.weight"),
+        (f"{DINOV3_LAYER}attention.q_proj.bias", f"{DINOV3_LAYER}attention.v_proj.bias"),
+        (f"{DINOV3_LAYER}layer_scale1.lambda1", f"{DINOV3_LAYER}layer_scale2.lambda1"),
+        (f"{DINOV3_LAYER}norm1.weight", f"{DINOV3_LAYER}norm2.weight"),
+        (f"{DINOV3_LAYER}norm1.bias", "norm.bias"),
+    ],
+    "DINOv3, gated": [
+        (f"{DINOV3_LAYER}mlp.gate_proj.weight", f"{DINOV3_LAYER}mlp.up_proj.weight"),
+        (f"{DINOV3_LAYER}mlp.gate_proj.bias", f"{DINOV3_LAYER}mlp.up_proj.bias"),
+        (f"{DINOV3_LAYER}mlp.down_proj.weight", "layer.1.mlp.down_proj.weight"),
+        (f"{DINOV3_LAYER}mlp.down_proj.bias", f"{DINOV3_LAYER}attention.o_proj.bias"),
+        (f"{DINOV3_LAYER}attention.v_proj.weight", f"{DINOV3_LAYER}attention.k_proj.weight"),
+    ],
+    "SigLIP": [
+        (f"{SIGLIP_LAYER}self_attn.q_proj.weight", f"{SIGLIP_LAYER}self_attn.v_proj.weight"),
+        ("head.layernorm.weight", "post_layernorm.weight"),
+        ("head.layernorm.bias", "post_layernorm.bias"),
+        ("head.attention.out_proj.weight", f"{SIGLIP_LAYER}self_attn.out_proj.weight"),
+        ("head.mlp.fc2.bias", "head.attention.out_proj.bias"),
+        ("head.mlp.fc1.weight", f"{SIGLIP_LAYER}mlp.fc1.weight"),
+    ],
+}
+THIRDS = {"keys and values": [0, 2, 1], "queries and keys": [1, 0, 2], "queries and values": [2, 1, 0]}
+
+
+@pytest.mark.parametrize(("option", "first", "second"), [(name, *two) for name in MIXED_UP for two in MIXED_UP[name]])
+def test_two_tensors_mixed_up_are_noticed(option: str, first: str, second: str, tmp_path: Path) -> None:
+    theirs = spread(find("transformers", option).build())
+    theirs.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    state[first], state[second] = state[second], state[first]
+    assert_noticed(tmp_path, find("transformers", option), theirs, state)
+
+
+@pytest.mark.parametrize("order", THIRDS.values(), ids=THIRDS)
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+def test_thirds_of_siglip_s_pooling_mixed_up_are_noticed(kind: str, order: list[int], tmp_path: Path) -> None:
+    theirs = spread(find("transformers", "SigLIP").build())
+    theirs.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    name = f"head.attention.in_proj_{kind}"
+    state[name] = state[name].unflatten(0, (3, -1))[order].flatten(0, 1).contiguous()
+    assert_noticed(tmp_path, find("transformers", "SigLIP"), theirs, state)
+
+
+def assert_noticed(folder: Path, reference: Reference, theirs: nn.Module, state: dict[str, Tensor]) -> None:
+    """A file with a mistake gives a model that the comparison tells from the right one."""
+    save_file(state, folder / "model.safetensors")
+    ours = load(folder)
+    with torch.no_grad():
+        assert distance(ours(images(ours.config)), reference.logits(theirs, images(ours.config))) > 10 * LOGITS
+
+
 def test_a_swapped_pair_in_flax_and_in_clip_is_noticed(tmp_path: Path) -> None:
     reference = find("timm", "class token")
     theirs = spread(reference.build())

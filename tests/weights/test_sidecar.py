@@ -107,7 +107,7 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
     })  # fmt: skip
     assert sidecar.claims == {
         "pool": "mean", "num_classes": 3, "heads": 4, "image_size": (64, 32), "gelu": "tanh", "cls_position": False,
-        "patch_size": 8, "dim": 48, "layer_scale": None,
+        "dim": 48, "layer_scale": None,
     }  # fmt: skip
     assert sidecar.labels == ("ant", "n2", "n3")
     assert sidecar.architecture == "vit_base_patch16_224.some"

@@ -84,15 +84,15 @@ GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()} | {"cls_and_distillation": "token"}
 WRITTEN_GELUS = {ours: theirs for theirs, ours in GELUS.items()}
 
-# How a picture gets in, what only training asks for, and what names and shapes of tensors tell.
+# How a picture gets in, what only training asks for, and what names and shapes of tensors tell: patch_size is not said
+# in pixels where a ResNet stands before the patches.
 FREE = """
-    img_size global_pool act_layer norm_layer no_embed_class init_values pos_embed mlp_ratio scale_attn_norm
-    scale_mlp_norm fc_norm final_norm dynamic_img_size dynamic_img_pad strict_img_size drop_rate drop_path_rate
-    drop_block_rate weight_init fix_init device dtype scriptable exportable no_jit pretrained_strict
+    img_size patch_size global_pool act_layer norm_layer no_embed_class init_values pos_embed mlp_ratio scale_attn_norm
+    scale_mlp_norm fc_norm swiglu_mlp swiglu_align_to dynamic_img_size dynamic_img_pad strict_img_size drop_rate
+    drop_path_rate drop_block_rate weight_init fix_init device dtype scriptable exportable no_jit pretrained_strict
 """
 MODEL_ARGS = Words(
     told={
-        "patch_size": "patch_size",
         "in_chans": "channels",
         "num_classes": "num_classes",
         "embed_dim": "dim",
@@ -103,6 +103,7 @@ MODEL_ARGS = Words(
         "reg_tokens": "registers",
         "num_reg_tokens": "registers",
         "pre_norm": "pre_norm",
+        "final_norm": "final_norm",
     },
     only={
         "qk_norm": (False,),
@@ -195,9 +196,8 @@ def _claims(config: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any
         claims["layer_scale"] = args["init_values"] or None  # timm has none for 0 either
     if args.get("pos_embed") in ("none", ""):
         claims["positions"] = "none"
-    for word, field in (("img_size", "image_size"), ("patch_size", "patch_size")):
-        if word in args:
-            claims[field] = pair(args[word])
+    if "img_size" in args:
+        claims["image_size"] = pair(args["img_size"])
     return claims
 
 
@@ -248,6 +248,8 @@ def _pool(
         return None
     if len(set(said)) > 1 or said[0] not in POOLS:
         raise CheckpointError(f"global_pool is {shown(' and '.join(said))}; vitlite computes {' or '.join(POOLS)}.")
+    if said[0] == "token" and architecture.pool == "cls_and_distillation":  # of which timm says so, too
+        return architecture.pool
     return POOLS[said[0]]
 
 

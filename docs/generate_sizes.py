@@ -1,0 +1,38 @@
+"""Writes the table of docs/sizes.md that says what FlexiViT costs by its patches; with --check only if it is stale.
+
+The times are those of docs/patches.json, which benchmarks/patches.py measures.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from sections import write_section
+
+from vitlite.costs import gmacs
+from vitlite.weights import zoo
+
+PAGE = Path(__file__).with_name("sizes.md")
+TIMES = Path(__file__).with_name("patches.json")
+BEGIN, END = "<!-- patches: docs/generate_sizes.py -->", "<!-- end of patches -->"
+NAME = "vit_small_16.flexivit_1200ep_in1k_240"
+PATCHES = (8, 10, 12, 15, 16, 20, 24, 30, 40, 48)  # the paper's, on images of 240 pixels
+USUAL = 16
+
+
+def table() -> Iterator[str]:
+    """A row for each size of a patch."""
+    config = zoo.find(NAME).config
+    times = json.loads(TIMES.read_text(encoding="utf-8"))
+    yield f"\n\n| patch | tokens | GMACs | of patch {USUAL}'s | time, of patch {USUAL}'s |"
+    yield "|--:|--:|--:|--:|--:|"
+    for patch in PATCHES:
+        resized = config.replace(patch_size=patch)
+        share = gmacs(resized) / gmacs(config)
+        yield f"| {patch} | {resized.tokens} | {gmacs(resized):.2f} | {share:.2f} | {times[str(patch)]:.2f} |"
+    yield ""
+
+
+if __name__ == "__main__":
+    sys.exit(write_section(PAGE, BEGIN, END, table()))
