@@ -101,26 +101,29 @@ def onnxruntime(model: ViT, images: Tensor) -> Call:
     return lambda: session.run(None, inputs)[0]
 
 
-def traced(model: ViT, images: Tensor) -> Any:
-    """The model as a graph of OpenVINO, for these images' shape."""
+def traced(model: torch.nn.Module, images: Tensor) -> Any:
+    """A network as a graph of OpenVINO, for these images' shape."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         plain = copy.deepcopy(model).float().requires_grad_(False)
         return load("openvino").convert_model(plain, example_input=images.float(), input=list(images.shape))
 
 
-def openvino(model: ViT, images: Tensor) -> Call:
+def compiled_by_openvino(model: torch.nn.Module, images: Tensor, narrow: bool) -> Call:
     """OpenVINO, converted from torch for these images' shape; bfloat16 as its own precision hint."""
-    library = load("openvino")
-    narrow = model.dtype is torch.bfloat16
-    graph = traced(model, images)
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "INFERENCE_PRECISION_HINT": "bf16" if narrow else "f32",
     }
-    compiled, given = library.Core().compile_model(graph, "CPU", settings), images.float().numpy()
+    compiled = load("openvino").Core().compile_model(traced(model, images), "CPU", settings)
+    given = images.float().numpy()
     return lambda: compiled(given)[0]
+
+
+def openvino(model: ViT, images: Tensor) -> Call:
+    """OpenVINO, in the model's dtype."""
+    return compiled_by_openvino(model, images, narrow=model.dtype is torch.bfloat16)
 
 
 PEERS: dict[str, Callable[[ViT, Tensor], Call]] = {
