@@ -125,4 +125,4 @@ def test_a_crop_that_would_move_by_a_pixel_is_refused_with_what_to_do() -> None:
     with pytest.raises(CheckpointError, match="transformers rounds half of an odd margin down, and th") as error:
         sidecar_contents_for_transformers(TINY, None, ODD)
     assert "margin='down'" in str(error.value)
-    assert error.value.for_command_line().endswith("Convert to a .safetensors file, which has the tensors alone.")
+    assert error.value.for_command_line().endswith("Or to a .safetensors file, which has the tensors alone.")
