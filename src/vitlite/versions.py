@@ -32,11 +32,27 @@ DIFFERENCES = (
     ),
     Difference(
         "torch", "private", "whether a tensor is wrapped by torch.func", "speed.onednn",
-        'getattr(torch._C._functorch, "is_functorch_wrapped_tensor"', "no tensor counts as plain; torch's own layers",
+        'getattr(torch._C._functorch, "is_functorch_wrapped_tensor"', "while torch.func is at work, each tensor counts",
+    ),
+    Difference(
+        "torch", "private", "whether torch.func is at work", "speed.onednn",
+        'getattr(torch._C._functorch, "peek_interpreter_stack"', "it counts as at work; torch's own layers",
     ),
     Difference(
         "torch", "private", "whether the CPU has AMX", "speed.onednn",
         'getattr(torch.cpu, "_is_amx_tile_supported"', "no CPU counts as exact; torch's own products",
+    ),
+    Difference(
+        "torch", "private", "oneDNN's products of bytes", "speed.int8",
+        "except (AttributeError, RuntimeError)", "int8 is refused",
+    ),
+    Difference(
+        "torch", "after 2.10", "which instructions the CPU has, on any system", "speed.cpu",
+        'getattr(torch.cpu, "get_capabilities"', "Linux is asked, and torch whether there is AVX-512 BF16 or AMX",
+    ),
+    Difference(
+        "torch", "private", "whether the CPU has AVX-512 BF16", "speed.cpu",
+        'getattr(torch.cpu, "_is_avx512_bf16_supported"', "Linux is asked",
     ),
     Difference(
         "torch", "2.7", "torch.get_default_device knows of `with torch.device(...)`", "factory",

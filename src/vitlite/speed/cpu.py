@@ -61,11 +61,12 @@ def limits() -> dict[str, str]:
 def instructions() -> frozenset[str]:
     """The instructions of this CPU, by the names of Linux and of torch; none where nobody can be asked."""
     found = flags_of(first_core())
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older torch
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     found.update(name for name, there in capabilities.items() if there is True)
-    for query, name in (("_is_avx512_bf16_supported", "avx512_bf16"), ("_is_amx_tile_supported", "amx_bf16")):
-        if getattr(torch.cpu, query, bool)():
-            found.add(name)
+    if getattr(torch.cpu, "_is_avx512_bf16_supported", bool)():
+        found.add("avx512_bf16")
+    if getattr(torch.cpu, "_is_amx_tile_supported", bool)():
+        found.add("amx_bf16")
     return frozenset(found)
 
 

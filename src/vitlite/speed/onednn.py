@@ -19,8 +19,8 @@ from torch.nn import Parameter
 
 from vitlite.speed.verdicts import Contest, only_torch, verdict
 
-# Private to torch: should they go, no tensor counts as plain, and no CPU as exact.
-_is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda x: True)
+# Private to torch: should they go, torch.func counts as at work, every tensor as wrapped by it, and no CPU as exact.
+_is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda x: _is_transforming())
 _transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: True)
 _has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
 
