@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitlite import ViT, optimize
 from vitlite.errors import OptimizedError
-from vitlite.model import Block, QuickGELU
+from vitlite.model import MLP, Block, QuickGELU
 from vitlite.speed import calibrate, int8
 from vitlite.speed import optimize as module
 from vitlite.speed.int8 import ByteLinear, Scale, bytes_are_right, round_weight
@@ -159,6 +159,33 @@ def test_a_layer_that_bytes_serve_badly_stays_as_it_is() -> None:
     images = torch.stack(pictures(model, 5, seed=2))
     with torch.no_grad():
         assert relative(in_bytes(model).embed(images), model.embed(images)) < 0.06
+
+
+@pytest.mark.parametrize("gelu", ["exact", "tanh", "quick"])
+def test_bytes_behind_an_activation_are_right_where_the_layer_before_has_none(gelu: str) -> None:
+    model = ready(gelu=gelu)
+    for block in model.blocks:
+        assert isinstance(block, Block) and isinstance(block.mlp, MLP)
+        with torch.no_grad():  # a channel that is 1024 for every token, and whose products the bias takes away again
+            block.norm2.weight[0], block.norm2.bias[0] = 0.0, 1024.0
+            block.mlp.fc1.weight[:, 0] = torch.linspace(-1, 1, len(block.mlp.fc1.weight)).bfloat16()
+            block.mlp.fc1.bias.copy_(-1024 * block.mlp.fc1.weight[:, 0])
+    scales = calibrate.calibrated(model, pictures(model))
+    assert all("fc1" not in of_block and "fc2" in of_block for of_block in scales)
+    images = torch.stack(pictures(model, 5, seed=2))
+    with torch.no_grad():
+        assert relative(in_bytes(model).embed(images), model.embed(images)) < 0.06
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_models_in_any_dtype_are_calibrated(dtype: torch.dtype) -> None:
+    model = ready(layer_scale=0.3)
+    images = torch.stack(pictures(model, 5, seed=2))
+    with torch.no_grad():
+        right = model.embed(images)
+        found = in_bytes(model.to(dtype)).embed(images.to(dtype))
+    assert found.dtype is dtype
+    assert relative(found.float(), right) < 0.06
 
 
 def test_channels_that_stand_out_go_into_the_weights() -> None:

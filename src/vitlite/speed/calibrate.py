@@ -147,7 +147,7 @@ def _scales_of_block(block: Block, seen: dict[str, Seen]) -> dict[str, Scale]:
     for name, layer in _layers(block).items():
         weight = layer.weight.detach().float()
         factor = added.get(name, 1.0)
-        weight = weight * (factor[:, None] if isinstance(factor, Tensor) else factor)
+        weight = weight * (factor[:, None].float() if isinstance(factor, Tensor) else factor)
         of_layer = seen[name]
         spreads = True  # a norm, or the rows of a layer, can divide each channel by a number of its own
         if name == "fc2" and isinstance(block.mlp, MLP) and isinstance(block.mlp.norm, nn.Identity):

@@ -83,13 +83,23 @@ class ByteLinear:
 
 
 class OntoStream:
-    """A layer that is left as it is, among others in bytes: it gives a narrow dtype, and is added to float32."""
+    """A layer that is left as it is, among others in bytes: it gives a narrow dtype, and is added to float32.
 
-    def __init__(self, linear: Layer) -> None:
-        self.linear, self.activated = linear, linear.activated
+    `divisor` is by what the next one wants its numbers divided, after the activation.
+    """
+
+    def __init__(self, linear: Layer, divisor: Tensor | float) -> None:
+        self.linear, self.divisor = linear, divisor
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.linear(x)
+
+    def activated(self, x: Tensor, kind: str) -> Tensor:
+        """The same, through "swish", or GELU: "none" or "tanh"."""
+        y = self.linear.activated(x, kind)
+        if isinstance(self.divisor, float) and self.divisor == 1.0:
+            return y
+        return y.float() / self.divisor
 
     def added(self, x: Tensor, other: Tensor, spare: bool = False) -> Tensor:
         """The same, added to `other`."""
@@ -122,7 +132,7 @@ class Bytes:
     def linear(self, layer: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
         """The layer. `then` is the one that takes what this one gives, when nothing but an activation is between."""
         if layer not in self.scales:
-            return OntoStream(self.rest.linear(layer, weight, bias))
+            return OntoStream(self.rest.linear(layer, weight, bias), self.divisor(then))
         return ByteLinear(weight, bias, self.scales[layer], self.scales.get(then, self.dtype))
 
 
