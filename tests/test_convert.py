@@ -209,6 +209,7 @@ def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[st
     ("transformers", {"fc_norm": True}, "no place for: fc_norm.bias"),
     ("transformers", {"pre_norm": True}, "no place for: norm_pre.bias"),
     ("transformers", {"layer_scale": 0.1, "num_classes": 0}, "mlp_dim=24"),
+    ("transformers", {"layer_scale": 0.1, "num_classes": 0, "mlp_dim": 64, "image_size": (16, 64)}, "image_size="),
     ("torchvision", {"layer_scale": 0.1}, "torchvision layout has no place for: blocks.0.ls1.gamma"),
 ])  # fmt: skip
 def test_models_that_others_cannot_compute_are_refused(
@@ -362,6 +363,18 @@ def test_transformers_covers_squares_only(tmp_path: Path) -> None:
     model.save(tmp_path / "ours")
     with pytest.raises(CheckpointError, match="no preprocessing that resizes pictures to cover 36 x 27 pixels"):
         convert(tmp_path / "ours", tmp_path / "others", "transformers")
+
+
+@pytest.mark.parametrize("kind", ["Dinov2", "Dinov2WithRegisters"])
+def test_transformers_stretches_the_oblong_table_of_a_dinov2_as_if_it_were_a_squares(kind: str, tmp_path: Path) -> None:
+    sizes = {"image_size": (16, 64), "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1}
+    config = getattr(transformers, f"{kind}Config")(**sizes, num_attention_heads=2, mlp_ratio=2)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="image_size is 16 x 64, and transformers' DINOv2 takes"):
+        load(tmp_path)
+    config.image_size = 32
+    config.save_pretrained(tmp_path)
+    assert load(tmp_path).config.grid == (4, 4)
 
 
 def test_transformers_takes_no_mean_over_a_class_token(tmp_path: Path) -> None:

@@ -276,6 +276,8 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
     for size in {"image_size", "patch_size"} & claims.keys():
         claims[size] = pair(claims[size])
     claims |= _mlp(claims, family)
+    if config["model_type"].startswith("dinov2"):
+        _refuse_oblong(claims)
     if config["model_type"] == "vit-hybrid":
         claims |= _stem(config, claims)
     if pictures and "feature_extractor_type" not in pictures:
@@ -349,6 +351,21 @@ def _mlp(claims: dict[str, Any], family: Family) -> dict[str, Any]:
     if activation is not None and not gated:
         said["gelu"] = _gelu(activation)
     return said
+
+
+def _refuse_oblong(claims: Mapping[str, Any]) -> None:
+    """Makes sure that the position table is read as transformers reads DINOv2's: as a square's, whatever is said of it.
+
+    Raises:
+        CheckpointError: The config says that it is another's.
+    """
+    size = claims.get("image_size")
+    if isinstance(size, tuple):
+        raise CheckpointError(
+            f"its image_size is {size[0]} x {size[1]}, and transformers' DINOv2 takes its position table for a "
+            "square's all the same, and stretches it.",
+            python="If it is one, write that square's side there; if not, load the file without its config.json.",
+        )
 
 
 def _stem(config: Mapping[str, Any], claims: Mapping[str, Any]) -> dict[str, Any]:
@@ -494,6 +511,7 @@ def computed_by(kind: str, config: ViTConfig) -> dict[str, Any]:
         fixed |= {"class_token": False, "pool": "mean"}
     if kind.startswith("dinov2"):
         fixed |= {"registers": config.registers, "mlp": config.mlp}
+        fixed["image_size"] = config.size[0]  # it takes the position table for a square's
         fixed["pool"] = "cls_and_mean" if config.num_classes else "cls"
         fixed["mlp_dim"] = _dinov2_mlp_dim(config, _dinov2_mlp_ratio(config))
     if kind == "dinov3_vit":
