@@ -70,7 +70,7 @@ def creation(runs: int = RUNS) -> dict[str, list[float]]:
         state = random_model(PRESETS["vit_base_16"]).state_dict()
         save_file(state, file)
         renamed = to_their_names(LAYOUTS["torchvision"], "", state)
-        save_file({name: tensor.contiguous() for name, tensor in renamed}, file + TORCHVISION)
+        save_file({name: tensor.contiguous() for name, tensor in renamed.items()}, file + TORCHVISION)
         for _ in range(runs):  # the first warms the file cache, and stamps the file
             for name, library in LIBRARIES.items():
                 values = _in_a_process(library, file)

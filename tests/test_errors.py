@@ -11,6 +11,7 @@ ALSO = {
     "ConfigError": ValueError,
     "InputError": ValueError,
     "ImageError": ValueError,
+    "UnknownMethodError": AttributeError,
     "UnknownNameError": ValueError,
     "CheckpointError": RuntimeError,
     "DownloadError": OSError,

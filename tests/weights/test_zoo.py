@@ -248,7 +248,8 @@ def test_a_preset_of_many_checkpoints_lists_those_that_begin_as_was_asked():
 def test_a_name_of_timms_without_its_tag():
     assert message("vit_large_patch32_384") == (
         "'vit_large_patch32_384' is what timm calls a network; the weights trained for it have a tag behind a dot. "
-        "In the zoo: vit_large_patch32_384.orig_in21k_ft_in1k."
+        "In the zoo: vit_large_patch32_384.orig_in21k_ft_in1k. "
+        "For random weights: create('vit_large_patch32_384', weights=None)."
     )
 
 

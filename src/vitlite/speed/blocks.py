@@ -273,7 +273,7 @@ def _with_scaled_rows(attn: Attention, unit: float, divisor: Tensor | float) -> 
     weight = attn.qkv.weight
     scale = weight.new_ones(3, width, dtype=torch.promote_types(weight.dtype, torch.float32))
     scale[0] = (width // attn.heads) ** -0.5 / unit
-    scale[2] /= divisor
+    scale[2].div_(divisor)
     return _folded(attn.qkv, outputs=scale.flatten())
 
 
