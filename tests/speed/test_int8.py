@@ -165,7 +165,8 @@ def test_a_layer_that_bytes_serve_badly_stays_as_it_is() -> None:
 def test_bytes_behind_an_activation_are_right_where_the_layer_before_has_none(gelu: str) -> None:
     model = ready(gelu=gelu)
     for block in model.blocks:
-        assert isinstance(block, Block) and isinstance(block.mlp, MLP)
+        assert isinstance(block, Block)
+        assert isinstance(block.mlp, MLP)
         with torch.no_grad():  # a channel that is 1024 for every token, and whose products the bias takes away again
             block.norm2.weight[0], block.norm2.bias[0] = 0.0, 1024.0
             block.mlp.fc1.weight[:, 0] = torch.linspace(-1, 1, len(block.mlp.fc1.weight)).bfloat16()
