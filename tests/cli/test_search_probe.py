@@ -43,6 +43,20 @@ def test_search_draws_a_contact_sheet(run: Run, vectors: Path, pictures: Path, t
     assert "Cannot write the picture" in err
 
 
+def test_a_contact_sheet_replaces_no_picture_that_is_asked_for_or_searched(
+    run: Run, vectors: Path, pictures: Path, tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked.png"
+    shutil.copy(pictures / "a.png", asked)
+    (tmp_path / "link.png").symlink_to(asked)
+    for out in (asked, tmp_path / "link.png", pictures / "inner" / "d.png"):
+        before = out.read_bytes()
+        code, printed, err = run("search", vectors, asked, "--out", out)
+        assert (code, printed) == (1, "")
+        assert f"--out {out} is to be read, too. Name another file." in err
+        assert out.read_bytes() == before
+
+
 def test_search_in_another_model_s_vectors_is_refused(run: Run, vectors: Path, pictures: Path, tmp_path: Path) -> None:
     code, out, err = run("search", vectors, pictures / "a.png", "--model", "vit_nano_4.cifar10")
     assert (code, out) == (1, "")

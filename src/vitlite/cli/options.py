@@ -1,6 +1,7 @@
 """What several commands share: which model, how fast, which pictures, and the values of their options."""
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,17 +102,21 @@ def open_stored_model(args: Namespace) -> "ViT":
     return create_or_load(args)
 
 
-def refuse_inputs(out: Path, args: Namespace) -> None:
+def refuse_inputs(out: Path, args: Namespace, pictures: Iterable[str] = ()) -> None:
     """Makes sure that a file to be written is none of those to be read, by whatever name.
+
+    `pictures` are those that the paths of the command mean, and others that it reads.
 
     Raises:
         InputError: It is.
     """
-    read = [Path(path) for path in args.paths]
+    if not out.exists():
+        return
+    read = [Path(path) for path in (*args.paths, *pictures)]
     for word in (args.model, args.weights):
         read += _weights_of(Path(word or "").expanduser()) if word else []
     for file in read:
-        if out.exists() and file.exists() and out.samefile(file):
+        if file.exists() and out.samefile(file):
             raise InputError(f"--out {shown(str(out))} is to be read, too. Name another file.")
 
 

@@ -3,9 +3,11 @@
 import json
 import sys
 from argparse import ArgumentParser, Namespace
+from itertools import chain
+from pathlib import Path
 
 from vitlite.bulk.local import gather
-from vitlite.cli.options import add_model_arguments, add_paths, open_model, positive
+from vitlite.cli.options import add_model_arguments, add_paths, open_model, positive, refuse_inputs
 from vitlite.cli.progress import say_skipped
 from vitlite.cli.tables import bold
 
@@ -31,6 +33,8 @@ def run(args: Namespace) -> int:
     if args.out:
         check_target(args.out)
     asked = gather(args.paths, sys.stdin, say_skipped)
+    if args.out:
+        refuse_inputs(Path(args.out), args, chain(asked, vectors.pictures))
     if args.model is None:
         args.model, args.size = vectors.model, args.size or vectors.image_size
     found = search(vectors, open_model(args), asked, args.top)
