@@ -209,6 +209,13 @@ def test_half_precision_answers_in_float32(vit):
     assert next(embed(vit, pictures(1)))[1].dtype == torch.float32
 
 
+def test_vectors_that_are_not_finite(vit):
+    torch.nn.init.constant_(vit.norm.bias, 1e5)  # more than float16 holds
+    assert next(embed(vit, pictures(1)))[1].isfinite().all()
+    with pytest.raises(InputError, match=r"not finite numbers in torch.float16\. Use float32 or bfloat16"):
+        next(embed(vit.half(), pictures(1)))
+
+
 def test_answers_that_are_not_finite(vit):
     torch.nn.init.constant_(vit.head.bias, float("nan"))
     with pytest.raises(InputError, match=r"not finite numbers in torch.float32\. Use float32 or bfloat16"):

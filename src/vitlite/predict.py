@@ -78,12 +78,7 @@ def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list
             f"The model has {len(labels)} labels and gave {classes} numbers: its head was replaced.",
             python=f"model.reset_head({classes}) first; then its weights, and model.labels = [...].",
         )
-    if not logits.isfinite().all():
-        raise InputError(
-            f"The model's answers are not finite numbers in {model.dtype}.",
-            python="Use float32 or bfloat16.",
-            command="Use --dtype float32 or --dtype bfloat16.",
-        )
+    _refuse_not_finite(model, logits)
     scores, indices = logits.softmax(-1).topk(min(top, classes))  # (b, top)
     answers = []
     for row_of_scores, row_of_indices in zip(scores.tolist(), indices.tolist(), strict=True):
@@ -94,7 +89,28 @@ def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list
 
 def embed(model: "ViT", images: Iterable[Any], batch: int = 32) -> Outcomes[Tensor]:
     """The pictures of `images` one after the other, each with its vector (d,) in float32 on the CPU, or an error."""
-    return work_through(model, images, lambda pixels: list(model.embed(pixels).float().cpu()), batch)
+    return work_through(model, images, partial(_vectors, model), batch)
+
+
+def _vectors(model: "ViT", images: Tensor) -> list[Tensor]:
+    """The vector of each of the images (b, c, h, w)."""
+    vectors = model.embed(images).float().cpu()  # (b, d)
+    _refuse_not_finite(model, vectors)
+    return list(vectors)
+
+
+def _refuse_not_finite(model: "ViT", answers: Tensor) -> None:
+    """Makes sure that answers mean something.
+
+    Raises:
+        InputError: There are numbers among them that are not finite, such as where a type cannot hold them.
+    """
+    if not answers.isfinite().all():
+        raise InputError(
+            f"The model's answers are not finite numbers in {model.dtype}.",
+            python="Use float32 or bfloat16.",
+            command="Use --dtype float32 or --dtype bfloat16.",
+        )
 
 
 def work_through(

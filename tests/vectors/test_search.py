@@ -45,6 +45,12 @@ def test_the_nearest_are_those_of_all_cosines(rows: int, tmp_path: Path, monkeyp
     assert len(nearest(opened, queries, top=1000)[0]) == 500
 
 
+def test_what_is_not_finite_is_near_to_nothing(tmp_path: Path) -> None:
+    vectors = open_vectors(written(tmp_path / "v.safetensors", noise(3, 8)))
+    with pytest.raises(InputError, match="not finite numbers: nothing is near to them"):
+        nearest(vectors, torch.full((1, vectors.dim), float("nan")))
+
+
 def test_a_search_holds_a_part_of_the_vectors_at_a_time(tmp_path: Path) -> None:
     opened = open_vectors(written(tmp_path / "v.safetensors", noise(200_000, 8)))
     assert max(len(part) for part in opened.parts()) == 2**16

@@ -54,10 +54,12 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
     """The pictures whose vectors have the largest cosine with each of some vectors (q, d), the largest first.
 
     Raises:
-        InputError: The vectors are of another width.
+        InputError: The vectors are of another width, or not finite.
     """
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
         raise InputError(f"The vectors are (n, {vectors.dim}), got {tuple(queries.shape)} to compare with them.")
+    if not queries.isfinite().all():
+        raise InputError("Some of the vectors to compare with are not finite numbers: nothing is near to them.")
     directions = F.normalize(queries.detach().float().cpu(), dim=1)
     scores, rows = directions.new_zeros(len(queries), 0), torch.zeros(len(queries), 0, dtype=torch.int64)
     first = 0
