@@ -19,6 +19,8 @@ WEIGHTS = random.Random(0).randbytes(SIZE)
 OTHER = random.Random(1).randbytes(SIZE)
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 REPO, FILE = "timm/vit", "model.safetensors"
+# Where a shell started the tests with &, they and all that they start ignore Ctrl-C.
+HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 FETCH = f"from vitlite.weights import hub; print(hub.fetch({REPO!r}, {FILE!r}, pin='vit').path.read_bytes().__hash__())"
 
 
@@ -27,8 +29,8 @@ def fetch(**options: object) -> hub.Fetched:
 
 
 def start(code: str, *wrapper: str, **env: str) -> "subprocess.Popen[str]":
-    """A program of its own, with this one's environment."""
-    command = [*wrapper, sys.executable, "-c", code]
+    """A program of its own, with this one's environment, which hears Ctrl-C."""
+    command = [*wrapper, sys.executable, "-c", HEARS + code]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **env})
 
