@@ -183,7 +183,9 @@ class FastBlock(nn.Module):
         mlp = block.mlp
         self.norm1, self.norm2 = arithmetic.before("qkv", block.norm1), arithmetic.before("fc1", block.norm2)
         self.attn = FastAttention(block.attn, arithmetic, kernels, class_token_only)
-        self.class_norm = arithmetic.before("", block.norm1)  # for what the class token reads, which is no product
+        self.class_norm = self.norm1
+        if class_token_only:  # what the class token reads is no product of bytes
+            self.class_norm = arithmetic.before("", block.norm1)
         self.proj = arithmetic.linear("proj", *_folded(block.attn.proj, outputs=layer_scale(block.ls1)))
         self.mlp: FastMLP | FastSwiGLU
         if isinstance(mlp, SwiGLU):
