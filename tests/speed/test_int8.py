@@ -53,7 +53,7 @@ def simulated(model: ViT, scales: list[dict[str, Scale]]) -> ViT:
         for name, scale in of_block.items():
             quick = name == "fc2" and isinstance(getattr(block.mlp, "act", None), QuickGELU)
             factor = 1.702 if quick and isinstance(block.mlp.norm, nn.Identity) else 1.0  # it is computed so many times
-            layer, spread = layers[name], torch.ones(()) if scale.spread is None else scale.spread
+            layer, spread = layers[name], torch.as_tensor(scale.spread)
             rounded, steps = round_weight(layer.weight.detach() * spread)
             layer.weight.data = rounded * steps[:, None] / spread
             layer.register_forward_pre_hook(
@@ -120,11 +120,11 @@ def test_a_layer_of_bytes_computes_what_its_scale_says(gives: torch.dtype, sprea
         pytest.skip("not in this dtype")
     torch.manual_seed(0)
     weight, bias, x, other = torch.randn(24, 40), torch.randn(24), torch.randn(2, 7, 40), torch.randn(2, 9, 24)
-    scale = Scale(0.03, 117, torch.rand(40) + 0.5 if spread else None)
+    scale = Scale(0.03, 117, torch.rand(40) + 0.5 if spread else 1.0)
     layer = ByteLinear(weight, bias, scale, gives)
-    divided = x / (1.0 if scale.spread is None else scale.spread)
+    divided = x / scale.spread
     given = (divided / scale.step + scale.zero).round().clamp(0, 255).to(torch.uint8)
-    wide = weight.double() * (1.0 if scale.spread is None else scale.spread.double())
+    wide = weight.double() * scale.spread
     steps = wide.abs().amax(1, keepdim=True) / 127
     right = F.linear((given.double() - scale.zero) * scale.step, (wide / steps).round() * steps, bias.double())
     tolerance = 1e-5 if gives is torch.float32 else 1e-2
@@ -195,7 +195,7 @@ def test_channels_that_stand_out_go_into_the_weights() -> None:
         odd.blocks[1].norm1.weight[5] *= 200.0  # type: ignore[index,union-attr]
         odd.blocks[1].attn.qkv.weight[:, 5] /= 200.0  # type: ignore[index,union-attr]
     of_plain, of_odd = (calibrate.calibrated(model, pictures(model))[1]["qkv"] for model in (plain, odd))
-    assert of_odd.spread is not None
+    assert isinstance(of_odd.spread, torch.Tensor)
     assert of_odd.spread[5] > 5 * of_odd.spread.median()
     assert of_plain.step < of_odd.step * 20
     images = torch.stack(pictures(odd, 5, seed=2))

@@ -311,13 +311,13 @@ def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.LayerNorm)
 
 
-def plain_norm(norm: nn.Module, dtype: torch.dtype, spread: float = 1.0) -> Callable[[Tensor], Tensor]:
+def plain_norm(norm: nn.Module, dtype: torch.dtype, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
     """A LayerNorm as a plain call, which skips what a module's call looks up.
 
-    `spread` is by how much what it takes was multiplied: it takes that away again, but for its epsilon.
+    `factor` is by how much what it takes was multiplied: it takes that away again, but for its epsilon.
     """
     if not isinstance(norm, nn.LayerNorm):
         return lambda x: x
     weight, bias = (None if values is None else values.detach().to(dtype) for values in (norm.weight, norm.bias))
-    shape, eps = norm.normalized_shape, norm.eps * spread**2
+    shape, eps = norm.normalized_shape, norm.eps * factor**2
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

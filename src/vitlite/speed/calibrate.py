@@ -53,7 +53,7 @@ def fingerprint(scales: Sequence[dict[str, Scale]]) -> str:
     digest = hashlib.sha256()
     for block in scales:
         for layer, scale in block.items():
-            spread = [] if scale.spread is None else scale.spread.tolist()
+            spread = scale.spread.tolist() if isinstance(scale.spread, Tensor) else []
             digest.update(repr((layer, scale.step, scale.zero, spread)).encode())
     return digest.hexdigest()[:16]
 
@@ -165,10 +165,10 @@ def _best_scale(seen: Seen, weight: Tensor, spreads: bool) -> Scale | None:
     tokens = torch.cat(seen.tokens)
     right = tokens @ weight.T
     largest = torch.maximum(-seen.low, seen.high)
-    spread_of: list[Tensor | None] = [None]
+    candidates = [_scale(seen, 1.0, 1.0)]
     if spreads:
-        spread_of += [_spread(largest, weight.abs().amax(0), balance) for balance in BALANCES]
-    candidates = [_scale(seen, spread, 1.0) for spread in spread_of]
+        spread_of = [_spread(largest, weight.abs().amax(0), balance) for balance in BALANCES]
+        candidates += [_scale(seen, spread, 1.0) for spread in spread_of]
     errors = [_error(tokens, weight, right, scale) for scale in candidates]
     best = candidates[errors.index(min(errors))]
     for cut in CUTS:
@@ -185,19 +185,17 @@ def _spread(largest: Tensor, largest_weight: Tensor, balance: float) -> Tensor:
     return spread / spread.mean()
 
 
-def _scale(seen: Seen, spread: Tensor | None, cut: float) -> Scale:
+def _scale(seen: Seen, spread: Tensor | float, cut: float) -> Scale:
     """The scale whose bytes reach over so much of the range that was seen."""
-    divisor = 1.0 if spread is None else spread
-    low = cut * min(0.0, float((seen.low / divisor).min()))
-    high = cut * max(0.0, float((seen.high / divisor).max()))
+    low = cut * min(0.0, float((seen.low / spread).min()))
+    high = cut * max(0.0, float((seen.high / spread).max()))
     step = max(high - low, torch.finfo(torch.float32).tiny * LARGEST) / LARGEST
     return Scale(step, round(-low / step), spread)
 
 
 def _error(tokens: Tensor, weight: Tensor, right: Tensor, scale: Scale) -> float:
     """What bytes put wrong in a product, beside how much its numbers differ from token to token."""
-    wide = weight if scale.spread is None else weight * scale.spread
-    rounded, steps = round_weight(wide)
-    given = scale.rounded(tokens) if scale.spread is None else scale.rounded(tokens) / scale.spread
+    rounded, steps = round_weight(weight * scale.spread)
+    given = scale.rounded(tokens) / scale.spread
     found = given @ (rounded * steps[:, None]).T
     return float((found - right).norm() / (right - right.mean(0)).norm())

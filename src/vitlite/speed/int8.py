@@ -28,13 +28,17 @@ class Scale(NamedTuple):
 
     step: float
     zero: int
-    spread: Tensor | None = None  # (d,), or None: 1 for every channel
+    spread: Tensor | float = 1.0  # (d,), or one for every channel
+
+    @property
+    def divisor(self) -> Tensor | float:
+        """What numbers are divided by before they are rounded: (d,), or one for every channel."""
+        return self.spread * self.step
 
     def rounded(self, x: Tensor) -> Tensor:
         """What is left of the numbers (n, d) when they were bytes."""
-        spread = 1.0 if self.spread is None else self.spread
-        steps = (x / spread / self.step + self.zero).round().clamp(0, LARGEST) - self.zero
-        return steps * self.step * spread
+        steps = (x / self.spread / self.step + self.zero).round().clamp(0, LARGEST) - self.zero
+        return steps * self.step * self.spread
 
 
 def round_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,10 +51,7 @@ class ByteLinear:
     """A linear layer from bytes, by oneDNN: (b, n, d) -> (b, n, k) in `gives`, a dtype or the scale of more bytes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, takes: Scale, gives: torch.dtype | Scale) -> None:
-        wide = weight.float()
-        if takes.spread is not None:
-            wide = wide * takes.spread
-        rounded, self.steps = round_weight(wide)
+        rounded, self.steps = round_weight(weight.float() * takes.spread)
         self.weight = torch.ops.onednn.qlinear_prepack(rounded.to(torch.int8), None)
         self.zeros = torch.zeros(len(self.steps), dtype=torch.int64)
         self.bias = None if bias is None else bias.float().contiguous()
@@ -124,10 +125,7 @@ class Bytes:
 
     def divisor(self, layer: str) -> Tensor | float:
         """What the layers before are to divide the numbers by that this one takes without a norm between."""
-        scale = self.scales.get(layer)
-        if scale is None:
-            return 1.0
-        return scale.step if scale.spread is None else scale.spread * scale.step
+        return self.scales[layer].divisor if layer in self.scales else 1.0
 
     def linear(self, layer: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
         """The layer. `then` is the one that takes what this one gives, when nothing but an activation is between."""
@@ -144,9 +142,8 @@ def _plainly(norm: nn.Module, dtype: torch.dtype, factor: float) -> Callable[[Te
 
 def _norm_to_bytes(norm: nn.LayerNorm, scale: Scale, factor: float) -> Callable[[Tensor], Tensor]:
     """A LayerNorm into whose weight and bias everything went that makes its numbers bytes."""
-    divisor = scale.step if scale.spread is None else scale.spread * scale.step
-    weight = norm.weight.detach().float() / divisor
-    bias = norm.bias.detach().float() / divisor + (scale.zero + 0.5)
+    weight = norm.weight.detach().float() / scale.divisor
+    bias = norm.bias.detach().float() / scale.divisor + (scale.zero + 0.5)
     shape, eps = norm.normalized_shape, norm.eps * factor**2
     return lambda x: _cut_off(torch.layer_norm(x.float(), shape, weight, bias, eps))
 
