@@ -1,6 +1,7 @@
 """What stands beside a weights file, in config.json and preprocessor_config.json: read and written in this room only.
 
-A library, a module: `vitlite`, `timm` and `transformers` each check their JSON, turn it into a `Sidecar`, and back.
+A library, a module: `vitlite`, `timm` and `transformers`, with its `processors`, each check their JSON, turn it into a
+`Sidecar`, and back.
 
 What vitlite writes bears the same mark, `PAIR`, as the weights that it is written for. First the JSON is put beside,
 under a name with that mark in it; then the weights take their place, and only then the JSON its own. Whoever finds
@@ -24,6 +25,7 @@ from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import Recipe
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.sidecar import timm, transformers, vitlite
+from vitlite.weights.sidecar.processors import recipe_from_transformers, recipe_to_transformers
 from vitlite.weights.sidecar.record import Sidecar, UnreadRecipe, as_json
 from vitlite.weights.sidecar.timm import (
     config_to_timm,
@@ -38,8 +40,6 @@ from vitlite.weights.sidecar.transformers import (
     config_to_transformers,
     layout_of,
     model_type,
-    recipe_from_transformers,
-    recipe_to_transformers,
 )
 from vitlite.weights.sidecar.vitlite import config_to_vitlite, recipe_from_vitlite
 

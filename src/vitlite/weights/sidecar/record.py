@@ -13,7 +13,9 @@ Library = Literal["vitlite", "timm", "transformers"]
 
 LABEL = text(1000)
 NAMES = optional(either(several(LABEL), by_name(LABEL)))  # of classes: in order, or by number
+WORD = text(200)
 SIDE = whole(1, 100_000)  # pixels
+SIDES = either(SIDE, several(SIDE, 2, 2))  # one for both, or height and width
 COUNT = whole(0, 10_000_000)
 COLOURS = several(number(-1e6, 1e6), 1, 1000)  # a number for each channel
 SWITCH = Check("true, false or null", lambda value: value is None or type(value) is bool)

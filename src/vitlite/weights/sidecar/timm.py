@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError, shown
 from vitlite.images import Recipe
-from vitlite.schema import by_name, either, number, one_of, optional, several, table, text, verify, whole
+from vitlite.schema import by_name, number, one_of, optional, several, table, verify, whole
 from vitlite.weights.sidecar.record import (
     COLOURS,
     COUNT,
     LABEL,
     NAMES,
     SIDE,
+    SIDES,
     SWITCH,
+    WORD,
     Sidecar,
     UnreadRecipe,
     Words,
@@ -30,8 +32,6 @@ from vitlite.weights.sidecar.record import (
 )
 from vitlite.weights.zoo import REFUSED
 
-WORD = text(200)
-SIDES = either(SIDE, several(SIDE, 2, 2))
 ARGUMENTS = table(
     {
         "img_size": optional(SIDES),

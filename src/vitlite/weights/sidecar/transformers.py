@@ -1,32 +1,24 @@
-"""transformers' config.json, and preprocessor_config.json for the pictures. Read first, then written."""
+"""transformers' config.json. Read first, then written; what it has for the pictures is in `processors`."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vitlite.config import ViTConfig, stem_stride
 from vitlite.errors import CheckpointError, shown
-from vitlite.images import Interpolation, Mode, Recipe
-from vitlite.schema import either, number, optional, several, table, text, verify, whole
+from vitlite.schema import number, optional, several, table, verify, whole
 from vitlite.weights.sidecar.record import (
-    COLOURS,
     COUNT,
     NAMES,
-    SIDE,
+    SIDES,
     SWITCH,
+    WORD,
     Sidecar,
     UnreadRecipe,
     Words,
-    as_json,
-    crops_alike,
     labels_in_order,
-    not_understood,
     pair,
-    required,
 )
 
-WORD = text(200)
-SIDES = either(SIDE, several(SIDE, 2, 2))
 FIELDS = {
     "model_type": WORD,
     "architectures": optional(several(WORD, most=100)),
@@ -51,23 +43,6 @@ STEM = optional(table({"depths": several(whole(1, 1000), 1, 4), "out_features": 
 CONFIG = table(
     {**FIELDS, "vision_config": TOWER, "vision_config_dict": TOWER, "backbone_config": STEM}, required=("model_type",)
 )
-STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
-EDGES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width")
-SIZE = optional(either(SIDE, table(dict.fromkeys(EDGES, optional(SIDE)))))
-PICTURES = table(
-    {
-        "image_processor_type": optional(WORD),
-        "feature_extractor_type": optional(WORD),
-        "size": SIZE,
-        "crop_size": SIZE,
-        "resample": optional(whole(0, 10)),
-        "image_mean": optional(COLOURS),
-        "image_std": optional(COLOURS),
-        "rescale_factor": optional(number(1e-9, 1e9)),
-        **dict.fromkeys(STEPS, SWITCH),
-    }
-)
-
 GELUS = {
     "gelu": "exact",
     "gelu_python": "exact",
@@ -131,7 +106,7 @@ class Family(NamedTuple):
     words: Words
     norm_eps: float = 1e-12
     activation: str = "gelu"
-    processor: str = "ViT"  # of `CROPS`
+    processor: str = "ViT"  # of `processors.CROPS`
     heads: int = 12
     gate: str | None = "silu"  # what hidden_act has to say of a gated MLP; None: such an MLP does not ask it
 
@@ -231,28 +206,6 @@ FAMILIES = {
     ),
 }
 DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # of a classifier whose config has none
-CROPS = {  # the processors that do what a recipe says, and the crop of each where its config is silent; None: no crop
-    "ViT": None,
-    "DeiT": 224,
-    "CLIP": 224,
-    "Bit": 224,  # DINOv2's
-    "Beit": None,
-    "Siglip": None,
-    "DINOv3ViT": None,
-    "ViTHybrid": 224,
-}
-DINOV3_PICTURES = {"resample": 2, "do_rescale": True}
-BEYOND_RECIPES = (  # switches of processors that change the pixels in ways of which a recipe knows nothing
-    "rescale_offset",
-    "do_flip_channel_order",
-    "crop_pct",
-    "keep_aspect_ratio",
-    "do_pad",
-    "do_thumbnail",
-    "include_top",
-)
-INTERPOLATIONS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-WRITTEN_INTERPOLATIONS = {name: number for number, name in INTERPOLATIONS.items()}
 CLASSES = {  # what is written, by model_type
     "vit": "ViT",
     "deit": "DeiT",
@@ -402,84 +355,6 @@ def _class_names(config: Mapping[str, Any]) -> Mapping[str, str] | None:
     return config.get("id2label", DEFAULT_LABELS)
 
 
-def recipe_from_transformers(config: Mapping[str, Any], size: tuple[int, int] | None = None) -> Recipe:
-    """The recipe in preprocessor_config.json; `size` scales the file's own numbers."""
-    config = as_json(config)
-    try:
-        verify(config, PICTURES)
-    except CheckpointError as error:
-        raise not_understood(f"The preprocessing config: {error.text}") from None
-    config = {name: value for name, value in config.items() if value is not None or name in STEPS}  # a null one is off
-    processor = _processor(config)
-    resize, resample = required(config, "size", "resample")
-    crop, before, mode = _crop_and_size_before(config, processor, resize)
-    mean, std = [0.0], [1.0]
-    if config.get("do_normalize", True):
-        mean, std = required(config, "image_mean", "image_std")
-    scale = 1.0
-    if config.get("do_rescale", True):
-        scale = config.get("rescale_factor", 1 / 255)
-    recipe = Recipe(
-        size=crop,
-        resize=before,
-        mode=mode,
-        interpolation=INTERPOLATIONS.get(resample, resample),
-        mean=tuple(mean),
-        std=tuple(std),
-        scale=scale,
-        margin="down",
-    )
-    return recipe.scaled(size) if size else recipe
-
-
-def _processor(config: Mapping[str, Any]) -> str:
-    """Which of `CROPS` prepares the pictures.
-
-    Raises:
-        ConfigError: Another does, or this one in a way that no recipe has a word for.
-    """
-    name = config.get("image_processor_type", config.get("feature_extractor_type", "no image_processor_type"))
-    processor = re.sub("(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", name)
-    beyond = [switch for switch in BEYOND_RECIPES if config.get(switch)]
-    if processor not in CROPS:
-        beyond = [name]
-    if processor == "DINOv3ViT":  # resizes before rounding, and where that sharpens, beyond black and white
-        beyond += [f"{word} {config[word]}" for word, usual in DINOV3_PICTURES.items() if config.get(word) != usual]
-    if beyond:
-        raise not_understood(
-            f"The preprocessing config has {beyond[0]}, which is not understood.",
-            f"Known are the processors {', '.join(CROPS)}.",
-        )
-    return processor
-
-
-def _crop_and_size_before(
-    config: Mapping[str, Any], processor: str, resize: Any
-) -> tuple[tuple[int, int], tuple[int, int], Mode]:
-    """What is cut out, as (height, width); of a picture of which size; and how it was resized to that.
-
-    Raises:
-        ConfigError: The sizes depend on the picture.
-    """
-    crop = resize
-    if config.get("do_center_crop", CROPS[processor] is not None):
-        (crop,) = required({"crop_size": CROPS[processor], **config}, "crop_size")
-    if isinstance(crop, int):
-        crop = {"height": crop, "width": crop}
-    if isinstance(resize, int):  # as written before 2023
-        shorter_edge = processor in ("CLIP", "Bit")
-        resize = {"shortest_edge": resize} if shorter_edge else {"height": resize, "width": resize}
-
-    keeps_proportions = set(resize) == {"shortest_edge"}
-    known = keeps_proportions or set(resize) == {"height", "width"}
-    if not known or set(crop) != {"height", "width"} or not config.get("do_resize", True):
-        raise not_understood(f"The config fixes no image size: size {resize}, crop {crop}.")
-    size = crop["height"], crop["width"]
-    if keeps_proportions:
-        return size, (resize["shortest_edge"], resize["shortest_edge"]), "center"
-    return size, (resize["height"], resize["width"]), "squash"
-
-
 def model_type(config: ViTConfig) -> str:
     """Which of transformers' models computes what this one does, if any; `computed_by` says whether it does."""
     if config.pool == "map":
@@ -597,47 +472,3 @@ def _words_of_classes(config: ViTConfig, labels: Sequence[str] | None) -> dict[s
         "id2label": dict(enumerate(labels)),
         "label2id": {label: number for number, label in enumerate(labels)},
     }
-
-
-def recipe_to_transformers(recipe: Recipe, channels: int = 1) -> dict[str, Any]:
-    """The preprocessor_config.json of a recipe, for pictures of so many channels.
-
-    Raises:
-        CheckpointError: transformers has no processor that does the same.
-    """
-    if not crops_alike(recipe, "down"):
-        raise CheckpointError(
-            "transformers rounds half of an odd margin down, and these pictures are cut at the nearest even number: a "
-            "pixel further right or down.",
-            python="If a pixel may be lost: model.preprocess = dataclasses.replace(model.preprocess.recipe, "
-            "margin='down'), then save. For the tensors alone: convert to a .safetensors file.",
-            command="Convert to timm: where that is installed, transformers opens the folder too. Or to a .safetensors "
-            "file, which has the tensors alone.",
-        )
-    height, width = recipe.resize
-    resize, processor = {"height": height, "width": width}, "DeiTImageProcessor"
-    if recipe.mode == "center":
-        if height != width:
-            raise CheckpointError(
-                f"transformers has no preprocessing that resizes pictures to cover {height} x {width} pixels.",
-                python="Convert to a .safetensors file, which has the tensors alone.",
-            )
-        resize, processor = {"shortest_edge": height}, "CLIPImageProcessor"
-    return {
-        "image_processor_type": processor,
-        "do_resize": True,
-        "size": resize,
-        "resample": WRITTEN_INTERPOLATIONS[recipe.interpolation],
-        "do_center_crop": True,
-        "crop_size": {"height": recipe.size[0], "width": recipe.size[1]},
-        "do_rescale": True,
-        "rescale_factor": recipe.scale,
-        "do_normalize": True,
-        "image_mean": _for_each(recipe.mean, channels),
-        "image_std": _for_each(recipe.std, channels),
-    }
-
-
-def _for_each(values: Sequence[float], channels: int) -> list[float]:
-    """A number for each channel, where one may stand for all."""
-    return [values[0]] * channels if len(values) == 1 else list(values)
