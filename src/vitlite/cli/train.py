@@ -17,6 +17,7 @@ from vitlite.training.evaluate import Measured, preprocess_of
 from vitlite.training.loop import train
 from vitlite.training.run import STATE
 from vitlite.training.settings import (
+    FEW,
     Settings,
     usual_batch,
     usual_epochs,
@@ -24,7 +25,7 @@ from vitlite.training.settings import (
     usual_lr,
     usual_optimizer,
 )
-from vitlite.training.split import read_to_train, training_classes
+from vitlite.training.split import SHARE, read_to_train, training_classes
 from vitlite.training.start import random_model
 
 
@@ -40,10 +41,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--model", required=True, help="a name of `vitlite list`, a folder or a file; with --weights none a preset too")
     add("--weights", metavar="none|PATH", help="what to begin with, none being random; default: the model's own")
     add("--out", type=Path, required=True, metavar="DIR", help="for checkpoints, log and state; a killed run goes on")
-    add("--val-share", type=float, metavar="X", help="of each class, to hold out where there is no val/; default: 0.2")
-    add("--epochs", type=positive, metavar="N", help="how often to see every picture; default: 10, of few pictures 20")
+    held = f"of each class, to hold out where there is no val/; default: {SHARE}"
+    epochs = f"how often to see every picture; default: {usual_epochs(FEW)}, of few pictures {usual_epochs(1)}"
+    batch = f"pictures of a step at most; default: {usual_batch(FEW)}, of few pictures {usual_batch(1)}"
+    add("--val-share", type=float, metavar="X", help=held)
+    add("--epochs", type=positive, metavar="N", help=epochs)
     add("--patience", type=positive, default=0, metavar="EPOCHS", help="end after as many without a better one")
-    add("--batch", type=positive, metavar="N", help="pictures of a step at most; default: 128, of few pictures 32")
+    add("--batch", type=positive, metavar="N", help=batch)
     add("--optimizer", choices=("adamw", "muon"), help="default: muon with random weights, otherwise adamw")
     add("--lr", type=float, metavar="X", help="default: 3e-3 for muon, 3e-4 for adamw, 1e-3 with --frozen")
     add("--layer-decay", type=float, metavar="X", help="default: 1 with random weights, otherwise 0.75")
