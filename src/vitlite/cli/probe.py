@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from vitlite.vectors.probe import Probed
 
 TO_FIT, TO_MEASURE = "train", ("val", "test")  # folders of folders of classes
-PARTS = (TO_FIT, *TO_MEASURE, "training", "valid", "validation", "dev", "eval", "testing")  # which are no classes
 
 
 class Labelled(NamedTuple):
@@ -69,6 +68,8 @@ def run(args: Namespace) -> int:
 
 def _parts(data: Path) -> tuple[Path, Path | None]:
     """Where the classes are that are fitted to, and those that are measured on, if they are apart."""
+    from vitlite.training.split import PARTS
+
     names = {path.name for path in data.iterdir() if path.is_dir()} if data.is_dir() else set()
     if TO_FIT in names:
         return data / TO_FIT, next((data / name for name in TO_MEASURE if name in names), None)

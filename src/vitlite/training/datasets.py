@@ -137,8 +137,7 @@ class Pictures:
         """What each picture is called, wherever its folder is: "cat/1.jpg"; those in memory by their number."""
         if isinstance(self.images, Tensor) or isinstance(self.images.pictures, Tensor):
             return [str(row) for row in range(len(self))]
-        folder = os.path.commonpath(self.images.pictures)
-        return [path.relative_to(folder).as_posix() for path in self.images.pictures]
+        return [name.removeprefix("/") for name in names_below(self.images.pictures)]
 
     def digest(self) -> str:
         """A hash of labels and pixels; of files, names and sizes are taken, wherever the folder is."""

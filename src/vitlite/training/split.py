@@ -31,7 +31,8 @@ from vitlite.training.datasets import (
 SHARE = 0.2  # of the pictures of each class
 SHARES = (0.01, 0.9)  # what a share is between
 SPLIT = "split.json"  # in the folder of a run
-WORDS = ("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing")  # for parts of data
+# What folders of parts of data are called.
+PARTS = ("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing")
 
 
 class Split(NamedTuple):
@@ -71,7 +72,7 @@ def _refuse_parts(data: Path, names: Sequence[str]) -> None:
     Raises:
         TrainError: One has such a name, and folders in it.
     """
-    parts = [name for name in names if name.lower() in WORDS and any(path.is_dir() for path in (data / name).iterdir())]
+    parts = [name for name in names if name.lower() in PARTS and any(path.is_dir() for path in (data / name).iterdir())]
     if parts:
         raise TrainError(
             f"{data} has the folders {listed(parts)}, with folders in them, which do not look like classes.",
@@ -110,7 +111,7 @@ def read_to_train(
     if has_parts:
         return Split(pictures, read_folder(data / "val", preprocess.pixels, classes), [])
     train, validation = hold_out(pictures, SHARE if share is None else share, seed)
-    return Split(train, validation, names_below(folder_of_classes(data), validation))
+    return Split(train, validation, _names_from(folder_of_classes(data), validation))
 
 
 def hold_out(pictures: Pictures, share: float = SHARE, seed: int = 0) -> tuple[Pictures, Pictures]:
@@ -142,8 +143,8 @@ def _lot(seed: int, name: str) -> bytes:
     return sha256(f"{seed} {name}".encode(errors="surrogateescape")).digest()
 
 
-def names_below(folder: Path, pictures: Pictures) -> list[str]:
-    """The names of the files of pictures, as they are below a folder: "cat/1.jpg"."""
+def _names_from(folder: Path, pictures: Pictures) -> list[str]:
+    """The names of the files of pictures, as they are seen from a folder: "cat/1.jpg"."""
     assert isinstance(pictures.images, Prepared)
     return [Path(path).relative_to(folder).as_posix() for path in pictures.images.pictures]
 
@@ -179,7 +180,7 @@ def read_held_out(path: Path, data: Path, pictures: Pictures) -> Pictures:
         TrainError: The list is damaged, or names pictures that are not there.
     """
     wanted = read_json(path, _split, error=TrainError)["held out"]
-    names = names_below(folder_of_classes(data), pictures)
+    names = _names_from(folder_of_classes(data), pictures)
     missing = [shown(name) for name in sorted(set(wanted) - set(names))]
     if missing:
         raise TrainError(
