@@ -27,7 +27,10 @@ ROOMS = {
     "pooling": Room("the tokens become one vector", "config"),
     "inputs": Room("images that fit, or an error", "config errors"),
     "speed.cpu": Room("what this CPU is, and which instructions it has"),
-    "speed.verdicts": Room("which kernels pay here, timed once and kept", "speed.cpu folders schema disk errors"),
+    "speed.threads": Room("threads in each of which torch computes alone"),
+    "speed.verdicts": Room(
+        "which kernels pay here, timed once and kept", "speed.cpu speed.threads folders schema disk errors"
+    ),
     "speed.onednn": Room("which operators this CPU is quick with, each proved before its use", "speed.verdicts"),
     "habits": Room("what other libraries call it, and what to write instead"),
     "model": Room("the network", "positions stem pooling inputs speed.onednn config habits errors"),
@@ -41,7 +44,9 @@ ROOMS = {
     ),
     "factory": Room("create and load", "weights model images config habits errors"),
     "convert": Room("weights in another library's layout", "factory weights model config errors"),
-    "speed": Room("a model becomes a fast one", "model pooling stem costs config errors speed.onednn speed.cpu"),
+    "speed": Room(
+        "a model becomes a fast one", "model pooling stem costs config errors speed.onednn speed.cpu speed.threads"
+    ),
     "export": Room("a model becomes a file for other runtimes", "weights speed model images disk versions errors"),
     "draw": Room("what a model looks at, as pictures; and the curves of a run", "positions images disk errors"),
     "training": Room(

@@ -74,9 +74,3 @@ def is_quick_with(dtype: torch.dtype) -> bool:
     """Whether this CPU has instructions for products in that dtype; True, too, where nobody can be asked."""
     known = instructions()
     return dtype not in NARROW or not known or bool(known & NARROW[dtype])
-
-
-def compute_alone() -> None:
-    """Lets torch compute in the calling thread alone. Who began that thread has to set its own number again."""
-    torch.get_num_threads()  # a thread's first look takes the default over, which must not happen later
-    torch.set_num_threads(1)

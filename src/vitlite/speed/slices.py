@@ -2,7 +2,6 @@
 
 import math
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlite.model import Features
-from vitlite.speed.cpu import compute_alone
+from vitlite.speed.threads import lone_threads
 
 STREAM_SLICE = 4  # images at a time in each of several single-threaded streams
 STREAM_LEAST = 2  # images for each stream, from which streams pay
@@ -45,19 +44,7 @@ def compute(slices: Sequence[Tensor], streams: int, run: Callable[[Tensor], Any]
 @lru_cache(maxsize=1)
 def _pool(streams: int, process: int) -> ThreadPoolExecutor:
     """Workers that compute in one thread each; a forked process, which inherits none, makes its own."""
-    threads = torch.get_num_threads()
-    ready = threading.Barrier(streams + 1)
-
-    def start() -> None:
-        compute_alone()
-        ready.wait()
-
-    pool = ThreadPoolExecutor(streams, "vitlite", start)
-    for _ in range(streams):
-        pool.submit(int)
-    ready.wait()
-    torch.set_num_threads(threads)  # this thread's, and the default of threads to come: both as they were
-    return pool
+    return lone_threads(streams)
 
 
 def join(answers: list[Any], dtype: torch.dtype, batch_axis: int) -> Any:

@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from vitlite.disk import locked
 from vitlite.errors import ConfigError, VitliteError, shown
 from vitlite.folders import state_folder, write_state
 from vitlite.speed import cpu
+from vitlite.speed.threads import lone_threads
 
 MARGIN = 0.95  # of the time of torch's own: a gain below that is noise, and torch's own is taken
 ROUNDS = 4  # of a heat, at least
@@ -184,12 +184,9 @@ def _ratio(candidate: Callable[[], Any], usual: Callable[[], Any]) -> float:
     have the cores, and threads wait for each other by chance: then it is by one thread's processor time, which hardly
     depends on what else is running.
     """
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(cpu.compute_alone).result()
-        torch.set_num_threads(threads)  # this thread's, and the default of threads to come: both as they were
+    with lone_threads(1) as pool:
         alone = pool.submit(_best_times, time.thread_time, candidate, usual).result()
-    together = _best_times(time.perf_counter, candidate, usual) if threads > 1 else alone
+    together = _best_times(time.perf_counter, candidate, usual) if torch.get_num_threads() > 1 else alone
     is_busy = any(several >= one for several, one in zip(together, alone, strict=True))
     seconds, usual_seconds = alone if is_busy else together
     return seconds / usual_seconds
