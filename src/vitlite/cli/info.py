@@ -4,7 +4,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vitlite import costs
 from vitlite.cli.options import is_place
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 NAMED_FIELDS = {"image_size", "patch_size", "dim", "depth", "heads", "mlp_dim", "num_classes", "pool"}
 
 
+class About(NamedTuple):
+    """What is known of a model."""
+
+    title: str
+    config: ViTConfig
+    fields: dict[str, Any]  # for programs
+    facts: dict[str, str]  # for readers, a line each; what is empty is left out
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite info`."""
     parser.add_argument(
@@ -32,22 +41,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """One record or one file, and the network layer by layer."""
-    if is_place(args.name):
-        fields, config, title, facts = _of_place(args.name)
-    else:
-        record = zoo.info(args.name)
-        fields, config, title, facts = fields_of(record), record.config, record.name, _facts(record)
+    about = _about_place(args.name) if is_place(args.name) else _about_record(zoo.info(args.name))
     if args.json:
-        print(json.dumps(fields | {"layers": [layer._asdict() for layer in layers(config)]}, indent=1))
+        print(json.dumps(about.fields | {"layers": [layer._asdict() for layer in layers(about.config)]}, indent=1))
     else:
-        _print_facts(title, facts)
+        _print_facts(about)
         print()
-        _print_layers(config)
+        _print_layers(about.config)
     return 0
 
 
-def _of_place(source: str) -> tuple[dict[str, Any], ViTConfig, str, dict[str, str]]:
-    """What `load` makes of a place: its fields, its config, its title, and what stands above the layers."""
+def _about_place(source: str) -> About:
+    """By what `load` makes of it."""
     from vitlite.factory import load
     from vitlite.images import Preprocess
 
@@ -73,7 +78,7 @@ def _of_place(source: str) -> tuple[dict[str, Any], ViTConfig, str, dict[str, st
         "pictures": _prepared_by(recipe) if recipe else "it does not say how they are prepared",
         "size": f"{count(costs.params(config))} parameters, {costs.gmacs(config):.2f} GMACs an image",
     }
-    return fields, config, source, facts
+    return About(source, config, fields, facts)
 
 
 def _first_few(labels: Sequence[str]) -> str:
@@ -93,19 +98,17 @@ def fields_of(record: zoo.Record) -> dict[str, Any]:
     return asdict(record) | {"params": record.params, "gmacs": round(record.gmacs, 6)}
 
 
-def _print_facts(title: str, facts: dict[str, str]) -> None:
-    """What is known, a line each; what is empty is left out."""
-    known = {name: value for name, value in facts.items() if value}
+def _print_facts(about: About) -> None:
+    known = {name: value for name, value in about.facts.items() if value}
     widest = max(len(name) for name in known)
-    print(bold(title))
+    print(bold(about.title))
     for name, value in known.items():
         print(f"{name:<{widest}}  {value}")
 
 
-def _facts(record: zoo.Record) -> dict[str, str]:
-    """What stands above the layers."""
+def _about_record(record: zoo.Record) -> About:
     unpinned = "the first download pins it" if record.repo else ""
-    return {
+    facts = {
         "good for": purpose_of(record),
         "preset": f"{record.preset} (its default)" if record.default else record.preset,
         "timm's name": record.alias if record.layout.startswith("timm") else "",
@@ -121,6 +124,7 @@ def _facts(record: zoo.Record) -> dict[str, str]:
         "size": f"{count(record.params)} parameters, {record.gmacs:.2f} GMACs an image",
         "note": record.note,
     }
+    return About(record.name, record.config, fields_of(record), facts)
 
 
 def _classes(record: zoo.Record) -> str:
