@@ -9,7 +9,7 @@ import torch
 from vitlite.model import ViT
 from vitlite.speed.measure import TOLERANCE, as_created, as_optimized, difference, measure, products
 
-ENOUGH = 0.95  # of the time before: a gain below that is noise, and no reason to round, or to call `optimize`
+MARGIN = 0.95  # of the time before: a gain below that is noise, and no reason to round, or to call `optimize`
 
 
 class Way(NamedTuple):
@@ -37,9 +37,8 @@ class Timing:
     size: int
     batch: int
     dtype: str
-    seconds: dict[str, float] = field(
-        default_factory=dict
-    )  # by "vitlite", which is as created, "optimized", "products"
+    # By "vitlite", which is as created, "optimized", "products".
+    seconds: dict[str, float] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)  # from float32 as created, of the largest logit
 
     def wrong(self) -> dict[str, float]:
@@ -96,7 +95,7 @@ def choose(timings: Sequence[Timing]) -> list[Choice]:
 def _fastest(seconds: dict[tuple[str, str], float]) -> tuple[str, str]:
     best = AS_CREATED
     for way in WAYS:
-        if way in seconds and seconds[way] < ENOUGH * seconds[best]:
+        if way in seconds and seconds[way] < MARGIN * seconds[best]:
             best = way
     return best
 
@@ -121,7 +120,7 @@ def advice(timings: Sequence[Timing]) -> list[str]:
 def _advice(way: tuple[str, str], choices: Sequence[Choice]) -> str:
     python, command = WAYS[way]
     if way == AS_CREATED:
-        return f"{python}: nothing else is faster by {1 - ENOUGH:.0%}."
+        return f"{python}: nothing else is faster by {1 - MARGIN:.0%}."
     gain = _range(choice.gains[way] for choice in choices)
     return f"{python}: {gain} times as fast as created. At the command line: {command}."
 
