@@ -21,7 +21,7 @@ from vitlite.images import Preprocess, Unprepared
 from vitlite.model import ViT
 from vitlite.weights import stamps, zoo
 from vitlite.weights.build import LoadReport, Source, Wish, build
-from vitlite.weights.files import WeightsFile, exists, open_weights, path_of
+from vitlite.weights.files import FLOATS, WeightsFile, exists, open_weights, path_of
 from vitlite.weights.labels import labels_of
 from vitlite.weights.locate import Location, locate, locate_record
 from vitlite.weights.resolve import CALLER, OPTION, Claim, Resolved, understand
@@ -60,6 +60,22 @@ class Options(NamedTuple):
         if self.device is None:
             return torch.empty(0).device  # torch.get_default_device of 2.6 does not see a `with torch.device(...)`
         return torch.device(self.device)
+
+    @property
+    def made_of(self) -> torch.dtype:
+        """The type of the weights.
+
+        Raises:
+            ConfigError: It is none for weights.
+        """
+        dtype = torch.get_default_dtype() if self.dtype is None else self.dtype
+        if dtype not in FLOATS.values():
+            raise ConfigError(
+                f"dtype={shown(repr(dtype))}: weights are of {', '.join(map(str, FLOATS.values()))}.",
+                python="For int8: vitlite.optimize(model, dtype=torch.int8, calibrate=pictures).",
+                command="For int8: --fast --dtype int8 --calibrate FOLDER.",
+            )
+        return dtype
 
     def apply(self, config: ViTConfig) -> ViTConfig:
         """The config with these changes."""
@@ -183,7 +199,7 @@ def load(
 def _random(name: str, options: Options) -> ViT:
     config = zoo.network(name)
     with torch.device(options.placed_on):
-        return ViT(options.apply(config)).to(options.dtype)
+        return ViT(options.apply(config)).to(options.made_of)
 
 
 def _claims_of_record(record: zoo.Record) -> list[Claim]:
@@ -288,7 +304,7 @@ def _wish(config: ViTConfig, options: Options) -> Wish:
         raise ConfigError(f"pool={target.pool!r} changes the width of a trained layer before the head. Leave it out.")
     _refuse_other_patches(config, target)
     new_head = target.num_classes > 0 and (moved or target.num_classes != config.num_classes)
-    return Wish(target, new_head, options.placed_on, options.dtype or torch.get_default_dtype())
+    return Wish(target, new_head, options.placed_on, options.made_of)
 
 
 def _refuse_other_patches(config: ViTConfig, target: ViTConfig) -> None:

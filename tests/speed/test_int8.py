@@ -2,6 +2,7 @@
 
 import copy
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,6 +250,12 @@ def test_pictures_may_come_from_an_iterator() -> None:
 def test_what_does_not_fit_is_said(given: dict[str, Any], text: str) -> None:
     with pytest.raises(OptimizedError, match=text):
         optimize(ready(), **given)
+
+
+@pytest.mark.parametrize("given", ["photos", Path("photos"), 3])
+def test_what_are_no_pictures_to_go_through_is_said(given: Any) -> None:
+    with pytest.raises(OptimizedError, match=r"calibrate= takes pictures, one after the other, not .*Pass a list"):
+        optimize(ready(), dtype=torch.int8, calibrate=given)
 
 
 def test_a_second_call_with_another_dtype_is_refused() -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from vitlite.errors import OptimizedError
+from vitlite.errors import OptimizedError, shown
 from vitlite.model import Block, Features, ViT, model_on_meta
 from vitlite.pooling import AttentionPool
 from vitlite.speed.blocks import (
@@ -124,12 +124,7 @@ def _plan_of_bytes(model: ViT, pictures: Iterable[Any] | None) -> Plan:
             python="Use dtype=torch.bfloat16 or torch.float16 there, or model.cpu() first.",
             command="Use --dtype bfloat16 or float16 there, or --device cpu.",
         )
-    if pictures is None:
-        raise OptimizedError(
-            "int8 needs some 32 pictures like those to come, by which the scale of each layer is chosen.",
-            python="Pass them: vitlite.optimize(model, dtype=torch.int8, calibrate=[...]).",
-            command="Say --calibrate and a folder of pictures.",
-        )
+    pictures = _checked_pictures(pictures)
     rest = torch.bfloat16 if bfloat16_pays() else torch.float32
     if not (is_allowed() and bytes_are_right(rest)):
         raise OptimizedError(
@@ -142,6 +137,27 @@ def _plan_of_bytes(model: ViT, pictures: Iterable[Any] | None) -> Plan:
     kernels = fastest_kernels(model.device, rest, model.config.tokens)
     arithmetic: list[Arithmetic] = [Bytes(of_block, Floats(rest, kernels.linear)) for of_block in scales]
     return Plan(torch.int8, torch.float32, kernels, arithmetic, fingerprint(scales))
+
+
+def _checked_pictures(pictures: Iterable[Any] | None) -> Iterable[Any]:
+    """The calibration pictures, once it is known that there may be some to go through.
+
+    Raises:
+        OptimizedError: There are none, or one is there, or the name of a folder.
+    """
+    if pictures is None:
+        raise OptimizedError(
+            "int8 needs some 32 pictures like those to come, by which the scale of each layer is chosen.",
+            python="Pass them: vitlite.optimize(model, dtype=torch.int8, calibrate=[...]).",
+            command="Say --calibrate and a folder of pictures.",
+        )
+    if isinstance(pictures, (str, bytes, os.PathLike)) or not isinstance(pictures, Iterable):
+        raise OptimizedError(
+            f"calibrate= takes pictures, one after the other, not {shown(repr(pictures))}.",
+            python="Pass a list: calibrate=sorted(pathlib.Path(folder).glob('*.jpg')).",
+            command="Say --calibrate and a folder of pictures.",
+        )
+    return pictures
 
 
 def kernels_of(model: ViT) -> str:
