@@ -119,6 +119,18 @@ def test_an_iterator_may_change_the_picture_that_it_gave(vit, stream):
     assert list(vit.predict(stream(images))) == vit.predict(images)
 
 
+def test_an_iterator_may_write_one_file_again_and_again(vit, tmp_path):
+    images = pictures(70)
+
+    def frames():
+        for image in images:
+            Image.fromarray(image).save(tmp_path / "next.bmp")
+            (tmp_path / "next.bmp").replace(tmp_path / "frame.bmp")
+            yield tmp_path / "frame.bmp"
+
+    assert list(vit.predict(frames())) == vit.predict(images)
+
+
 def test_a_list_is_prepared_in_the_background(vit, monkeypatch):
     first = threading.Event()
     pixels, model_works = Preprocess.pixels, threading.Event()

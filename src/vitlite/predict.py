@@ -1,7 +1,7 @@
 """From pictures to answers: `predict`, and `work_through`, which puts any number of pictures through a model.
 
-The files of the next batch are read in the background while the model works on this one. Nothing else about the
-process or the model is changed: training mode, gradients, threads and types are as they were.
+Of a list, the files of the next batch are read in the background while the model works on this one. Nothing else about
+the process or the model is changed: training mode, gradients, threads and types are as they were.
 """
 
 from collections import deque
@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import islice
-from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -44,7 +43,7 @@ def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
     Args:
         model: A model with labels and preprocessing.
         images: What `Preprocess` takes: one picture, or a list. Or an iterator of pictures, which is read at most two
-            batches of 32 ahead, so that it may be of any length.
+            batches of 32 ahead, so that it may be of any length; each picture is prepared before the next is asked for.
         top: How many labels; all of them where the model has fewer.
 
     Returns:
@@ -170,8 +169,8 @@ def _prepared(
                 for image in islice(source, 2 * batch - len(waiting)):
                     pixels = background.submit(preprocess.pixels, image)
                     waiting.append((image, pixels))
-                    if not all_there and not isinstance(image, (str, PathLike)):
-                        wait([pixels])  # an iterator may give one object again and again, and change it
+                    if not all_there:
+                        wait([pixels])  # an iterator may give one object or file again and again, and change it
                 if not waiting:
                     return
                 ready = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
