@@ -16,7 +16,7 @@ from pyarrow import parquet
 from safetensors import safe_open
 
 from vitlite.bulk import journal as journals
-from vitlite.bulk.journal import WRITERS, Journal, Picture, check_target, open_journal
+from vitlite.bulk.journal import WRITERS, Journal, Picture, check_names, check_target, open_journal
 from vitlite.errors import InputError, MissingExtraError
 
 RUN = {"sha256": "ab", "dtype": "float32"}
@@ -383,3 +383,18 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         journal.finish(sorted(done), {})
     paths, vectors = read(target)
     assert all((row == float(path)).all() for path, row in zip(paths, vectors, strict=True))
+
+
+def test_more_names_than_a_safetensors_file_can_be_read_with_are_refused_at_once(tmp_path: Path) -> None:
+    target, many = tmp_path / "x.safetensors", 11_000
+    most = [f"{i:08991d}" for i in range(many)]  # and quotes, a comma, a space
+    check_names(target, most)
+    with target.open("wb") as file:
+        WRITERS[".safetensors"](file, most, iter([bytes(4)] * many), {"identity": "x" * 10_000})
+    with safe_open(target, "pt") as opened:
+        assert json.loads(opened.metadata()["paths"]) == most
+    with pytest.raises(
+        InputError, match=r"names of 11100 pictures take \d+ bytes, .* ends in .npz, .npy, .jsonl or .par"
+    ):
+        check_names(target, [*most, *most[:100]])
+    check_names(tmp_path / "x.npz", [*most, *most[:100]])

@@ -21,6 +21,7 @@ from vitlite.disk import locked, replacing
 from vitlite.errors import InputError, missing_extra, shown
 
 MOST_LINE = 2**28  # bytes of a line of the journal: 50,000 vectors of 1,024 numbers
+MOST_NAMES = 99_000_000  # bytes in a .safetensors file: its whole header may have 100 million, says its library
 ROW_GROUP = 2**14  # vectors of a Parquet file that are in memory together
 ANY_TIME = schema.whole(-(2**63), 2**63)
 
@@ -60,6 +61,23 @@ def check_target(target: Path) -> Path:
     if target.exists() and not target.is_file():
         raise _refused(target, " is a device or a pipe. Name a file that is new, or may be replaced.")
     return target
+
+
+def check_names(target: Path, paths: Sequence[str]) -> None:
+    """Refuses, before any work is done, more names than can be read again from the kind of file.
+
+    Raises:
+        InputError: They are too many for a .safetensors file.
+    """
+    if target.suffix != ".safetensors":
+        return
+    size = len(json.dumps(json.dumps(paths)))  # as `_write_safetensors` writes them
+    if size > MOST_NAMES:
+        raise _refused(
+            target,
+            f": the names of {len(paths)} pictures take {size} bytes, and may take {MOST_NAMES} there. Name a file "
+            "that ends in .npz, .npy, .jsonl or .parquet; or embed some of the pictures at a time.",
+        )
 
 
 def _refused(target: Path, reason: str) -> InputError:

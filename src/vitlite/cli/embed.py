@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from vitlite.bulk.journal import KERNELS, WRITERS, Picture, check_target, open_journal
+from vitlite.bulk.journal import KERNELS, WRITERS, Picture, check_names, check_target, open_journal
 from vitlite.bulk.local import embed_into, gather, identity_of
 from vitlite.cli.engine import add_engine_arguments, run_on_ray
 from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model, refuse_inputs
@@ -43,6 +43,7 @@ def _run_here(args: Namespace) -> int:
     target = check_target(Path(args.out))
     refuse_inputs(target, args)
     paths = gather(args.paths, sys.stdin, say_skipped)
+    check_names(target, paths)
     model = open_model(args)
     pictures = [Picture.at(path) for path in paths]
     identity = identity_of(model, args.model, dtype=args.dtype, fast=args.fast)
