@@ -56,6 +56,28 @@ def _remove_left(path: Path) -> None:
             lock.with_suffix("").unlink(missing_ok=True)
 
 
+def files_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
+    """The files below a folder, and below those that links in it lead to, as patterns with ** find them.
+
+    Args:
+        folder: Where to begin.
+        above: The folders that it is in, by their numbers: a link back to one of these is not followed.
+
+    Raises:
+        OSError: A folder cannot be looked into.
+    """
+    stat = os.stat(folder)
+    here = (stat.st_dev, stat.st_ino)
+    if here in above:
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
+                yield from files_below(entry.path, (*above, here))
+            else:
+                yield entry.path
+
+
 def write_text(path: Path, text: str) -> None:
     """Replaces a text file, whole or not at all, in UTF-8 with the line ends as given."""
     with replacing(path) as temporary:

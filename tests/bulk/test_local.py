@@ -35,6 +35,18 @@ def test_words_mean_files(folder: Path) -> None:
     assert gather(["-", first], [f"{second}\r\n", " \n"]) == [second, first]
 
 
+def test_a_folder_s_links_to_folders_are_followed_and_not_in_circles(folder: Path, tmp_path: Path) -> None:
+    album = tmp_path / "album.png"  # a folder, whatever its name
+    (album / "inner").mkdir(parents=True)
+    (album / "inner" / "linked").symlink_to(folder)
+    (album / "inner" / "round").symlink_to(album)
+    (album / "itself").symlink_to("itself")
+    (folder / "up").symlink_to(album)
+    (album / "gone.bmp").symlink_to("nowhere.bmp")
+    below = [str(album / "inner" / "linked" / f"{i}.bmp") for i in range(7)]
+    assert gather([str(album)]) == [str(album / "gone.bmp"), *below]
+
+
 def test_every_suffix_of_pictures_is_found_however_it_is_written(tmp_path: Path) -> None:
     names = sorted(f"a{suffix}" for suffix in SUFFIXES) + sorted(f"b{suffix.upper()}" for suffix in SUFFIXES)
     for name in [*names, "a.txt", "png"]:

@@ -33,6 +33,17 @@ def test_folders_that_are_no_data(tmp_path, folders):
         read_folder(folders / "val", torch.tensor, ("asleep", "lying", "standing"))
 
 
+def test_links_to_folders_of_pictures_are_followed(tmp_path, folders):
+    names = class_names(folders / "train")
+    (tmp_path / "linked").mkdir()
+    for name in names:
+        (tmp_path / "linked" / name / "part.png").mkdir(parents=True)  # a folder, whatever its name
+        (tmp_path / "linked" / name / "part.png" / "here").symlink_to(folders / "train" / name)
+    expected, found = (read_folder(place, torch.tensor, names) for place in (folders / "train", tmp_path / "linked"))
+    assert found.labels.tolist() == expected.labels.tolist()
+    assert [path.name for path in found.images.pictures] == [path.name for path in expected.images.pictures]
+
+
 WRONG = {
     "floats": (lambda data: {"images": data.images / 255}, r"of uint8, got \(8, 3, 16, 16\) of torch.float32\. Those"),
     "one": (lambda data: {"images": data.images[0]}, r"\(n, c, h, w\) of uint8, got \(3, 16, 16\)"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlite.bulk.journal import Journal, Picture
+from vitlite.disk import files_below
 from vitlite.errors import ImageError, missing_extra, shown
 
 if TYPE_CHECKING:
@@ -65,17 +66,17 @@ def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
     """
     from vitlite.images import SUFFIXES  # here, since it imports torch, and `vitlite classify --help` is to be quick
 
-    def refuse(error: OSError) -> None:
-        raise ImageError(f"Cannot look into the folder {shown(str(error.filename))}: {error.strerror}.")
-
     found, others = [], Counter[str]()
-    for place, _, names in os.walk(folder, onerror=refuse):
-        for name in names:
+    try:
+        for file in files_below(folder):
+            name = os.path.basename(file)
             suffix = os.path.splitext(name)[1].lower()
             if suffix in SUFFIXES:
-                found.append(str(Path(place, name)))
+                found.append(str(Path(file)))
             elif not name.startswith("."):
                 others[suffix] += 1
+    except OSError as error:
+        raise ImageError(f"Cannot look into the folder {shown(str(error.filename))}: {error.strerror}.") from error
     skipped.update(others)
     if not found:
         raise ImageError(

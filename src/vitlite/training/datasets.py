@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vitlite.disk import files_below
 from vitlite.errors import TrainError, shown
 from vitlite.images import SUFFIXES, Preprocess, own_methods
 from vitlite.training import distributed
@@ -231,11 +232,14 @@ def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:
 def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
     """The pictures, and how many other files there are of each suffix."""
     found, others = [], Counter[str]()
-    for path in folder.rglob("*"):
-        if path.suffix.lower() in SUFFIXES:
-            found.append(path)
-        elif not path.name.startswith(".") and not path.is_dir():
-            others[path.suffix.lower()] += 1
+    try:
+        for path in map(Path, files_below(str(folder))):
+            if path.suffix.lower() in SUFFIXES:
+                found.append(path)
+            elif not path.name.startswith("."):
+                others[path.suffix.lower()] += 1
+    except OSError as error:
+        raise TrainError(f"Cannot look into the folder {shown(str(error.filename))}: {error.strerror}.") from error
     if not found:
         there = f", and {_kinds(others)}" if others else ""
         raise TrainError(
