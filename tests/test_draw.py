@@ -1,4 +1,4 @@
-"""Attention maps, rollout, position similarity, and the pictures drawn of them and of a training run."""
+"""Attention maps and their distances, rollout, filters, position similarity, and the pictures drawn of them and of a training run."""
 
 import sys
 from pathlib import Path
@@ -76,6 +76,96 @@ def test_rollout_multiplies_the_last_block_from_the_left() -> None:
     eye = torch.eye(17)
     rolled = (last + eye) / 2 @ ((first + eye) / 2)
     torch.testing.assert_close(draw.rollout(model, images)[0], rolled[0, 1:].unflatten(0, (4, 4)))
+
+
+def test_rollout_by_hand() -> None:
+    """Every way from the class token down to a patch, counted one step at a time."""
+    model, images = build(image_size=16, depth=3), torch.randn(1, 3, 16, 16)
+    maps = model.attention_maps(images, layers=range(3)).detach().mean(2)[:, 0].tolist()
+    n = 5
+
+    def step(block: int, here: int, below: int) -> float:
+        stays = 1.0 if here == below else 0.0
+        return float(maps[block][here][below] + stays) / 2
+
+    expected = []
+    for patch in range(1, n):
+        flow = 0.0
+        for above in range(n):
+            for below in range(n):
+                flow += step(2, 0, above) * step(1, above, below) * step(0, below, patch)
+        expected.append(flow)
+    torch.testing.assert_close(draw.rollout(model, images)[0].flatten(), torch.tensor(expected))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"registers": 2, "cls_position": False}, {"pool": "mean", "class_token": False}]
+)
+def test_attention_distances_by_brute_force(options: dict[str, Any]) -> None:
+    model, images = build(**options), torch.randn(2, 3, 16, 40)  # 2 x 5 patches of 8 pixels
+    first = model.config.prefix_tokens
+    maps = model.attention_maps(images, layers=range(3)).detach()
+    places = [(row, column) for row in range(2) for column in range(5)]
+    found = draw.attention_distances(model, images)
+    assert found.shape == (2, 3, 4)
+    for picture in range(2):
+        for block in range(3):
+            for head in range(4):
+                far = paid = 0.0
+                for i, (row, column) in enumerate(places):
+                    for j, (other_row, other_column) in enumerate(places):
+                        weight = maps[block, picture, head, first + i, first + j].item()
+                        far += weight * 8 * ((row - other_row) ** 2 + (column - other_column) ** 2) ** 0.5
+                        paid += weight
+                assert found[picture, block, head].item() == pytest.approx(far / paid, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"channels": 1}, {"patch_norm": True}, {"dim": 24}])
+def test_filters_are_the_principal_components(options: dict[str, Any]) -> None:
+    """They are eigenvectors of the filters' covariance, and their shares its eigenvalues."""
+    model = build(**options)
+    rows = model.patch_embed.proj.weight.detach().flatten(1).double()
+    covariance = torch.cov(rows.T, correction=0)
+    found = draw.patch_filters(model, count=5)
+    assert found.components.shape == (5, model.config.channels, 8, 8)
+    for component, share in zip(found.components.flatten(1).double(), found.shares, strict=True):
+        assert component.norm().item() == pytest.approx(1, abs=1e-5)
+        variance = share.item() * covariance.trace()
+        torch.testing.assert_close(covariance @ component, variance * component, atol=1e-5, rtol=1e-4)
+    assert found.shares.tolist() == sorted(found.shares.tolist(), reverse=True)
+    assert draw.patch_filters(model, count=10_000).shares.sum().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_picture_of_filters() -> None:
+    side = draw.FILTER + draw.GAP
+    size = (7 * side + draw.GAP, 4 * (side + draw.CAPTION) + draw.GAP)
+    for channels in (1, 3):
+        picture = draw.picture_of_filters(build(channels=channels))
+        assert picture.size == size
+        tile = picture.crop((draw.GAP, draw.GAP, draw.GAP + draw.FILTER, draw.GAP + draw.FILTER))
+        extremes = tile.getextrema()  # of red, green and blue
+        assert min(low for low, _ in extremes) == 0
+        assert max(high for _, high in extremes) == 255
+    with pytest.raises(InputError, match="of 1 or 3 channels, not 4"):
+        draw.picture_of_filters(build(channels=4))
+    with pytest.raises(InputError, match="cut from the features of a ResNet"):
+        draw.picture_of_filters(build(stem=()))
+
+
+def test_picture_of_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    distances = torch.tensor([[10.0, 30.0], [20.0, 40.0], [25.0, 45.0]])
+    drawn: list[Figure] = []
+
+    class Kept(Figure):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            drawn.append(self)
+
+    monkeypatch.setattr(draw, "need_matplotlib", lambda: Kept)
+    picture = draw.picture_of_distances(distances)
+    assert (picture.mode, picture.size) == ("RGB", (840, 480))
+    heads = [line.get_xydata().tolist() for line in drawn[0].axes[0].lines]
+    assert heads == [[[0, 10], [1, 20], [2, 25]], [[0, 30], [1, 40], [2, 45]]]
 
 
 def test_position_similarity() -> None:

@@ -7,7 +7,14 @@ import torch.nn.functional as F
 from einops import rearrange
 
 import vitlite
-from vitlite.draw import arrange, picture_of_attention, picture_of_positions, to_pillow
+from vitlite.draw import (
+    arrange,
+    attention_distances,
+    picture_of_attention,
+    picture_of_distances,
+    picture_of_filters,
+    picture_of_positions,
+)
 from vitlite.images import Preprocess
 from vitlite.weights.sidecar import recipe_from_record
 
@@ -30,13 +37,15 @@ def patches() -> None:
 
 def filters() -> None:
     """The first principal components of the patch embedding's columns."""
-    columns = vitlite.create(MODEL).patch_embed.proj.weight.detach().flatten(1)
-    _, _, components = torch.linalg.svd(columns - columns.mean(0), full_matrices=False)
-    tiles = components[:28].view(28, 3, 4, 4)
-    low, high = tiles.amin((1, 2, 3), keepdim=True), tiles.amax((1, 2, 3), keepdim=True)
-    tiles = F.interpolate((tiles - low) / (high - low) * 255, scale_factor=12, mode="nearest")
-    sheet = rearrange(F.pad(tiles, (6, 6, 6, 6), value=255), "(r n) c h w -> (r h) (n w) c", r=2)
-    to_pillow(sheet).save(HERE / "filters.png")
+    picture_of_filters(vitlite.create(MODEL)).save(HERE / "filters.png")
+
+
+def distances() -> None:
+    """How far each head looks, over the four photos."""
+    model = vitlite.create(MODEL)
+    photos = sorted([*PHOTOS.glob("*.png"), *PHOTOS.glob("*.jpg")])
+    by_photo = [attention_distances(model, model.preprocess(photo))[0] for photo in photos]
+    picture_of_distances(torch.stack(by_photo).mean(0)).save(HERE / "distances.png")
 
 
 def positions() -> None:
@@ -49,6 +58,12 @@ def attention() -> None:
     picture_of_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png").save(
         HERE / "attention.jpg", quality=90
     )
+
+
+def rollout() -> None:
+    """The attention of all blocks, multiplied."""
+    picture = picture_of_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png", rolled_out=True)
+    picture.save(HERE / "rollout.jpg", quality=90)
 
 
 def block() -> None:
@@ -96,5 +111,5 @@ def block() -> None:
 
 
 if __name__ == "__main__":
-    for draw in (patches, filters, positions, attention, block):
+    for draw in (patches, filters, distances, positions, attention, rollout, block):
         draw()

@@ -1,9 +1,10 @@
-"""Where a model looks and what it knows of positions, as tensors and as pictures; and the pictures of a training run.
+"""What a model looks for, where it looks and what it knows of positions, as tensors and as pictures.
 
-Pictures are drawn with Pillow, curves with matplotlib. Shapes: b images, h and w patches down and across (or pixels,
-for pictures), n tokens.
+And the pictures of a training run. Photos are drawn on with Pillow, plots with matplotlib. Shapes: b images, h and w
+patches down and across (or pixels, for pictures), n tokens.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
@@ -33,6 +34,8 @@ PANEL = 256  # pixels of one panel's longer side
 GAP = 12  # between panels
 CAPTION = 22  # height of the line below a panel
 SHEET = 800  # pixels of one side of the picture of positions, about
+FILTER = 96  # of one filter, about
+FILTERS_IN_A_ROW = 7  # four rows of them, as in the paper
 INK = "#333333"  # of captions
 WHITE = -1.0  # stands for what no colour map has
 
@@ -87,6 +90,56 @@ def position_similarity(model: "ViT") -> Tensor:
     table = sincos_positions((h, w), model.config.dim) if learned is None else learned.detach()
     rows = F.normalize(table[0, -h * w :].float(), dim=-1)
     return rearrange(rows @ rows.T, "(h w) (i j) -> h w i j", h=h, w=w, i=h, j=w).cpu()
+
+
+def attention_distances(model: "ViT", images: Tensor) -> Tensor:
+    """How far each head looks, on average, in pixels of the images: (b, c, h, w) -> (b, depth, heads).
+
+    Dosovitskiy et al. 2021, Figure 7 (right): the distances between the centres of patches, averaged with the attention
+    that patches pay to patches as weights. A class token and registers are nowhere, and left out.
+
+    >>> from vitlite import ViT, ViTConfig
+    >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
+    >>> attention_distances(model, torch.zeros(1, 3, 32, 48)).shape
+    torch.Size([1, 2, 4])
+    """
+    with torch.no_grad():
+        maps = model.attention_maps(images, layers=range(model.config.depth))
+    first, p = model.config.prefix_tokens, model.config.patch_size
+    between_patches = maps[..., first:, first:].float()
+    rows, columns = torch.arange(images.shape[2] // p), torch.arange(images.shape[3] // p)
+    centres = p * torch.cartesian_prod(rows, columns).float().to(maps.device)  # (n, 2)
+    apart = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    far = reduce(between_patches * apart, "layers b heads n m -> b layers heads", "sum")
+    paid = reduce(between_patches, "layers b heads n m -> b layers heads", "sum")
+    return (far / paid).cpu()
+
+
+class Filters(NamedTuple):
+    """The principal components of a patch embedding's filters, the strongest first."""
+
+    components: Tensor  # (k, c, h, w), each of length 1
+    shares: Tensor  # (k,), of the filters' variance; those of all components add up to 1
+
+
+def patch_filters(model: "ViT", count: int = 28) -> Filters:
+    """What the patch embedding looks for: its first `count` principal components, or as many as there are.
+
+    Dosovitskiy et al. 2021, Figure 7 (left), with the mean filter taken off.
+
+    >>> from vitlite import ViT, ViTConfig
+    >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
+    >>> patch_filters(model).components.shape
+    torch.Size([28, 3, 8, 8])
+    """
+    if model.config.stem is not None:
+        raise InputError("A hybrid's patches are cut from the features of a ResNet, so its filters are no pictures.")
+    weight = model.patch_embed.proj.weight.detach().float().cpu()  # (d, c, h, w)
+    filters = weight.flatten(1)
+    _, lengths, components = torch.linalg.svd(filters - filters.mean(0), full_matrices=False)
+    variances = lengths.square()
+    shares = variances / variances.sum()
+    return Filters(components[:count].unflatten(1, weight.shape[1:]), shares[:count])
 
 
 def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
@@ -155,6 +208,43 @@ def picture_of_positions(model: "ViT") -> "Image":
     colors = colored(sheet.clamp(0, 1), VIRIDIS)
     colors[sheet == WHITE] = 255.0
     return _with_scale(to_pillow(colors), low)
+
+
+def picture_of_filters(model: "ViT") -> "Image":
+    """The principal components of the patch embedding, each scaled by its own range, with its share of the variance.
+
+    After Figure 7 (left) of Dosovitskiy et al. 2021.
+    """
+    if model.config.channels not in (1, 3):
+        raise InputError(f"Filters are drawn in grey or in colours, of 1 or 3 channels, not {model.config.channels}.")
+    panels = {}
+    for i, (component, share) in enumerate(zip(*patch_filters(model), strict=True), 1):
+        low, high = component.aminmax()
+        pixels = (component - low) / (high - low).clamp(min=1e-12) * 255
+        times = max(1, FILTER // model.config.patch_size)
+        large = pixels.repeat_interleave(times, 1).repeat_interleave(times, 2)
+        panels[f"{i}: {share:.1%}"] = rearrange(large, "c h w -> h w c").expand(-1, -1, 3)
+    return arrange(panels, columns=FILTERS_IN_A_ROW)
+
+
+def picture_of_distances(distances: Tensor) -> "Image":
+    """A dot for each head, block by block: (depth, heads), such as the mean of `attention_distances` over pictures.
+
+    After Figure 7 (right) of Dosovitskiy et al. 2021.
+    """
+    figure = need_matplotlib()(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for head, by_block in enumerate(distances.T.tolist()):
+        axes.plot(by_block, ".", markersize=9, alpha=0.8, label=f"head {head}")
+    axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+    axes.grid(alpha=0.3)
+    if distances.shape[1] <= 16:
+        figure.legend(loc="outside right upper", fontsize=8)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format="png")
+    picture: Image = _pillow().image.open(drawn).convert("RGB")
+    return picture
 
 
 def _photo(model: "ViT", image: Any) -> Tensor:
@@ -324,5 +414,5 @@ def need_matplotlib() -> "type[Figure]":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise missing_extra("Drawing curves or a confusion matrix", "train") from error
+        raise missing_extra("Drawing a plot", "train") from error
     return Figure

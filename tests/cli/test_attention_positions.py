@@ -1,9 +1,12 @@
-"""`vitlite attention` and `vitlite positions`."""
+"""What a model looks for and looks at, drawn: `vitlite attention`, `distances`, `positions` and `filters`."""
 
 from pathlib import Path
 
 from commands import Run
 from PIL import Image
+
+import vitlite
+from vitlite.draw import attention_distances, patch_filters
 
 
 def size_of(path: Path) -> tuple[int, int]:
@@ -29,3 +32,37 @@ def test_attention_and_positions(run: Run, model: Path, pictures: Path, tmp_path
     for name in ("map", "map.txt"):  # said before a model is fetched
         assert "Name a .png file" in run("attention", pictures / "a.png", "--out", tmp_path / name)[2]
     assert run("attention", "none.png", "--out", out)[2] == "vitlite: error: No such file: none.png\n"
+
+
+def test_distances(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "distances.png"
+    files = pictures / "a.png", pictures / "b.JPG"
+    code, shown, _ = run("distances", *files, "--model", model, "--out", out)
+    assert code == 0
+    first, *blocks, last = shown.splitlines()
+    assert first == "mean attention distance in pixels over 2 pictures, a column for each head"
+    assert last == f"wrote {out}, 840 x 480 pixels"
+    assert size_of(out) == (840, 480)
+    vit = vitlite.load(model)
+    expected = sum(attention_distances(vit, vit.preprocess(file))[0] for file in files) / 2
+    for i, (line, heads) in enumerate(zip(blocks, expected, strict=True)):
+        name, numbers = line.split(":")
+        assert name.split() == ["block", str(i)]
+        assert numbers.split() == [f"{head:.1f}" for head in heads]
+    assert "over 1 picture," in run("distances", files[0], "--model", model, "--out", out)[1]
+    assert "No such file" in run("distances", "none.png", "--model", model, "--out", out)[2]
+    kept = files[0].read_bytes()
+    assert "is to be read, too" in run("distances", pictures, "--model", model, "--out", files[0])[2]
+    assert files[0].read_bytes() == kept
+
+
+def test_filters(run: Run, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "filters.png"
+    code, shown, _ = run("filters", model, "--out", out)
+    assert code == 0
+    width, height = size_of(out)
+    vit = vitlite.load(model)
+    shares = patch_filters(vit).shares
+    said = f"{len(shares)} principal components, {shares.sum():.1%} of the variance of {vit.config.dim} filters"
+    assert shown == f"{said}\nwrote {out}, {width} x {height} pixels\n"
+    assert "Name a .png file" in run("filters", model, "--out", tmp_path / "filters.txt")[2]

@@ -24,14 +24,16 @@ def test_the_photo_itself_is_not_drawn_over(run: Run, model: Path, pictures: Pat
     assert photo.read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["attention", "positions", "bench", "embed", "export"])
+@pytest.mark.parametrize("command", ["attention", "distances", "positions", "filters", "bench", "embed", "export"])
 def test_a_pipe_is_not_replaced(run: Run, model: Path, pictures: Path, tmp_path: Path, command: str) -> None:
     """As a device would be."""
     here = tmp_path / "here"
     here.mkdir()
     words = {
         "attention": ("attention", pictures / "a.png", "--model", model, "--out", here / "pipe.png"),
+        "distances": ("distances", pictures, "--model", model, "--out", here / "pipe.png"),
         "positions": ("positions", model, "--out", here / "pipe.png"),
+        "filters": ("filters", model, "--out", here / "pipe.png"),
         "bench": ("bench", "--quick", "--out", here / "pipe.json"),
         "embed": ("embed", pictures, "--model", model, "--out", here / "pipe.npz"),
         "export": ("export", model, "--to", "torch", "--out", here / "pipe.pt2"),
