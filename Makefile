@@ -28,6 +28,7 @@ test-matrix:  ## every test with the oldest, the pinned and the newest versions,
 
 docs: .venv/docs.stamp  ## generated tables, then the site in site/
 	for script in docs/generate_*.py; do $(BIN)/python $$script || exit 1; done
+	$(BIN)/python docs/fetch_katex.py
 	$(BIN)/mkdocs build
 
 bench: .venv/dev.stamp  ## speed beside the other libraries, written into docs/

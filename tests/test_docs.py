@@ -27,6 +27,7 @@ from files_of_libraries import write_files
 from parity.references import distance
 from server import Hub
 
+import vitlite
 from vitlite.cli.main import main
 from vitlite.model import ViT
 from vitlite.weights import zoo
@@ -205,3 +206,17 @@ def test_reference_names_exist() -> None:
         module, _, attribute = name.rpartition(".")
         if module != "vitlite" or attribute not in ("draw", "errors"):
             assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_the_citation_names_this_version() -> None:
+    said = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {vitlite.__version__}\n" in said
+
+
+def test_equations_are_for_the_typesetter() -> None:
+    """A block of math is one that the site typesets, and its braces are closed."""
+    math = [block for page in PAGES for block in blocks_of(page) if block.language == "math"]
+    assert math
+    for block in math:
+        assert block.text.count("{") == block.text.count("}"), f"line {block.line}"
+    assert "name: math" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

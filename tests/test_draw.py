@@ -1,4 +1,4 @@
-"""Attention maps and their distances, rollout, filters, position similarity, and the pictures drawn of them and of a training run."""
+"""What a model looks for and where it looks, as numbers and drawn; and the pictures of a training run."""
 
 import sys
 from pathlib import Path

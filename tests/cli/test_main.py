@@ -22,7 +22,8 @@ def test_every_command_is_there(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
     assert " ".join(cli.COMMANDS) == (
-        "list info classify embed search probe attention distances positions filters download verify convert export bench train eval"
+        "list info classify embed search probe attention distances positions filters "
+        "download verify convert export bench train eval"
     )
     for name, summary in cli.COMMANDS.items():
         assert summary in out
