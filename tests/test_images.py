@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitlite import load
+from vitlite import images, load
 from vitlite.bulk.local import identity_of
 from vitlite.config import ViTConfig
+from vitlite.decode import rows_of
 from vitlite.draw import _photo
 from vitlite.errors import ConfigError, ImageError, InputError, MissingExtraError, TrainError
 from vitlite.images import SUFFIXES, Preprocess, Recipe, normalise, read_image
@@ -59,6 +60,15 @@ def pillow_pixels(image, recipe):
     top, left = round((height - recipe.size[0]) / 2), round((width - recipe.size[1]) / 2)
     box = (left, top, left + recipe.size[1], top + recipe.size[0])
     return torch.from_numpy(np.array(resized.crop(box))).permute(2, 0, 1)
+
+
+def check_against_pillow(image, recipe):
+    """By Pillow and by torch, the pixels are what Pillow alone makes of a picture."""
+    expected = pillow_pixels(image, recipe)
+    assert torch.equal(bound(recipe).pixels(image), expected)
+    by_torch = replace(rows_of(image, 3), pillow=None)
+    crop = recipe.crop(image.height, image.width)
+    assert torch.equal(images._resize(by_torch, crop, recipe.interpolation, 3), expected)
 
 
 # recipes
@@ -138,7 +148,7 @@ def test_pixels_are_pillows(height, width, size, interpolation, mode, crop_pct, 
     recipe = Recipe(size=size, resize=resize, mode=mode, interpolation=interpolation, mean=(0.0,), std=(1.0,))
     pixels = picture(height, width)
     image = Image.fromarray(np.where(pixels > 127, 255, 0).astype(np.uint8) if harsh else pixels)
-    assert torch.equal(bound(recipe).pixels(image), pillow_pixels(image, recipe))
+    check_against_pillow(image, recipe)
 
 
 @pytest.mark.parametrize("photo", ["chelsea.png", "coffee.png", "rocket.jpg", "astronaut.jpg"])
@@ -150,13 +160,81 @@ def test_photos_are_pillows(photo, interpolation, side):
         size=(side, side), resize=(resize, resize), mode="center", interpolation=interpolation, mean=(0.0,), std=(1.0,)
     )
     with Image.open(PHOTOS / photo) as image:
-        expected = pillow_pixels(image.convert("RGB"), recipe)
-    assert torch.equal(bound(recipe).pixels(PHOTOS / photo), expected)
+        check_against_pillow(image.convert("RGB"), recipe)
+        assert torch.equal(bound(recipe).pixels(PHOTOS / photo), bound(recipe).pixels(image))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (40, 5000), (5000, 40), (1, 100_000), (100_000, 1)])
 def test_strips_take_no_more_than_their_crop(shape):
     assert bound().pixels(np.full(shape, 200, np.uint8)).eq(200).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "RGBA", "CMYK", "YCbCr"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("margin", ["nearest", "down"])
+def test_pillow_resizes_to_the_bits_of_the_operators(mode, channels, margin):
+    image = Image.fromarray(picture(613, 87)).convert(mode)  # several strips
+    rows = rows_of(image, channels)
+    assert rows.pillow
+    for size, resize in (((16, 24), (21, 31)), ((64, 64), (201, 202)), ((300, 100), (700, 100))):
+        recipe = replace(PLAIN, size=size, resize=resize, margin=margin)
+        crop = recipe.crop(rows.height, rows.width)
+        for interpolation in ("bilinear", "bicubic"):
+            by_torch = images._resize(replace(rows, pillow=None), crop, interpolation, channels)
+            assert torch.equal(images._resize(rows, crop, interpolation, channels), by_torch)
+
+
+def test_a_pillow_with_other_bits_is_not_asked(monkeypatch):
+    image = Image.fromarray(picture(50, 70))
+    expected = bound().pixels(image)
+    resize = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda self, size, _: resize(self, size, Image.Resampling.HAMMING))
+    wrong = bound().pixels(image)
+    assert not torch.equal(wrong, expected)  # it was proved before
+    images._pillow_agrees.cache_clear()
+    assert torch.equal(bound().pixels(image), expected)
+    images._pillow_agrees.cache_clear()
+
+
+def large_jpeg(**options):
+    """A photo of 1600 x 1200 pixels."""
+    file = io.BytesIO()
+    with Image.open(PHOTOS / "coffee.png") as photo:
+        photo.convert("RGB").resize((1600, 1200), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("side", "decoded"), [(20, 160), (80, 160), (81, 320), (161, 640), (321, 1280)])
+@pytest.mark.parametrize("turned", [1, 3, 6, 8])
+def test_quick_decode_keeps_twice_what_is_wanted(side, decoded, turned):
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    file = io.BytesIO()
+    Image.new("RGB", (1280, 1280)).resize((1280, 1920)).save(file, "JPEG", exif=exif)
+    quick = Preprocess(replace(PLAIN, size=(side, side), resize=(side, side)), bound().model, quick_decode=True)
+    rows = rows_of(file.getvalue(), 3, quick._enough)
+    assert min(rows.height, rows.width) == decoded >= 2 * side
+    assert (rows.height > rows.width) == (turned in (1, 3))
+
+
+def test_quick_decode_differs_little_and_is_off_unless_asked_for():
+    content, recipe = large_jpeg(), replace(PLAIN, size=(32, 32), resize=(36, 36))
+    whole = bound(recipe)
+    quick = whole.with_quick_decode()
+    assert (whole.quick_decode, quick.quick_decode, quick.of(None).quick_decode) == (False, True, True)
+    assert pickle.loads(pickle.dumps(quick)).quick_decode
+    apart = (quick.pixels(content).float() - whole.pixels(content).float()).abs()
+    assert 0 < apart.max() < 40
+    assert apart.mean() < 4
+    with Image.open(io.BytesIO(content)) as image:  # opened by others, it is theirs, and decoded as they will
+        assert torch.equal(quick.pixels(image), whole.pixels(content))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "BMP"])
+def test_quick_decode_leaves_other_formats_whole(kind):
+    file = io.BytesIO()
+    Image.fromarray(picture(400, 400)).save(file, kind)
+    assert torch.equal(bound().with_quick_decode().pixels(file.getvalue()), bound().pixels(file.getvalue()))
 
 
 def test_normalisation():
@@ -715,7 +793,7 @@ def test_in_the_workers_of_a_data_loader(vit, start):
 def test_tall_and_wide_pictures_are_pillows(shape, mode, interpolation):
     recipe = replace(PLAIN, size=(5, 7), resize=(8, 8), mode=mode, interpolation=interpolation)
     image = Image.fromarray(picture(*shape))
-    assert torch.equal(bound(recipe).pixels(image), pillow_pixels(image, recipe))
+    check_against_pillow(image, recipe)
 
 
 def test_the_longest_sides_take_little_time():

@@ -1,6 +1,7 @@
 import gc
 import io
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from vitlite.config import ViTConfig, preset
 from vitlite.errors import ImageError, InputError
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
-from vitlite.predict import classify, embed, predict, work_through
+from vitlite.predict import Pace, classify, embed, predict, work_through
 from vitlite.weights.sidecar import recipe_from_record
 
 PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
@@ -338,3 +339,60 @@ def test_results_that_are_not_one_for_each_picture(vit):
         else:
             with pytest.raises(InputError, match=r"Of 3 pictures, (4|2) images or results were made"):
                 list(results)
+
+
+# several readers
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def at_once(vit, images, monkeypatch, wait):
+    """How many of these pictures were prepared at the same time."""
+    pixels, lock, now, most = Preprocess.pixels, threading.Lock(), 0, 0
+
+    def counted(self, image):
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(wait)
+        with lock:
+            now -= 1
+        return pixels(self, image)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Preprocess, "pixels", counted)
+        assert [image for image, _ in classify(vit, images)] == list(images)
+    return most
+
+
+def test_files_are_read_by_several_threads_in_order_and_within_a_room(vit, two_threads, monkeypatch):
+    files = [PHOTOS / "chelsea.png", PHOTOS / "coffee.png"] * 4
+    assert at_once(vit, files, monkeypatch, 0.05) == 2
+    monkeypatch.setattr("vitlite.predict.ROOM", 600 * 400)  # of the larger of them, alone
+    assert at_once(vit, files, monkeypatch, 0.02) == 1
+
+
+def test_what_is_no_file_is_prepared_one_by_one(vit, two_threads, monkeypatch):
+    with open(PHOTOS / "chelsea.png", "rb") as file:
+        assert at_once(vit, [file] * 6, monkeypatch, 0.02) == 1
+
+    class Own(Preprocess):
+        def pixels(self, image):
+            return super().pixels(image)
+
+    vit.preprocess = Own(RECIPE, vit)
+    assert at_once(vit, [PHOTOS / "chelsea.png"] * 6, monkeypatch, 0.02) == 1
+
+
+def test_a_pace_says_what_takes_long(vit):
+    pace = Pace()
+    list(classify(vit, [PHOTOS / "coffee.png"] * 8, batch=4, pace=pace))
+    assert pace.waited > 0
+    assert pace.worked > 0

@@ -44,6 +44,7 @@ WORK: dict[str | None, float] = {
     "ppm_plain": 20,
     "bmp_rle": 20,
 }
+LYING = range(5, 9)  # orientations of EXIF that exchange height and width
 SCANS = 20  # of a progressive JPEG, in the time of others; each scan may go over the whole picture again
 STRIP = 2**22  # pixels that are looked at together, so that little more than a picture is in memory
 CONTENTS = {  # patterns of how other files begin, and what they are called
@@ -71,6 +72,9 @@ BYTES = (bytes, bytearray, memoryview)
 LOCATOR = re.compile(r"([a-z][a-z0-9+.-]+):/|(data):", re.IGNORECASE)  # of a URL, and not a Windows drive
 
 
+Enough = Callable[[int, int], tuple[int, int]]
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """A picture, turned upright. Its rows become pixels where they are asked for: `between(2, 5)` is (3, w, c)."""
@@ -78,6 +82,7 @@ class Rows:
     height: int
     width: int
     between: Callable[[int, int], Tensor]  # uint8
+    pillow: Callable[[int, int], Any] | None = None  # the same rows as a Pillow image, "RGB" or "L", where it has them
 
     def strips(self, first: int, last: int) -> list[tuple[int, int]]:
         """Where to cut rows `first` to `last` - 1, so that each part is small."""
@@ -99,15 +104,21 @@ def read_image(file: str | PathLike[str] | bytes | BinaryIO, channels: int = 3) 
     return pixels
 
 
-def rows_of(image: Any, channels: int) -> Rows:
+def rows_of(image: Any, channels: int, enough: Enough | None = None) -> Rows:
     """Any single picture, in rows of (w, channels).
+
+    Args:
+        image: What `Preprocess` takes.
+        channels: 3 are RGB, 1 is grey.
+        enough: Of a picture's height and width upright, those that will do: a JPEG file is scaled to a half, a
+            quarter or an eighth while it is decoded, and keeps as many. None: as it is.
 
     Raises:
         ImageError: It is none, or one that cannot be read.
         MissingExtraError: Pillow is needed, and not installed.
     """
     if isinstance(image, (str, PathLike, *BYTES)) or hasattr(image, "read"):
-        return _from_file(image, channels)
+        return _from_file(image, channels, enough)
     if _is_pillow(image):
         try:
             return _from_pillow(image, channels)
@@ -126,21 +137,39 @@ def rows_of(image: Any, channels: int) -> Rows:
 # ---- files
 
 
-def _from_file(file: Any, channels: int) -> Rows:
+def pixels_in(file: str | PathLike[str] | bytes) -> int:
+    """How many pixels a picture file says that it has, without decoding it; 0 where nobody could read it."""
+    try:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_known()) as image:
+            return image.width * image.height
+    except Exception:  # whatever it is, it will be said when the picture is read
+        return 0
+
+
+def _known() -> list[str]:
+    """Those of the `FORMATS` that this Pillow opens."""
+    from PIL import Image
+
+    Image.init()  # before, it does not know all that it can open
+    return [kind for kind in FORMATS if kind in Image.OPEN]
+
+
+def _from_file(file: Any, channels: int, enough: Enough | None = None) -> Rows:
     name = _name_of(file)
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise missing_extra(f"Opening {name}", "images") from error
-    Image.init()  # before, it does not know all that it can open
-    known = [kind for kind in FORMATS if kind in Image.OPEN]
+    known = _known()
     try:
         if isinstance(file, BYTES):
             file = io.BytesIO(file)
         if isinstance(file, io.TextIOBase):
             raise ImageError("it is open as text.", python='Say open(..., "rb").')
         with Image.open(file, formats=known) as image:
-            return _from_pillow(image, channels)
+            return _from_pillow(image, channels, enough)
     except UnidentifiedImageError as error:
         raise _unreadable(name, _unknown(_first_bytes(file))) from error
     except Exception as error:  # a broken file makes Pillow's decoders raise nearly anything
@@ -227,7 +256,7 @@ def _is_pillow(image: Any) -> bool:
     return pillow is not None and isinstance(image, pillow.Image)
 
 
-def _from_pillow(image: Any, channels: int) -> Rows:
+def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Rows:
     """A Pillow image of any mode, turned as its EXIF says. Alpha is dropped."""
     from PIL import ExifTags, ImageOps
 
@@ -239,7 +268,10 @@ def _from_pillow(image: Any, channels: int) -> Rows:
         )
     _check_size(image)
     sixteen_bits = _has_sixteen_bits(image)  # of which its format tells: a turned copy has none
-    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1)
+    if enough:
+        _decode_less(image, enough, lying=turned in LYING)
+    if turned != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode in ("I", "F") and not sixteen_bits:
         raise ImageError(
@@ -247,23 +279,46 @@ def _from_pillow(image: Any, channels: int) -> Rows:
             python="Scale it to 0..1 and pass an array.",
             command="Save it with 8 or 16 bits.",
         )
-    convert = _high_bytes if sixteen_bits else _eight_bits
 
-    def between(first: int, last: int) -> Tensor:
-        return convert(image.crop((0, first, image.width, last)), channels)
+    def part(first: int, last: int) -> Any:
+        return image.crop((0, first, image.width, last))
 
-    between(0, 1)  # loads it, and shows whether Pillow can convert it
-    return Rows(image.height, image.width, between)
+    def eight_bits(first: int, last: int) -> Any:
+        return _eight_bits(part(first, last), channels)
+
+    part(0, 1)  # loads it
+    if sixteen_bits:
+        return Rows(image.height, image.width, lambda first, last: _high_bytes(part(first, last), channels))
+    eight_bits(0, 1)  # shows whether Pillow can convert it
+    return Rows(image.height, image.width, lambda first, last: bytes_of(eight_bits(first, last)), eight_bits)
 
 
-def _eight_bits(image: Any, channels: int) -> Tensor:
-    """uint8 (h, w, channels)."""
+def _decode_less(image: Any, enough: Enough, *, lying: bool) -> None:
+    """Has Pillow scale a file while it decodes it, where its format can: JPEG alone.
+
+    Args:
+        image: Opened, and not decoded yet.
+        enough: As `rows_of` takes it.
+        lying: Whether height and width are exchanged when it is turned upright.
+    """
+    if lying:
+        width, height = enough(image.width, image.height)
+    else:
+        height, width = enough(image.height, image.width)
+    image.draft(None, (width, height))
+
+
+def _eight_bits(image: Any, channels: int) -> Any:
+    """The same in mode "RGB" or "L"."""
     if image.mode == "P" and "transparency" in image.info:  # the same colours, without Pillow's warning
         image = image.convert("RGBA")
     mode = "RGB" if channels == 3 else "L"
-    if image.mode != mode:
-        image = image.convert(mode)
-    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, channels)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def bytes_of(image: Any) -> Tensor:
+    """A Pillow image of mode "RGB" or "L" as uint8 (h, w, 3 or 1)."""
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, -1)
 
 
 def _high_bytes(image: Any, channels: int) -> Tensor:

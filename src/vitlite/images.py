@@ -8,7 +8,7 @@ Shapes: b images, c channels, h and w pixels.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
@@ -16,10 +16,11 @@ from einops import rearrange
 from torch import Tensor
 
 from vitlite.decode import SUFFIXES as SUFFIXES
+from vitlite.decode import Rows, bytes_of, rows_of
 from vitlite.decode import fetch_first as fetch_first
 from vitlite.decode import is_one as is_one
+from vitlite.decode import pixels_in as pixels_in
 from vitlite.decode import read_image as read_image
-from vitlite.decode import rows_of
 from vitlite.errors import ConfigError, ImageError, shown
 
 Mode = Literal["center", "squash"]
@@ -32,6 +33,8 @@ SIDE = 2**16  # of the picture before the crop, at most
 NUMBERS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6), "scale": (1e-9, 1e6)}  # what each is between, exact in float32
 PRECISION = 22  # bits behind the point in Pillow's 8-bit resampling
 TAPS = 4096  # of a pixel, that are looked at together
+ENOUGH = 2  # times what a picture is resized to: no less is decoded where JPEGs are decoded quickly
+NARROWED = 2**25  # pixels between the two passes, that Pillow is given at most: 134 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,13 @@ class Recipe:
                 return replace(self, size=size, resize=(math.floor(size[0] / share), math.floor(size[1] / share)))
         resize = height * size[0] // crop_height, width * size[1] // crop_width  # each side has a share of its own
         return replace(self, size=size, resize=resize)
+
+    def crop(self, height: int, width: int) -> "Crop":
+        """What is cut out of a picture of this size once it is resized."""
+        height, width = self.resized(height, width)
+        half = round if self.margin == "nearest" else int  # of an odd margin
+        top, left = half((height - self.size[0]) / 2), half((width - self.size[1]) / 2)
+        return Crop(height, width, top, left, *self.size)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """What a picture of this size is resized to before the crop."""
@@ -148,6 +158,17 @@ def _written(value: Any) -> str:
         return f"a {type(value).__name__} that cannot be written out"
 
 
+class Crop(NamedTuple):
+    """A part of a picture, which is resized first."""
+
+    height: int  # of the whole picture, resized
+    width: int
+    top: int
+    left: int
+    rows: int  # of the part
+    columns: int
+
+
 class Target(NamedTuple):
     """What a `Preprocess` knows of its model where the model itself is not: in another process."""
 
@@ -169,6 +190,7 @@ class Preprocess:
 
     recipe: Recipe
     model: Any  # a ViT; its config, device and dtype are read when called
+    quick_decode: bool = False  # JPEG files are scaled while they are decoded, to at least twice what they become
 
     def __call__(self, images: Any) -> Tensor:
         """The batch that the model takes.
@@ -204,6 +226,10 @@ class Preprocess:
         """The same by another recipe."""
         return self._changed(recipe=recipe)
 
+    def with_quick_decode(self: P) -> P:
+        """The same, several times as quick on large JPEG files, with pixels that differ a little."""
+        return self._changed(quick_decode=True)
+
     def _changed(self: P, **fields: Any) -> P:
         """A copy that keeps what a class made of this one has beside."""
         copy = object.__new__(type(self))
@@ -217,22 +243,14 @@ class Preprocess:
     def pixels(self, image: Any) -> Tensor:
         """Resizes and crops one picture: anything -> uint8 (c, h, w) on the CPU."""
         recipe, channels = self.recipe, self.model.config.channels
-        picture = rows_of(image, channels)
-        height, width = recipe.resized(picture.height, picture.width)
-        half = round if recipe.margin == "nearest" else int  # of an odd margin
-        top, left = half((height - recipe.size[0]) / 2), half((width - recipe.size[1]) / 2)
-        rows, row_weights = _taps(picture.height, height, top, recipe.size[0], recipe.interpolation)
-        columns, column_weights = _taps(picture.width, width, left, recipe.size[1], recipe.interpolation)
+        picture = rows_of(image, channels, self._enough if self.quick_decode else None)
+        crop = recipe.crop(picture.height, picture.width)
+        return _resize(picture, crop, recipe.interpolation, channels)
 
-        first, last = int(rows.min()), int(rows.max())  # of the rows that the crop is made of
-        narrowed = []
-        for strip in picture.strips(first, last + 1):
-            pixels = rearrange(picture.between(*strip), "h w c -> w (h c)")
-            narrowed.append(_resample(pixels, columns, column_weights))
-        across = torch.cat(narrowed, dim=1)  # (w, h c)
-        down = rearrange(across, "w (h c) -> h (w c)", c=channels)
-        crop = _resample(down, rows - first, row_weights)  # (h, w c)
-        return rearrange(crop, "h (w c) -> c h w", c=channels).contiguous()
+    def _enough(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that a picture of this size must keep, so that resizing it still says what it becomes."""
+        rows, columns = self.recipe.resized(height, width)
+        return ENOUGH * rows, ENOUGH * columns
 
     def batch(self, pixels: Sequence[Tensor]) -> Tensor:
         """Normalises what `pixels` made: a list of uint8 (c, h, w) -> (b, c, h, w) on the model's device."""
@@ -364,6 +382,74 @@ def recipe_alone(way: Any, task: str) -> Recipe | None:
 def own_methods(way: Preprocess, *names: str) -> list[str]:
     """Which of these methods a class made of `Preprocess` has in its own way."""
     return [name for name in names if getattr(getattr(way, name), "__func__", None) is not getattr(Preprocess, name)]
+
+
+# ---- resizing: in Pillow's arithmetic, by Pillow where it opened the picture, else by torch
+
+
+def _resize(picture: Rows, crop: Crop, interpolation: Interpolation, channels: int) -> Tensor:
+    """Resizes a picture, across and then down, and cuts: uint8 (c, rows, columns)."""
+    rows, row_weights = _taps(picture.height, crop.height, crop.top, crop.rows, interpolation)
+    first, last = int(rows.min()), int(rows.max()) + 1  # of the rows that the crop is made of
+    between = picture.height * max(crop.width, crop.columns)
+    if picture.pillow and max(between, crop.height * crop.columns) <= NARROWED and _pillow_agrees():
+        return _resize_by_pillow(picture, crop, interpolation, first, last)
+
+    columns, column_weights = _taps(picture.width, crop.width, crop.left, crop.columns, interpolation)
+    narrowed = []
+    for strip in picture.strips(first, last):
+        pixels = rearrange(picture.between(*strip), "h w c -> w (h c)")
+        narrowed.append(_resample(pixels, columns, column_weights))
+    across = torch.cat(narrowed, dim=1)  # (w, h c)
+    down = rearrange(across, "w (h c) -> h (w c)", c=channels)
+    resized = _resample(down, rows - first, row_weights)  # (h, w c)
+    return rearrange(resized, "h (w c) -> c h w", c=channels).contiguous()
+
+
+def _resize_by_pillow(picture: Rows, crop: Crop, interpolation: Interpolation, first: int, last: int) -> Tensor:
+    """The same by Pillow: uint8 (c, rows, columns).
+
+    Each pass is a call of its own, since Pillow 13 may otherwise go down before across. Only rows `first` to `last` - 1
+    go across; the others stay black, and no row of the crop is made of them.
+    """
+    from PIL import Image
+
+    assert picture.pillow is not None
+    code = Image.Resampling[interpolation.upper()]
+    right = crop.left + crop.columns
+    narrow = None
+    for start, end in picture.strips(first, last):
+        across = picture.pillow(start, end).resize((crop.width, end - start), code)
+        if narrow is None:
+            narrow = Image.new(across.mode, (crop.columns, picture.height))
+        narrow.paste(across.crop((crop.left, 0, right, end - start)), (0, start))
+    assert narrow is not None
+    down = narrow.resize((crop.columns, crop.height), code)
+    pixels = bytes_of(down.crop((0, crop.top, crop.columns, crop.top + crop.rows)))
+    return rearrange(pixels, "h w c -> c h w").contiguous()
+
+
+@cache
+def _pillow_agrees() -> bool:
+    """Whether this Pillow resizes to the same bits as the operators here: there are others, built for speed."""
+    from PIL import Image
+
+    height, width = 61, 47
+    pixels = torch.arange(height * width * 3, device="cpu").mul(2654435761).div(2**13, rounding_mode="floor") % 256
+    pixels = pixels.to(torch.uint8).view(height, width, 3)
+    image = Image.frombytes("RGB", (width, height), bytes(pixels.flatten().tolist()))
+
+    def part(first: int, last: int) -> Any:
+        return image.crop((0, first, width, last))
+
+    by_torch = Rows(height, width, lambda first, last: pixels[first:last])
+    by_pillow = Rows(height, width, by_torch.between, part)
+    for interpolation in get_args(Interpolation):
+        for crop in (Crop(20, 15, 2, 1, 16, 13), Crop(90, 80, 5, 6, 64, 64)):
+            theirs = _resize_by_pillow(by_pillow, crop, interpolation, 0, height)
+            if not torch.equal(theirs, _resize(by_torch, crop, interpolation, 3)):
+                return False
+    return True
 
 
 @lru_cache(maxsize=32)

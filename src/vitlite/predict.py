@@ -1,28 +1,45 @@
 """From pictures to answers: `predict`, and `work_through`, which puts any number of pictures through a model.
 
-Of a list, the files of the next batch are read in the background while the model works on this one. Nothing else about
-the process or the model is changed: training mode, gradients, threads and types are as they were.
+Of a list, the files of the next batch are read in the background, several at once, while the model works on this one.
+Nothing else about the process or the model is changed: training mode, gradients, threads and types are as they were.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from os import PathLike
+from threading import Condition
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from vitlite.errors import ImageError, InputError
-from vitlite.images import Preprocess, is_one, pictures, preprocess_of
+from vitlite.images import Preprocess, is_one, own_methods, pictures, pixels_in, preprocess_of
 
 if TYPE_CHECKING:
     from vitlite.model import ViT
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Sized)
+
+READERS = 8  # files at once, at most
+ROOM = (
+    100_000_000  # pixels of files that are decoded at once, but for a single larger one: 400 MB; twice that if turned
+)
+
+
+@dataclass
+class Pace:
+    """Where the seconds of a run go, counted while it runs."""
+
+    waited: float = 0.0  # for pictures that were not read yet
+    worked: float = 0.0  # in the model
 
 
 class Prediction(NamedTuple):
@@ -60,12 +77,14 @@ def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
     return answers[0] if several is None else answers
 
 
-def classify(model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32) -> Outcomes[list[Prediction]]:
+def classify(
+    model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32, pace: Pace | None = None
+) -> Outcomes[list[Prediction]]:
     """The pictures of `images` one after the other, each with its best labels or with the reason why it has none."""
     labels = _labels(model)
     if type(top) is not int or top < 1:
         raise InputError(f"top is how many labels to give: a whole number of at least 1, got {top!r}.")
-    return work_through(model, images, partial(_best, model, labels, top), batch)
+    return work_through(model, images, partial(_best, model, labels, top), batch, pace)
 
 
 def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list[list[Prediction]]:
@@ -86,9 +105,9 @@ def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list
     return answers
 
 
-def embed(model: "ViT", images: Iterable[Any], batch: int = 32) -> Outcomes[Tensor]:
+def embed(model: "ViT", images: Iterable[Any], batch: int = 32, pace: Pace | None = None) -> Outcomes[Tensor]:
     """The pictures of `images` one after the other, each with its vector (d,) in float32 on the CPU, or an error."""
-    return work_through(model, images, partial(_vectors, model), batch)
+    return work_through(model, images, partial(_vectors, model), batch, pace)
 
 
 def _vectors(model: "ViT", images: Tensor) -> list[Tensor]:
@@ -113,7 +132,11 @@ def _refuse_not_finite(model: "ViT", answers: Tensor) -> None:
 
 
 def work_through(
-    model: "ViT", images: Iterable[Any], work: Callable[[Tensor], Sequence[T]], batch: int = 32
+    model: "ViT",
+    images: Iterable[Any],
+    work: Callable[[Tensor], Sequence[T]],
+    batch: int = 32,
+    pace: Pace | None = None,
 ) -> Outcomes[T]:
     """Puts pictures through a model, in batches and in constant memory.
 
@@ -122,6 +145,7 @@ def work_through(
         images: Several pictures; read in the caller's thread, at most two batches ahead.
         work: Turns a batch (b, c, h, w) into b results.
         batch: Pictures at a time.
+        pace: Where to count what takes how long.
 
     Returns:
         A generator of each picture with its result, or with the `ImageError` that says why it has none.
@@ -135,20 +159,27 @@ def work_through(
             f"This takes a list or an iterator of pictures, got one {type(images).__name__}.",
             python="Put it into a list: [picture].",
         )
-    return _work_through(model, preprocess_of(model), images, work, batch)
+    return _work_through(model, preprocess_of(model), images, work, batch, pace or Pace())
 
 
 def _work_through(
-    model: "ViT", preprocess: Preprocess, images: Iterable[Any], work: Callable[[Tensor], Sequence[T]], batch: int
+    model: "ViT",
+    preprocess: Preprocess,
+    images: Iterable[Any],
+    work: Callable[[Tensor], Sequence[T]],
+    batch: int,
+    pace: Pace,
 ) -> Outcomes[T]:
     """The generator that `work_through` returns, which itself makes sure at once that there is preprocessing."""
-    with closing(_prepared(preprocess, images, batch)) as batches:  # also where the caller stops early
+    with closing(_prepared(preprocess, images, batch, pace)) as batches:  # also where the caller stops early
         for prepared in batches:
             good = [pixels for _, pixels in prepared if isinstance(pixels, Tensor)]
             results: Iterator[T] = iter(())
             if good:
+                begun = time.perf_counter()
                 with _evaluating(model):
                     results = iter(_one_each(work(_one_each(preprocess.batch(good), len(good))), len(good)))
+                pace.worked += time.perf_counter() - begun
             for image, pixels in prepared:
                 if isinstance(pixels, ImageError):
                     yield image, pixels
@@ -157,27 +188,64 @@ def _work_through(
 
 
 def _prepared(
-    preprocess: Preprocess, images: Iterable[Any], batch: int
+    preprocess: Preprocess, images: Iterable[Any], batch: int, pace: Pace
 ) -> Generator[list[tuple[Any, Tensor | ImageError]], None, None]:
     """Batches of pictures, each with its pixels or what is wrong with it; while one is used, the next is prepared."""
     all_there = isinstance(images, (list, tuple))
     waiting: deque[tuple[Any, Future[Tensor]]] = deque()
-    source = iter(images)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="vitlite-images") as background:
+    source, room = iter(images), _Room()
+    readers = min(READERS, torch.get_num_threads())
+    with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="vitlite-images") as background:
         try:
             while True:
                 for image in islice(source, 2 * batch - len(waiting)):
-                    pixels = background.submit(preprocess.pixels, image)
+                    pixels = background.submit(_pixels, preprocess, image, room)
                     waiting.append((image, pixels))
                     if not all_there:
                         wait([pixels])  # an iterator may give one object or file again and again, and change it
                 if not waiting:
                     return
                 ready = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
-                yield [(image, _outcome(pixels)) for image, pixels in ready]
+                begun = time.perf_counter()
+                prepared = [(image, _outcome(pixels)) for image, pixels in ready]
+                pace.waited += time.perf_counter() - begun
+                yield prepared
         finally:
             for _, pixels in waiting:
                 pixels.cancel()
+
+
+class _Room:
+    """So many pixels are decoded at once, however many threads there are."""
+
+    def __init__(self) -> None:
+        self.free = ROOM
+        self.changed = Condition()
+
+    @contextmanager
+    def taken(self, pixels: int) -> Iterator[None]:
+        """Waits until there is room for a picture of so many; one that is larger than all of it is alone."""
+        pixels = min(pixels, ROOM)
+        with self.changed:
+            self.changed.wait_for(lambda: self.free >= pixels)
+            self.free -= pixels
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.free += pixels
+                self.changed.notify_all()
+
+
+def _pixels(preprocess: Preprocess, image: Any, room: _Room) -> Tensor:
+    """What `preprocess.pixels` makes of a picture; of a file, beside others.
+
+    All else is alone, one after the other: the same open file may come twice, and a class of one's own need not be made
+    for threads.
+    """
+    beside_others = isinstance(image, (str, PathLike, bytes)) and not own_methods(preprocess, "pixels")
+    with room.taken(pixels_in(image) if beside_others else ROOM):
+        return preprocess.pixels(image)
 
 
 def _one_each(made: S, pictures: int) -> S:

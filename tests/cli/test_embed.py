@@ -14,6 +14,7 @@ from PIL import Image
 
 import vitlite
 from vitlite.bulk.journal import Journal, Picture, open_journal
+from vitlite.errors import InputError
 from vitlite.speed import onednn, verdicts
 
 
@@ -155,3 +156,34 @@ def test_embed_refuses_a_file_that_another_writes(run: Run, model: Path, picture
         assert re.search(r"vitlite: error: --out .*out\.npz: another process is writing it\. .*\n\Z", err)
     assert run(*words)[0] == 0
     assert not list(tmp_path.glob("out.npz?*"))
+
+
+def test_quick_decode_is_part_of_what_identifies_vectors(run: Run, model: Path, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    photo = tmp_path / "photo.jpg"
+    gradient = torch.arange(512, dtype=torch.int64).mul(37).remainder(256).to(torch.uint8)
+    Image.fromarray(gradient.expand(512, 512).contiguous().numpy()).convert("RGB").save(photo)
+    found = []
+    for options in ((), ("--quick-decode",)):
+        out = tmp_path / f"out{len(options)}.safetensors"
+        assert run("embed", photo, "--model", model, "--out", out, *options)[0] == 0
+        with safe_open(out, "pt") as file:
+            found.append((file.get_tensor("vectors"), json.loads(file.metadata()["identity"])))
+    assert not torch.equal(found[0][0], found[1][0])
+    assert "quick_decode" not in found[0][1]  # as it was before there was a choice
+    assert found[1][1] == found[0][1] | {"quick_decode": True}
+
+    partial = tmp_path / "out0.safetensors.partial"
+    with open_journal(tmp_path / "out0.safetensors", found[0][1]) as journal:
+        journal.add([Picture.at("other.jpg")], b"\0" * 4 * found[0][0].shape[1], [])
+    assert partial.exists()
+    with pytest.raises(InputError, match="was left by a run with another quick_decode"):
+        Journal(tmp_path / "out0.safetensors", found[1][1])
+
+
+def test_classify_takes_quick_decode(run: Run, model: Path, tmp_path: Path) -> None:
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (300, 300), "teal").save(photo)  # another format: decoded whole, and the same
+    code, whole, _ = run("classify", photo, "--model", model, "--format", "csv")
+    assert (code, whole) == run("classify", photo, "--model", model, "--format", "csv", "--quick-decode")[:2]

@@ -1,5 +1,6 @@
 """What a run over many pictures says while it works."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ def test_a_long_run_has_a_progress_bar(model: Path, tmp_path: Path, monkeypatch:
     words = ("embed", folder, "--model", model, "--out", tmp_path / "out.npz")
     shown = on_a_terminal(monkeypatch, *words, columns=100, code=1)
     assert "60/60" in shown
+    assert "pictures/s" in shown
+    assert re.search(
+        r"vitlite: \d+\.\d pictures a second; .* what takes long.* waited for pictures \d+ % of the time", shown
+    )
     assert "5.png as a picture" in shown
     few = on_a_terminal(monkeypatch, "embed", folder / "1.png", *words[2:])
     assert few.startswith("wrote ")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitlite.model import ViT
-    from vitlite.predict import Outcomes
+    from vitlite.predict import Outcomes, Pace
 
 
 def gather(
@@ -136,16 +136,21 @@ def identity_of(model: "ViT", name: str, *, dtype: str | None, fast: bool) -> di
     from vitlite.images import recipe_alone
 
     recipe = recipe_alone(model.preprocess, "A file of vectors")
-    return {
+    identity = {
         "weights": model.source.sha256 if model.source else name,
         "config": model.config.to_dict(),
         "preprocessing": recipe.to_dict() if recipe else None,
         "dtype": dtype,
         "fast": fast,
     }
+    if getattr(model.preprocess, "quick_decode", False):
+        identity["quick_decode"] = True
+    return identity
 
 
-def embed_into(journal: Journal, model: "ViT", pictures: Sequence[Picture], batch: int) -> "Outcomes[Tensor]":
+def embed_into(
+    journal: Journal, model: "ViT", pictures: Sequence[Picture], batch: int, pace: "Pace | None" = None
+) -> "Outcomes[Tensor]":
     """Puts the vectors of pictures into a journal, batch by batch.
 
     Args:
@@ -153,6 +158,7 @@ def embed_into(journal: Journal, model: "ViT", pictures: Sequence[Picture], batc
         model: What makes them.
         pictures: Those that the journal does not have yet: `journal.missing(...)`.
         batch: Pictures at a time.
+        pace: Where to count what takes how long.
 
     Returns:
         A generator of each path with its vector or its error; what is not asked for is not done.
@@ -160,15 +166,17 @@ def embed_into(journal: Journal, model: "ViT", pictures: Sequence[Picture], batc
     tried = journal.tried
     new = [picture for picture in pictures if picture.path not in tried]
     again = [picture for picture in pictures if picture.path in tried]
-    yield from _embed_part(journal, model, new, batch)  # apart, so that the batches are those of one run
-    yield from _embed_part(journal, model, again, batch)
+    yield from _embed_part(journal, model, new, batch, pace)  # apart, so that the batches are those of one run
+    yield from _embed_part(journal, model, again, batch, pace)
 
 
-def _embed_part(journal: Journal, model: "ViT", pictures: Sequence[Picture], batch: int) -> "Outcomes[Tensor]":
+def _embed_part(
+    journal: Journal, model: "ViT", pictures: Sequence[Picture], batch: int, pace: "Pace | None"
+) -> "Outcomes[Tensor]":
     from vitlite.predict import embed
 
     by_path = {picture.path: picture for picture in pictures}
-    with closing(embed(model, list(by_path), batch)) as outcomes:
+    with closing(embed(model, list(by_path), batch, pace)) as outcomes:
         while found := list(islice(outcomes, batch)):
             yield from found
             _add(journal, by_path, found)

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vitlite.bulk.local import gather
 from vitlite.cli.engine import add_engine_arguments, run_on_ray
-from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model, positive
+from vitlite.cli.options import (
+    add_model_arguments,
+    add_paths,
+    add_quick_decode,
+    add_speed_arguments,
+    open_model,
+    positive,
+)
 from vitlite.cli.progress import Watch, say_skipped
 from vitlite.cli.tables import bold, terminal_width
 from vitlite.errors import InputError, shown
@@ -31,6 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="where --engine ray writes")
     add_model_arguments(parser)
     add_speed_arguments(parser)
+    add_quick_decode(parser)
     add_engine_arguments(parser)
 
 
@@ -57,7 +65,7 @@ def _run_here(args: Namespace) -> int:
         "jsonl": _show_jsonl,
         "csv": _show_csv,
     }
-    ways[args.format](watch.answers(classify(model, paths, args.top, args.batch)))
+    ways[args.format](watch.answers(classify(model, paths, args.top, args.batch, watch.pace)))
     return watch.exit_code()
 
 

@@ -9,7 +9,14 @@ from pathlib import Path
 from vitlite.bulk.journal import KERNELS, WRITERS, Picture, check_names, check_target, open_journal
 from vitlite.bulk.local import embed_into, gather, identity_of
 from vitlite.cli.engine import add_engine_arguments, run_on_ray
-from vitlite.cli.options import add_model_arguments, add_paths, add_speed_arguments, open_model, refuse_inputs
+from vitlite.cli.options import (
+    add_model_arguments,
+    add_paths,
+    add_quick_decode,
+    add_speed_arguments,
+    open_model,
+    refuse_inputs,
+)
 from vitlite.cli.progress import Watch, say_skipped
 
 
@@ -25,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add_speed_arguments(parser)
+    add_quick_decode(parser)
     add_engine_arguments(parser)
 
 
@@ -54,7 +62,7 @@ def _run_here(args: Namespace) -> int:
             done = len(pictures) - len(missing)
             print(f"vitlite: continuing {journal.path}: {done} pictures are done", file=sys.stderr)
         watch = Watch(len(missing), bar=True)
-        for _ in watch.outcomes(embed_into(journal, model, missing, args.batch)):
+        for _ in watch.outcomes(embed_into(journal, model, missing, args.batch, watch.pace)):
             pass  # each stands in the journal, or was said to be broken
         metadata = {
             "model": args.model,

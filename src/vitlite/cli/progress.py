@@ -1,6 +1,7 @@
 """What a run over many pictures says on stderr while it works."""
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -31,7 +32,10 @@ class Watch:
         """With `bar`, a progress bar where stderr is a terminal and there is more than a batch or two to do."""
         from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
 
-        self.broken = 0
+        from vitlite.predict import Pace  # here, since it imports torch
+
+        self.broken, self.done = 0, 0
+        self.pace, self.begun = Pace(), time.monotonic()
         self.bar = tqdm(total=total, unit=" pictures", disable=not (bar and total > 50 and sys.stderr.isatty()))
 
     def outcomes(self, outcomes: "Outcomes[T]") -> "Outcomes[T]":
@@ -41,7 +45,23 @@ class Watch:
                 if isinstance(outcome, ImageError):
                     self._say_broken(path, outcome)
                 self.bar.update()
+                self.done += 1
                 yield path, outcome
+            self._say_pace()
+
+    def _say_pace(self) -> None:
+        """How quick it was, and what to do about it."""
+        waited, worked = self.pace.waited, self.pace.worked
+        if self.bar.disable or not waited + worked:
+            return
+        share = round(100 * waited / (waited + worked))
+        if waited > worked:
+            text = f"reading them is what takes long: the model waited for pictures {share} % of the time"
+        else:
+            text = f"the model is what takes long: it waited for pictures {share} % of the time"
+        seconds = max(time.monotonic() - self.begun, 1e-3)
+        line = f"vitlite: {self.done / seconds:.1f} pictures a second; {text}"
+        self.bar.write(line, file=sys.stderr)
 
     def _say_broken(self, path: str, error: ImageError) -> None:
         self.broken += 1
