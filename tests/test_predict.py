@@ -1,5 +1,6 @@
 import gc
 import io
+import os
 import threading
 import time
 from pathlib import Path
@@ -396,3 +397,16 @@ def test_a_pace_says_what_takes_long(vit):
     list(classify(vit, [PHOTOS / "coffee.png"] * 8, batch=4, pace=pace))
     assert pace.waited > 0
     assert pace.worked > 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pillow leaves the pipe open
+def test_a_pipe_is_read_once(vit: ViT, tmp_path: Path) -> None:
+    photo, pipe = tmp_path / "photo.png", tmp_path / "pipe.png"
+    Image.new("RGB", (40, 40), (200, 30, 60)).save(photo)
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(photo.read_bytes()), daemon=True)
+    writer.start()
+    (_, of_pipe), (_, of_file) = embed(vit, [pipe, photo])
+    assert isinstance(of_pipe, torch.Tensor)
+    assert isinstance(of_file, torch.Tensor)
+    assert torch.equal(of_pipe, of_file)

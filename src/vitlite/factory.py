@@ -71,7 +71,7 @@ class Options(NamedTuple):
         dtype = torch.get_default_dtype() if self.dtype is None else self.dtype
         if dtype not in FLOATS.values():
             raise ConfigError(
-                f"dtype={shown(repr(dtype))}: weights are of {', '.join(map(str, FLOATS.values()))}.",
+                f"Weights are of {', '.join(map(str, FLOATS.values()))}, not of {shown(repr(dtype))}.",
                 python="For int8: vitlite.optimize(model, dtype=torch.int8, calibrate=pictures).",
                 command="For int8: --fast --dtype int8 --calibrate FOLDER.",
             )

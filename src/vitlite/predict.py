@@ -240,11 +240,12 @@ class _Room:
 def _pixels(preprocess: Preprocess, image: Any, room: _Room) -> Tensor:
     """What `preprocess.pixels` makes of a picture; of a file, beside others.
 
-    All else is alone, one after the other: the same open file may come twice, and a class of one's own need not be made
-    for threads.
+    All else is alone, one after the other: a pipe may be slow, the same open file may come twice, and a class of one's
+    own need not be made for threads.
     """
     beside_others = isinstance(image, (str, PathLike, bytes)) and not own_methods(preprocess, "pixels")
-    with room.taken(pixels_in(image) if beside_others else ROOM):
+    pixels = pixels_in(image) if beside_others else None
+    with room.taken(ROOM if pixels is None else pixels):
         return preprocess.pixels(image)
 
 

@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_said(given: dict[str, Any], text: str) -> None:
 
 @pytest.mark.parametrize("given", ["photos", Path("photos"), 3])
 def test_what_are_no_pictures_to_go_through_is_said(given: Any) -> None:
-    with pytest.raises(OptimizedError, match=r"calibrate= takes pictures, one after the other, not .*Pass a list"):
+    with pytest.raises(OptimizedError, match=r"Calibration takes pictures, one after the other, not .*Pass a list"):
         optimize(ready(), dtype=torch.int8, calibrate=given)
 
 

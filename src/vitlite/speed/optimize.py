@@ -153,7 +153,7 @@ def _checked_pictures(pictures: Iterable[Any] | None) -> Iterable[Any]:
         )
     if isinstance(pictures, (str, bytes, os.PathLike)) or not isinstance(pictures, Iterable):
         raise OptimizedError(
-            f"calibrate= takes pictures, one after the other, not {shown(repr(pictures))}.",
+            f"Calibration takes pictures, one after the other, not {shown(repr(pictures))}.",
             python="Pass a list: calibrate=sorted(pathlib.Path(folder).glob('*.jpg')).",
             command="Say --calibrate and a folder of pictures.",
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from logging import getLogger
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from vitlite.errors import TrainError, shown
 from vitlite.images import SUFFIXES, Preprocess, own_methods
 from vitlite.training import distributed
 
+P = TypeVar("P", bound=PurePath)
 _log = getLogger("vitlite")
 CACHE = 2**31  # bytes of prepared pictures kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red, green and blue planes
@@ -246,7 +247,17 @@ def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
             f"{folder} holds no pictures ({' '.join(sorted(SUFFIXES))}){there}.",
             python="Add some, or convert those that are there to JPEG or PNG, or remove the folder.",
         )
-    return sorted(found, key=lambda path: path.parts), others  # by letters, also on Windows, whose paths have no case
+    return in_one_order(found), others
+
+
+def in_one_order(paths: Iterable[P]) -> list[P]:
+    """Sorted by letters on every system: Windows' own comparison has no upper and lower case.
+
+    >>> from pathlib import PureWindowsPath
+    >>> [path.name for path in in_one_order([PureWindowsPath("a.png"), PureWindowsPath("B.png")])]
+    ['B.png', 'a.png']
+    """
+    return sorted(paths, key=lambda path: path.parts)
 
 
 def _kinds(suffixes: Counter[str]) -> str:
