@@ -114,9 +114,11 @@ class FastAttention(nn.Module):
         self.heads, self.attend, self.unit = attn.heads, kernels.attend, kernels.unit
         divisor = 1.0 if _is_norm(attn.norm) else arithmetic.divisor("proj")
         weight_and_bias = _with_scaled_rows(attn, kernels.unit, divisor)
+        self.rotates = isinstance(attn, RotaryAttention)
+        if self.rotates:
+            weight_and_bias = _with_pairs_together(*weight_and_bias, attn.heads)
         self.qkv = arithmetic.linear("qkv", *weight_and_bias)
         self.norm = arithmetic.before("proj", attn.norm)
-        self.rotates = isinstance(attn, RotaryAttention)
         self.class_attend = None
         if class_token_only and not self.rotates:  # a key that is turned has to be computed
             self.class_attend = ClassTokenAttention(*weight_and_bias, attn.heads, arithmetic.dtype, kernels.unit)
@@ -240,13 +242,16 @@ class FastAttentionPool(nn.Module):
         return self.fc2.added(self.mlp(self.norm(y)), y)[:, 0]
 
 
-def _rotate_in_place(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
-    """Turns queries and keys, (b, n, 2, heads, head_dim), by their token's angles, (n, head_dim / 2)."""
-    cosines, sines = cosines[:, None, None].to(x.dtype), sines[:, None, None].to(x.dtype)
-    first, second = x.chunk(2, dim=-1)
-    turned = first * cosines - second * sines
-    second.mul_(cosines).add_(first * sines)
-    first.copy_(turned)
+def _rotate_in_place(x: Tensor, turns: Tensor) -> None:
+    """Turns queries and keys, (b, n, 2, heads, head_dim), by their token's `turns`, complex, (n, head_dim / 2).
+
+    A pair of channels is a complex number here, its two parts side by side, and to turn it is one product.
+    """
+    pairs = x.view(*x.shape[:-1], -1, 2)
+    wide = pairs.to(turns.dtype.to_real())  # there are no complex numbers of bfloat16
+    torch.view_as_complex(wide).mul_(turns[:, None, None])
+    if wide is not pairs:
+        pairs.copy_(wide)
 
 
 def _standardised_once(backbone: nn.Module) -> nn.Module:
@@ -277,6 +282,20 @@ def _with_scaled_rows(attn: Attention, unit: float, divisor: Tensor | float) -> 
     scale[0] = (width // attn.heads) ** -0.5 / unit
     scale[2].div_(divisor)
     return _folded(attn.qkv, outputs=scale.flatten())
+
+
+def _with_pairs_together(weight: Tensor, bias: Tensor | None, heads: int) -> WeightAndBias:
+    """With the channels of queries and keys in another order: the two that are turned together side by side.
+
+    Scores stay as they are, since queries and keys change alike.
+    """
+
+    def reordered(rows: Tensor) -> Tensor:
+        queries_and_keys, values = rows.tensor_split([len(rows) // 3 * 2])
+        paired = rearrange(queries_and_keys, "(qk h part d) ... -> (qk h d part) ...", qk=2, h=heads, part=2)
+        return torch.cat([paired, values])
+
+    return reordered(weight), None if bias is None else reordered(bias)
 
 
 def activation(mlp: MLP) -> tuple[str, float, float]:

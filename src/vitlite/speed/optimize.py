@@ -262,7 +262,8 @@ class OptimizedViT(ViT):
         if config.positions != "rope":
             return ()
         like = self.patch_embed.bias  # the weights are packed, and perhaps narrower
-        return self.tables.rotation(like, grid, config.prefix_tokens, config.head_width)
+        cosines, sines = self.tables.rotation(like, grid, config.prefix_tokens, config.head_width)
+        return (torch.complex(cosines, sines),)
 
     def _added_to_patches(self, grid: tuple[int, int]) -> Tensor:
         """Everything that is added to the projected patches and the zeros before them: (1, n, d)."""
