@@ -111,14 +111,19 @@ def traced(model: torch.nn.Module, images: Tensor) -> Any:
 
 def compiled_by_openvino(model: torch.nn.Module, images: Tensor, narrow: bool) -> Call:
     """OpenVINO, converted from torch for these images' shape; bfloat16 as its own precision hint."""
+    run = openvino_network(model, images, narrow)
+    return lambda: run(images)
+
+
+def openvino_network(model: torch.nn.Module, images: Tensor, narrow: bool) -> Callable[[Tensor], Any]:
+    """The same, to be given other images of that shape."""
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "INFERENCE_PRECISION_HINT": "bf16" if narrow else "f32",
     }
     compiled = load("openvino").Core().compile_model(traced(model, images), "CPU", settings)
-    given = images.float().numpy()
-    return lambda: compiled(given)[0]
+    return lambda given: compiled(given.float().numpy())[0]
 
 
 def openvino(model: ViT, images: Tensor) -> Call:

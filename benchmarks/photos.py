@@ -1,0 +1,251 @@
+"""Photos a second, from files to answers: vitlite beside what people use now, on the same files with the same network.
+
+    python benchmarks/photos.py --megapixels 12 --images 300
+    python benchmarks/photos.py --megapixels 0.2 --images 2000 --model vit_base_16
+
+Contestants take turns, each in a process of its own, which makes its network and lets it run once before the clock
+starts. Weights are random, which are as fast as trained ones. timm and torchvision prepare photos in two workers of a
+DataLoader, and OpenCV in two threads for OpenVINO. All resize with antialiasing, but for OpenCV, which has none of
+Pillow's filters: its pixels are others. Contestants that are not installed are left out.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from folder import PHOTOS, random_model
+from peer_models import load, openvino_network
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+import vitlite
+from vitlite.images import Recipe
+from vitlite.predict import classify
+from vitlite.speed.measure import machine
+
+BATCH = 32
+WORKERS = 2
+THEIR_NAMES = {"vit_tiny_16": "vit_tiny_patch16_224", "vit_base_16": "vit_base_patch16_224"}
+
+
+class Files(Dataset[Tensor]):
+    """Photos, prepared by a transform that takes Pillow's images."""
+
+    def __init__(self, paths: list[Path], transform: Callable[[Any], Tensor]) -> None:
+        self.paths, self.transform = paths, transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        with Image.open(self.paths[index]) as image:
+            return self.transform(image.convert("RGB"))
+
+
+def fill(folder: Path, count: int, megapixels: float) -> None:
+    """Writes `count` different JPEGs, four parts wide and three high."""
+    unit = (megapixels * 1e6 / 12) ** 0.5
+    size = round(4 * unit), round(3 * unit)
+    for i in range(count):
+        with Image.open(PHOTOS[i % len(PHOTOS)]) as photo:
+            margin = i % 97 / 4
+            box = (margin, margin, photo.width - margin, photo.height - margin)
+            photo.convert("RGB").resize(size, box=box).save(folder / f"{i:05}.jpg", quality=90)
+
+
+Run = Callable[[list[Path]], object]
+
+
+def of_vitlite(name: str, *, fast: bool = False, quick: bool = False) -> Run:
+    """What `vitlite classify` does, with `--fast`, with `--quick-decode`."""
+    model = random_model(name)
+    if quick:
+        model.preprocess = model.preprocess.with_quick_decode()
+    if fast:
+        vitlite.optimize(model)
+    model(torch.rand(BATCH, 3, *model.config.size))
+    return lambda paths: list(classify(model, paths, batch=BATCH))
+
+
+def of_timm(name: str) -> Run:
+    """timm's network, behind timm's transform."""
+    recipe = random_model(name).preprocess.recipe
+    numbers = {"mean": recipe.mean, "std": recipe.std, "interpolation": recipe.interpolation}
+    transform = load("timm").data.create_transform(
+        (3, *recipe.size), crop_pct=recipe.size[0] / recipe.resize[0], **numbers
+    )
+    return _by_workers(name, transform)
+
+
+def of_torchvision(name: str) -> Run:
+    """The same network behind the second version of torchvision's transforms, on tensors."""
+    load("torchvision")
+    from torchvision.transforms import v2
+
+    recipe = random_model(name).preprocess.recipe
+    steps = [
+        v2.PILToTensor(),
+        v2.Resize(recipe.resize[0], v2.InterpolationMode.BICUBIC, antialias=True),
+        v2.CenterCrop(recipe.size),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(recipe.mean, recipe.std),
+    ]
+    return _by_workers(name, v2.Compose(steps))
+
+
+def of_openvino(name: str) -> Run:
+    """OpenVINO's network, behind OpenCV's pictures."""
+    recipe = random_model(name).preprocess.recipe
+    network = load("timm").create_model(THEIR_NAMES[name]).eval()
+    images = torch.rand(BATCH, 3, *recipe.size)
+    forward = openvino_network(network, images, narrow=False)
+    forward(images)
+    prepared = opencv_transform(recipe)
+
+    def run(paths: list[Path]) -> None:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            for start in range(0, len(paths), BATCH):  # OpenVINO's own threads compute while these wait
+                images = torch.stack(list(pool.map(prepared, paths[start : start + BATCH])))
+                best(torch.from_numpy(forward(images)))
+
+    return run
+
+
+def opencv_transform(recipe: Recipe) -> Callable[[Path], Tensor]:
+    """OpenCV's decoding and its resizing by areas; then what everybody does."""
+    cv2 = load("cv2")
+    cv2.setNumThreads(1)  # each of our threads has a photo of its own
+    mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
+
+    def prepared(path: Path) -> Tensor:
+        photo = cv2.imread(str(path))
+        height, width = recipe.resized(*photo.shape[:2])
+        small = cv2.resize(photo, (width, height), interpolation=cv2.INTER_AREA)
+        top, left = (height - recipe.size[0]) // 2, (width - recipe.size[1]) // 2
+        crop = small[top : top + recipe.size[0], left : left + recipe.size[1], ::-1]
+        return (torch.from_numpy(crop.copy()).permute(2, 0, 1) / 255 - mean) / std
+
+    return prepared
+
+
+def _by_workers(name: str, transform: Callable[[Any], Tensor]) -> Run:
+    """timm's network on what a transform makes in the workers of a DataLoader."""
+    network = load("timm").create_model(THEIR_NAMES[name]).eval()
+    with torch.inference_mode():
+        network(torch.rand(BATCH, 3, *network.patch_embed.img_size))
+
+    def run(paths: list[Path]) -> None:
+        with torch.inference_mode():
+            for images in DataLoader(Files(paths, transform), batch_size=BATCH, num_workers=WORKERS):
+                best(network(images))
+
+    return run
+
+
+def best(logits: Tensor) -> list[list[int]]:
+    """The classes of each picture that are most likely."""
+    return logits.softmax(-1).topk(5).indices.tolist()
+
+
+CONTESTANTS: dict[str, Callable[[str], Run]] = {
+    "vitlite": of_vitlite,
+    "vitlite, --fast": partial(of_vitlite, fast=True),
+    "vitlite, --fast --quick-decode": partial(of_vitlite, fast=True, quick=True),
+    "timm": of_timm,
+    "torchvision's transforms, timm": of_torchvision,
+    "OpenCV, OpenVINO": of_openvino,
+}
+MISSING = 3  # exit code of a contestant that is not installed
+
+
+def run_alone(contestant: str, model: str, folder: Path) -> int:
+    """What a process of its own does: prints by how many seconds the files became answers."""
+    try:
+        run = CONTESTANTS[contestant](model)
+    except ModuleNotFoundError as error:
+        print(error, file=sys.stderr)
+        return MISSING
+    paths = sorted(folder.glob("*.jpg"))
+    start = time.perf_counter()
+    run(paths)
+    print(time.perf_counter() - start)
+    return 0
+
+
+def seconds_of(contestant: str, model: str, folder: Path) -> float | None:
+    """Lets a contestant take its turn; None where it is not installed."""
+    words = [sys.executable, __file__, "--model", model, "--alone", contestant, "--folder", str(folder)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
+    if done.returncode == MISSING:
+        return None
+    done.check_returncode()
+    return float(done.stdout)
+
+
+def shares(model: str, paths: list[Path]) -> str:
+    """Where vitlite's processor time goes."""
+    network = random_model(model)
+    images = network.preprocess(paths)
+    with torch.inference_mode():
+        network(images)
+        forward = processor_seconds(lambda: network(images))
+    decoding = processor_seconds(lambda: [Image.open(path).load() for path in paths])
+    reading = processor_seconds(lambda: [network.preprocess.pixels(path) for path in paths])
+    whole = reading + forward
+    parts = {"decoding": decoding, "resizing": reading - decoding, "model": forward}
+    described = ", ".join(
+        f"{name} {part / len(paths) * 1000:.1f} ms ({part / whole:.0%})" for name, part in parts.items()
+    )
+    return f"vitlite's processor time for a photo: {described}"
+
+
+def processor_seconds(work: Callable[[], object]) -> float:
+    """What a call takes of all processors."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def main() -> int:
+    """Lets all take turns, and prints photos a second, each one's best."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="vit_tiny_16", choices=THEIR_NAMES)
+    parser.add_argument("--images", type=int, default=96)
+    parser.add_argument("--megapixels", type=float, default=12.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.alone:
+        return run_alone(args.alone, args.model, args.folder)
+    print(machine(), flush=True)
+    times: dict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fill(folder, args.images, args.megapixels)
+        print(shares(args.model, sorted(folder.glob("*.jpg"))[:BATCH]), flush=True)
+        for _ in range(args.rounds):
+            for contestant in CONTESTANTS:
+                if (seconds := seconds_of(contestant, args.model, folder)) is not None:
+                    times[contestant].append(seconds)
+    ours = min(times["vitlite"])
+    print(f"\n{args.images} photos of {args.megapixels:g} megapixels, {args.model}, {args.rounds} rounds\n")
+    print("| from files to answers | photos a second | slowest turn | vitlite is |\n|---|--:|--:|--:|")
+    for contestant, seconds in times.items():
+        quickest, slowest = min(seconds), max(seconds)
+        print(f"| {contestant} | {args.images / quickest:.1f} | {args.images / slowest:.1f} | {quickest / ours:.2f}x |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
