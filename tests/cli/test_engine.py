@@ -10,7 +10,7 @@ import torch
 from commands import Run
 
 import vitlite
-from vitlite.bulk import ray as engine
+from vitlite.bulk import jobs, sources
 from vitlite.cli.main import main
 
 
@@ -46,18 +46,18 @@ def test_what_belongs_to_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_what_the_engine_is_given_and_what_is_said_of_it(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], function: str, given: dict[str, Any]
 ) -> None:
-    def work(model: Any, source: Any, out: Any, actors: Any, *, on_resume: Any, **options: Any) -> engine.Summary:
+    def work(model: Any, source: Any, out: Any, actors: Any, *, on_resume: Any, **options: Any) -> jobs.Summary:
         assert (type(model), model.dtype) == (vitlite.ViT, torch.float32)  # the actors optimize it, in their dtype
-        assert (source, out) == (engine.Source("list.txt", None, Counter()), "folder")
-        assert actors == engine.Actors(batch=4, dtype="bfloat16", device="cpu", count=3)
+        assert (source, out) == (sources.Source("list.txt", None, Counter()), "folder")
+        assert actors == jobs.Actors(batch=4, dtype="bfloat16", device="cpu", count=3)
         assert options == {"name": name} | given
         on_resume(7)
-        return engine.Summary(pictures=9, broken=broken, new=2)
+        return jobs.Summary(pictures=9, broken=broken, new=2)
 
     name, broken = str(model), 1
-    monkeypatch.setattr(engine, "check_installed", lambda: None)
-    monkeypatch.setattr(engine, "find_pictures", lambda name: engine.Source(name, None, Counter()))
-    monkeypatch.setattr(engine, function, work)
+    monkeypatch.setattr(jobs, "check_installed", lambda: None)
+    monkeypatch.setattr(sources, "find_pictures", lambda name: sources.Source(name, None, Counter()))
+    monkeypatch.setattr(jobs, function, work)
     words += ["list.txt", "--engine", "ray", "--out", "folder", "--model", name, "--batch", "4", "--workers", "3"]
     code, out, err = run(*words, "--dtype", "bfloat16", "--device", "cpu")
     assert (code, err) == (1, "vitlite: continuing folder: 7 pictures are done\n")

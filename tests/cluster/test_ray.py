@@ -31,8 +31,9 @@ pytestmark = [
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-import vitlite.bulk.ray  # noqa: E402
-from vitlite.bulk.ray import Actors, Classifier, Embedder, embed_pictures, find_pictures  # noqa: E402
+from vitlite.bulk.jobs import Actors, embed_pictures  # noqa: E402
+from vitlite.bulk.ray import Classifier, Embedder  # noqa: E402
+from vitlite.bulk.sources import find_pictures  # noqa: E402
 
 COUNT = 300
 BROKEN = "0005.png"
@@ -135,11 +136,12 @@ def slow_job(cluster: Cluster, model: Path, pictures: Path, out: Path, notes: Pa
     """`vitlite embed --engine ray`, whose actors leave a note each, and rest after three small tables until told."""
     code = f"""
 import os, sys, time
-import ray, vitlite.bulk.ray
+import ray
+from vitlite.bulk import jobs
 from pathlib import Path
 from vitlite.cli.main import main
 
-class Slow(vitlite.bulk.ray.Embedder):
+class Slow(jobs.Embedder):
     tables = 0
     def __call__(self, table):
         Path({str(notes)!r}, f"{{os.getpid()}}").touch()
@@ -148,7 +150,7 @@ class Slow(vitlite.bulk.ray.Embedder):
             time.sleep(0.05)
         return super().__call__(table)
 
-vitlite.bulk.ray.Embedder, vitlite.bulk.ray.BLOCK, vitlite.bulk.ray.FILE = Slow, 16, 32
+jobs.Embedder, jobs.BLOCK, jobs.FILE = Slow, 16, 32
 words = ["embed", {str(pictures)!r}, "--engine", "ray", "--workers", "{workers}"]
 sys.exit(main([*words, "--out", {str(out)!r}, "--model", {str(model)!r}]))
 """

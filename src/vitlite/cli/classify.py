@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Prints the best labels of each picture as soon as its batch is done."""
     if args.engine == "ray":
-        from vitlite.bulk.ray import classify_pictures
+        from vitlite.bulk.jobs import classify_pictures
 
         return run_on_ray(args, partial(classify_pictures, top=args.top))
     if args.out:

@@ -39,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Writes a vector for each picture, and continues where an interrupted run stopped."""
     if args.engine == "ray":
-        from vitlite.bulk.ray import embed_pictures
+        from vitlite.bulk.jobs import embed_pictures
 
         return run_on_ray(args, embed_pictures)
     return _run_here(args)

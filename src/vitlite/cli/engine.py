@@ -12,12 +12,13 @@ from vitlite.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vitlite.bulk.ray import Actors, Source, Summary
+    from vitlite.bulk.jobs import Actors, Summary
+    from vitlite.bulk.sources import Source
     from vitlite.model import ViT
 
 
 class Work(Protocol):
-    """`embed_pictures` of `vitlite.bulk.ray`, or `classify_pictures` that knows how many labels it gives."""
+    """`embed_pictures` of `vitlite.bulk.jobs`, or `classify_pictures` that knows how many labels it gives."""
 
     def __call__(
         self,
@@ -47,7 +48,8 @@ def add_engine_arguments(parser: ArgumentParser) -> None:
 
 def run_on_ray(args: Namespace, work: Work) -> int:
     """Does the work of a command on Ray, and says what its output holds then."""
-    from vitlite.bulk.ray import Actors, check_installed, find_pictures
+    from vitlite.bulk.jobs import Actors, check_installed
+    from vitlite.bulk.sources import find_pictures
 
     if len(args.paths) != 1 or not args.out:
         raise InputError("--engine ray takes one folder, list or Parquet file as PATH, and --out with a folder.")

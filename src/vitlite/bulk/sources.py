@@ -1,0 +1,212 @@
+"""What a job on Ray works through: pictures in a folder, a list or Parquet, on a disk or at a URL; and what is left."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vitlite.bulk.folder import READERS
+from vitlite.errors import ImageError, InputError
+from vitlite.images import SUFFIXES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem
+    from ray.data import Dataset
+
+
+class Source(NamedTuple):
+    """Pictures to work through.
+
+    Attributes:
+        name: The folder, list or Parquet that they are in.
+        paths: Theirs, each once; None for Parquet that holds their bytes, which is read where it is needed.
+        skipped: How many files of which ending a folder has beside pictures.
+    """
+
+    name: str
+    paths: "pa.Array | None"
+    skipped: Counter[str]
+
+
+def find_pictures(name: str) -> Source:
+    """The pictures that a folder, a list or Parquet means, also one with a URL.
+
+    Raises:
+        ImageError: There is nothing of this name, or no picture in it.
+        InputError: Parquet without a column `path`.
+    """
+    from pyarrow.fs import FileType
+
+    name = name.rstrip("/") or name
+    files, place = locate(name)
+    kind = files.get_file_info(place).type
+    if kind == FileType.NotFound:
+        raise ImageError(f"No such folder, list or Parquet file: {name}")
+    is_folder = kind == FileType.Directory
+    inside = _files_below(files, place) if is_folder else [place]
+    pictures = _pictures_among(inside, name, place)
+    if pictures:
+        return Source(name, _unique(pictures), _others_among(inside) if is_folder else Counter())
+    if any(path.endswith(".parquet") for path in inside):
+        return _source_of_parquet(name, files, place)
+    if is_folder:
+        raise _no_pictures(name)
+    return _source_of_list(name, files, place)
+
+
+def _no_pictures(name: str) -> ImageError:
+    return ImageError(f"No pictures in {name}. In folders, names end in {' '.join(sorted(SUFFIXES))}.")
+
+
+def _source_of_parquet(name: str, files: "FileSystem", place: str) -> Source:
+    """Paths in a column, or the pictures themselves in another beside it."""
+    from pyarrow import dataset
+
+    rows = dataset.dataset(place, filesystem=files, format="parquet")
+    columns = rows.schema.names
+    if "path" not in columns:
+        raise InputError(f"{name} needs a column path, and bytes if it holds the pictures: {columns}.")
+    if "bytes" in columns and rows.count_rows() > 0:
+        return Source(name, None, Counter())
+    paths = rows.to_table(columns=["path"])["path"].to_pylist()
+    if not paths:
+        raise _no_pictures(name)
+    return Source(name, _unique(paths), Counter())
+
+
+def _source_of_list(name: str, files: "FileSystem", place: str) -> Source:
+    """A path a line, in UTF-8 or whatever the file system writes."""
+    with files.open_input_stream(place, compression=None) as file:
+        content = file.read()
+    if b"\0" in content:
+        raise ImageError(f"{name} is no list of pictures, a path a line, and no picture by its name.")
+    lines = content.decode(errors="surrogateescape").splitlines()
+    paths = [line for line in lines if line.strip()]
+    if not paths:
+        raise _no_pictures(name)
+    return Source(name, _unique(paths), Counter())
+
+
+def _files_below(files: "FileSystem", folder: str) -> list[str]:
+    from pyarrow.fs import FileSelector
+
+    below = files.get_file_info(FileSelector(folder, recursive=True))
+    return sorted(file.path for file in below if file.is_file)
+
+
+def _pictures_among(paths: Sequence[str], name: str, place: str) -> list[str]:
+    """Those that end as pictures do, under the name that was asked for: a URL stays one."""
+    root = name if "://" in name else place
+    suffixes = tuple(SUFFIXES)
+    return [root + path.removeprefix(place) for path in paths if path.lower().endswith(suffixes)]
+
+
+def _others_among(paths: Sequence[str]) -> Counter[str]:
+    """How many of them end as no pictures do, by their ending, but for what is hidden."""
+    shown_names = (os.path.basename(path) for path in paths if not os.path.basename(path).startswith("."))
+    return Counter(suffix for name in shown_names if (suffix := os.path.splitext(name)[1].lower()) not in SUFFIXES)
+
+
+def _unique(paths: Sequence[str]) -> "pa.Array":
+    """Each path once, and absolute, since the cluster works elsewhere."""
+    import pyarrow as pa
+
+    absolute = [path if "://" in path else os.path.abspath(path) for path in paths]
+    return pa.chunked_array([absolute], pa.string()).unique()
+
+
+def remaining(source: Source, done: "pa.Array", unit: int) -> "tuple[Dataset | None, int]":
+    """What is left to do as a dataset, if anything; and at most how many units, of so many pictures, that is."""
+    import pyarrow as pa
+    import ray.data
+
+    if source.paths is None:
+        return _remaining_stored(source.name, done, unit)
+    table = _without(pa.table({"path": source.paths}), done)
+    units = [table.slice(start, unit) for start in range(0, len(table), unit)]
+    return ray.data.from_arrow(units) if units else None, len(units)
+
+
+def _without(table: "pa.Table", done: "pa.Array") -> "pa.Table":
+    """The rows whose paths are not done."""
+    import pyarrow.compute as pc
+
+    return table.filter(pc.invert(pc.is_in(table["path"], value_set=done)))
+
+
+def _remaining_stored(name: str, done: "pa.Array", unit: int) -> "tuple[Dataset, int]":
+    """The same of Parquet that holds the pictures, read a row group a task.
+
+    The tasks need no core, since the actors have all of them; `ray.data.read_parquet` lists its files in one that does.
+    """
+    import pyarrow as pa
+    import ray.data
+
+    files, place = locate(name)
+    groups = _row_groups(files, place)
+    held = ray.put(done)
+
+    def read(tasks: pa.Table) -> Iterator[pa.Table]:
+        for task in tasks.to_pylist():
+            for rows in _read_row_group(files, task["file"], task["number"], unit):
+                yield _without(rows, ray.get(held))
+
+    tasks = [pa.table({"file": [group.file], "number": [group.number]}) for group in groups]
+    pictures = sum(group.rows for group in groups)
+    rows = ray.data.from_arrow(tasks).map_batches(read, batch_format="pyarrow", batch_size=None, num_cpus=0)
+    return rows, math.ceil(pictures / unit)
+
+
+class _RowGroup(NamedTuple):
+    """A part of a Parquet file that can be read alone."""
+
+    file: str
+    number: int
+    rows: int
+
+
+def _row_groups(files: "FileSystem", place: str) -> list[_RowGroup]:
+    """Those of all files there. The files' ends, which say so, are read at the same time."""
+    from pyarrow import dataset
+
+    fragments = dataset.dataset(place, filesystem=files, format="parquet").get_fragments()
+    with ThreadPoolExecutor(READERS) as readers:
+        return list(chain.from_iterable(readers.map(_row_groups_of, fragments)))
+
+
+def _row_groups_of(fragment: Any) -> list[_RowGroup]:
+    return [_RowGroup(fragment.path, number, group.num_rows) for number, group in enumerate(fragment.row_groups)]
+
+
+def _read_row_group(files: "FileSystem", path: str, number: int, unit: int) -> "Iterator[pa.Table]":
+    """Paths and pictures, a unit of work at a time."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with files.open_input_file(path) as file:
+        for rows in parquet.ParquetFile(file).iter_batches(unit, row_groups=[number], columns=["path", "bytes"]):
+            yield pa.Table.from_batches([rows])
+
+
+def locate(path: str) -> tuple["FileSystem", str]:
+    """The file system of a path or URL, and what it calls the place."""
+    from pyarrow.fs import LocalFileSystem
+
+    scheme, separator, location = path.partition("://")
+    if not separator:
+        return LocalFileSystem(), os.path.abspath(path)
+    host, _, inside = location.partition("/")
+    files, root = _file_system(f"{scheme}://{host}/")
+    return files, f"{root.rstrip('/')}/{inside}"
+
+
+@lru_cache(maxsize=64)
+def _file_system(url: str) -> tuple["FileSystem", str]:
+    from pyarrow.fs import FileSystem
+
+    return FileSystem.from_uri(url)
