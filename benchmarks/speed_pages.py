@@ -64,12 +64,13 @@ def need_matplotlib() -> Any:
 def plot(report: dict[str, Any], file: Path) -> None:
     """Draws the ratios, and how cost grows beside what the multiply-adds predict."""
     matplotlib = need_matplotlib()
-    figure = matplotlib.figure.Figure(figsize=(15, 6), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(9, 10), layout="constrained")
     growth = report["growth"]
-    widths = [2] + [1] * len(growth)
-    (row,) = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)
-    _plot_ratios(row[0], report["cells"])
-    for axes, (axis, points) in zip(row[1:], growth.items(), strict=True):
+    columns = max(1, len(growth))
+    grid = figure.add_gridspec(1 + bool(growth), columns, height_ratios=[2, 1] if growth else [1])
+    _plot_ratios(figure.add_subplot(grid[0, :]), report["cells"])
+    for column, (axis, points) in enumerate(growth.items()):
+        axes = figure.add_subplot(grid[1, column])
         _plot_growth(axes, axis, points)
         axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")

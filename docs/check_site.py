@@ -4,6 +4,7 @@
 
 Playwright drives the Chromium that is installed (`apt install chromium`). A page fails if it scrolls sideways, if code
 or output is cut off at the desk's width, if an equation is not typeset, or if it asks another server for anything.
+The site fails if its search does not lead from a word of SEARCHES to its page, or if its home cannot be walked on from.
 """
 
 import argparse
@@ -16,6 +17,14 @@ from pathlib import Path
 from typing import Any
 
 WIDTHS = {"desk": 1280, "phone": 390}
+SEARCHES = {  # what people look for, and where it is
+    "license": "models/",
+    "licence": "models/",
+    "LoRA": "coming_from/",
+    "checkpointing": "training/",
+    "features_only": "coming_from/",
+    "dinov2": "models/",
+}
 MEASURE = """() => {
   const cut = [...document.querySelectorAll("pre > code")].filter((code) => code.scrollWidth > code.clientWidth + 1);
   return {
@@ -55,6 +64,35 @@ def check(browser: Any, address: str, page: str, width: str, pictures: Path | No
     return wrong
 
 
+def search(browser: Any, address: str) -> list[str]:
+    """Which words do not lead where they should."""
+    wrong = []
+    for word, page in SEARCHES.items():
+        window = browser.new_page(viewport={"width": WIDTHS["desk"], "height": 900})
+        window.goto(f"{address}/", wait_until="load")
+        window.fill("input[name=query]", word)
+        window.wait_for_selector(".md-search-result__meta:not(:has-text('Initializing'))")
+        links = window.eval_on_selector_all(".md-search-result__link", "links => links.map((link) => link.href)")
+        if not any(link.startswith(f"{address}/{page}") for link in links):
+            wrong.append(f"the search for {word!r} does not lead to {page}: {links}")
+        window.close()
+    return wrong
+
+
+def walk_on(browser: Any, address: str) -> list[str]:
+    """What is missing at the foot of the home page, and of the one after it."""
+    window = browser.new_page(viewport={"width": WIDTHS["desk"], "height": 900})
+    window.goto(f"{address}/", wait_until="load")
+    wrong = []
+    if "pip install" not in window.inner_text("article"):
+        wrong.append("the home page does not say how to install")
+    window.click("a.md-footer__link--next")
+    if not window.query_selector("a.md-footer__link--prev"):
+        wrong.append("the page after the home page has no way back")
+    window.close()
+    return wrong
+
+
 def main() -> int:
     """The exit code: 1 where a page has something wrong."""
     from playwright.sync_api import sync_playwright
@@ -78,6 +116,9 @@ def main() -> int:
                 for wrong in check(browser, address, path, width, args.pictures):
                     print(f"{path or 'home'} at {WIDTHS[width]} pixels {wrong}")
                     failures += 1
+        for wrong in (*search(browser, address), *walk_on(browser, address)):
+            print(wrong)
+            failures += 1
         browser.close()
         server.shutdown()
     print(f"{len(pages)} pages at {len(WIDTHS)} widths: {failures} failures")

@@ -81,14 +81,15 @@ projection, and where there is no head the model returns what a head would have 
 multiply-adds for one image of the size given. For CIFAR-10 top-1 was measured by this project."""
 ABOUT_FIVE = """\
 Top-1 on ImageNet-1k, the size of the weights in float32, their licence, and the time for one picture of the
-checkpoint's own size on the two cores of [the machine of the speed page](speed.md), through `optimize`; where it was
-not measured, the arithmetic."""
+checkpoint's own size on the two cores of [the machine of the speed page](speed.md), through `optimize`. The giant's
+was not measured there; instead of it stands the arithmetic."""
 ABOUT_FRONT = """\
 All that classify ImageNet-1k and are free for commercial use; the line and the table are those that no cheaper one
 beats. Time follows the arithmetic. The circles are of the five above."""
 ABOUT_LICENCES = """\
 The weights are their authors', under the licence that timm or the repository states. Whether it allows commercial use
-is said here as far as its name tells; "its terms" are to be read. The default of every preset allows it."""
+is said here as far as its name tells; "its terms" are to be read. The default of every preset allows it. In Python it
+is the field `license` of `vitlite.info(NAME)`."""
 
 
 def page() -> Iterator[str]:

@@ -10,6 +10,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import json
 import os
 import re
 import shlex
@@ -25,6 +26,7 @@ import pytest
 import torch
 from files_of_libraries import write_files
 from parity.references import distance
+from PIL import Image, ImageChops, ImageStat
 from server import Hub
 
 import vitlite
@@ -188,6 +190,93 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_generated_pages_are_fresh(script: Path) -> None:
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+
+
+LESSON = ROOT / "docs" / "how_a_vit_works.md"
+NOTEBOOK = LESSON.with_suffix(".ipynb")
+
+
+def code_cells(notebook: Path) -> list[tuple[str, str]]:
+    """What each cell of code does, and what it printed."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    found = []
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            printed = "".join("".join(output["text"]) for output in cell["outputs"])
+            found.append(("".join(cell["source"]) + "\n", printed))
+    return found
+
+
+def test_the_notebook_is_the_page() -> None:
+    page: list[list[str]] = []
+    for block in blocks_of(LESSON):
+        if block.note == "output":
+            page[-1][1] = block.text.rstrip("\n")
+        elif block.note == "" and block.language in ("python", "bash"):
+            page.append([block.text if block.language == "python" else re.sub("(?m)^(?=.)", "!", block.text), ""])
+    photo, *cells = code_cells(NOTEBOOK)
+    assert "b64decode" in photo[0]
+    assert [list(cell) for cell in cells] == page
+    assert f"({NOTEBOOK.name})" in LESSON.read_text(encoding="utf-8")
+
+
+def test_the_notebook_runs_where_nothing_else_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, (code, expected) in enumerate(code_cells(NOTEBOOK)):
+        if code.startswith("!"):
+            for line in code.splitlines():
+                run_line(line.removeprefix("!"), f"cell {number}")
+        else:
+            printed = run_python(code, f"cell {number}", names)
+            assert printed.strip() == expected
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        "filters.png", "positions.png", "distances.png", "rollout.png"
+    }  # fmt: skip
+
+
+def test_the_notebook_runs_in_jupyter(tmp_path: Path) -> None:
+    for module in ("nbclient", "nbformat", "ipykernel"):
+        pytest.importorskip(module)
+    code = """\
+import sys, nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], 4)
+nbformat.validate(notebook)
+nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+nbformat.write(notebook, "ran.ipynb")
+"""
+    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(NOTEBOOK)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for (code, expected), (_, printed) in zip(code_cells(NOTEBOOK), code_cells(tmp_path / "ran.ipynb"), strict=True):
+        if code.startswith("!"):
+            assert "vitlite info" in code or printed.count("wrote ") == 4
+        else:
+            assert printed.strip() == expected
+
+
+PICTURES = {  # what the commands of the lesson draw, and what stands on the page
+    "filters.png": "filters.png",
+    "positions.png": "positions.png",
+    "map.png": "attention.jpg",
+    "distances.png": "distances.png",
+    "rollout.png": "rollout.jpg",
+}
+
+
+def test_the_figures_of_the_lesson_are_what_their_commands_draw(workplace: Path) -> None:
+    commands = re.findall(r"vitlite [^`\n]* --out \S+\.png", LESSON.read_text(encoding="utf-8"))
+    assert {line.split()[-1] for line in commands} == set(PICTURES)
+    for line in sorted(set(commands)):
+        out = line.split()[-1]
+        run_line(line, line)
+        with Image.open(out) as drawn, Image.open(ROOT / "docs" / "images" / PICTURES[out]) as shown:
+            assert drawn.size == shown.size, line
+            apart = ImageStat.Stat(ImageChops.difference(drawn.convert("RGB"), shown.convert("RGB")))
+            assert max(apart.mean) < 4, line  # of 255: some are kept as JPEG
 
 
 def test_readme_is_short() -> None:

@@ -163,9 +163,32 @@ def test_picture_of_distances(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(draw, "need_matplotlib", lambda: Kept)
     picture = draw.picture_of_distances(distances)
-    assert (picture.mode, picture.size) == ("RGB", (840, 480))
+    assert (picture.mode, picture.size) == ("RGB", (840, 560))
     heads = [line.get_xydata().tolist() for line in drawn[0].axes[0].lines]
     assert heads == [[[0, 10], [1, 20], [2, 25]], [[0, 30], [1, 40], [2, 45]]]
+
+
+def test_picture_of_few_shots(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+
+    class Kept(Figure):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            drawn.append(self)
+
+    monkeypatch.setattr(draw, "need_matplotlib", lambda: Kept)
+    curves = [("one", {1: [0.2, 0.4], 5: [0.5, 0.5]}), ("other", {1: [0.1], 25: [0.9]})]
+    assert draw.picture_of_few_shots(curves).size == (840, 560)
+    axes = drawn[0].axes[0]
+    assert [container.get_label() for container in axes.containers] == ["one", "other"]
+    first, second = (container.lines[0].get_xydata().tolist() for container in axes.containers)
+    assert first == [[1, pytest.approx(30)], [5, pytest.approx(50)]]
+    assert second == [[1, pytest.approx(10)], [25, pytest.approx(90)]]
+    low, high = axes.containers[0].lines[2][0].get_segments()[0][:, 1]  # the bar of the first point
+    assert (low, high) == (pytest.approx(20), pytest.approx(40))
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "5", "25"]
+    with pytest.raises(InputError, match="no curve to draw"):
+        draw.picture_of_few_shots([("one", {})])
 
 
 def test_position_similarity() -> None:

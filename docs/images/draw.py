@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from einops import rearrange
+from PIL import Image
 
 import vitlite
 from vitlite.draw import (
@@ -33,6 +34,12 @@ def patches() -> None:
     arrange({"224 x 224 pixels": rearrange(whole, "c h w -> h w c"), "196 patches of 16 x 16": cut}, 2).save(
         HERE / "patches.jpg", quality=90
     )
+
+
+def photo_of_the_notebook() -> None:
+    """The photo of the page, small enough to stand in a cell."""
+    with Image.open(PHOTOS / "chelsea.png") as photo:
+        photo.convert("RGB").resize((300, 200), Image.Resampling.BICUBIC).save(HERE / "chelsea.jpg", quality=85)
 
 
 def filters() -> None:
@@ -111,5 +118,5 @@ def block() -> None:
 
 
 if __name__ == "__main__":
-    for draw in (patches, filters, distances, positions, attention, rollout, block):
+    for draw in (patches, photo_of_the_notebook, filters, distances, positions, attention, rollout, block):
         draw()

@@ -5,7 +5,7 @@ patches down and across (or pixels, for pictures), n tokens.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -36,6 +36,7 @@ CAPTION = 22  # height of the line below a panel
 SHEET = 800  # pixels of one side of the picture of positions, about
 FILTER = 96  # of one filter, about
 FILTERS_IN_A_ROW = 7  # four rows of them, as in the paper
+PLOT = 5.25, 3.5  # inches: its letters can be read also on a phone
 INK = "#333333"  # of captions
 WHITE = -1.0  # stands for what no colour map has
 
@@ -186,7 +187,7 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, rolled_ou
 
 def _columns(panels: int) -> int:
     """All in one row where they are few, else about twice as many across as down."""
-    if panels <= 5:
+    if panels <= 4:
         return panels
     return max(2, round((1.8 * panels) ** 0.5))
 
@@ -232,7 +233,7 @@ def picture_of_distances(distances: Tensor) -> "Image":
 
     After Figure 7 (right) of Dosovitskiy et al. 2021.
     """
-    figure = need_matplotlib()(figsize=(7, 4), layout="constrained")
+    figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     for head, by_block in enumerate(distances.T.tolist()):
         axes.plot(by_block, ".", markersize=9, alpha=0.8, label=f"head {head}")
@@ -241,9 +242,39 @@ def picture_of_distances(distances: Tensor) -> "Image":
     axes.grid(alpha=0.3)
     if distances.shape[1] <= 16:
         figure.legend(loc="outside right upper", fontsize=8)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=120, format="png")
-    picture: Image = _pillow().image.open(drawn).convert("RGB")
+    return _drawn(figure)
+
+
+def picture_of_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) -> "Image":
+    """A curve for each model: right answers by the pictures a class that were fitted to, mean and deviation.
+
+    Args:
+        curves: The name of each model, and for each number of pictures the shares of right answers by draw, such as
+            `vitlite.vectors.probe(...).few`.
+    """
+    counts = sorted({count for _, few in curves for count in few})
+    if not counts:
+        raise InputError("There is no curve to draw: no number of pictures a class was measured.")
+    figure = need_matplotlib()(figsize=PLOT, layout="constrained")
+    axes = figure.subplots()
+    for name, few in curves:
+        shares = [100 * torch.tensor(list(few[count])) for count in sorted(few)]
+        means = [float(share.mean()) for share in shares]
+        deviations = [float(share.std(correction=0)) for share in shares]
+        axes.errorbar(sorted(few), means, deviations, marker=".", markersize=9, capsize=4, label=name)
+    axes.set(xlabel="pictures of each class", ylabel="right (percent)", xscale="log")
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xticks([], minor=True)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return _drawn(figure)
+
+
+def _drawn(figure: "Figure") -> "Image":
+    """The pixels of a plot."""
+    pixels = io.BytesIO()
+    figure.savefig(pixels, dpi=160, format="png")
+    picture: Image = _pillow().image.open(pixels).convert("RGB")
     return picture
 
 

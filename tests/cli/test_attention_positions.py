@@ -41,8 +41,8 @@ def test_distances(run: Run, model: Path, pictures: Path, tmp_path: Path) -> Non
     assert code == 0
     first, *blocks, last = shown.splitlines()
     assert first == "mean attention distance in pixels over 2 pictures, a column for each head"
-    assert last == f"wrote {out}, 840 x 480 pixels"
-    assert size_of(out) == (840, 480)
+    assert last == f"wrote {out}, 840 x 560 pixels"
+    assert size_of(out) == (840, 560)
     vit = vitlite.load(model)
     expected = sum(attention_distances(vit, vit.preprocess(file))[0] for file in files) / 2
     for i, (line, heads) in enumerate(zip(blocks, expected, strict=True)):

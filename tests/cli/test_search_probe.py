@@ -1,6 +1,7 @@
 """`vitlite search` and `vitlite probe`."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -93,8 +94,46 @@ def test_probe_tells_colours_apart(run: Run, model: Path, colours: Path) -> None
     assert found["linear"] == 1
     assert list(found["few"]) == ["1", "5"]
     out = run("probe", colours, "--model", model)[1]
-    assert "100.0 %  a linear classifier" in out
-    assert "50.0 %  always the commonest class" in out
+    assert re.search(r"(?m)^a linear classifier +100\.0 %$", out)
+    assert re.search(r"(?m)^always the commonest class +50\.0 %$", out)
+    assert "not with 10, 25 a class: the smallest class has fewer to fit to" in out
+
+
+def test_probe_of_few_pictures_draws_a_curve_for_each_model(
+    run: Run, model: Path, colours: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "few.png"
+    words = ("probe", colours, "--model", model, "--beside", "vit_nano_4.cifar10", "--shots", "1,2,8")
+    code, printed, err = run(*words, "--out", out)
+    assert (code, err) == (0, "")
+    header, *rows = printed.splitlines()[1:]
+    assert header.split()[-2:] == [str(model), "vit_nano_4.cifar10"]
+    table = {row[:34].strip(): re.findall(r"[\d.]+ % ± +[\d.]+|[\d.]+", row[34:]) for row in rows}
+    for shots in (1, 2, 8):
+        assert len(table[f"the linear one, with {shots} a class"]) == 2
+    assert table["numbers in a vector"] == ["32", "192"]
+    with Image.open(out) as drawn:
+        assert drawn.size == (840, 560)
+    both = [json.loads(line) for line in run(*words, "--json")[1].splitlines()]
+    assert [one["model"] for one in both] == [str(model), "vit_nano_4.cifar10"]
+    alone = json.loads(run("probe", colours, "--model", "vit_nano_4.cifar10", "--shots", "1,2,8", "--json")[1])
+    assert alone == both[1]  # of the same pictures
+    assert list(alone["few"]) == ["1", "2", "8"]
+
+
+def test_probe_draws_over_nothing_that_it_reads(run: Run, model: Path, colours: Path, tmp_path: Path) -> None:
+    before = (colours / "red" / "0.png").read_bytes()
+    (tmp_path / "link.png").symlink_to(colours / "red" / "0.png")
+    for out in (colours / "red" / "0.png", colours / "few.png", tmp_path / "link.png"):
+        code, printed, err = run("probe", colours, "--model", model, "--out", out)
+        assert (code, printed) == (1, "")
+        assert f"--out {out} is in the data" in err
+    assert (colours / "red" / "0.png").read_bytes() == before
+    assert "Cannot write the picture" in run("probe", colours, "--model", model, "--out", tmp_path / "few.safe")[2]
+    code, _, err = run("probe", colours, "--model", model, "--shots", 50, "--out", tmp_path / "few.png")
+    assert code == 1
+    assert "no curve to draw" in err
+    assert "a whole number of at least 1" in run("probe", colours, "--model", model, "--shots", "1,0")[2]
 
 
 def test_probe_fits_to_train_and_measures_on_val(run: Run, model: Path, colours: Path, tmp_path: Path) -> None:

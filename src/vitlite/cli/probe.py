@@ -1,4 +1,4 @@
-"""`vitlite probe`: how well a model's vectors tell classes apart."""
+"""`vitlite probe`: how well the vectors of models tell classes apart."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -6,25 +6,45 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from vitlite.cli.options import add_model_arguments, add_speed_arguments, open_model
+from vitlite.cli.options import (
+    add_model_arguments,
+    add_speed_arguments,
+    open_model,
+    positives,
+    refuse_inside,
+)
 from vitlite.cli.progress import Watch
+from vitlite.cli.tables import table, with_bold_header
+from vitlite.draw import check_target, need_matplotlib, picture_of_few_shots, save_picture
 from vitlite.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitlite.model import ViT
     from vitlite.training.datasets import Prepared
     from vitlite.vectors.probe import Probed
 
 TO_FIT, TO_MEASURE = "train", ("val", "test")  # folders of folders of classes
+SHOTS = "1,5,10,25"
 
 
 class Labelled(NamedTuple):
-    """Vectors of pictures whose classes are known."""
+    """Pictures whose classes are known."""
 
-    vectors: "Tensor"
-    labels: "Tensor"
+    paths: list[str]
+    labels: "Tensor"  # (n,)
+    aside: "Tensor"  # (n,) of bool: those to measure on
+    classes: Sequence[str]
+
+
+class Measured(NamedTuple):
+    """What was found out about a model."""
+
+    name: str
+    width: int  # of its vectors
+    fitted_to: int  # pictures
+    measured_on: int
+    found: "Probed"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -36,34 +56,67 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="a folder per class, a fifth of each to measure on; or train/ and val/ (or test/) with such folders",
     )
     parser.add_argument(
+        "--shots",
+        type=positives,
+        default=SHOTS,
+        metavar="N,...",
+        help="how few pictures of each class to fit to, beside all; default: %(default)s",
+    )
+    parser.add_argument(
+        "--beside", action="append", default=[], metavar="MODEL", help="another model for the same pictures; repeatable"
+    )
+    parser.add_argument("--out", metavar="PNG", help="a curve for each model by --shots, replaced if it is there")
+    parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="which pictures are drawn; default: %(default)s"
     )
-    parser.add_argument("--json", action="store_true", help="the figures, for programs")
+    parser.add_argument("--json", action="store_true", help="the figures, a line for each model, for programs")
     add_model_arguments(parser)
     add_speed_arguments(parser)
 
 
 def run(args: Namespace) -> int:
-    """Embeds the pictures once, and measures what classifiers make of the vectors."""
-    from vitlite.training.datasets import class_names
-    from vitlite.vectors.probe import held_out, probe
-
-    to_fit, to_measure = _parts(args.data)
-    classes = class_names(to_fit)
-    listed = [_listed(folder, classes) for folder in (to_fit, to_measure) if folder]
-    model = open_model(args)
-    watch = Watch(sum(len(paths) for paths, _ in listed), bar=True)
-    known = [_embedded(model, paths, labels, args.batch, watch) for paths, labels in listed]
-    if to_measure is None:
-        aside = held_out(known[0].labels, args.seed)
-        known = [Labelled(known[0].vectors[rows], known[0].labels[rows]) for rows in (~aside, aside)]
-    fitted, measured = known
-    found = probe(*fitted, *measured, seed=args.seed)
+    """Embeds the pictures once with each model, and measures what classifiers make of the vectors."""
+    if args.out:
+        check_target(args.out)
+        need_matplotlib()
+        refuse_inside(Path(args.out), args.data)
+    pictures = _labelled(args.data, args.seed)
+    measured, code = [], 0
+    for words in (args, *_other_models(args)):
+        watch = Watch(len(pictures.paths), bar=True)
+        measured.append(_measure(words, pictures, watch))
+        code = max(code, watch.exit_code())
     if args.json:
-        print(json.dumps(_fields(found, fitted, measured, classes)))
+        for one in measured:
+            print(json.dumps(_fields(one, pictures.classes)))
     else:
-        _print(found, fitted, measured, classes)
-    return watch.exit_code()
+        _print(measured, pictures, args.shots)
+    if args.out:
+        picture = picture_of_few_shots([(one.name, one.found.few) for one in measured])
+        save_picture(picture, args.out)
+    return code
+
+
+def _other_models(args: Namespace) -> list[Namespace]:
+    """The arguments for each model of --beside: --weights is the first one's."""
+    return [Namespace(**{**vars(args), "model": name, "weights": None}) for name in args.beside]
+
+
+def _labelled(data: Path, seed: int) -> Labelled:
+    """The pictures of the folder, and which of them are to measure on."""
+    import torch
+
+    from vitlite.training.datasets import class_names
+    from vitlite.vectors.probe import held_out
+
+    to_fit, to_measure = _parts(data)
+    classes = class_names(to_fit)
+    paths, labels = _listed(to_fit, classes)
+    if to_measure is None:
+        return Labelled(paths, labels, held_out(labels, seed), classes)
+    more_paths, more_labels = _listed(to_measure, classes)
+    aside = torch.arange(len(paths) + len(more_paths)) >= len(paths)
+    return Labelled(paths + more_paths, torch.cat([labels, more_labels]), aside, classes)
 
 
 def _parts(data: Path) -> tuple[Path, Path | None]:
@@ -89,44 +142,65 @@ def _listed(folder: Path, classes: Sequence[str]) -> tuple[list[str], "Tensor"]:
     return [str(path) for path in files], listed.labels
 
 
-def _embedded(model: "ViT", paths: list[str], labels: "Tensor", batch: int, watch: Watch) -> Labelled:
-    """The vectors of the pictures that can be read."""
+def _measure(args: Namespace, pictures: Labelled, watch: Watch) -> Measured:
+    """What classifiers make of a model's vectors of those pictures that can be read."""
     import torch
 
     from vitlite.errors import ImageError
     from vitlite.predict import embed
+    from vitlite.vectors.probe import probe
 
-    vectors, rows = [], []
-    for row, (_, vector) in enumerate(watch.outcomes(embed(model, paths, batch))):
+    found, rows = [], []
+    outcomes = embed(open_model(args), pictures.paths, args.batch, watch.pace)
+    for row, (_, vector) in enumerate(watch.outcomes(outcomes)):
         if not isinstance(vector, ImageError):
-            vectors.append(vector)
+            found.append(vector)
             rows.append(row)
-    if not vectors:
+    if not found:
         raise InputError("No picture could be read.")
-    return Labelled(torch.stack(vectors), labels[rows])
+    vectors, labels, aside = torch.stack(found), pictures.labels[rows], pictures.aside[rows]
+    fitted, others = (vectors[~aside], labels[~aside]), (vectors[aside], labels[aside])
+    probed = probe(*fitted, *others, shots=args.shots, seed=args.seed)
+    return Measured(args.model, vectors.shape[1], len(fitted[1]), len(others[1]), probed)
 
 
-def _fields(found: "Probed", fitted: Labelled, measured: Labelled, classes: Sequence[str]) -> dict[str, object]:
+def _fields(one: Measured, classes: Sequence[str]) -> dict[str, object]:
     return {
+        "model": one.name,
         "classes": len(classes),
-        "fitted_to": len(fitted.labels),
-        "measured_on": len(measured.labels),
-        "linear": found.linear,
-        "penalty": found.penalty,
-        "neighbours": found.neighbours,
-        "commonest": found.commonest,
-        "few": found.few,
+        "fitted_to": one.fitted_to,
+        "measured_on": one.measured_on,
+        "linear": one.found.linear,
+        "penalty": one.found.penalty,
+        "neighbours": one.found.neighbours,
+        "commonest": one.found.commonest,
+        "few": one.found.few,
     }
 
 
-def _print(found: "Probed", fitted: Labelled, measured: Labelled, classes: Sequence[str]) -> None:
-    numbers = fitted.vectors.shape[1]
-    print(f"{len(classes)} classes, fitted to {len(fitted.labels)} pictures, measured on {len(measured.labels)} others")
-    print(f"vectors of {numbers} numbers; right of those measured on:")
-    print(f"  {100 * found.linear:5.1f} %  a linear classifier")
-    print(f"  {100 * found.neighbours:5.1f} %  the nearest neighbours")
-    print(f"  {100 * found.commonest:5.1f} %  always the commonest class")
-    if found.few:
-        print("the linear classifier with few pictures a class, mean and deviation of five draws:")
-    for shots, (share, spread) in found.few_in_words().items():
-        print(f"  {100 * share:5.1f} %  ± {100 * spread:4.1f}  {shots}")
+def _print(measured: Sequence[Measured], pictures: Labelled, shots: Sequence[int]) -> None:
+    """A column for each model."""
+    first = measured[0]
+    print(
+        f"{len(pictures.classes)} classes, fitted to {first.fitted_to} pictures, measured on {first.measured_on} others"
+    )
+    rows = [
+        ["a linear classifier", *(_percent(one.found.linear) for one in measured)],
+        ["the nearest neighbours", *(_percent(one.found.neighbours) for one in measured)],
+        ["always the commonest class", *(_percent(one.found.commonest) for one in measured)],
+    ]
+    few = [one.found.few_in_words() for one in measured]
+    for count in few[0]:
+        cells = (f"{_percent(words[count][0])} ± {100 * words[count][1]:4.1f}" for words in few)
+        rows.append([f"the linear one, with {count} a class", *cells])
+    rows.append(["numbers in a vector", *(str(one.width) for one in measured)])
+    print(with_bold_header(table(["right of those measured on", *(one.name for one in measured)], rows)))
+    if few[0]:
+        print("with few pictures a class: mean and deviation of five draws")
+    too_many = [str(count) for count in shots if count not in few[0]]
+    if too_many:
+        print(f"not with {', '.join(too_many)} a class: the smallest class has fewer to fit to")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
