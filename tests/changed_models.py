@@ -31,6 +31,14 @@ def put(model: ViT, name: str, layer: Any) -> None:
     setattr(model.get_submodule(parent), leaf, layer)
 
 
+class Quantised(Tensor):
+    """A tensor whose numbers are not where its address says, as torchao's, and the sharded ones of FSDP."""
+
+
+def quantise(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Quantised))
+
+
 QKV, ACT = "blocks.1.attn.qkv", "blocks.0.mlp.act"
 CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that loading would refuse, or give back as others
     "another head": (
@@ -63,6 +71,10 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that loading 
     "a layer's own forward": (
         lambda m: setattr(m.blocks[0].attn, "forward", m.blocks[0].attn.proj.forward),
         r"blocks\.0\.attn\.forward is set on it",
+    ),
+    "quantised weights": (
+        lambda m: quantise(m.get_submodule(QKV)),
+        r"blocks\.1\.attn\.qkv\.weight is a Quantised, and no plain tensor",
     ),
     "other heads": (lambda m: setattr(m.blocks[1].attn, "heads", 4), r"blocks\.1\.attn\.heads is 4, and not 2"),
 }

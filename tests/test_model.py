@@ -540,6 +540,25 @@ def test_exports_with_dynamic_batch_height_and_width(options: dict[str, Any]) ->
             torch.testing.assert_close(program(pictures(*shape)), model(pictures(*shape)))
 
 
+# What others do to a layer: adapters, pruning and hooks all count on its being called.
+
+LAYERS = [
+    {"patch_norm": True}, {"pool": "map"}, {"pre_logits": 8}, {"pre_norm": True, "inner_norm": True},
+    *FAMILIES.values(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", LAYERS, ids=str)
+def test_every_layer_with_weights_is_called(options: dict[str, Any]) -> None:
+    model = tiny(**options)
+    wanted = {name for name, layer in model.named_modules() if layer._parameters and not list(layer.children())}
+    called = set()
+    for name in wanted:
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
+    model(pictures())
+    assert called == wanted
+
+
 # Precision, devices.
 
 

@@ -7,6 +7,7 @@ d width of a token, k classes. State-dict keys are timm's.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
+from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -43,12 +44,11 @@ class PatchEmbed(nn.Module):
         self.norm = nn.LayerNorm(d, config.norm_eps) if config.patch_norm else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.norm_in is None:
-            return rearrange(self.proj(self.backbone(images)), "b d h w -> b (h w) d")
-        p = self.patch_size
-        patches = rearrange(images, "b c (h p) (w q) -> b (h w) (c p q)", p=p, q=p)
-        x = F.linear(self.norm_in(patches), self.proj.weight.flatten(1), self.proj.bias)
-        return self.norm(x)
+        if self.norm_in is not None:
+            p = self.patch_size
+            patches = self.norm_in(rearrange(images, "b c (h p) (w q) -> b h w (c p q)", p=p, q=p))
+            images = rearrange(patches, "b h w (c p q) -> b c (h p) (w q)", p=p, q=p)
+        return self.norm(rearrange(self.proj(self.backbone(images)), "b d h w -> b (h w) d"))
 
 
 class Linear(nn.Linear):
@@ -487,6 +487,11 @@ class _NoInitialValues(TorchFunctionMode):
         if getattr(func, "__module__", None) == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
+
+
+def is_replaced(module: nn.Module, method: str) -> bool:
+    """Whether a module has a method of its own. That of its class, set back as accelerate does it, is not one."""
+    return method in vars(module) and vars(module)[method] != MethodType(getattr(type(module), method), module)
 
 
 def parts_of(module: nn.Module) -> int:

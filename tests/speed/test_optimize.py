@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from changed_models import quantise
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, optimize
@@ -602,6 +603,10 @@ def _replaced(model: ViT) -> None:
     model.blocks[1].attn.qkv = Wrapped(model.blocks[1].attn.qkv)
 
 
+def _quantised(model: ViT) -> None:
+    quantise(model.blocks[1].attn.qkv)
+
+
 def _narrowed(model: ViT) -> None:
     model.blocks[1].bfloat16()
 
@@ -612,6 +617,7 @@ def _narrowed(model: ViT) -> None:
         (_hooked, r"blocks\.1\.attn has hooks"),
         (_patched, r"blocks\.1\.attn has hooks or a forward of its own"),
         (_replaced, r"not those of its config: blocks\.1\.attn\.qkv"),
+        (_quantised, r"blocks\.1\.attn\.qkv\.weight is a Quantised, and no plain tensor"),
         (_narrowed, r"cpu in torch\.bfloat16, cpu in torch\.float32"),
     ],
 )
@@ -621,6 +627,13 @@ def test_a_changed_model_is_refused(change: Callable[[ViT], None], text: str) ->
     with pytest.raises(OptimizedError, match=text):
         optimize(model)
     assert type(model) is ViT
+
+
+def test_a_method_set_back_is_that_of_the_class() -> None:
+    model, images = made(), torch.randn(1, 3, 32, 32)
+    model.forward = model.forward  # as accelerate leaves it
+    answer = model(images)
+    torch.testing.assert_close(optimize(model)(images), answer)
 
 
 def test_only_a_vit_with_weights_is_taken() -> None:

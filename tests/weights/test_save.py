@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from changed_models import CHANGED, LoRA
+from changed_models import CHANGED, LoRA, Quantised
 from models import IMAGES, RECIPE, near, tiny_model
 from peers import timm, transformers
 from safetensors.torch import load_file, save_file
@@ -17,7 +17,7 @@ from vitlite import load
 from vitlite.convert import convert
 from vitlite.errors import CheckpointError
 from vitlite.images import Preprocess
-from vitlite.weights.save import card, push_to_hub
+from vitlite.weights.save import card, push_to_hub, write_tensors
 from vitlite.weights.sidecar import recipe_from_timm
 
 
@@ -218,6 +218,21 @@ def test_what_to_do_about_a_head_and_lora_is_what_works(tmp_path: Path) -> None:
     again = load(tmp_path)
     assert near(again(IMAGES), model(IMAGES))
     assert again.labels == tuple("abcde")
+
+
+def test_a_tensor_that_is_no_plain_one_is_not_written(tmp_path: Path) -> None:
+    weight = torch.ones(2, 3).as_subclass(Quantised)
+    with pytest.raises(CheckpointError, match="a is a Quantised, and no plain tensor"):
+        write_tensors(tmp_path / "a.safetensors", {"a": weight})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_method_set_back_is_that_of_the_class(tmp_path: Path) -> None:
+    model = tiny_model()
+    for module in (model, model.blocks[0].attn):
+        module.forward = module.forward  # as accelerate leaves it
+    model.save(tmp_path)
+    assert torch.equal(load(tmp_path)(IMAGES), model(IMAGES))
 
 
 def test_a_model_that_trains_is_saved(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError, shown
-from vitlite.model import Block, Features, ViT, model_on_meta
+from vitlite.model import Block, Features, ViT, is_replaced, model_on_meta
 from vitlite.pooling import AttentionPool
 from vitlite.speed.blocks import (
     Arithmetic,
@@ -441,7 +441,7 @@ def _check_plain(model: ViT) -> None:
     if type(model) is not ViT:
         raise OptimizedError(f"optimize takes a vitlite.ViT, got {type(model).__name__}.")
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+        if module._forward_hooks or module._forward_pre_hooks or is_replaced(module, "forward"):
             raise OptimizedError(
                 f"{name or 'The model'} has hooks or a forward of its own, which optimize would lose.",
                 python="Remove them, or use the model as it is.",
@@ -453,6 +453,17 @@ def _check_plain(model: ViT) -> None:
             f"The model's modules are not those of its config: {', '.join(names[:5])}.",
             python="optimize rebuilds what the config describes; undo the change, or use the model as it is.",
         )
+    _check_parameters(model)
+
+
+def _check_parameters(model: ViT) -> None:
+    """Refuses weights that cannot be packed: sharded or quantised ones, and those that are not all alike."""
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter:
+            raise OptimizedError(
+                f"{name} is a {type(parameter).__name__}, and no plain tensor, which alone can be packed.",
+                python="For int8: vitlite.optimize(model, dtype=torch.int8, calibrate=pictures), as it was created.",
+            )
     places = sorted({f"{parameter.device} in {parameter.dtype}" for parameter in model.parameters()})
     if len(places) > 1 or model.device.type == "meta":
         raise OptimizedError(

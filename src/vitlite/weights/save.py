@@ -21,7 +21,7 @@ from vitlite.config import ViTConfig
 from vitlite.disk import locked, replacing
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import recipe_alone
-from vitlite.model import ViT, model_on_meta
+from vitlite.model import ViT, is_replaced, model_on_meta
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.build import Source, is_finite, refuse_misfit
 from vitlite.weights.files import FLOATS, INDEX, WEIGHTS, Entry, WeightsFile, described_by, open_weights, path_of
@@ -168,6 +168,8 @@ def refuse_unloadable(
     Raises:
         CheckpointError: Its class, a part, a setting, a label or a number is another than its config says.
     """
+    tensors = model.state_dict() if tensors is None else tensors
+    _refuse_other_tensors(tensors)
     _refuse_other_methods(model)
     _refuse_other_parts(model)
     if model.labels is not None and len(model.labels) != model.config.num_classes:
@@ -177,7 +179,19 @@ def refuse_unloadable(
             command="",
         )
     sidecar_content(model.config, model.labels, None)
-    _refuse_unreadable(path, model.state_dict() if tensors is None else tensors, config or model.config)
+    _refuse_unreadable(path, tensors, config or model.config)
+
+
+def _refuse_other_tensors(tensors: Mapping[str, Tensor]) -> None:
+    """Of a sharded or quantised tensor, what it seems to hold is not in memory."""
+    for name, tensor in tensors.items():
+        if type(tensor) not in (Tensor, nn.Parameter):
+            raise CheckpointError(
+                f"{name} is a {type(tensor).__name__}, and no plain tensor, whose values alone can be written.",
+                python="Of FSDP: gather the weights, load_state_dict them into a ViT(model.config), and save that. "
+                "Of quantised weights: save before you quantise.",
+                command="",
+            )
 
 
 def _refuse_other_methods(model: ViT) -> None:
@@ -188,7 +202,7 @@ def _refuse_other_methods(model: ViT) -> None:
                 python="Write its tensors alone: vitlite.weights.save.write_tensors(file, model.state_dict()).",
                 command="",
             )
-        if name in vars(model):
+        if is_replaced(model, name):
             raise _another(name, "set on this model", "that of a ViT")
 
 
@@ -199,7 +213,7 @@ def _refuse_other_parts(model: ViT) -> None:
         layer = found.get(name)
         if name and not _is_alike(layer, wanted):
             raise _another(name, _named(layer), _named(wanted))
-        if layer is not None and "forward" in vars(layer):
+        if layer is not None and is_replaced(layer, "forward"):
             raise _another(f"{name}.forward".lstrip("."), "set on it", "that of its class")
         for setting, value in _settings(wanted):
             its_own = vars(layer).get(setting, value)
@@ -269,6 +283,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Raises:
         CheckpointError: A tensor is of a type that such a file cannot have.
     """
+    _refuse_other_tensors(tensors)
     in_file_order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # aligned without gaps
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
