@@ -23,7 +23,7 @@ from vitlite import ViT, ViTConfig, create, factory, load
 from vitlite.cli.main import main as command
 from vitlite.config import PRESETS
 from vitlite.convert import convert
-from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, UnknownNameError
+from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, InputError, UnknownNameError
 from vitlite.habits import LIBRARY
 from vitlite.images import Preprocess, Recipe
 from vitlite.weights import zoo
@@ -433,12 +433,19 @@ def test_types_and_devices_follow_torch_s_defaults(file: Path) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_labels_that_do_not_fit_the_head_are_not_used(file: Path, tmp_path: Path) -> None:
+def test_labels_that_do_not_fit_the_head_are_not_used_and_it_is_said_why(file: Path, tmp_path: Path) -> None:
     load(file, config=ASK).save(tmp_path / "saved")
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     config["vitlite"]["labels"] = ["one", "two"]
     (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
-    assert load(tmp_path / "saved").labels is None
+    model = load(tmp_path / "saved")
+    assert model.labels is None
+    why = f"2 classes are named, and there are {model.config.num_classes}"
+    assert model.source.report.unlabelled == why
+    with pytest.raises(InputError, match=f"The model has no labels: in its config.json, {why}. Name its"):
+        model.predict(torch.zeros(3, 32, 32))
+    for changed in (load(tmp_path / "saved", num_classes=0), load(tmp_path / "saved", num_classes=2)):
+        assert changed.source.report.unlabelled == "", "whose labels would these be?"
 
 
 SIZED = {"model_args": {"num_heads": 2, "img_size": 32}}

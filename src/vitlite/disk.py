@@ -9,8 +9,10 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+SEPARATOR = f"[/{re.escape(os.sep)}]"
+STARS = re.compile(rf"(|.*?{SEPARATOR})\*\*(?:{SEPARATOR}+(.*))?", re.DOTALL)  # a pattern: what is before and behind **
 PARTIAL = ".partial"  # how the names of temporary files end
 SHARED = 0o664  # of lock files: a cache may belong to several users
 
@@ -56,26 +58,74 @@ def _remove_left(path: Path) -> None:
             lock.with_suffix("").unlink(missing_ok=True)
 
 
-def files_below(folder: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
-    """The files below a folder, and below those that links in it lead to, as patterns with ** find them.
+class Below(NamedTuple):
+    """Something below a folder that is no folder itself."""
+
+    path: str
+    is_pipe: bool  # or a socket, or a device: whoever reads it may wait for ever
+
+
+def files_below(folder: str) -> Iterator[Below]:
+    """What is below a folder, and below those that links in it lead to, as patterns with ** find it.
+
+    Raises:
+        OSError: A folder cannot be looked into.
+    """
+    for each in folders_below(folder):
+        with os.scandir(each) as entries:
+            for entry in entries:
+                if not _is_folder(entry):
+                    yield Below(entry.path, _is_pipe(entry))
+
+
+def folders_below(folder: str, *, hidden: bool = True, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
+    """A folder, and all that are below it, also by links.
 
     Args:
-        folder: Where to begin.
+        folder: Where to begin; nothing is where the process is.
+        hidden: Whether those whose names begin with a dot are among them.
         above: The folders that it is in, by their numbers: a link back to one of these is not followed.
 
     Raises:
         OSError: A folder cannot be looked into.
     """
-    stat = os.stat(folder)
+    stat = os.stat(folder or os.curdir)
     here = (stat.st_dev, stat.st_ino)
     if here in above:
         return
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
-                yield from files_below(entry.path, (*above, here))
-            else:
-                yield entry.path
+    yield folder
+    with os.scandir(folder or os.curdir) as entries:
+        names = [entry.name for entry in entries if _is_folder(entry)]
+    for name in names:
+        if hidden or not name.startswith("."):
+            yield from folders_below(os.path.join(folder, name), hidden=hidden, above=(*above, here))
+
+
+def _is_pipe(entry: "os.DirEntry[str]") -> bool:
+    """Whether this is there, and no file; a link that leads nowhere, or to itself, is an error for whoever reads it."""
+    if entry.is_file(follow_symlinks=False):
+        return False
+    return os.path.exists(entry.path) and not os.path.isfile(entry.path)
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
+
+
+def matching(pattern: str) -> Iterator[str]:
+    """What a pattern finds, as `glob.glob(pattern, recursive=True)`, which goes in circles where links do: ** does not.
+
+    Raises:
+        OSError: A folder cannot be looked into.
+    """
+    found = STARS.fullmatch(pattern)
+    if found is None:
+        yield from glob.iglob(pattern)
+        return
+    before, after = found.groups()
+    for start in glob.iglob(before) if before else [""]:
+        for folder in folders_below(start, hidden=False):
+            yield from matching(os.path.join(glob.escape(folder), "*" if after is None else after))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -104,7 +154,7 @@ def locked(path: Path, *, wait: bool | float) -> Iterator[None]:
     """
     from filelock import FileLock, SoftFileLock, Timeout  # comes with huggingface-hub
 
-    _refuse_content(path)
+    refuse_content(path)
     lock: FileLock | SoftFileLock = FileLock(path, mode=SHARED)
     try:
         _acquire(lock, wait)
@@ -123,7 +173,7 @@ def locked(path: Path, *, wait: bool | float) -> Iterator[None]:
             lock.release()
 
 
-def _refuse_content(path: Path) -> None:
+def refuse_content(path: Path) -> None:
     """Makes sure that a file is no one's data: to lock it empties it. Ours are empty, or have a process and a host.
 
     Raises:

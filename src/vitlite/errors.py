@@ -110,15 +110,33 @@ def missing_extra(task: str, extra: str) -> MissingExtraError:
     return MissingExtraError(f"{task} needs an optional package. Install it: pip install 'vitlite[{extra}]'")
 
 
+def not_finite(dtype: object) -> InputError:
+    """The error for answers that mean nothing, such as where a type cannot hold the numbers between two layers."""
+    return InputError(
+        f"The model's answers are not finite numbers in {dtype}.",
+        python="Use float32 or bfloat16.",
+        command="Use --dtype float32 or --dtype bfloat16.",
+    )
+
+
 def shown(text: str, most: int = 200) -> str:
     """A text from a file or from outside, fit to be printed: shortened, and with what does not show made visible.
 
     >>> print(shown("two\\nlines, and \\x1b[31mred"))
     two\\nlines, and \\x1b[31mred
     """
-    short = text[:most]
-    visible = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short)
+    visible = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:most])
     return visible + (f"... ({len(text)} letters)" if len(text) > most else "")
+
+
+def fit_to_print(text: str) -> str:
+    """A text of ours with names from outside in it: what does not show is made visible, but for the ends of lines.
+
+    >>> print(fit_to_print("There is no file \x1b[31mred:\n- blocks.0"))
+    There is no file \x1b[31mred:
+    - blocks.0
+    """
+    return "\n".join(shown(line, len(line)) for line in text.split("\n"))
 
 
 def closest(name: str, names: Iterable[str], count: int = 4) -> str:

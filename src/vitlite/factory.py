@@ -7,6 +7,7 @@ Five steps, each of a module of its own: `weights.zoo` finds the record, `weight
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from os import PathLike
 from pathlib import Path
@@ -257,10 +258,11 @@ def _open(
 
         model, report = _fill(file, translation, resolved, wish)
 
+    if wish.config.num_classes and not wish.new_head:
+        model.labels, unlabelled = _labels(record, sidecar, location, wish.config.num_classes)
+        report = replace(report, unlabelled=unlabelled)
     name = record.name if record else None
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
-    if not wish.new_head:
-        model.labels = _labels(record, sidecar, location, wish.config.num_classes)
     image_size = wish.config.size if record or options.image_size else None  # None: the file's own
     _attach_preprocessing(model, file, record, sidecar, image_size)
     return model.eval()
@@ -337,14 +339,20 @@ def _refuse_another_fine_tune(file: WeightsFile, sidecar: Sidecar, record: zoo.R
         )
 
 
-def _labels(record: zoo.Record | None, sidecar: Sidecar, location: Location, classes: int) -> Sequence[str] | None:
-    """The record's, else those beside the file, else those of the checkpoint that it names; None if of other number."""
+def _labels(
+    record: zoo.Record | None, sidecar: Sidecar, location: Location, classes: int
+) -> tuple[Sequence[str] | None, str]:
+    """The record's, else those beside the file, else those of the checkpoint that it names; or none, and why."""
     labels = labels_of(record) if record else None
     labels = labels or sidecar.labels
     named = zoo.ALIASES.get(sidecar.architecture or "")
     if not labels and named is not None and zoo.RECORDS[named].repo == location.repo:
         labels = labels_of(zoo.RECORDS[named])  # of this very repository: a fine-tune keeps the name of its origin
-    return labels if labels and len(labels) == classes else None
+    if not labels:
+        return None, sidecar.unlabelled
+    if len(labels) != classes:
+        return None, f"{len(labels)} classes are named, and there are {classes}"
+    return labels, ""
 
 
 def _attach_preprocessing(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from vitlite.errors import ImageError, InputError
+from vitlite.errors import ImageError, InputError, not_finite, shown
 from vitlite.images import Preprocess, is_one, own_methods, pictures, pixels_in, preprocess_of
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list
             f"The model has {len(labels)} labels and gave {classes} numbers: its head was replaced.",
             python=f"model.reset_head({classes}) first; then its weights, and model.labels = [...].",
         )
-    _refuse_not_finite(model, logits)
+    if not logits.isfinite().all():
+        raise not_finite(model.dtype)
     scores, indices = logits.softmax(-1).topk(min(top, classes))  # (b, top)
     answers = []
     for row_of_scores, row_of_indices in zip(scores.tolist(), indices.tolist(), strict=True):
@@ -113,22 +114,9 @@ def embed(model: "ViT", images: Iterable[Any], batch: int = 32, pace: Pace | Non
 def _vectors(model: "ViT", images: Tensor) -> list[Tensor]:
     """The vector of each of the images (b, c, h, w)."""
     vectors = model.embed(images).float().cpu()  # (b, d)
-    _refuse_not_finite(model, vectors)
+    if not vectors.isfinite().all():
+        raise not_finite(model.dtype)
     return list(vectors)
-
-
-def _refuse_not_finite(model: "ViT", answers: Tensor) -> None:
-    """Makes sure that answers mean something.
-
-    Raises:
-        InputError: There are numbers among them that are not finite, such as where a type cannot hold them.
-    """
-    if not answers.isfinite().all():
-        raise InputError(
-            f"The model's answers are not finite numbers in {model.dtype}.",
-            python="Use float32 or bfloat16.",
-            command="Use --dtype float32 or --dtype bfloat16.",
-        )
 
 
 def work_through(
@@ -287,8 +275,9 @@ def _labels(model: "ViT") -> Sequence[str]:
             command="For vectors: vitlite embed.",
         )
     if model.labels is None:
+        why = model.source.report.unlabelled if model.source else ""
         raise InputError(
-            "The model has no labels.",
+            f"The model has no labels{f': in its config.json, {shown(why)}' if why else ''}.",
             python=f"Name its {classes} classes in order: model.labels = ['...', ...].",
             command=f"Name its {classes} classes in order in its config.json, or name a checkpoint like it: "
             "--model NAME --weights PATH.",

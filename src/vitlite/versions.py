@@ -23,6 +23,10 @@ DIFFERENCES = (
         "if not far <= limit", "each file is compared with the model, and one that answers something else is refused",
     ),
     Difference(
+        "torch", "2.8", "torch.compile does not ask for the parameters of a model that it may not look into",
+        "speed.optimize", "torch.compiler.disable(", "it ends in the error that an optimized model has none to give",
+    ),
+    Difference(
         "torch", "2.9", "a setting that lets oneDNN multiply batches of float32 matrices", "speed.onednn",
         'getattr(torch.backends.mkldnn, "matmul", None)', "torch's own products, which are slower on some CPUs",
     ),

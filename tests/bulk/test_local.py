@@ -1,6 +1,9 @@
 """Which pictures words mean, and their vectors in a journal, as a program of one's own would ask for them."""
 
+import glob
 import os
+import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,51 @@ def test_words_mean_files(folder: Path) -> None:
     assert gather([str(folder)]) == everything
     assert gather([str(folder / "[01].bmp"), "none.bmp"]) == [first, second, "none.bmp"]
     assert gather(["-", first], [f"{second}\r\n", " \n"]) == [second, first]
+
+
+@pytest.mark.parametrize("word", ["album", "album/**", "album/**/*.bmp", "**/inner/*", "album/*/../**/[0-9].bmp"])
+def test_patterns_follow_links_and_not_in_circles(
+    word: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two links back would make 2 ** 40 paths of each file."""
+    (tmp_path / "album" / "inner").mkdir(parents=True)
+    (tmp_path / "album" / ".hidden").mkdir()
+    for name in ("inner/0.bmp", "inner/1.bmp", ".hidden/2.bmp"):
+        shutil.copy(folder / Path(name).name, tmp_path / "album" / name)
+    monkeypatch.chdir(tmp_path)
+    right = gather([word])
+    assert {os.path.realpath(path) for path in right} >= {str(tmp_path / "album" / f"inner/{i}.bmp") for i in (0, 1)}
+    if "**" in word:
+        assert right == sorted(filter(os.path.isfile, glob.glob(word, recursive=True)))
+    for name in ("round", "again"):
+        (tmp_path / "album" / "inner" / name).symlink_to(tmp_path / "album")
+    assert set(right) <= set(gather([word]))
+    assert {os.path.realpath(path) for path in gather([word])} == {os.path.realpath(path) for path in right}
+    assert len(gather([word])) <= 3 * len(right)
+
+
+def test_what_a_pattern_finds_broken_is_named_and_not_left_out(folder: Path, tmp_path: Path) -> None:
+    (folder / "gone.bmp").symlink_to("nowhere.bmp")
+    os.mkfifo(folder / "pipe.bmp")
+    skipped: list[Counter[str]] = []
+    everything = [*(str(folder / f"{i}.bmp") for i in range(7)), str(folder / "gone.bmp")]
+    for word in (str(folder), str(folder / "*.bmp"), str(tmp_path / "**" / "*.bmp")):
+        assert sorted(gather([word], on_skip=skipped.append)) == sorted(everything)
+    assert skipped == [Counter({"pipe or device": 1})] * 3
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    os.mkfifo(alone / "pipe.bmp")
+    with pytest.raises(ImageError, match=r"No pictures in the folder .* There are 1 pipe or device"):
+        gather([str(alone)])
+    with pytest.raises(ImageError, match="No file matches"):
+        gather([str(alone / "*.bmp")])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+def test_a_closed_folder_ends_a_pattern_too(folder: Path) -> None:
+    (folder / "closed").mkdir(mode=0)
+    with pytest.raises(ImageError, match=r"Cannot look into the folder .*closed"):
+        gather([str(folder / "**")])
 
 
 def test_a_folder_s_links_to_folders_are_followed_and_not_in_circles(folder: Path, tmp_path: Path) -> None:

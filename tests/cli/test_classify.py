@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -74,13 +75,20 @@ def test_what_is_skipped_in_folders_is_said(run: Run, model: Path, pictures: Pat
     shutil.copytree(pictures, folder)
     for name in ("1.HEIC", "2.heic", "inner/3.heic", "IMG_0001", "inner/.hidden"):
         shutil.copy(pictures / "a.png", folder / name)
+    os.mkfifo(folder / "pipe.png")  # who reads it waits for ever
     words = ("--model", model)
     for command in (("classify", folder, *words), ("embed", folder, *words, "--out", tmp_path / "out.npz")):
         code, _, err = run(*command)
         assert code == 0
-        assert err.startswith("vitlite: skipped in folders, as their names do not end as pictures' do: ")
+        assert err.startswith("vitlite: skipped, as they are no files whose names end as pictures' do: ")
         assert err.count("\n") == 1
-        for part in ("3 .heic", "1 .txt", "1 without an ending", "convert those of other formats (HEIC, raw)"):
+        for part in (
+            "3 .heic",
+            "1 .txt",
+            "1 without an ending",
+            "1 pipe or device",
+            "convert those of other formats (HEIC, raw)",
+        ):
             assert part in err
     assert run("classify", folder / "a.png", folder / "IMG_0001", *words)[::2] == (0, "")  # named, it is opened
     alone = tmp_path / "alone"

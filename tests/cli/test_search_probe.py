@@ -142,10 +142,10 @@ def test_probe_fits_to_train_and_measures_on_val(run: Run, model: Path, colours:
     shutil.copy(colours / "red" / "1.png", tmp_path / "data" / "val" / "red")
     found = json.loads(run("probe", tmp_path / "data", "--model", model, "--json")[1])
     assert (found["fitted_to"], found["measured_on"]) == (20, 1)
-    (tmp_path / "data" / "train").rename(tmp_path / "data" / "training")
+    (tmp_path / "data" / "train").rename(tmp_path / "data" / "testing")
     code, _, err = run("probe", tmp_path / "data", "--model", model)
     assert code == 1
-    assert "has the folders training, val, and no train beside them. Name it so." in err
+    assert "has testing, val, and no train to fit to. Call the folder to fit to train." in err
 
 
 def test_probe_leaves_out_what_cannot_be_read(run: Run, model: Path, colours: Path) -> None:

@@ -45,7 +45,6 @@ OF_PYTHON_ALONE = {
     "model.labels has": "a file has as many labels as classes, or none that count",
     "its head was replaced": "the command replaces no head",
     "optimize needs them in one place": "the command's models are in one place and dtype",
-    "The model already computes in": "the command optimizes a model once",
     "An optimized model gives no gradients": "the command computes none of them",
     "Pictures takes images": "the command reads pictures",
     "Pictures has": "the command reads pictures",

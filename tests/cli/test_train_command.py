@@ -192,6 +192,20 @@ def test_the_commands_say_what_is_wrong(folders, tmp_path, capsys):
     assert "Of the model's 2 classes, none is named lying, sitting, third. Name" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["split.json", "curves.png", "best/config.json"])
+def test_files_of_others_are_in_the_way_before_an_epoch_is(folders, tmp_path, capsys, name):
+    model, out = new_model(), tmp_path / "run"
+    model.save(tmp_path / "model")
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("mine")
+    assert main(["train", str(folders), "--model", str(tmp_path / "model"), "--out", str(out)]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert name.rpartition("/")[2] in said.err
+    assert (out / name).read_text() == "mine"
+    assert sorted(path for path in out.rglob("*") if path.is_file()) == [out / name]
+
+
 def test_its_own_words_for_what_is_to_be_done(folders, tmp_path, capsys):
     begin = f"train {folders} --model vit_nano_4 --weights none --size 16 --epochs 1 --batch 8 --out {tmp_path / 'run'}"
 

@@ -313,6 +313,20 @@ def test_tables_of_another_kind_are_refused(model: Path) -> None:
         worker({"path": ["a"]})
 
 
+def test_a_folder_s_links_are_followed_and_not_in_circles_and_its_pipes_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("inner/a.png", "notes.txt"):
+        (folder / name).touch()
+    for name in ("round", "again"):
+        (folder / "inner" / name).symlink_to(folder)
+    os.mkfifo(folder / "pipe.png")
+    found = find_pictures(str(folder))
+    assert found.paths is not None
+    assert found.paths.to_pylist() == [str(folder / "inner" / "a.png")]
+    assert found.skipped == {".txt": 1, "pipe or device": 1}
+
+
 def test_sources_that_mean_nothing(tmp_path: Path) -> None:
     table = tmp_path / "a.parquet"
     with pytest.raises(ImageError, match="No such folder, list or Parquet file"):

@@ -5,6 +5,7 @@ import gc
 import math
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -487,6 +488,9 @@ FORBIDDEN: dict[str, Callable[[ViT], Any]] = {
     "deepcopy": copy.deepcopy,
     "copy": copy.copy,
     "pickle": pickle.dumps,
+    "export": lambda model: torch.export.export(model, (torch.randn(2, 3, 32, 32),)),
+    "trace": lambda model: torch.jit.trace(model, torch.randn(2, 3, 32, 32)),
+    "script": torch.jit.script,
 }
 
 
@@ -494,6 +498,52 @@ FORBIDDEN: dict[str, Callable[[ViT], Any]] = {
 def test_what_an_optimized_model_cannot_do(name: str) -> None:
     with pytest.raises(OptimizedError, match=r"An optimized model cannot .* optimize last, or create the model again"):
         FORBIDDEN[name](optimized(made()))
+
+
+def never(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    raise AssertionError(f"looked into:\n{graph.code}")
+
+
+def answer_or_error(call: Callable[[Tensor], Tensor], images: Tensor) -> Tensor | str:
+    try:
+        return call(images)
+    except Exception as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("call", ["forward", "embed", "within another"])
+def test_torch_compile_leaves_it_as_it_is(call: str) -> None:
+    """Of packed weights its own compiler makes "LoweringException: AssertionError"; in torch 2.6 our error ends it."""
+    model, images = optimized(made()), torch.randn(2, 3, 32, 32)
+    within: Callable[[Tensor], Tensor] = model
+    if call == "embed":
+        within = model.embed
+    elif call == "within another":
+        within = nn.Sequential(nn.Identity(), model)
+    right = within(images)
+    torch._dynamo.reset()
+    compiled = torch.compile(within, backend=never)
+    for _ in range(2):
+        found = answer_or_error(compiled, images)
+        if isinstance(found, str):
+            assert re.search("An optimized model cannot .* torch.compile, .* as it was created", found)
+        else:
+            assert torch.equal(found, right)
+    assert torch.equal(within(images), right)
+
+
+def test_torch_export_of_a_model_with_it_inside_is_refused() -> None:
+    outer = nn.Sequential(nn.Identity(), optimized(made()))
+    with pytest.raises(Exception, match=r"An optimized model cannot .*torch\.export.* as it was created"):
+        torch.export.export(outer, (torch.randn(2, 3, 32, 32),), strict=False)
+
+
+def test_a_second_call_that_asks_for_something_else_is_refused() -> None:
+    model = optimized(made())
+    with pytest.raises(OptimizedError, match=r"optimized already, in torch\.float32, so it cannot be calibrated with"):
+        optimize(model, calibrate=[torch.zeros(3, 32, 32)])
+    with pytest.raises(OptimizedError, match=r"in torch\.float32, so it cannot in torch\.int8\. .*calibrate=pictures"):
+        optimize(model, dtype=torch.int8, calibrate=[torch.zeros(3, 32, 32)])
 
 
 def test_what_stays() -> None:

@@ -1,5 +1,6 @@
 """Pictures of folders and of CIFAR-10: what they are, and what they must not be."""
 
+import os
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -31,6 +32,14 @@ def test_folders_that_are_no_data(tmp_path, folders):
     (folders / "val" / "asleep").mkdir()
     with pytest.raises(TrainError, match="asleep holds no pictures"):
         read_folder(folders / "val", torch.tensor, ("asleep", "lying", "standing"))
+
+
+def test_a_pipe_among_the_pictures_is_left_out_and_said(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """To read it would take for ever."""
+    os.mkfifo(folders / "train" / "lying" / "pipe.png")
+    assert len(read_folder(folders / "train", torch.tensor, ("lying", "standing"))) == 24
+    (said,) = caplog.messages
+    assert "skipped 1 pipe or device (what is read ends in" in said
 
 
 def test_links_to_folders_of_pictures_are_followed(tmp_path, folders):

@@ -11,7 +11,7 @@ from tiny_run import CONFIG, RECIPE, new_model, small_cifar10, stripes
 from torch import nn
 
 from vitlite import ViT, ViTConfig
-from vitlite.errors import TrainError
+from vitlite.errors import InputError, TrainError
 from vitlite.images import Preprocess
 from vitlite.training import Pictures, evaluate, measure
 from vitlite.training.evaluate import check_data, classes_in_order, read_to_measure
@@ -117,6 +117,17 @@ def test_cifar10_in_the_order_of_the_labels(tmp_path: Path) -> None:
     assert torch.equal(plain.labels, 1 - turned.labels)
     with pytest.raises(TrainError, match=r"The data have 2 classes, and mine 5. .*vitlite.training.train"):
         read_to_measure(data, new_model(CONFIG.replace(num_classes=5)), "mine")
+
+
+def test_answers_that_are_not_finite_are_no_answers() -> None:
+    """As float16 gives them where the numbers between two layers are too large for it."""
+    model = new_model().half()
+    with torch.no_grad():
+        model.blocks[0].mlp.fc2.bias.fill_(6e4)
+        model.blocks[1].mlp.fc2.bias.fill_(6e4)
+    assert not model(torch.zeros(1, 3, 16, 16).half()).isfinite().all()
+    with pytest.raises(InputError, match=r"answers are not finite numbers in torch\.float16\. Use float32 or bfloat16"):
+        measure(model, stripes(8))
 
 
 def test_folders_to_measure_on(folders: Path, tmp_path: Path) -> None:

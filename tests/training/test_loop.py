@@ -12,7 +12,7 @@ from torch import nn
 
 import vitlite
 from vitlite import ViT
-from vitlite.errors import ImageError, TrainError
+from vitlite.errors import ImageError, TrainError, VitliteError
 from vitlite.images import Preprocess
 from vitlite.training import STRENGTHS, loop, measure, read_folder, train
 from vitlite.training.best import is_better, why_best
@@ -275,6 +275,35 @@ def test_patience_ends_a_run_and_outlives_a_kill(tmp_path, monkeypatch):
     assert len(run(4)) == len(run(1)) == 6  # which may be changed, as it says when a run ends and nothing else
     with pytest.raises(TrainError, match="patience 3 waits for a better epoch, and without validation pictures"):
         train(new_model(), data, tmp_path / "none", settings(patience=3))
+
+
+@pytest.mark.parametrize("name", [
+    "best/model.safetensors.index.json", "last/config.json", "last/model.safetensors", "best/model.safetensors.lock",
+    "last", "log.jsonl",
+])  # fmt: skip
+def test_what_is_in_the_way_is_said_before_the_first_step(name, tmp_path, monkeypatch):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    monkeypatch.setattr(loop, "_take_steps", stop)
+    with pytest.raises(VitliteError, match=name.partition("/")[0]):
+        train(new_model(), stripes(24), tmp_path, settings())
+    assert (tmp_path / name).read_text() == "mine"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "log.jsonl", "last/model.safetensors"])
+def test_folders_where_files_are_to_stand_are_said_too(name, tmp_path, monkeypatch):
+    (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setattr(loop, "_take_steps", stop)
+    with pytest.raises(VitliteError, match=f"{name} is no file, and stands where one is to be written"):
+        train(new_model(), stripes(24), tmp_path, settings())
+
+
+def test_a_run_that_was_killed_before_its_first_state_begins_again(tmp_path):
+    first = train(new_model(), stripes(24), tmp_path, settings())
+    (tmp_path / STATE).unlink()
+    again = train(new_model(), stripes(24), tmp_path, settings())
+    assert [record["loss"] for record in again] == [record["loss"] for record in first]
 
 
 def test_a_folder_is_trained_in_by_one_process_at_a_time(tmp_path):

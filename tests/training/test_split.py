@@ -112,19 +112,53 @@ def test_what_cannot_be_split(flat: Path, folders: Path, tmp_path: Path) -> None
         read_to_train(flat, preprocess, CLASSES)
 
 
-def test_parts_by_other_names_are_no_classes(folders: Path) -> None:
-    (folders / "train").rename(folders / "Training")
-    (folders / "val").rename(folders / "validation")
-    with pytest.raises(TrainError, match=r"has the folders Training, validation, with folders in them, which do not"):
+@pytest.mark.parametrize(("train", "val"), [
+    ("train", "valid"), ("train", "validation"), ("train", "dev"), ("Training", "Val"),
+])  # fmt: skip
+def test_parts_have_the_names_that_others_give_them(folders: Path, train: str, val: str) -> None:
+    (folders / "train").rename(folders / train)
+    (folders / "val").rename(folders / val)
+    assert training_classes(folders) == CLASSES
+    parts = read_to_train(folders, new_model().preprocess, CLASSES)
+    assert [len(part) for part in parts] == [24, 8, 0]
+    assert parts.validation.images.pictures[0].is_relative_to(folders / val)
+    assert read_to_measure(folders, new_model(), "it").digest() == parts.validation.digest()
+
+
+def test_without_val_the_test_pictures_are_measured_on_and_not_trained_on(folders: Path) -> None:
+    (folders / "val").rename(folders / "test")
+    parts = read_to_train(folders, new_model().preprocess, CLASSES)
+    assert [len(part) for part in parts] == [20, 4, 4]
+    assert not any(path.is_relative_to(folders / "test") for path in parts.validation.images.pictures)
+    assert len(read_to_measure(folders, new_model(), "it")) == 8
+    (folders / "test").rename(folders.parent / "away")
+    with pytest.raises(TrainError, match=r"has train, and no val or test to measure on\. .* name .*data/train\."):
+        read_to_measure(folders, new_model(), "it")
+
+
+def test_parts_that_could_be_something_else_are_refused(folders: Path) -> None:
+    (folders / "bus").mkdir()
+    for call in (training_classes, check_data):
+        with pytest.raises(
+            TrainError, match=r"has train, val, with folders inside, beside bus: parts of .* move the others away"
+        ):
+            call(folders)
+    (folders / "bus").rename(folders / "valid")
+    with pytest.raises(TrainError, match=r"has val and valid, which both mean val\. Move one of them away"):
         training_classes(folders)
-    (folders / "validation").rename(folders / "val")
-    with pytest.raises(TrainError, match=r"There is no folder .*train"):
+    (folders / "valid").rmdir()
+    (folders / "train").rename(folders / "test")
+    with pytest.raises(TrainError, match=r"has test, val, and no train\. Call the folder to train on train"):
         training_classes(folders)
 
 
-def test_a_class_may_be_called_test(flat: Path) -> None:
-    (flat / "lying").rename(flat / "test")
-    assert training_classes(flat) == ("standing", "test")
+@pytest.mark.parametrize("name", ["test", "train"])
+def test_a_class_may_be_called_like_a_part(flat: Path, name: str) -> None:
+    (flat / "lying").rename(flat / name)
+    assert training_classes(flat) == ("standing", name)
+    split = read_to_train(flat, new_model().preprocess, ("standing", name))
+    assert len(split.train) == 20
+    assert training_classes(flat) == ("standing", name)
 
 
 def test_a_changed_folder_is_another_run(flat: Path, tmp_path: Path) -> None:

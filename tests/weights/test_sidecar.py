@@ -221,15 +221,23 @@ def test_the_width_of_the_mlp_is_said_in_two_ways(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("config", "classes", "labels"), [
     ({"id2label": {"1": "bee", "0": "ant"}}, 2, ("ant", "bee")), ({}, 2, ("LABEL_0", "LABEL_1")),
-    ({"id2label": {"0": "ant", "2": "cow"}}, 2, None), ({"architectures": ["ViTModel"]}, None, None),
-    ({"id2label": {"0": "ant"}, "problem_type": "multi_label_classification"}, 1, None),
+    ({"id2label": {"0": "ant", "2": "cow"}}, 2, "of the 2 classes that are named, none has the number 1"),
+    ({"architectures": ["ViTModel"]}, None, None),
+    ({"id2label": {"0": "ant"}, "problem_type": "multi_label_classification"}, 1, "problem_type is multi_label_cl"),
     ({"id2label": {"0": "ant"}, "problem_type": "single_label_classification"}, 1, ("ant",)),
     ({"architectures": None}, None, None),
 ])  # fmt: skip
-def test_classes(config: dict[str, Any], classes: int | None, labels: tuple[str, ...] | None, tmp_path: Path) -> None:
+def test_classes(
+    config: dict[str, Any], classes: int | None, labels: tuple[str, ...] | str | None, tmp_path: Path
+) -> None:
+    """The labels; or why the names of classes are none."""
     sidecar = beside(tmp_path, {"model_type": "vit", "architectures": ["ViTForImageClassification"]} | config)
     assert sidecar.claims.get("num_classes") == classes
-    assert sidecar.labels == labels
+    if isinstance(labels, str):
+        assert sidecar.labels is None
+        assert sidecar.unlabelled.startswith(labels)
+    else:
+        assert (sidecar.labels, sidecar.unlabelled) == (labels, "")
 
 
 @pytest.mark.parametrize("mode", ["center", "squash"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlite.bulk.journal import Journal, Picture
-from vitlite.disk import files_below
+from vitlite.disk import files_below, matching
 from vitlite.errors import ImageError, missing_extra, shown
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from vitlite.model import ViT
     from vitlite.predict import Outcomes, Pace
+
+PIPE = "pipe or device"  # in place of an ending: what is never read of a folder, as it may never end
 
 
 def gather(
@@ -30,7 +32,8 @@ def gather(
         sources: Files; folders, searched for names that end as pictures do; patterns such as 'photos/**/*.jpg'; or
             '-' for the files of `listing`.
         listing: A file a line, such as standard input.
-        on_skip: Called with how many files of which ending the folders have beside pictures, if there are any.
+        on_skip: Called with how many files of which ending the folders have beside pictures, and how many pipes were
+            found, if there are any.
 
     Raises:
         ImageError: A folder or a pattern without pictures, or none of the files is there.
@@ -44,7 +47,7 @@ def gather(
         elif os.path.isdir(source):
             found += _in_folder(source, skipped)
         elif glob.has_magic(source) and not os.path.exists(source):
-            found += _matching(source)
+            found += _matching(source, skipped)
         else:
             found.append(source)
     found = list(dict.fromkeys(found))
@@ -69,14 +72,14 @@ def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
     found, others = [], Counter[str]()
     try:
         for file in files_below(folder):
-            name = os.path.basename(file)
-            suffix = os.path.splitext(name)[1].lower()
+            name = os.path.basename(file.path)
+            suffix = PIPE if file.is_pipe else os.path.splitext(name)[1].lower()
             if suffix in SUFFIXES:
-                found.append(str(Path(file)))
+                found.append(str(Path(file.path)))
             elif not name.startswith("."):
                 others[suffix] += 1
     except OSError as error:
-        raise ImageError(f"Cannot look into the folder {shown(str(error.filename))}: {error.strerror}.") from error
+        raise closed(error) from error
     skipped.update(others)
     if not found:
         raise ImageError(
@@ -97,11 +100,25 @@ def counted(skipped: Counter[str]) -> str:
     return ", ".join([*parts, f"{more} others"] if more else parts)
 
 
-def _matching(pattern: str) -> list[str]:
-    found = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+def closed(error: OSError) -> ImageError:
+    """The error for a folder that cannot be looked into."""
+    return ImageError(f"Cannot look into the folder {shown(str(error.filename))}: {error.strerror}.")
+
+
+def _matching(pattern: str, skipped: Counter[str]) -> list[str]:
+    """The files that a pattern matches, and links to nothing, which are said to be broken; pipes are counted."""
+    found = []
+    try:
+        for path in matching(pattern):
+            if os.path.isfile(path) or not os.path.exists(path):
+                found.append(path)
+            elif not os.path.isdir(path):
+                skipped[PIPE] += 1
+    except OSError as error:
+        raise closed(error) from error
     if not found:
         raise nothing_there(pattern, f"No file matches {pattern}.")
-    return found
+    return sorted(found)
 
 
 def _check_found(paths: Sequence[str]) -> None:

@@ -10,6 +10,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlite.bulk.folder import READERS
+from vitlite.bulk.local import PIPE, closed
+from vitlite.disk import files_below
 from vitlite.errors import ImageError, InputError
 from vitlite.images import SUFFIXES
 
@@ -48,10 +50,11 @@ def find_pictures(name: str) -> Source:
     if kind == FileType.NotFound:
         raise ImageError(f"No such folder, list or Parquet file: {name}")
     is_folder = kind == FileType.Directory
-    inside = _files_below(files, place) if is_folder else [place]
+    inside, pipes = _files_below(files, place) if is_folder else ([place], 0)
     pictures = _pictures_among(inside, name, place)
     if pictures:
-        return Source(name, _unique(pictures), _others_among(inside) if is_folder else Counter())
+        skipped = _others_among(inside) if is_folder else Counter[str]()
+        return Source(name, _unique(pictures), skipped + Counter({PIPE: pipes}))
     if any(path.endswith(".parquet") for path in inside):
         return _source_of_parquet(name, files, place)
     if is_folder:
@@ -92,11 +95,23 @@ def _source_of_list(name: str, files: "FileSystem", place: str) -> Source:
     return Source(name, _unique(paths), Counter())
 
 
-def _files_below(files: "FileSystem", folder: str) -> list[str]:
-    from pyarrow.fs import FileSelector
+def _files_below(files: "FileSystem", folder: str) -> tuple[list[str], int]:
+    """The files below a folder, and how many pipes and devices are there. On this disk, links are followed as always.
 
-    below = files.get_file_info(FileSelector(folder, recursive=True))
-    return sorted(file.path for file in below if file.is_file)
+    Raises:
+        ImageError: A folder cannot be looked into.
+    """
+    from pyarrow.fs import FileSelector, LocalFileSystem
+
+    if not isinstance(files, LocalFileSystem):
+        below = files.get_file_info(FileSelector(folder, recursive=True))
+        return sorted(file.path for file in below if file.is_file), 0
+    try:
+        found = list(files_below(folder))
+    except OSError as error:
+        raise closed(error) from error
+    paths = [file.path for file in found if not file.is_pipe]
+    return sorted(paths), len(found) - len(paths)
 
 
 def _pictures_among(paths: Sequence[str], name: str, place: str) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from vitlite.bulk.local import nothing_there
 from vitlite.cli.options import add_model_arguments, open_model
 from vitlite.draw import check_target, picture_of_attention, save_picture
-from vitlite.errors import ImageError
+from vitlite.errors import ImageError, shown
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,5 +29,5 @@ def run(args: Namespace) -> int:
     model = open_model(args)
     picture = picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout)
     save_picture(picture, args.out)
-    print(f"wrote {args.out}, {picture.width} x {picture.height} pixels")
+    print(f"wrote {shown(args.out, 1000)}, {picture.width} x {picture.height} pixels")
     return 0

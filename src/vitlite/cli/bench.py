@@ -11,7 +11,7 @@ from vitlite.cli.options import positive, positives
 from vitlite.cli.tables import bold
 from vitlite.config import ViTConfig, preset
 from vitlite.disk import write_json
-from vitlite.errors import InputError
+from vitlite.errors import InputError, fit_to_print, shown
 from vitlite.speed import verdicts
 from vitlite.speed.bench import Timing, advice, time_model
 from vitlite.speed.measure import machine, random_model
@@ -149,10 +149,10 @@ def _print_kernels() -> None:
     """Which kernels computed, and why."""
     print("\nKernels of oneDNN and powers of two, in place of torch's own, on this machine:")
     for question, verdict in verdicts.known().items():
-        print(f"  {question}: {'used' if verdict.pays else 'not used'} ({verdict.why})")
+        print(fit_to_print(f"  {question}: {'used' if verdict.pays else 'not used'} ({verdict.why})"))
     place = verdicts.kept_in()
     if place and place.exists():
-        print(f"Decided once, and kept in {place}. VITLITE_KERNELS=measure decides anew.")
+        print(f"Decided once, and kept in {shown(str(place), 1000)}. VITLITE_KERNELS=measure decides anew.")
 
 
 def _print_wrong(timings: Sequence[Timing]) -> int:

@@ -6,7 +6,7 @@ from typing import get_args
 
 from vitlite.cli.options import image_size, positive
 from vitlite.config import Gelu, Pool, Positions
-from vitlite.errors import CheckpointError, ConfigError
+from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.weights import zoo
 
 SAID = ("heads", "image_size", "patch_size", "pool", "norm_eps", "gelu", "positions")  # fields of the config
@@ -47,8 +47,10 @@ def run(args: Namespace) -> int:
     _check_target(args.source, Path(args.target).expanduser())
     said = {field: getattr(args, field) for field in SAID if getattr(args, field) is not None}
     convert(args.source, args.target, args.to, config=said or None, like=args.like)
-    alone = Path(args.target).suffix == ".safetensors"
-    print(f"wrote {args.target}{': tensors alone, without the config.json that a folder has' if alone else ''}")
+    alone = ""
+    if Path(args.target).suffix == ".safetensors":
+        alone = ": tensors alone, without the config.json that a folder has"
+    print(f"wrote {shown(args.target, 1000)}{alone}")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vitlite.bulk.local import gather
 from vitlite.cli.options import add_model_arguments, add_paths, open_model, refuse_inputs
 from vitlite.draw import attention_distances, check_target, need_matplotlib, picture_of_distances, save_picture
+from vitlite.errors import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +38,7 @@ def run(args: Namespace) -> int:
     _print(mean, len(by_picture))
     picture = picture_of_distances(mean)
     save_picture(picture, args.out)
-    print(f"wrote {args.out}, {picture.width} x {picture.height} pixels")
+    print(f"wrote {shown(args.out, 1000)}, {picture.width} x {picture.height} pixels")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
+from vitlite.errors import fit_to_print
 from vitlite.weights import hub, zoo
 from vitlite.weights.pins import pin_before
 
@@ -29,7 +30,7 @@ def _download(record: zoo.Record, *, update: bool) -> None:
     fetched = hub.fetch(
         record.repo, record.filename, revision=record.commit, sha256=record.sha256, pin=record.name, update=update
     )
-    print(f"{record.name}: {fetched.path}\n  sha256 {fetched.sha256}, verified by {fetched.verified}")
+    print(fit_to_print(f"{record.name}: {fetched.path}\n  sha256 {fetched.sha256}, verified by {fetched.verified}"))
     if not update or before is None:
         return
     if before.sha256 == fetched.sha256:

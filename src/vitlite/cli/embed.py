@@ -18,6 +18,7 @@ from vitlite.cli.options import (
     refuse_inputs,
 )
 from vitlite.cli.progress import Watch, say_skipped
+from vitlite.errors import shown
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -60,7 +61,8 @@ def _run_here(args: Namespace) -> int:
         missing = journal.missing(pictures)
         if journal.tried:
             done = len(pictures) - len(missing)
-            print(f"vitlite: continuing {journal.path}: {done} pictures are done", file=sys.stderr)
+            name = shown(str(journal.path), 1000)
+            print(f"vitlite: continuing {name}: {done} pictures are done", file=sys.stderr)
         watch = Watch(len(missing), bar=True)
         for _ in watch.outcomes(embed_into(journal, model, missing, args.batch, watch.pace)):
             pass  # each stands in the journal, or was said to be broken
@@ -70,5 +72,5 @@ def _run_here(args: Namespace) -> int:
             "identity": json.dumps(identity),  # by which `search` knows whether another vector may be compared
         }
         count = journal.finish(pictures, metadata)
-    print(f"wrote {target}: {count} vectors of {model.config.embed_dim}")
+    print(f"wrote {shown(str(target), 1000)}: {count} vectors of {model.config.embed_dim}")
     return watch.exit_code()

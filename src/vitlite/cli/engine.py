@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from vitlite.cli.options import open_stored_model, positive
 from vitlite.cli.progress import say_skipped
-from vitlite.errors import InputError
+from vitlite.errors import InputError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ def run_on_ray(args: Namespace, work: Work) -> int:
     check_installed()
 
     def say_resumed(done: int) -> None:
-        print(f"vitlite: continuing {args.out}: {done} pictures are done", file=sys.stderr)
+        print(f"vitlite: continuing {shown(args.out, 1000)}: {done} pictures are done", file=sys.stderr)
 
     begun = time.monotonic()
     source = find_pictures(args.paths[0])  # before a model is fetched for nothing
@@ -69,7 +69,7 @@ def run_on_ray(args: Namespace, work: Work) -> int:
     held = work(model, source, args.out, actors, name=args.model, on_resume=say_resumed)
     seconds = time.monotonic() - begun
     print(
-        f"{args.out}: {held.pictures} pictures, {held.broken} of them broken (column error); "
+        f"{shown(args.out, 1000)}: {held.pictures} pictures, {held.broken} of them broken (column error); "
         f"{held.new} new in {seconds:.0f} s"
     )
     return int(held.broken > 0)

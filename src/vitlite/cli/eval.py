@@ -12,7 +12,7 @@ from vitlite import disk
 from vitlite.cli.options import add_model_arguments, add_speed_arguments, open_model, refuse_inside
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.draw import draw_confusion, need_matplotlib
-from vitlite.errors import shown
+from vitlite.errors import fit_to_print, shown
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.datasets import Pictures
@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         type=Path,
         metavar="DATA",
-        help="a folder per class (or a folder with such a val/ in it), or CIFAR-10's .bin files, of which the test set",
+        help="a folder per class (or one with such a val/ or test/), or CIFAR-10's .bin files, of which the test set",
     )
     parser.add_argument(
         "--split", type=Path, metavar="FILE", help="the pictures that a run of train held out: its split.json"
@@ -66,10 +66,8 @@ def _say_if_trained_on(args: Namespace) -> None:
     """Says so, where the model is of a run that trained on these pictures, but for those that it held out."""
     split = Path(args.model).parent / SPLIT
     if args.split is None and split.is_file() and folder_of_split(split) == folder_of_classes(args.data).resolve():
-        print(
-            f"vitlite: {args.model} was trained on most of these pictures. Those that it has not seen: --split {split}",
-            file=sys.stderr,
-        )
+        text = f"{args.model} was trained on most of these pictures. Those that it has not seen: --split {split}"
+        print(f"vitlite: {fit_to_print(text)}", file=sys.stderr)
 
 
 def _print(measured: Measured, pictures: Pictures) -> None:

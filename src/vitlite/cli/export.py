@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 from vitlite.cli.options import add_model_arguments, open_model
-from vitlite.errors import ExportError
+from vitlite.errors import ExportError, shown
 from vitlite.export import SUFFIX, Format, check_target, export, need_onnx
 
 
@@ -25,7 +25,7 @@ def run(args: Namespace) -> int:
         need_onnx()  # before the model is fetched
     model = open_model(args)
     compared = export(model, out, to=args.to)
-    print(f"{out}: any batch, any height and width that {model.config.patch_size} divides")
+    print(f"{shown(str(out), 1000)}: any batch, any height and width that {model.config.patch_size} divides")
     if not compared:
         print("Not compared with the model: that needs onnxruntime (pip install onnxruntime).")
     for engine, far in compared.items():

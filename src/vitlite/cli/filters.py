@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from vitlite.cli.options import add_model_arguments, open_model
 from vitlite.draw import check_target, patch_filters, picture_of_filters, save_picture
+from vitlite.errors import shown
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -20,5 +21,5 @@ def run(args: Namespace) -> int:
     save_picture(picture, args.out)
     shares = patch_filters(model).shares
     print(f"{len(shares)} principal components, {shares.sum():.1%} of the variance of {model.config.dim} filters")
-    print(f"wrote {args.out}, {picture.width} x {picture.height} pixels")
+    print(f"wrote {shown(args.out, 1000)}, {picture.width} x {picture.height} pixels")
     return 0

@@ -11,7 +11,7 @@ from vitlite.cli.options import is_place
 from vitlite.cli.tables import bold, count, table, terminal_width, with_bold_header
 from vitlite.config import PRESETS, ViTConfig
 from vitlite.costs import Layer, layers
-from vitlite.errors import shown
+from vitlite.errors import fit_to_print, shown
 from vitlite.weights import zoo
 from vitlite.weights.purposes import purpose_of
 
@@ -73,6 +73,7 @@ def _about_place(source: str) -> About:
         "commit": origin.commit or "",
         "sha256": origin.sha256,
         "classes": f"{config.num_classes} ({_first_few(labels)})" if labels else str(config.num_classes),
+        "labels": f"not used: {shown(origin.report.unlabelled)}" if origin.report.unlabelled else "",
         "network": _network(config),
         "also": ", ".join(_unlike_the_usual(config)),
         "pictures": _prepared_by(recipe) if recipe else "it does not say how they are prepared",
@@ -101,9 +102,9 @@ def fields_of(record: zoo.Record) -> dict[str, Any]:
 def _print_facts(about: About) -> None:
     known = {name: value for name, value in about.facts.items() if value}
     widest = max(len(name) for name in known)
-    print(bold(about.title))
+    print(bold(shown(about.title, 1000)))
     for name, value in known.items():
-        print(f"{name:<{widest}}  {value}")
+        print(fit_to_print(f"{name:<{widest}}  {value}"))
 
 
 def _about_record(record: zoo.Record) -> About:

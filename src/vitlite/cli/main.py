@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from vitlite import __version__
-from vitlite.errors import VitliteError, closest
+from vitlite.errors import VitliteError, closest, fit_to_print
 
 COMMANDS = {  # each is a module of this folder: `add_arguments` fills its parser, `run` returns the exit code
     "list": "the models of the zoo",
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=wide, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"vitlite: error: {message} (see: {self.prog} --help)\n")
+        self.exit(2, f"vitlite: error: {fit_to_print(message)} (see: {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -162,7 +162,7 @@ def _failed(error: BaseException, words: list[str]) -> int:
         goes_on = "; the same command goes on" if commands and commands[0] in RESUMABLE else ""
         print(f"vitlite: interrupted{goes_on}", file=sys.stderr)
         return 130
-    print(f"vitlite: error: {_explained(error)}", file=sys.stderr)
+    print(f"vitlite: error: {fit_to_print(_explained(error))}", file=sys.stderr)
     return 1
 
 

@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from vitlite.cli.options import add_model_arguments, open_model
 from vitlite.draw import check_target, picture_of_positions, save_picture
+from vitlite.errors import shown
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -17,5 +18,5 @@ def run(args: Namespace) -> int:
     check_target(args.out)
     picture = picture_of_positions(open_model(args))
     save_picture(picture, args.out)
-    print(f"wrote {args.out}, {picture.width} x {picture.height} pixels")
+    print(f"wrote {shown(args.out, 1000)}, {picture.width} x {picture.height} pixels")
     return 0

@@ -16,7 +16,7 @@ from vitlite.cli.options import (
 from vitlite.cli.progress import Watch
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.draw import check_target, need_matplotlib, picture_of_few_shots, save_picture
-from vitlite.errors import InputError
+from vitlite.errors import InputError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from vitlite.training.datasets import Prepared
     from vitlite.vectors.probe import Probed
 
-TO_FIT, TO_MEASURE = "train", ("val", "test")  # folders of folders of classes
 SHOTS = "1,5,10,25"
 
 
@@ -121,15 +120,13 @@ def _labelled(data: Path, seed: int) -> Labelled:
 
 def _parts(data: Path) -> tuple[Path, Path | None]:
     """Where the classes are that are fitted to, and those that are measured on, if they are apart."""
-    from vitlite.training.split import PARTS
+    from vitlite.training.split import parts_of
 
-    names = {path.name for path in data.iterdir() if path.is_dir()} if data.is_dir() else set()
-    if TO_FIT in names:
-        return data / TO_FIT, next((data / name for name in TO_MEASURE if name in names), None)
-    strange = sorted(name for name in names if name.lower() in PARTS)
-    if strange:
-        raise InputError(f"{data} has the folders {', '.join(strange)}, and no {TO_FIT} beside them. Name it so.")
-    return data, None
+    parts = parts_of(data)
+    if parts and "train" not in parts:
+        names = ", ".join(shown(folder.name) for folder in parts.values())
+        raise InputError(f"{shown(str(data))} has {names}, and no train to fit to. Call the folder to fit to train.")
+    return parts.get("train", data), parts.get("val", parts.get("test"))
 
 
 def _listed(folder: Path, classes: Sequence[str]) -> tuple[list[str], "Tensor"]:
@@ -194,7 +191,7 @@ def _print(measured: Sequence[Measured], pictures: Labelled, shots: Sequence[int
         cells = (f"{_percent(words[count][0])} ± {100 * words[count][1]:4.1f}" for words in few)
         rows.append([f"the linear one, with {count} a class", *cells])
     rows.append(["numbers in a vector", *(str(one.width) for one in measured)])
-    print(with_bold_header(table(["right of those measured on", *(one.name for one in measured)], rows)))
+    print(with_bold_header(table(["right of those measured on", *(shown(one.name) for one in measured)], rows)))
     if few[0]:
         print("with few pictures a class: mean and deviation of five draws")
     too_many = [str(count) for count in shots if count not in few[0]]

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
 from vitlite.bulk.local import counted
-from vitlite.errors import ImageError
+from vitlite.errors import ImageError, fit_to_print, shown
 
 if TYPE_CHECKING:
     from vitlite.predict import Outcomes
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def say_skipped(skipped: Counter[str]) -> None:
     """Says which files of folders are not looked at, and how they would be."""
     print(
-        f"vitlite: skipped in folders, as their names do not end as pictures' do: {counted(skipped)}. If they are "
+        f"vitlite: skipped, as they are no files whose names end as pictures' do: {counted(skipped)}. If they are "
         "pictures: convert those of other formats (HEIC, raw), and name the others one by one, or by a pattern.",
         file=sys.stderr,
     )
@@ -65,9 +65,9 @@ class Watch:
 
     def _say_broken(self, path: str, error: ImageError) -> None:
         self.broken += 1
-        text = error.for_command_line()
-        named = text if path in text else f"{path}: {text}"
-        self.bar.write(f"vitlite: {named}", file=sys.stderr)
+        text, name = error.for_command_line(), shown(path, 1000)
+        named = text if name in text else f"{name}: {text}"
+        self.bar.write(f"vitlite: {fit_to_print(named)}", file=sys.stderr)
 
     def answers(self, outcomes: "Outcomes[T]") -> Iterator[tuple[str, T]]:
         """The outcomes that are no errors."""

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from vitlite.cli.tables import bold
 from vitlite.draw import draw_curves
-from vitlite.errors import MissingExtraError, shown
+from vitlite.errors import MissingExtraError, fit_to_print, shown
 from vitlite.training.best import BEST, is_better, is_done, why_best
 from vitlite.training.datasets import Pictures, Prepared, listed
 from vitlite.training.evaluate import Measured
 from vitlite.training.run import STATE, History
 from vitlite.training.settings import Settings
-from vitlite.training.split import SPLIT, Split, write_split
+from vitlite.training.split import SPLIT, Split, parts_of, write_split
 
+CURVES = "curves.png"
 COLUMNS = ("epoch", "train loss", "val loss", "val accuracy", "seconds")
 
 
@@ -39,10 +42,12 @@ class Report:
         train, validation, settings = self.split.train, self.split.validation, self.settings
         names = listed([shown(name) for name in train.classes])
         held = f" (held out: {self.out / SPLIT} lists them)" if self.split.held_out else ""
+        test = parts_of(self.data).get("test")
+        left = f"; {test} is left for the end" if test else ""
         _say(
             f"{len(train.classes)} classes ({names}); {len(train)} pictures to train on, "
             f"{len(validation)} to compare epochs with{held}; {settings.epochs} epochs in batches of "
-            f"{min(settings.batch, len(train))}"
+            f"{min(settings.batch, len(train))}{left}"
         )
 
     def epoch(self, history: History) -> None:
@@ -77,19 +82,19 @@ class Report:
     def end(self, history: History, measured: Measured) -> None:
         """Draws the curves, and says which epoch is the best and why, what it confuses, and how to use it."""
         try:
-            draw_curves(history, self.out / "curves.png")
+            draw_curves(history, self.out / CURVES)
         except MissingExtraError as error:
-            _say(f"no curves.png: {error.for_command_line()}")
+            _say(f"no {CURVES}: {error.for_command_line()}")
         text = summary(history, self.settings, measured, self.split.validation, self.out / BEST)
         commands = "\n".join(f"  {command}" for command in self._commands())
         stream = sys.stderr if self.as_json else sys.stdout
-        print(f"\n{text}\n\nWhat you can do next:\n{commands}", file=stream)
+        print(fit_to_print(f"\n{text}\n\nWhat you can do next:\n{commands}"), file=stream)
 
     def _commands(self) -> list[str]:
         """Each can be pasted as it is."""
         best, images, photo = str(self.out / BEST), self.split.validation.images, "PHOTO.jpg"
-        if isinstance(images, Prepared) and isinstance(images.pictures[0], Path):
-            photo = str(images.pictures[0])
+        if isinstance(images, Prepared) and not isinstance(images.pictures, Tensor):
+            photo = next((str(path) for path in images.pictures if str(path).isprintable()), photo)
         only = ["--split", str(self.out / SPLIT)] if self.split.held_out else []
         return [
             shlex.join(["vitlite", "classify", photo, "--model", best]),
@@ -129,4 +134,4 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"vitlite: {text}", file=sys.stderr)
+    print(f"vitlite: {fit_to_print(text)}", file=sys.stderr)

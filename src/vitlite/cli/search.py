@@ -10,6 +10,7 @@ from vitlite.bulk.local import gather
 from vitlite.cli.options import add_model_arguments, add_paths, open_model, positive, refuse_inputs
 from vitlite.cli.progress import say_skipped
 from vitlite.cli.tables import bold
+from vitlite.errors import shown
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -42,10 +43,10 @@ def run(args: Namespace) -> int:
         if args.format == "jsonl":
             print(json.dumps({"path": picture, "matches": [match._asdict() for match in matches]}))
             continue
-        print(bold(picture))
+        print(bold(shown(picture, 1000)))
         for match in matches:
-            print(f"  {match.score:.4f}  {match.picture}")
+            print(f"  {match.score:.4f}  {shown(match.picture, 1000)}")
     if args.out:
         save_picture(contact_sheet(asked, found), args.out)
-        print(f"wrote {args.out}", file=sys.stderr)
+        print(f"wrote {shown(args.out, 1000)}", file=sys.stderr)
     return 0

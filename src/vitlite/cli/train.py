@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vitlite.cli.options import check_device, create_or_load, image_size, positive, refuse_inside
-from vitlite.cli.run_report import Report
+from vitlite.cli.run_report import CURVES, Report
 from vitlite.errors import InputError, shown
 from vitlite.model import ViT
 from vitlite.training import distributed
@@ -15,7 +15,7 @@ from vitlite.training.augment import STRENGTHS
 from vitlite.training.best import BEST
 from vitlite.training.evaluate import Measured, preprocess_of
 from vitlite.training.loop import train
-from vitlite.training.run import STATE
+from vitlite.training.run import LAST, LOG, STATE
 from vitlite.training.settings import (
     FEW,
     Settings,
@@ -25,7 +25,7 @@ from vitlite.training.settings import (
     usual_lr,
     usual_optimizer,
 )
-from vitlite.training.split import SHARE, read_to_train, training_classes
+from vitlite.training.split import SHARE, SPLIT, read_to_train, training_classes
 from vitlite.training.start import random_model
 
 
@@ -102,16 +102,22 @@ def _train(args: Namespace) -> int:
 
 
 def _check_out(args: Namespace) -> None:
-    """Makes sure that training does not write over what it begins with, nor among the pictures.
+    """Makes sure that training does not write over what it begins with, nor among the pictures, nor over others' files.
 
     Raises:
         InputError: It would.
     """
     refuse_inside(args.out, args.data)
     out = args.out.resolve()
+    there = [name for name in (SPLIT, CURVES) if (out / name).exists()]
+    if there and not any((out / name).exists() for name in (STATE, LOG)):
+        raise InputError(
+            f"--out {shown(str(args.out))} has {', '.join(there)}, and no run left it there: it stays. Name another "
+            "folder."
+        )
     for word in (args.model, args.weights):
         place = Path(word or "").expanduser().resolve()
-        written = {out / "last", out / BEST, out / STATE} & {place, *place.parents}
+        written = {out / LAST, out / BEST, out / STATE} & {place, *place.parents}
         if word and place.exists() and (written or place == out):
             raise InputError(
                 f"--out {args.out} would write over the model to begin with, {shown(word)}. Name another folder."

@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from vitlite.errors import UnknownNameError, VitliteError
+from vitlite.errors import UnknownNameError, VitliteError, fit_to_print
 from vitlite.weights import hub, zoo
 from vitlite.weights.pins import pinned_names
 
@@ -23,9 +23,9 @@ def run(args: Namespace) -> int:
             fetched = _verify(target)
         except VitliteError as error:
             failed = 1
-            print(f"{target}: FAILED: {error.for_command_line()}")
+            print(fit_to_print(f"{target}: FAILED: {error.for_command_line()}"))
         else:
-            print(f"{target}: good, sha256 {fetched.sha256} ({fetched.verified}), {fetched.path}")
+            print(fit_to_print(f"{target}: good, sha256 {fetched.sha256} ({fetched.verified}), {fetched.path}"))
     return failed
 
 

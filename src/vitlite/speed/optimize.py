@@ -9,9 +9,11 @@ it found, so that every process of a machine computes alike.
 import copy
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -52,7 +54,7 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
 
     The packed weights replace the old ones, which are kept until all are packed: where that fails, the model is as it
     was. Images and answers keep the dtype of the model; `dtype` is what it computes in. It cannot be trained, moved,
-    copied or saved afterwards: optimize last.
+    copied, exported or saved afterwards: optimize last. torch.compile leaves it as it is.
 
     Args:
         model: A `ViT`, as created or loaded. A second call changes nothing.
@@ -66,7 +68,8 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
         The same object.
 
     Raises:
-        OptimizedError: The model has hooks or replaced modules, or `dtype` is none to compute in.
+        OptimizedError: The model has hooks or replaced modules, or `dtype` is none to compute in; or it is optimized
+            already, and another dtype is asked for, or pictures to calibrate with.
 
     >>> import torch, vitlite
     >>> config = vitlite.ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128, num_classes=5)
@@ -75,16 +78,33 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
     torch.Size([1, 5])
     """
     if isinstance(model, OptimizedViT):
-        if dtype not in (None, model.compute_dtype):
-            raise OptimizedError(
-                f"The model already computes in {model.compute_dtype}, so it cannot in {dtype}.",
-                python=f"Create it again: vitlite.optimize(vitlite.create(...), dtype={dtype}).",
-            )
+        _refuse_change(model, dtype, calibrate)
         return model
     _check_plain(model)
     _check_dtype(model, dtype)
     _take_over(model, _plan(model, dtype or model.dtype, calibrate))
     return model
+
+
+def _refuse_change(model: "OptimizedViT", dtype: torch.dtype | None, pictures: Iterable[Any] | None) -> None:
+    """Makes sure that a model which is optimized already is what a second call asks for.
+
+    Raises:
+        OptimizedError: It computes in something else, or its scales would have to be chosen anew.
+    """
+    wanted = model.compute_dtype if dtype is None else dtype
+    if wanted != model.compute_dtype:
+        problem = f"The model already computes in {model.compute_dtype}, so it cannot in {wanted}."
+    elif pictures is not None:
+        problem = f"The model is optimized already, in {wanted}, so it cannot be calibrated with these pictures."
+    else:
+        return
+    calibrate = ", calibrate=pictures" if wanted is torch.int8 else ""
+    raise OptimizedError(
+        problem,
+        python=f"Create it again: vitlite.optimize(vitlite.create(...), dtype={wanted}{calibrate}).",
+        command="Leave --fast out.",
+    )
 
 
 class Plan(NamedTuple):
@@ -302,6 +322,16 @@ class OptimizedViT(ViT):
         _refuse("give its position table")
 
     def _run(self, images: Tensor, answer: Callable[[Tensor], Any], batch_axis: int = 0) -> Any:
+        """What `answer` answers. torch.compile is told to look no further: of packed weights it would make errors."""
+        if torch.compiler.is_compiling():
+            if not torch.compiler.is_dynamo_compiling():  # torch.export, which needs all of it
+                _refuse("be exported")
+            return torch.compiler.disable(OptimizedViT._answers)(self, images, answer, batch_axis)  # type: ignore[no-untyped-call]
+        if "torch._dynamo" in sys.modules:  # which takes seconds to import; where nobody did, nobody compiles
+            return _left_alone(OptimizedViT._answers)(self, images, answer, batch_axis)
+        return self._answers(images, answer, batch_axis)
+
+    def _answers(self, images: Tensor, answer: Callable[[Tensor], Any], batch_axis: int) -> Any:
         """Checks the images, and lets `answer` answer slice by slice."""
         self._check(images)
         if images.requires_grad and torch.is_grad_enabled():
@@ -373,6 +403,10 @@ class OptimizedViT(ViT):
     def _apply(self, *args: Any, **kwargs: Any) -> NoReturn:
         _refuse("be moved or converted")
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What torch.jit.script asks for first."""
+        _refuse("become TorchScript")
+
     def __deepcopy__(self, memo: Any) -> NoReturn:
         _refuse("be copied")
 
@@ -380,10 +414,18 @@ class OptimizedViT(ViT):
         _refuse("be copied or pickled")
 
 
+@lru_cache(maxsize=1)
+def _left_alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that torch.compile does not look into, nor into what it calls: making one takes as long as a call."""
+    left: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return left
+
+
 def _refuse(action: str) -> NoReturn:
     raise OptimizedError(
         f"An optimized model cannot {action}: its weights are packed for this machine.",
-        python="Do that first and optimize last, or create the model again.",
+        python="Do that first and optimize last, or create the model again. torch.compile, torch.export and torch.jit "
+        "take it as it was created.",
         command="Leave --fast out.",
     )
 

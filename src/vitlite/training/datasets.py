@@ -27,6 +27,7 @@ _log = getLogger("vitlite")
 CACHE = 2**31  # bytes of prepared pictures kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red, green and blue planes
 CIFAR10_NAMES = "batches.meta.txt"
+PIPE = "pipe or device"  # in place of a suffix: what is never read of a folder, as it may never end
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
 
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
@@ -169,10 +170,17 @@ def class_names(folder: Path) -> tuple[str, ...]:
     remedy = "It should hold a folder per class, with the pictures in it."
     if not folder.is_dir():
         raise TrainError(f"There is no folder {folder}.", python=remedy)
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = folders_in(folder)
     if not names:
         raise TrainError(f"{folder} holds no folders.", python=remedy)
     return tuple(names)
+
+
+def folders_in(folder: Path) -> list[str]:
+    """The names of the folders in a folder, but for what is hidden, sorted; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
@@ -234,11 +242,13 @@ def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
     """The pictures, and how many other files there are of each suffix."""
     found, others = [], Counter[str]()
     try:
-        for path in map(Path, files_below(str(folder))):
-            if path.suffix.lower() in SUFFIXES:
+        for file in files_below(str(folder)):
+            path = Path(file.path)
+            suffix = PIPE if file.is_pipe else path.suffix.lower()
+            if suffix in SUFFIXES:
                 found.append(path)
             elif not path.name.startswith("."):
-                others[path.suffix.lower()] += 1
+                others[suffix] += 1
     except OSError as error:
         raise TrainError(f"Cannot look into the folder {shown(str(error.filename))}: {error.strerror}.") from error
     if not found:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlite.errors import TrainError
+from vitlite.errors import TrainError, not_finite
 from vitlite.images import Preprocess, normalise, own_methods
 from vitlite.model import ViT
 from vitlite.training import distributed
@@ -26,7 +26,7 @@ from vitlite.training.datasets import (
     read_folder,
     refuse_shared_labels,
 )
-from vitlite.training.split import folder_of_classes, read_held_out
+from vitlite.training.split import folder_of_classes, folder_to_measure, read_held_out
 
 MOST_CONFUSED = 4096  # classes of which each is counted with each: a table of 134 MB; ImageNet-21k's would take 3.8 GB
 
@@ -78,6 +78,7 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
 
     Raises:
         TrainError: The pictures do not fit the model.
+        InputError: Answers are not finite numbers.
     """
     check_fit(model, pictures)
     model.eval()
@@ -86,6 +87,7 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
     loss = torch.zeros((), dtype=torch.float64)
     top5 = torch.zeros((), dtype=torch.int64)
     counts = torch.zeros(3, k, dtype=torch.int64)  # of each class, taken for it, and both
+    meaningless = torch.zeros((), dtype=torch.int64)  # answers
     confusion = torch.zeros(k * k if k <= MOST_CONFUSED else 0, dtype=torch.int64)
     mine = distributed.shard(total)
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
@@ -93,6 +95,7 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
             rows = mine[first : first + batch]
             images, labels = normalise(pictures.images[rows], recipe, channels), pictures.labels[rows]
             logits = model(images.to(model.device, model.dtype)).float().cpu()  # (b, k)
+            meaningless += (~logits.isfinite()).any(1).sum()
             best = logits.topk(min(5, k)).indices
             loss += F.cross_entropy(logits, labels, reduction="sum")
             top5 += (best == labels[:, None]).sum()
@@ -101,7 +104,9 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
                 row += torch.bincount(found, minlength=k)
             if len(confusion):
                 confusion.index_add_(0, labels * k + taken, torch.ones_like(labels))  # in place: it may be large
-    distributed.all_reduce(*(tensor for tensor in (loss, top5, counts, confusion) if tensor.numel()))
+    distributed.all_reduce(*(tensor for tensor in (loss, top5, counts, meaningless, confusion) if tensor.numel()))
+    if meaningless:  # on any rank, and so on all
+        raise not_finite(torch.bfloat16 if bfloat16 else model.dtype)
     return Measured(
         loss=loss.item() / total,
         top1=counts[2].sum().item() / total,
@@ -187,7 +192,7 @@ def check_data(data: Path, split: Path | None = None) -> None:
 
 
 def read_to_measure(data: Path, model: ViT, name: str, split: Path | None = None) -> Pictures:
-    """The test pictures of CIFAR-10, or those of a folder per class, or of such a val/ in it, labelled as by the model.
+    """The test pictures of CIFAR-10, or those of a folder per class, or of its val/ or test/, labelled as by the model.
 
     Args:
         data: The folder.
@@ -219,10 +224,7 @@ def read_to_measure(data: Path, model: ViT, name: str, split: Path | None = None
 
 
 def _folder_per_class(data: Path, split: Path | None) -> Path:
-    if split is not None:
-        return folder_of_classes(data)
-    inside = data / "val"
-    return inside if inside.is_dir() else data
+    return folder_to_measure(data) if split is None else folder_of_classes(data)
 
 
 def classes_in_order(model: ViT, names: Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlite import disk
-from vitlite.errors import TrainError
+from vitlite.errors import TrainError, shown
 from vitlite.images import normalise
 from vitlite.model import ViT
 from vitlite.training import distributed
@@ -27,10 +27,11 @@ from vitlite.training.batches import batch_of, steps_of_an_epoch
 from vitlite.training.best import BEST, check_best, is_better, is_done
 from vitlite.training.datasets import Pictures, refuse_shared_labels
 from vitlite.training.evaluate import Measured, check_fit, measure, preprocess_of
-from vitlite.training.run import LOCK, LOG, STATE, History, Run
+from vitlite.training.run import LAST, LOCK, LOG, STATE, History, Run, is_log
 from vitlite.training.schedule import learning_rate
 from vitlite.training.settings import Settings
 from vitlite.training.state import Progress
+from vitlite.weights.save import refuse_to_overwrite
 
 
 def train(
@@ -70,6 +71,7 @@ def train(
     check_fit(model, data)
     if validation is not None:
         check_fit(model, validation)
+    _check_place(out)
     out.mkdir(parents=True, exist_ok=True)
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     try:
@@ -84,6 +86,25 @@ def train(
     run.swap_averages()
     model.eval()
     return run.history
+
+
+def _check_place(out: Path) -> None:
+    """Makes sure that nothing is where a run will write, but what an earlier one of vitlite's left.
+
+    Raises:
+        TrainError, CheckpointError: Something is, which stays.
+    """
+    for path in (out / STATE, out / LOG):
+        if path.exists() and not path.is_file():
+            raise TrainError(f"{shown(str(path))} is no file, and stands where one is to be written.")
+    if (out / LOG).exists() and not (out / STATE).exists() and not is_log(out / LOG):
+        raise TrainError(
+            f"{shown(str(out / LOG))} was written by somebody else, and stays.",
+            python="Name another `out`.",
+            command="Name another --out.",
+        )
+    for name in (LAST, BEST):
+        refuse_to_overwrite(out / name)
 
 
 @contextmanager
@@ -184,7 +205,7 @@ def _check_finite(loss: float, run: Run, out: Path) -> None:
         return
     raise TrainError(
         f"The loss became {loss} in epoch {run.progress.epoch + 1}, step {run.progress.step + 1}, at a learning rate "
-        f"of up to {run.settings.lr:g}. {out / 'last'} holds the weights of the epoch before.",
+        f"of up to {run.settings.lr:g}. {out / LAST} holds the weights of the epoch before.",
         python="Begin again with a lower lr and another `out`.",
         command="Begin again with a lower --lr and another --out.",
     )
@@ -229,7 +250,7 @@ def _end_epoch(run: Run, out: Path, validation: Pictures | None) -> None:
             record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
             if is_better(record, run.history):
                 run.save_checkpoint(out / BEST)
-        run.save_checkpoint(out / "last")
+        run.save_checkpoint(out / LAST)
     run.history.append(record)
     run.progress = Progress(epoch=progress.epoch + 1)
     run.write_log(out / LOG)

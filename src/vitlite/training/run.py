@@ -12,9 +12,10 @@ from torch import Tensor
 
 from vitlite import disk
 from vitlite.config import ViTConfig
-from vitlite.errors import TrainError, shown
+from vitlite.errors import TrainError, VitliteError, shown
 from vitlite.images import Recipe, recipe_alone
 from vitlite.model import ViT
+from vitlite.schema import parse_json, table, whole
 from vitlite.speed.onednn import float32_products, float32_products_are_exact, kernels_as_created
 from vitlite.training import distributed
 from vitlite.training.batches import importance_of_classes, steps_of_an_epoch
@@ -40,6 +41,9 @@ from vitlite.weights.save import refuse_unloadable, write_tensors
 History = list[dict[str, Any]]
 
 STATE, LOG, LOCK = "state.safetensors", "log.jsonl", "train.lock"
+LAST = "last"  # the folder of the last epoch's weights
+LONGEST_LINE = 10_000  # bytes
+EPOCH = table({"epoch": whole(least=1)}, required=("epoch",))  # a line of the log
 
 
 class Run:
@@ -208,6 +212,16 @@ class Run:
         """Gives the model the averages as its weights, and keeps its weights in their place."""
         for name, weight in self.weights.items():
             weight.data, self.averages[name] = self.averages[name], weight.data
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file begins as `Run.write_log` writes them; an empty one is nobody's loss."""
+    with open(path, "rb") as file:
+        line = file.readline(LONGEST_LINE)
+    try:
+        return not line or bool(parse_json(line, EPOCH, str(path)))
+    except VitliteError:
+        return False
 
 
 def _defaults() -> dict[str, Any]:

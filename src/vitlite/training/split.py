@@ -1,5 +1,7 @@
 """Which pictures of some data are trained on, and which the epochs are compared by: those of val/, or a share held out.
 
+What the folders train/, val/ and test/ may be called stands in `PARTS`.
+
 Whether a picture is held out depends on its name and the seed alone, so a run that goes on holds out the same ones.
 The list of them is kept with the run.
 """
@@ -22,6 +24,7 @@ from vitlite.training.datasets import (
     cifar10_classes,
     cifar10_reader,
     class_names,
+    folders_in,
     is_cifar10,
     listed,
     read_cifar10,
@@ -31,8 +34,11 @@ from vitlite.training.datasets import (
 SHARE = 0.2  # of the pictures of each class
 SHARES = (0.01, 0.9)  # what a share is between
 SPLIT = "split.json"  # in the folder of a run
-# What folders of parts of data are called.
-PARTS = ("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing")
+PARTS = {  # what folders of parts of data are called, in capitals or not: the words that Hugging Face's datasets knows
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
 
 
 class Split(NamedTuple):
@@ -43,10 +49,62 @@ class Split(NamedTuple):
     held_out: list[str]  # where there was no val/: the pictures of the validation, below `folder_of_classes`
 
 
+def parts_of(data: Path) -> dict[str, Path]:
+    """The folders of parts of data as "train", "val" and "test"; none where the folders of classes are right there.
+
+    Beside other classes, a folder that is called like a part and has no folders in it is a class, too.
+
+    Raises:
+        TrainError: Other folders stand beside parts, or two folders are the same part.
+    """
+    part_called = {word: part for part, words in PARTS.items() for word in words}
+    parts: list[str] = []
+    others: list[str] = []
+    for name in folders_in(data):
+        (parts if name.lower() in part_called else others).append(name)
+    if others:
+        if any(folders_in(data / name) for name in parts):
+            raise TrainError(
+                f"{shown(str(data))} has {_named(parts)}, with folders inside, beside {_named(others)}: parts of the "
+                "data, or classes?",
+                python="Parts (train, val, test) stand alone, so move the others away; or put the folders of all "
+                "classes into train.",
+            )
+        return {}
+    found: dict[str, Path] = {}
+    for name in parts:
+        part = part_called[name.lower()]
+        if part in found:
+            raise TrainError(
+                f"{shown(str(data))} has {found[part].name} and {name}, which both mean {part}.",
+                python="Move one of them away, or put their pictures together.",
+            )
+        found[part] = data / name
+    return found
+
+
+def _named(folders: Sequence[str]) -> str:
+    return listed([shown(name) for name in folders])
+
+
 def folder_of_classes(data: Path) -> Path:
     """Where the folders of the classes are that are trained on: in train/; or where there are no parts, right there."""
-    in_parts = (data / "train").is_dir() or (data / "val").is_dir()
-    return data / "train" if in_parts else data
+    return parts_of(data).get("train", data)
+
+
+def folder_to_measure(data: Path) -> Path:
+    """Where the folders of the classes are that are measured on: in val/, else in test/, else right there.
+
+    Raises:
+        TrainError: There is train/ alone.
+    """
+    parts = parts_of(data)
+    if list(parts) == ["train"]:
+        raise TrainError(
+            f"{shown(str(data))} has {parts['train'].name}, and no val or test to measure on.",
+            python=f"To measure on what was trained on, name {shown(str(parts['train']))}.",
+        )
+    return parts.get("val", parts.get("test", data))
 
 
 def training_classes(data: Path) -> tuple[str, ...]:
@@ -57,27 +115,17 @@ def training_classes(data: Path) -> tuple[str, ...]:
     """
     if is_cifar10(data):
         return cifar10_classes(data)
+    parts = parts_of(data)
+    if parts and "train" not in parts:
+        raise TrainError(
+            f"{shown(str(data))} has {_named([folder.name for folder in parts.values()])}, and no train.",
+            python="Call the folder to train on train, and the one to compare epochs with val.",
+        )
     folder = folder_of_classes(data)
     classes = class_names(folder)
-    if folder == data:
-        _refuse_parts(data, classes)
     if len(classes) < 2:
         raise TrainError(f"{folder} has one class only, {classes[0]}.", python="Training needs at least two.")
     return classes
-
-
-def _refuse_parts(data: Path, names: Sequence[str]) -> None:
-    """Makes sure that folders which would be classes are not parts of the data, called otherwise than train and val.
-
-    Raises:
-        TrainError: One has such a name, and folders in it.
-    """
-    parts = [name for name in names if name.lower() in PARTS and any(path.is_dir() for path in (data / name).iterdir())]
-    if parts:
-        raise TrainError(
-            f"{data} has the folders {listed(parts)}, with folders in them, which do not look like classes.",
-            python="Call the one to train on train, and the one to compare epochs with val.",
-        )
 
 
 def read_to_train(
@@ -96,20 +144,20 @@ def read_to_train(
         TrainError: A share is wanted of data that have a part to compare epochs with; and as `hold_out`,
             `read_cifar10` and `read_folder` do.
     """
-    has_parts = is_cifar10(data) or (data / "val").is_dir()
-    if has_parts and share is not None:
+    val = parts_of(data).get("val")
+    if share is not None and (val or is_cifar10(data)):
         raise TrainError(
             f"val_share {share:g} would be held out, and {data} has pictures for that already.",
             python="Leave the share out.",
-            command=f"Leave --val-share out, or move {data / 'val'} away.",
+            command=f"Leave --val-share out{f', or move {val} away' if val else ''}.",
             field="val_share",
         )
     if is_cifar10(data):
         read = cifar10_reader(preprocess)
         return Split(read_cifar10(data, "train", read), read_cifar10(data, "val", read), [])
     pictures = read_folder(folder_of_classes(data), preprocess.pixels, classes)
-    if has_parts:
-        return Split(pictures, read_folder(data / "val", preprocess.pixels, classes), [])
+    if val:
+        return Split(pictures, read_folder(val, preprocess.pixels, classes), [])
     train, validation = hold_out(pictures, SHARE if share is None else share, seed)
     return Split(train, validation, _names_from(folder_of_classes(data), validation))
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import InputError
+from vitlite.vectors.search import of_length_one
 
 PENALTIES = [10.0**power for power in range(-6, 4)]  # as shares of the mean squared singular value
 NEIGHBOURS, WARMTH = 20, 0.07  # how many vote, and exp(cosine / WARMTH) is the weight of a vote: DINO's
@@ -139,11 +140,11 @@ def left_out_error(left: Tensor, kept: Tensor, answers: Tensor, targets: Tensor)
 
 def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
     """How much the nearest neighbours of each query speak for each class: (q, k)."""
-    known = F.normalize(vectors.float(), dim=1)
+    known = of_length_one(vectors.float())
     found = []
     for first in range(0, len(queries), ROWS):
         part = queries[first : first + ROWS]
-        cosines, rows = (F.normalize(part.float(), dim=1) @ known.mT).topk(min(NEIGHBOURS, len(known)))
+        cosines, rows = (of_length_one(part.float()) @ known.mT).topk(min(NEIGHBOURS, len(known)))
         weights = (cosines / WARMTH).softmax(1)
         found.append(torch.zeros(len(part), classes).scatter_add(1, labels[rows], weights))
     return torch.cat(found)

@@ -60,11 +60,11 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
         raise InputError(f"The vectors are (n, {vectors.dim}), got {tuple(queries.shape)} to compare with them.")
     if not queries.isfinite().all():
         raise InputError("Some of the vectors to compare with are not finite numbers: nothing is near to them.")
-    directions = F.normalize(queries.detach().float().cpu(), dim=1)
+    directions = of_length_one(queries.detach().float().cpu())
     scores, rows = directions.new_zeros(len(queries), 0), torch.zeros(len(queries), 0, dtype=torch.int64)
     first = 0
     for part in vectors.parts():
-        found = directions @ F.normalize(part, dim=1).mT  # (q, rows)
+        found = directions @ of_length_one(part).mT  # (q, rows)
         numbers = torch.arange(first, first + len(part)).expand(len(queries), -1)
         scores, places = torch.cat([scores, found], dim=1).topk(min(top, scores.shape[1] + len(part)))
         rows = torch.cat([rows, numbers], dim=1).gather(1, places)
@@ -74,3 +74,9 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
         best = zip(row_of_rows, row_of_scores, strict=True)
         matches.append([Match(vectors.pictures[row], score) for row, score in best])
     return matches
+
+
+def of_length_one(vectors: Tensor) -> Tensor:
+    """The directions of vectors (n, d); zeros stay. They are brought near to 1 first, where all squares are numbers."""
+    _, exponents = torch.frexp(vectors.abs().amax(1, keepdim=True))
+    return F.normalize(torch.ldexp(vectors, -exponents.clamp(-126, 126)), dim=1)

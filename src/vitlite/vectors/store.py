@@ -13,7 +13,7 @@ from torch import Tensor
 from vitlite.bulk.journal import PATH
 from vitlite.bulk.local import identity_of
 from vitlite.errors import InputError, shown
-from vitlite.schema import anything, by_name, parse_json, several
+from vitlite.schema import either, parse_json, several, table, text, verify, whole
 
 if TYPE_CHECKING:
     from vitlite.model import ViT
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 MOST = 10_000_000  # pictures
 PART = 2**16  # vectors that are in memory together
 DECIDES = ("weights", "config", "preprocessing")  # of what `identity_of` says, what makes two vectors comparable
+SIDE = whole(1, 100_000)  # pixels
+IDENTITY = table({"config": table({"image_size": either(SIDE, several(SIDE, 2, 2))})})
+LONGEST_NAME = 10_000  # letters, of a model's name or place
+KINDS = ("F64", "F32", "F16", "BF16")  # of numbers
 AFTER = ("num_classes", "dropout", "drop_path", "checkpointing")  # fields of the config that no vector depends on
 
 
@@ -55,7 +59,8 @@ class Vectors:
             for first in range(0, len(self), rows):
                 part: Tensor = stored[first : first + rows].float()
                 if not part.isfinite().all():
-                    raise InputError(f"{self.path} has vectors that are not finite numbers. Embed the pictures again.")
+                    name = shown(str(self.path), 1000)
+                    raise InputError(f"{name} has vectors that are not finite numbers. Embed the pictures again.")
                 yield part
 
     def refuse_other_model(self, model: "ViT") -> None:
@@ -69,8 +74,8 @@ class Vectors:
         differing = [name for name in DECIDES if ours[name] != theirs[name]]
         if differing:
             raise InputError(
-                f"The vectors in {self.path} were made by {shown(self.model)} with another {', '.join(differing)}: no "
-                "distance to them means anything.",
+                f"The vectors in {shown(str(self.path), 1000)} were made by {shown(self.model)} with another "
+                f"{', '.join(differing)}: no distance to them means anything.",
                 python="Open that model, or embed the pictures again with this one.",
                 command="Leave out --model, --weights and --size to use that one, or embed the pictures again.",
             )
@@ -82,29 +87,42 @@ def open_vectors(path: str | PathLike[str]) -> Vectors:
     Raises:
         InputError: It is no such file, or does not say which model made it.
     """
-    path = Path(path)
+    path, name = Path(path), shown(str(path), 1000)
     if path.suffix != ".safetensors":
-        raise InputError(f"{path} must be a .safetensors file that `vitlite embed` wrote: others do not say by whom.")
+        raise InputError(f"{name} must be a .safetensors file that `vitlite embed` wrote: others do not say by whom.")
     if not path.is_file():
-        raise InputError(f"There is no file {path}. Make it: vitlite embed PATH --out {path}.")
+        raise InputError(f"There is no file {name}. Make it: vitlite embed PATH --out {name}.")
     with _opened(path) as file:
-        about = file.metadata() or {}
-        shape = file.get_slice("vectors").get_shape() if "vectors" in file.keys() else []  # noqa: SIM118  # no dict
-    if len(shape) != 2 or not {"paths", "identity", "model"} <= about.keys():
-        raise InputError(f"{path} does not say which model made it, of which pictures. Embed them again.")
+        about, dim, rows = file.metadata() or {}, 0, 0
+        if "vectors" in file.keys():  # noqa: SIM118  # no dict
+            rows, dim = _shape(file.get_slice("vectors"))
+    if not dim or not {"paths", "identity", "model"} <= about.keys():
+        raise InputError(f"{name} does not say which model made it, of which pictures. Embed them again.")
     paths = several(PATH, most=MOST)
     pictures = parse_json(about["paths"], paths, f"{path}, paths", most_bytes=2**30, error=InputError)
-    identity = parse_json(about["identity"], by_name(anything), f"{path}, identity", error=InputError)
-    if len(pictures) != shape[0]:
-        raise InputError(f"{path} has {shape[0]} vectors of {len(pictures)} pictures. Embed them again.")
-    return Vectors(path, pictures, shape[1], about["model"], identity)
+    identity = parse_json(about["identity"], IDENTITY, f"{path}, identity", error=InputError)
+    verify(about["model"], text(LONGEST_NAME), f"{path}, model", error=InputError)
+    if len(pictures) != rows:
+        raise InputError(f"{name} has {rows} vectors of {len(pictures)} pictures. Embed them again.")
+    return Vectors(path, pictures, dim, about["model"], identity)
+
+
+def _shape(stored: Any) -> tuple[int, int]:
+    """Of vectors; no rows and no numbers where they are none."""
+    shape = stored.get_shape()
+    if len(shape) != 2 or stored.get_dtype() not in KINDS:
+        return 0, 0
+    return shape[0], shape[1]
 
 
 def _opened(path: Path) -> Any:
     try:
         return safe_open(path, "pt")
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} cannot be read as a file of vectors: {error}. Embed the pictures again.") from error
+        raise InputError(
+            f"{shown(str(path), 1000)} cannot be read as a file of vectors: {shown(str(error))}. Embed the pictures "
+            "again."
+        ) from error
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class LoadReport:
     dropped: Mapping[str, Shape]
     supplied: Mapping[str, Shape]  # what the layout leaves out and its code defines: zero biases, an identity
     said_by: Mapping[str, str] = field(repr=False)  # who said each field of the config
+    unlabelled: str = ""  # why the labels beside the file are not the model's, where there are some
 
 
 @dataclass(frozen=True)

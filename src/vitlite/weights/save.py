@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.config import ViTConfig
-from vitlite.disk import locked, replacing
+from vitlite.disk import locked, refuse_content, replacing
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import recipe_alone
 from vitlite.model import ViT, is_replaced, model_on_meta
@@ -119,9 +119,16 @@ def refuse_to_overwrite(folder: Path) -> None:
     """Makes sure that a folder has no model but one that vitlite wrote: such a one may be replaced.
 
     Raises:
-        CheckpointError: It has another, which stays.
+        CheckpointError: It has another, which stays; or is no folder, or something in it cannot be replaced.
     """
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{shown(str(folder))} is no folder. Name one.")
+    with explained(folder):
+        refuse_content(folder / f"{WEIGHTS}.lock")
     there = [name for name in (WEIGHTS, INDEX, CONFIG, PICTURES) if (folder / name).exists()]
+    for name in there:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{shown(str(folder / name))} is no file, and stands where one is to be written.")
     if there and not _is_ours(folder):
         raise CheckpointError(
             f"{shown(str(folder))} has {', '.join(there)}, which vitlite did not write. What is there stays. Name a "

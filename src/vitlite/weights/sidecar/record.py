@@ -38,21 +38,26 @@ class Sidecar:
     claims: Mapping[str, Any] = field(default_factory=dict)  # fields of a `ViTConfig`
     usual: Mapping[str, Any] = field(default_factory=dict)  # fields for which the architecture's name stands
     labels: tuple[str, ...] | None = None
+    unlabelled: str = ""  # why there are no labels, where classes are named after all
     recipe: UnreadRecipe | None = None
     architecture: str | None = None  # timm's name, with its tag
     library: Library | None = None  # who wrote it; None: nothing is there that names a network
 
 
-def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[str, ...] | None:
-    """Labels from a list, or from a table by number; None where a number is missing: then some output is nobody's."""
+def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[tuple[str, ...] | None, str]:
+    """Labels from a list, or from a table by number; none where a number is missing: then some output is nobody's.
+
+    Returns:
+        The labels, and why there are none, where there are names.
+    """
     if not names:
-        return None
+        return None, ""
     if not isinstance(names, Mapping):
-        return tuple(names)
-    numbers = [str(number) for number in range(len(names))]
-    if not all(number in names for number in numbers):
-        return None
-    return tuple(names[number] for number in numbers)
+        return tuple(names), ""
+    missing = [number for number in range(len(names)) if str(number) not in names]
+    if missing:
+        return None, f"of the {len(names)} classes that are named, none has the number {missing[0]}"
+    return tuple(names[str(number)] for number in range(len(names))), ""
 
 
 class Words:

@@ -173,10 +173,12 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
     if "img_size" in args and not args.get("dynamic_img_size"):  # then timm's model takes no other
         pretrained = {**pretrained, "input_size": [1, *_sides(args["img_size"])]}
     tag = pretrained.get("tag")
+    labels, unlabelled = _labels(config, pretrained)
     return Sidecar(
         claims=claims,
         usual=usual,
-        labels=_labels(config, pretrained),
+        labels=labels,
+        unlabelled=unlabelled,
         recipe=UnreadRecipe("timm", pretrained) if "mean" in pretrained else None,
         architecture=f"{name}.{tag}" if tag else name,
         library="timm",
@@ -264,13 +266,13 @@ def _refuse_norm(name: Any) -> None:
         raise CheckpointError(f"norm_layer is {shown(repr(name))}; vitlite computes layernorm.")
 
 
-def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The descriptions of the labels, or where there are none their names, such as WordNet's numbers."""
-    names = labels_in_order(config.get("label_names") or pretrained.get("label_names"))
+def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str]:
+    """The descriptions of the labels, or where there are none their names, such as WordNet's numbers; or why not."""
+    names, unlabelled = labels_in_order(config.get("label_names") or pretrained.get("label_names"))
     if names is None:
-        return None
+        return None, unlabelled
     descriptions = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}
-    return tuple(descriptions.get(name, name) for name in names)
+    return tuple(descriptions.get(name, name) for name in names), ""
 
 
 def recipe_from_record(record: Any, size: tuple[int, int]) -> Recipe:

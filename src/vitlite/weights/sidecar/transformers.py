@@ -236,16 +236,17 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
     if pictures and "feature_extractor_type" not in pictures:
         pictures = {"image_processor_type": family.processor, **pictures}
     class_names = _class_names(config)
-    labels = None
+    labels, unlabelled = labels_in_order(class_names)
     if class_names is not None:
         claims["num_classes"] = len(class_names)
-        if config.get("problem_type") in (None, "single_label_classification"):  # no softmax over others
-            labels = labels_in_order(class_names)
+    if labels and config.get("problem_type") not in (None, "single_label_classification"):
+        labels, unlabelled = None, f"problem_type is {config['problem_type']}, of which no softmax tells the scores"
     usual = {"image_size": 224, "heads": family.heads, "norm_eps": family.norm_eps, "gelu": GELUS[family.activation]}
     return Sidecar(
         claims=claims,
         usual=usual,
         labels=labels,
+        unlabelled=unlabelled,
         recipe=UnreadRecipe("transformers", pictures) if pictures else None,
         library="transformers",
     )
