@@ -2,8 +2,9 @@
 
 A block is ```python or ```bash. An HTML comment above a block says what else holds for it:
 `not run: reason`; `output` (a text block that the block before printed, where ... stands for anything);
-`from FILE` (lines that stand in that file, not run). With VITLITE_WRITE_OUTPUT=1 outputs that differ are written
-into the page; look at them before you commit.
+`from FILE` (lines that stand in that file, not run); `needs: PACKAGE` or `torchrun: PROCESSES` (a program of its own,
+skipped where the package is not installed). With VITLITE_WRITE_OUTPUT=1 outputs that differ are written into the page;
+look at them before you commit.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ from files_of_libraries import write_files
 from parity.references import distance
 from PIL import Image, ImageChops, ImageStat
 from server import Hub
+from torchrun import ENVIRONMENT, launcher
 
 import vitlite
 from vitlite.cli.main import main
@@ -37,13 +40,13 @@ from vitlite.weights import zoo
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-NOTE = re.compile(r"<!-- (not run|output|from)(?::? (.*?))? -->\s*$")
+NOTE = re.compile(r"<!-- (not run|output|from|needs|torchrun)(?::? (.*?))? -->\s*$")
 
 
 class Block(NamedTuple):
     language: str
-    note: str  # "not run", "output", "from" or ""
-    detail: str  # the reason, or the file
+    note: str  # "not run", "output", "from", "needs", "torchrun" or ""
+    detail: str  # the reason, the file, the package, or how many processes
     text: str
     line: int
 
@@ -108,6 +111,8 @@ def test_every_block_runs(page: Path, workplace: Path, request: Any, monkeypatch
                 page.write_text(page.read_text(encoding="utf-8").replace(block.text, printed, 1), encoding="utf-8")
                 continue
             assert same, f"{place}: shows\n{block.text}\nbut it printed\n{printed}"
+        elif block.note in ("needs", "torchrun"):
+            printed = ""  # see test_every_program_runs
         elif block.language == "python":
             printed = run_python(block.text, place, names)
         elif block.language in ("bash", "sh", "console"):
@@ -116,6 +121,25 @@ def test_every_block_runs(page: Path, workplace: Path, request: Any, monkeypatch
         images = torch.randn(1, 3, *names[name].config.size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             assert distance(names[name](images), answer(images)) < 1e-5, name
+
+
+PROGRAMS = [(page, block) for page in PAGES for block in blocks_of(page) if block.note in ("needs", "torchrun")]
+
+
+@pytest.mark.parametrize(("page", "block"), PROGRAMS, ids=[f"{page.stem}:{block.line}" for page, block in PROGRAMS])
+def test_every_program_runs(page: Path, block: Block, workplace: Path) -> None:
+    if block.note == "needs" and find_spec(block.detail) is None:
+        pytest.skip(f"{block.detail} is not installed")
+    # peft imports torchvision, which not every torch can load without what peers does.
+    first = "import peers\n" if block.note == "needs" else ""
+    Path("program.py").write_text(first + block.text, encoding="utf-8")
+    command = [sys.executable, "program.py"]
+    if block.note == "torchrun":
+        command = launcher(int(block.detail), program=("program.py",))
+    paths = os.pathsep.join([str(ROOT / "tests"), *sys.path])
+    environment = ENVIRONMENT | os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{page.name}:{block.line}: {done.stderr}"
 
 
 def test_coming_from_another_library_needs_no_numpy(workplace: Path) -> None:
