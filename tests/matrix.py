@@ -25,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".matrix"
 TESTS = ["pytest", "hypothesis", "hatchling", "build"]
-EXTRAS = ["pillow", "tqdm", "matplotlib"]
+EXTRAS = ["pillow", "tqdm", "matplotlib", "pyarrow"]
 PEERS = ["transformers", "onnx", "onnxscript", "onnxruntime", "scipy", "numpy"]
 LEFT_OUT = "cluster", "test_house.py", "benchmarks"  # whose answer is the same in every environment, or which need more
 NUMBERS = re.compile(r"(\d+) (passed|failed|skipped|error)")
@@ -44,12 +44,16 @@ ENVIRONMENTS = {
     "oldest": Environment(
         "the lower bounds of pyproject.toml, on the oldest Python",
         ["torch==2.6.0", "einops==0.6.1", "safetensors==0.4.1", "huggingface-hub==0.25.0", "requests",
-         "numpy==1.26.4", "pillow==10.1.0", "tqdm==4.66.0", "matplotlib==3.9.0"],
+         "numpy==1.26.0", "pillow==10.1.0", "tqdm==4.66.0", "matplotlib==3.9.0", "pyarrow==17.0.0"],
         peers=False,
         python="3.10",
     ),
     "torch-2.6": Environment("the oldest torch, with the newest of the rest", ["torch==2.6.0", *EXTRAS], peers=False),
-    "torch-2.8": Environment("widely pinned, with numpy 1", ["torch==2.8.0", "numpy==1.26.4", *EXTRAS], peers=True),
+    "torch-2.8": Environment(
+        "widely pinned, with numpy 1, and the lower bounds of what is written for others",
+        ["torch==2.8.0", "numpy==1.26.4", "pyarrow==17.0.0", "onnx==1.18.0", "onnxscript==0.7.1", *EXTRAS],
+        peers=True,
+    ),
     "torch-2.10": Environment("between", ["torch==2.10.0", *EXTRAS], peers=True),
     "pinned": Environment("what constraints.txt pins", ["torch==2.13.0", *EXTRAS], peers=True),
     "newest": Environment("whatever is newest", ["torch", *EXTRAS], peers=True),
@@ -89,13 +93,12 @@ def interpreter(version: str) -> str | None:
 def make(name: str, environment: Environment) -> Path:
     """The environment's own Python, its packages installed."""
     folder = HOME / name
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if (folder / "ready").exists():
-        return python
+        return python_of(folder)
     base = interpreter(environment.python)
     if base is None:
         raise LookupError(f"there is no Python {environment.python} here")
-    subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
+    python = venv(folder, base)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     peers = PEERS if environment.peers else []
     if "pinned" in name:
@@ -105,6 +108,17 @@ def make(name: str, environment: Environment) -> Path:
         subprocess.run([*pip, "--no-deps", "--requirement", str(ROOT / "tests" / "peers.txt")], check=True)
     (folder / "ready").touch()
     return python
+
+
+def venv(folder: Path, base: str) -> Path:
+    """An empty environment, in place of what is there; its Python."""
+    subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
+    return python_of(folder)
+
+
+def python_of(folder: Path) -> Path:
+    """The Python of an environment."""
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def files(wanted: list[str]) -> list[str]:
@@ -167,26 +181,41 @@ def versions(python: Path) -> str:
     return done.stdout.strip()
 
 
-def beside(title: str) -> Result:
-    """Whether installing `vitlite[images]` leaves everything else as it is, as pip would have it; nothing is done."""
-    alone, together = resolved(BESIDE[title]), resolved([*BESIDE[title], f"{ROOT}[images]"])
-    if not alone or not together:
-        return Result(f"beside {title}", "", 0, 1, 0, "pip finds no versions that go together")
-    changed = [name for name, version in alone.items() if together.get(name) != version]
-    note = f"changed: {', '.join(changed)}" if changed else f"{len(alone)} packages, none changed"
-    return Result(f"beside {title}", "", int(not changed), int(bool(changed)), 0, note)
+def beside(title: str, wanted: str = f"{ROOT}[images]") -> Result:
+    """Whether vitlite can be installed where others are, each of which stays as it is: what pip says, doing nothing."""
+    there, against = ask_pip(BESIDE[title])
+    if there:
+        with tempfile.TemporaryDirectory() as folder:
+            kept = Path(folder, "kept.txt")
+            kept.write_text("".join(f"{name}=={version}\n" for name, version in there.items()), encoding="utf-8")
+            _, against = ask_pip([wanted, "--constraint", str(kept)])
+    note = against or f"{len(there)} packages, none changed"
+    return Result(f"beside {title}", "", int(not against), int(bool(against)), 0, note)
 
 
-def resolved(packages: list[str]) -> dict[str, str]:
-    """The versions that pip would install; none where it finds none."""
+def ask_pip(words: list[str]) -> tuple[dict[str, str], str]:
+    """The versions that pip would install where there is nothing yet; or none, and what speaks against it."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        words = ["install", "--dry-run", "--quiet", "--ignore-installed", "--report", str(report), *packages]
-        if subprocess.run([sys.executable, "-m", "pip", *words]).returncode:
-            return {}
+        asked = ["-m", "pip", "install", "--dry-run", "--ignore-installed", "--report", str(report), *words]
+        done = subprocess.run([str(newest_pip()), *asked], capture_output=True, text=True)
+        if done.returncode:
+            said = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
+            conflict = [line for line in said if " depends on " in line or "(constraint)" in line]
+            return {}, "; ".join(conflict or said[-2:])
         content = json.loads(report.read_text("utf-8"))
     described = [package["metadata"] for package in content["install"]]
-    return {package["name"].lower(): package["version"] for package in described}
+    return {package["name"]: package["version"] for package in described}, ""
+
+
+def newest_pip() -> Path:
+    """A Python whose pip is the newest. Those before 23.3 fetch gigabytes of packages to see what these depend on."""
+    folder = HOME / "pip"
+    if not (folder / "ready").exists():
+        python = venv(folder, sys.executable)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--upgrade", "pip"], check=True)
+        (folder / "ready").touch()
+    return python_of(folder)
 
 
 def table(results: list[Result]) -> str:

@@ -260,10 +260,13 @@ import torch
 from vitlite.images import Preprocess, Recipe
 recipe = Recipe(size=(224, 224), resize=(256, 256), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
 model = SimpleNamespace(config=SimpleNamespace(channels=3), device=torch.device("cpu"), dtype=torch.float32)
+def megabytes(line):
+    status = pathlib.Path("/proc/self/status").read_text()  # of this program alone, which getrusage is not
+    return int(status.split(line)[1].split()[0]) / 1024
+before = megabytes("VmRSS:")  # of torch itself, which is twice as much where it is made for CUDA
 start = time.process_time()
 Preprocess(recipe, model)(sys.argv[1])
-status = pathlib.Path("/proc/self/status").read_text()  # of this program alone, which getrusage is not
-print(int(status.split("VmHWM:")[1].split()[0]) / 1024, time.process_time() - start)
+print(megabytes("VmHWM:") - before, time.process_time() - start)
 """
 
 
@@ -283,7 +286,7 @@ def test_the_largest_photo_takes_less_than_a_gigabyte_and_ten_seconds(turned, tm
         check=True,
     )
     megabytes, seconds = map(float, done.stdout.split())
-    assert megabytes < 1000
+    assert megabytes < 750
     assert seconds < 10
 
 

@@ -685,5 +685,5 @@ def test_what_is_for_training_alone_changes_no_answer() -> None:
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.complex64, torch.float8_e4m3fn, "float32"], ids=str)
 def test_a_dtype_that_is_none_for_weights_is_refused(dtype: Any) -> None:
     for weights in ("default", None):
-        with pytest.raises(ConfigError, match=r"weights are of torch.float64, .* For int8: vitlite.optimize"):
+        with pytest.raises(ConfigError, match=r"Weights are of torch.float64, .* For int8: vitlite.optimize"):
             create("vit_nano_4.cifar10", weights=weights, dtype=dtype)

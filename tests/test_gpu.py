@@ -1,5 +1,6 @@
 """What happens on a GPU: walked on one that is none, on torch's meta device, and where there is one, on it."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_gpu import fake_gpu, on_fake_gpu
+from fake_gpu import fake_gpu, on_fake_gpu, skip_where_a_driver_is_needed
 from test_model import FAMILIES, TINY
 from tiny_run import RECIPE, new_model, settings, stripes
 
 from vitlite import ViT, ViTConfig, optimize
+from vitlite.cli import bench as command
+from vitlite.cli import main as cli
 from vitlite.images import Preprocess
 from vitlite.model import model_on_meta
 from vitlite.positions import RESAMPLE
+from vitlite.speed import bench
 from vitlite.training import train
 from vitlite.training.optim import optimizers, restore_optimizer
 from vitlite.training.run import Run
@@ -28,6 +32,7 @@ real = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"
 
 @pytest.fixture
 def gpu() -> Iterator[None]:
+    skip_where_a_driver_is_needed()
     with fake_gpu():
         yield
 
@@ -86,6 +91,29 @@ def test_an_optimizer_s_state_goes_where_its_step_needs_it(optimizer: Any) -> No
         found.step()  # fused AdamW refuses a count of its steps that is elsewhere
 
 
+@pytest.mark.usefixtures("gpu")
+def test_a_table_of_a_gpu_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(1))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1_000_000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 43_000_000)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU 9000")
+    monkeypatch.setattr(bench, "TOLERANCE", {torch.float32: 0})  # what has no memory stays in its dtype
+    monkeypatch.setattr(bench, "difference", lambda answer, right: 0.0)  # there are no values
+    monkeypatch.setattr(command, "random_model", lambda config: on_fake_gpu(ViTConfig(**TINY)).eval())
+    monkeypatch.setattr(command, "check_device", lambda device: None)
+    assert cli.main(["--debug", "bench", "--device", "cuda", "--quick", "--rounds", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("GPU 9000, CUDA ")
+    assert re.search(r"^model +px +batch +dtype +created +optimized +MB +images/s +gain$", out, re.MULTILINE)
+    for batch in (1, 64):
+        row = rf"^vit_base_16 +\d+ +{batch} +float32 +[\d.]+ +[\d.]+ +42 +[\d.]+ +[\d.]+$"
+        assert re.search(row, out, re.MULTILINE)
+    assert len(waited) >= 2 * 2 * 4, "two batches, two ways: to warm up, for the time, for the answer, for the memory"
+    assert "Kernels of oneDNN" not in out
+
+
 # ---- on the meta device, where nothing has a value
 
 
@@ -116,6 +144,14 @@ def test_a_gpu_answers_as_the_cpu_does(options: dict[str, Any]) -> None:
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-3)
     with torch.no_grad():
         torch.testing.assert_close(optimize(model).embed(images.cuda()).cpu(), wanted, rtol=1e-3, atol=1e-3)
+
+
+@real
+def test_a_table_to_send_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--device", "cuda", "--quick", "--rounds", "1"]) == 0
+    print(out := capsys.readouterr().out)
+    assert out.startswith(torch.cuda.get_device_name())
+    assert len(re.findall(r"^vit_base_16 ", out, re.MULTILINE)) == 4
 
 
 @real

@@ -1,8 +1,10 @@
 """The matrix of versions: what it runs, that it goes on, and that what an environment lacks is skipped, not failed."""
 
 import json
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import matrix
@@ -18,12 +20,45 @@ def test_all_tests_are_run_but_those_whose_answer_is_the_same_everywhere() -> No
     assert not [file for file in files if "cluster" in file]
 
 
-def test_the_bounds_are_those_of_the_metadata() -> None:
-    metadata = (matrix.ROOT / "pyproject.toml").read_text("utf-8")
-    for package in matrix.ENVIRONMENTS["oldest"].packages:
-        name, version = package.split("==") if "==" in package else (package, "")
-        bound = f"{name}>={version.removesuffix('.0')}"
-        assert name in ("numpy", "requests") or bound in metadata, f"{bound} is not in pyproject.toml"
+def test_every_lower_bound_is_run_in_some_environment() -> None:
+    project = (matrix.ROOT / "pyproject.toml").read_text("utf-8").split("[project.scripts]")[0]
+    run = {
+        tuple(package.split("=="))
+        for environment in matrix.ENVIRONMENTS.values()
+        for package in environment.packages
+        if "==" in package
+    }
+    pinned = (matrix.ROOT / "constraints.txt").read_text("utf-8")
+    run |= {tuple(line.split("==")) for line in pinned.splitlines() if line.startswith("ray==")}  # make test-cluster
+    bounds = set(re.findall(r'"([a-z-]+)(?:\[\w+\])?>=([\d.]+)"', project))
+    assert {"torch", "numpy", "pillow", "pyarrow", "onnx"} <= {name for name, _ in bounds}
+    for name, version in bounds:
+        exact = (name, ".".join([*version.split("."), "0", "0"][:3]))
+        assert exact in run, f"no environment has {name} {version}"
+
+
+@pytest.mark.usefixtures("uncovered")
+def test_pip_is_asked_whether_others_can_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, version, needs in (
+        ("old", "1.26", ""),
+        ("old", "2.0", ""),
+        ("alike", "1", "Requires-Dist: old>=1.26\n"),
+        ("unlike", "1", "Requires-Dist: old>=2.0\n"),
+    ):
+        with zipfile.ZipFile(tmp_path / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+            about = f"{name}-{version}.dist-info"
+            wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setattr(matrix, "newest_pip", lambda: Path(sys.executable))
+    monkeypatch.setitem(matrix.BESIDE, "an old one", ["old==1.26"])
+    kept, changed = matrix.beside("an old one", "alike"), matrix.beside("an old one", "unlike")
+    assert (kept.passed, kept.failed, kept.note) == (1, 0, "1 packages, none changed")
+    assert (changed.passed, changed.failed) == (0, 1)
+    assert "unlike 1 depends on old>=2.0" in changed.note
+    assert "old==1.26" in changed.note
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,4 +128,5 @@ def test_answers_are_right_on_a_cpu_with_fewer_instructions(onednn: str, torch: 
     words = [sys.executable, "-c", ON_THIS_CPU, str(Path(__file__).parent)]
     done = subprocess.run(words, capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stderr
-    assert not torch or done.stdout.strip().lower() == torch
+    found = done.stdout.strip().lower().replace("no avx", "default")  # which is what older ones say
+    assert not torch or found == torch

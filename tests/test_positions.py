@@ -94,7 +94,7 @@ def test_what_is_no_parameter_is_not_kept() -> None:
     tables = PositionTables()
     with torch.no_grad():
         tables.learned(learned().detach(), GRID, (6, 6), "timm")
-        tables.sincos(learned().detach(), (6, 6), True)
+        tables.sincos(torch.ones(8, 3, 2, 2), (6, 6), True)
     assert tables.stretched is None
     assert not tables.fixed
 

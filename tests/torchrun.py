@@ -65,8 +65,9 @@ def torchrun(processes: int, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def history(printed: str) -> list[dict[str, Any]]:
-    """What `vitlite train` printed of each epoch, but for the time."""
-    return [{**json.loads(line), "seconds": 0} for line in printed.splitlines()]
+    """What `vitlite train` printed of each epoch, but for the time. Some versions of torch's Gloo print, too."""
+    lines = [line for line in printed.splitlines() if not line.startswith("[Gloo]")]
+    return [{**json.loads(line), "seconds": 0} for line in lines]
 
 
 def same_weights(one: Path, other: Path, most: float = 0.0) -> bool:

@@ -508,5 +508,7 @@ def _xavier(linear: nn.Linear, parts: int) -> None:
 
 def _lecun_normal(weight: Tensor) -> None:
     """Flax's default: variance 1 / inputs, after a cut at two standard deviations that takes 0.8796 of the spread."""
+    if weight.is_meta:  # trunc_normal_ is the one of nn.init that a mode does not see
+        return
     std = weight[0].numel() ** -0.5 / 0.87962566
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

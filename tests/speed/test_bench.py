@@ -81,7 +81,7 @@ def test_what_is_measured(
 
     monkeypatch.setattr(command, "preset", lambda name: config.preset(name).replace(depth=1))
     monkeypatch.setattr(command, "time_model", time_model)
-    monkeypatch.setattr(command, "random_model", lambda config: None)
+    monkeypatch.setattr(command, "random_model", lambda config: ViT(TINY))
     assert cli.main(["bench", *words]) == 0
     assert list(dict.fromkeys(name for name, _ in measured)) == models
     assert {count for _, count in measured} == {rounds}
@@ -115,7 +115,7 @@ def test_other_logits_fail_the_run(
 def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     described = {"cpu": "Fast 9000", "cores": 2, "threads": 2, "torch": "2.13.0"}
     for load, more in (({"load": [13.6, 0, 0]}, "; load 13.6: something else is running"), ({}, "\n")):
-        monkeypatch.setattr(command, "machine", lambda load=load: described | load)
+        monkeypatch.setattr(command, "machine", lambda device, load=load: described | load)
         assert run() == 0
         assert capsys.readouterr().out.startswith(f"Fast 9000, 2 cores, 2 threads, torch 2.13.0{more}")
 
@@ -178,6 +178,7 @@ def test_without_optimize_there_is_nothing_to_say_of_it() -> None:
         ("--rounds 0", 2, "argument --rounds: a whole number of at least 1, not '0'"),
         ("--models vit_tiny_16,vit_tinny_16", 1, "No preset 'vit_tinny_16'. Did you mean vit_tiny_16"),
         ("--models vit_tiny_16 --sizes 224,225", 1, "--size 225 does not divide into patches of 16"),
+        ("--device cuda:99", 1, "--device cuda:99 cannot be used here. This machine has: cpu"),
         ("--peers timm", 2, "unrecognized arguments: --peers timm"),
         ("--out .", 1, "Cannot write the figures .. Name a .json file in a folder that exists."),
         ("--out none/figures.json", 1, "Cannot write the figures none/figures.json. Name a .json file"),

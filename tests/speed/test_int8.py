@@ -78,7 +78,7 @@ def test_answers_are_those_of_rounded_numbers(options: dict[str, Any], monkeypat
             in_bytes(model).embed(images),
         )
     assert relative(found, rounded) < 0.03  # a number in the middle of two bytes may become either, and so on
-    assert relative(found, right) > 0.01
+    assert relative(found, right) > 0.005  # they are rounded
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import skip_where_a_driver_is_needed
 from safetensors import safe_open
 from tiny_run import new_model, settings, stripes
 from torch import nn
@@ -255,6 +256,7 @@ def test_the_file_is_not_mapped_while_its_tensors_are_used(written: Path) -> Non
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_on_a_gpu_everything_is_where_the_optimizers_want_it(tmp_path: Path, kind: str) -> None:
     """Fused AdamW counts its steps on the device of the weights."""
+    skip_where_a_driver_is_needed()
     recipe, model = settings(optimizer=kind), new_model()
     train(model, stripes(24), tmp_path, recipe)
     tensors = read_state(tmp_path / STATE).tensors

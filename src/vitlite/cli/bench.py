@@ -7,7 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from vitlite.cli.options import positive, positives
+import torch
+
+from vitlite.cli.options import check_device, positive, positives
 from vitlite.cli.tables import bold
 from vitlite.config import ViTConfig, preset
 from vitlite.disk import write_json
@@ -25,10 +27,16 @@ CELLS = [
     ("vit_large_16", 224, (1,)),
 ]
 QUICK = [("vit_base_16", 224, (1, 8))]
+GPU_BATCHES = (1, 64)
 ROUNDS, QUICK_ROUNDS = 10, 3
 HEADER = ("model", "px", "batch", "dtype", "created", "optimized", "limit", "images/s", "gain")
+GPU_HEADER = tuple("MB" if title == "limit" else title for title in HEADER)
 LEGEND = (
     "created, optimized: ms for a batch; limit: its matrix products alone; gain: times as fast as created in float32"
+)
+GPU_LEGEND = (
+    "created, optimized: ms for a batch; MB: of the GPU, at most, beside the weights; "
+    "gain: times as fast as created in float32"
 )
 
 
@@ -39,6 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--sizes", type=positives, default="224", metavar="PIXELS,...", help="with --models: image sizes; default: 224")
     add("--batch", type=positives, default="1,8", metavar="N,...", help="with --models: batch sizes; default: 1,8")
     add("--rounds", type=positive, metavar="N", help=f"turns of each; default: {ROUNDS}, with --quick {QUICK_ROUNDS}")
+    add("--device", default="cpu", help="such as cpu, cuda, mps; default: cpu")
     add("--quick", action="store_true", help="vit_base_16 alone, if no --models are named, and fewer turns")
     add(
         "--out",
@@ -50,31 +59,33 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Measures and says what to use; 1 if some way gives other answers than the model as created."""
+    check_device(args.device)
     cells = _cells(args)
     if args.out:
         _check_out(args.out)  # before minutes are spent
     rounds = QUICK_ROUNDS if args.quick else ROUNDS
-    timings = _measure(cells, args.rounds or rounds, args.out)
+    timings = _measure(cells, args.rounds or rounds, args.out, torch.device(args.device))
     print()
     for sentence in advice(timings):
         print(sentence)
-    _print_kernels()
+    if args.device == "cpu":
+        _print_kernels()
     return _print_wrong(timings)
 
 
 Cells = list[tuple[str, ViTConfig, Sequence[int]]]  # models to measure, each with its batches
 
 
-def _measure(cells: Cells, rounds: int, out: Path | None) -> list[Timing]:
+def _measure(cells: Cells, rounds: int, out: Path | None, device: torch.device) -> list[Timing]:
     """Measures one batch after the other, and prints it at once."""
-    described = machine()
+    described = machine(device)
     print(_machine_line(described))
-    print(LEGEND + "\n")
+    print((LEGEND if device.type == "cpu" else GPU_LEGEND) + "\n")
     widths = _widths([name for name, _, _ in cells])
-    print(bold(_line(HEADER, widths)), flush=True)
+    print(bold(_line(HEADER if device.type == "cpu" else GPU_HEADER, widths)), flush=True)
     timings: list[Timing] = []
     for name, config, batches in cells:
-        model = random_model(config)
+        model = random_model(config).to(device)
         for batch in batches:
             measured = time_model(model, name, batch, rounds)
             _print_rows(measured, widths)
@@ -94,12 +105,16 @@ def _cells(args: Namespace) -> Cells:
     chosen: Any = QUICK if args.quick else CELLS
     if args.models:
         chosen = product(args.models.split(","), args.sizes, [args.batch])
+    elif args.device != "cpu":
+        chosen = [(name, size, GPU_BATCHES) for name, size, _ in chosen]
     return [(name, preset(name).replace(image_size=size), batches) for name, size, batches in chosen]
 
 
 def _machine_line(described: dict[str, Any]) -> str:
     threads = f"{described['cores']} cores, {described['threads']} threads"
     line = f"{described['cpu']}, {threads}, torch {described['torch']}"
+    if "device" in described:
+        line = f"{described['device']}, CUDA {described['cuda']}; {line}"
     load = described.get("load", [0.0])[0]
     if load > 0.5:  # of a core, which another program has
         line += f"; load {load}: something else is running, and the figures are worth less"
@@ -127,6 +142,8 @@ def _print_rows(measured: Sequence[Timing], widths: Sequence[int]) -> None:
     for timing in measured:
         created, optimized = timing.seconds["vitlite"], timing.seconds["optimized"]
         quickest = min(created, optimized)
+        name = "vitlite" if created == quickest else "optimized"
+        limit = timing.seconds.get("products")
         cells = (
             timing.model,
             str(timing.size),
@@ -134,7 +151,7 @@ def _print_rows(measured: Sequence[Timing], widths: Sequence[int]) -> None:
             timing.dtype,
             _milliseconds(created),
             _milliseconds(optimized),
-            _milliseconds(timing.seconds["products"]),
+            _milliseconds(limit) if limit else f"{timing.memory[name] / 1e6:.0f}",
             f"{timing.batch / quickest:.1f}",
             f"{as_created / quickest:.2f}",
         )

@@ -7,7 +7,16 @@ from typing import NamedTuple
 import torch
 
 from vitlite.model import ViT
-from vitlite.speed.measure import TOLERANCE, as_created, as_optimized, difference, measure, products
+from vitlite.speed.measure import (
+    ON_A_GPU,
+    TOLERANCE,
+    as_created,
+    as_optimized,
+    difference,
+    measure,
+    memory_of,
+    products,
+)
 
 MARGIN = 0.95  # of the time before: a gain below that is noise, and no reason to round, or to call `optimize`
 
@@ -40,31 +49,36 @@ class Timing:
     # By "vitlite", which is as created, "optimized", "products".
     seconds: dict[str, float] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)  # from float32 as created, of the largest logit
+    memory: dict[str, int] = field(default_factory=dict)  # bytes of a GPU, beside the weights
+    device: str = "cpu"
 
     def wrong(self) -> dict[str, float]:
         """The differences that are more than rounding."""
-        limit = TOLERANCE[getattr(torch, self.dtype)]
+        limit = (TOLERANCE if self.device == "cpu" else ON_A_GPU)[getattr(torch, self.dtype)]
         return {name: value for name, value in self.differences.items() if not value <= limit}  # nor what is no number
 
 
 def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
-    """Measures one model on one batch, in float32 and in bfloat16, interleaved."""
-    images = torch.randn(batch, model.config.channels, *model.config.size)
+    """Measures one model on one batch, in float32 and in bfloat16, interleaved; where the model is."""
+    device = model.device
+    images = torch.randn(batch, model.config.channels, *model.config.size).to(device)
     timings, contestants = {}, []
     with torch.inference_mode():
         right = model(images)
         for dtype in TOLERANCE:
-            timing = Timing(name, model.config.size[0], batch, str(dtype).removeprefix("torch."))
+            timing = Timing(name, model.config.size[0], batch, str(dtype).removeprefix("torch."), device=device.type)
             timings[dtype] = timing
             contestants.append(as_created(model, images, dtype))
             contestants.append(as_optimized(model, images, dtype))
-            contestants.append(products(model.config, images.to(dtype)))
+            if device.type == "cpu":
+                contestants.append(products(model.config, images.to(dtype)))
         measure(contestants, rounds)
         for contestant in contestants:
             timing = timings[contestant.dtype]
             timing.seconds[contestant.name] = contestant.best
             if contestant.name != "products":
                 timing.differences[contestant.name] = difference(contestant.run(), right)
+                timing.memory[contestant.name] = memory_of(contestant.run, device)
     return list(timings.values())
 
 

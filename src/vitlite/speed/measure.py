@@ -26,6 +26,8 @@ from vitlite.speed.optimize import optimize
 from vitlite.speed.slices import SLICE
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the largest logit: beyond it, not the same network
+ON_A_GPU = {torch.float32: 1e-2, torch.bfloat16: 0.1}  # whose convolutions round to three digits, as torch sets them
+CPU = torch.device("cpu")
 LONG = 0.3  # seconds of a call of which one a turn is enough
 ENOUGH = 60  # seconds for all contestants together, after three turns
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile")  # that make products fast
@@ -79,13 +81,36 @@ def _seconds(run: Callable[[], Any]) -> float:
 def as_created(model: ViT, images: Tensor, dtype: torch.dtype) -> Contestant:
     """The model as `create` gives it in a dtype; with a copy, so that other contestants keep theirs."""
     created, given = copy.deepcopy(model).to(dtype), images.to(dtype)
-    return Contestant("vitlite", dtype, lambda: created(given))
+    return Contestant("vitlite", dtype, to_the_end(lambda: created(given), model.device))
 
 
 def as_optimized(model: ViT, images: Tensor, dtype: torch.dtype) -> Contestant:
     """The same through `optimize`."""
     optimized = optimize(copy.deepcopy(model), dtype=dtype)
-    return Contestant("optimized", dtype, lambda: optimized(images))
+    return Contestant("optimized", dtype, to_the_end(lambda: optimized(images), model.device))
+
+
+def to_the_end(run: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    """The same, until the device is done: a GPU is given work, and the call returns before it has begun."""
+    synchronize = getattr(torch, device.type).synchronize
+
+    def run_and_wait() -> Any:
+        answer = run()
+        synchronize()
+        return answer
+
+    return run_and_wait
+
+
+def memory_of(run: Callable[[], Any], device: torch.device) -> int:
+    """How many bytes of a GPU a call takes at most, beside the weights that are there; 0 where torch does not count."""
+    counts = getattr(torch, device.type)
+    if not hasattr(counts, "max_memory_allocated"):
+        return 0
+    counts.reset_peak_memory_stats(device)
+    before = counts.memory_allocated(device)
+    run()
+    return int(counts.max_memory_allocated(device) - before)
 
 
 def products(config: ViTConfig, images: Tensor) -> Contestant:
@@ -158,7 +183,7 @@ def random_model(config: ViTConfig) -> ViT:
     return model.requires_grad_(False)
 
 
-def machine() -> dict[str, Any]:
+def machine(device: torch.device = CPU) -> dict[str, Any]:
     """What the figures belong to."""
     core = cpu.first_core()
     flags = cpu.flags_of(core)
@@ -170,5 +195,8 @@ def machine() -> dict[str, Any]:
     }
     if hasattr(os, "getloadavg"):  # not on Windows
         described["load"] = [round(load, 2) for load in os.getloadavg()]
+    if device.type != "cpu":
+        name = getattr(getattr(torch, device.type), "get_device_name", None)
+        described |= {"device": name(device) if name else device.type, "cuda": torch.version.cuda}
     versions = {"python": platform.python_version(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     return described | versions
