@@ -45,13 +45,12 @@ from vitlite.weights.sidecar import (
     CONFIG,
     PICTURES,
     computed_by,
-    config_to_timm,
     layout_for_timm,
     layout_of,
     model_type,
-    recipe_to_timm,
     sidecar_content,
     sidecar_contents_for_transformers,
+    unread_by_timm,
 )
 from vitlite.weights.translate import Translation, patch_facts, translate
 
@@ -156,14 +155,11 @@ def _refuse_what_timm_cannot_tell(model: ViT) -> None:
     Raises:
         CheckpointError: Its config.json has no words for this model, or for how its pictures are prepared.
     """
-    recipe = getattr(model.preprocess, "recipe", None)
-    for what, words in (("computes this", config_to_timm(model.config, None, None)),
-                        ("prepares pictures so", recipe is None or recipe_to_timm(recipe))):  # fmt: skip
-        if not words:
-            raise CheckpointError(
-                f"timm's config.json has no words for a model that {what}.",
-                python="Convert to a .safetensors file, which has the tensors alone; or to vitlite.",
-            )
+    unread = unread_by_timm(model.config, getattr(model.preprocess, "recipe", None), layout_for_timm(model.config))
+    if unread:
+        raise CheckpointError(
+            unread, python="Convert to a .safetensors file, which has the tensors alone; or to vitlite."
+        )
 
 
 @contextmanager

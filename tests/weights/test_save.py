@@ -17,7 +17,7 @@ from vitlite import load
 from vitlite.convert import convert
 from vitlite.errors import CheckpointError
 from vitlite.images import Preprocess
-from vitlite.weights.save import card, push_to_hub, write_tensors
+from vitlite.weights.save import _say_once, card, push_to_hub, write_tensors
 from vitlite.weights.sidecar import recipe_from_timm
 
 
@@ -64,6 +64,52 @@ def test_timm_loads_the_folder(changes: dict[str, Any], tmp_path: Path) -> None:
     assert near(theirs(images), model(images))
     data = timm.data.resolve_model_data_config(theirs)
     assert (data["mean"], data["interpolation"], int(32 / data["crop_pct"])) == ([0.5] * 3, "bicubic", 36)
+
+
+@pytest.mark.parametrize(("classes", "labels"), [
+    (3, ("x", "y", "z")), (3, None), (1000, tuple(f"own {number}" for number in range(1000))), (1000, None), (0, None),
+])  # fmt: skip
+def test_transformers_calls_the_classes_as_we_do(classes: int, labels: tuple[str, ...] | None, tmp_path: Path) -> None:
+    """Of a folder for timm it takes 1,000 classes without names for those of ImageNet."""
+    model = tiny_model(num_classes=classes)
+    model.labels = labels
+    model.save(tmp_path / "saved")
+    convert(tmp_path / "saved", tmp_path / "converted", "timm")
+    for folder in (tmp_path / "saved", tmp_path / "converted"):
+        theirs = transformers.AutoConfig.from_pretrained(folder)
+        named = labels or tuple(f"LABEL_{number}" for number in range(classes))
+        assert classes == 0 or tuple(theirs.id2label.values()) == named
+        opened = timm.create_model(f"local-dir:{folder}", pretrained=True)
+        assert tuple(opened.pretrained_cfg.get("label_names") or ()) == named
+        assert load(folder).labels == labels
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"norm_eps": 1e-12}, "norm_eps=1e-12"),
+    ({"pool": "mean_with_cls", "norm_eps": 1e-5}, "norm_eps=1e-05, pool='mean_with_cls'"),
+    ({"pool": "cls_and_distillation", "registers": 1, "cls_position": False}, "`vitlite convert --to timm` writes"),
+])  # fmt: skip
+def test_a_folder_for_vitlite_alone_is_said_to_be_so(
+    changes: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _say_once.cache_clear()
+    model = tiny_model(**changes)
+    for _ in range(2):  # as a run does
+        model.save(tmp_path)
+    (record,) = caplog.records
+    assert reason in record.getMessage()
+    assert record.getMessage().startswith("The folder is for vitlite alone, not for timm, nor for transformers")
+    about = json.loads((tmp_path / "config.json").read_text())
+    assert reason in about["vitlite"]["for_vitlite_alone"]
+    assert load(tmp_path).config == model.config
+    with pytest.raises(KeyError, match="architecture"):
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    with pytest.raises(ValueError, match="Unrecognized model"):
+        transformers.AutoConfig.from_pretrained(tmp_path)
+    caplog.clear()
+    tiny_model().save(tmp_path)
+    assert not caplog.records
+    assert "for_vitlite_alone" not in json.loads((tmp_path / "config.json").read_text())["vitlite"]
 
 
 def test_timm_gets_a_mean_of_its_own_scale(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from logging import getLogger
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +37,10 @@ from vitlite.weights.sidecar import (
     end_sidecars,
     remove_begun,
     sidecar_content,
+    unread_by_timm,
 )
+
+_log = getLogger("vitlite")
 
 STORED_AS = {  # how safetensors calls what torch has
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -51,7 +56,8 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     """Writes a folder: model.safetensors, and config.json with labels and preprocessing.
 
     `vitlite.load(folder)` gives the model back, in torch's default dtype unless told otherwise; and where timm can
-    build such a model, so does `timm.create_model("local-dir:" + folder, pretrained=True)`.
+    build such a model, so does `timm.create_model("local-dir:" + folder, pretrained=True)`; where it cannot, the log
+    and the config.json say why.
 
     Raises:
         CheckpointError: Loading would refuse it, or give something else; or the folder has a model that vitlite did not
@@ -62,6 +68,18 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     refuse_unloadable(model, folder / WEIGHTS)
     config = sidecar_content(model.config, model.labels, recipe)
     write_folder(folder, model.state_dict(), {CONFIG: config})
+    _say_once(unread_by_timm(model.config, recipe))
+
+
+@cache  # a run saves its best model again and again
+def _say_once(unread: str) -> None:
+    """Says on the log that a folder is for vitlite alone, if it is."""
+    if unread:
+        _log.warning(
+            "The folder is for vitlite alone, not for timm, nor for transformers, which asks timm: %s For the other "
+            "library's own layout: vitlite convert.",
+            unread,
+        )
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, Mapping[str, Any]]) -> None:

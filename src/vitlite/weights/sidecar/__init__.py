@@ -33,6 +33,7 @@ from vitlite.weights.sidecar.timm import (
     recipe_from_record,
     recipe_from_timm,
     recipe_to_timm,
+    unlike_timm,
 )
 from vitlite.weights.sidecar.transformers import (
     WRITER,
@@ -69,6 +70,7 @@ __all__ = [
     "remove_begun",
     "sidecar_content",
     "sidecar_contents_for_transformers",
+    "unread_by_timm",
 ]
 
 CONFIG, PICTURES = "config.json", "preprocessor_config.json"
@@ -176,10 +178,23 @@ def sidecar_content(
         CheckpointError: It could not be read back: a label is no text, say.
     """
     content = config_to_vitlite(config, labels, recipe)
-    if layout == layout_for_timm(config):
+    unread = unread_by_timm(config, recipe, layout)
+    if unread:
+        content["vitlite"]["for_vitlite_alone"] = unread
+    else:
         content |= config_to_timm(config, labels, recipe)
     vitlite.sidecar_from_vitlite(as_json(content))
     return content
+
+
+def unread_by_timm(config: ViTConfig, recipe: Recipe | None, layout: str = "timm") -> str:
+    """Why timm cannot open a folder with tensors of this layout, in a sentence; nothing where it can."""
+    unlike = unlike_timm(config, recipe)
+    if unlike:
+        return f"timm's config.json has no words for {unlike}."
+    if layout != layout_for_timm(config):
+        return "timm has other names for the tensors of such a model: `vitlite convert --to timm` writes them."
+    return ""
 
 
 def sidecar_contents_for_transformers(

@@ -345,19 +345,27 @@ def layout_for_timm(config: ViTConfig) -> str:
 
 def config_to_timm(config: ViTConfig, labels: Sequence[str] | None, recipe: Recipe | None) -> dict[str, Any]:
     """What timm needs to build a model; nothing where it can build none such, or cannot prepare its pictures so."""
-    pictures = recipe_to_timm(recipe) if recipe else {}
-    if pictures is None or not _can_build(config):
+    if unlike_timm(config, recipe):
         return {}
+    pictures = recipe_to_timm(recipe) if recipe else None
     pretrained: dict[str, Any] = {"input_size": [config.channels, *config.size], "num_classes": config.num_classes}
-    if labels:
-        pretrained["label_names"] = list(labels)
     return {
         "architecture": _architecture_for(config),
         "num_classes": config.num_classes,
+        **_class_names(config, labels),
         "global_pool": WRITTEN_POOLS[config.pool],
         "model_args": _model_args(config),
-        "pretrained_cfg": pretrained | pictures,
+        "pretrained_cfg": pretrained | (pictures or {}),
     }
+
+
+def _class_names(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:
+    """A name for each class, which timm and transformers both look for at the top of the file.
+
+    Also where there are no labels: transformers would take 1,000 classes without names for those of ImageNet.
+    """
+    names = list(labels or [f"LABEL_{number}" for number in range(config.num_classes)])
+    return {"label_names": names} if names else {}
 
 
 def _architecture_for(config: ViTConfig) -> str:
@@ -412,27 +420,44 @@ def _mlp_ratio(config: ViTConfig) -> float:
     return (2 if packed else 1) * config.mlp_dim / config.dim
 
 
-def _can_build(config: ViTConfig) -> bool:
-    """Whether timm has an architecture that computes what ours does, when it is given the same sizes."""
+def unlike_timm(config: ViTConfig, recipe: Recipe | None) -> str:
+    """What timm has no words for: "a model that computes this: norm_eps=1e-12"; nothing where it builds the same."""
+    differing = _unlike_fields(config)
+    if differing:
+        values = [f"{field}={getattr(config, field)!r}" for field in differing]
+        return f"a model that computes this: {', '.join(values)}"
+    if recipe is not None and recipe_to_timm(recipe) is None:
+        return "a model that prepares pictures so"
+    return ""
+
+
+def _unlike_fields(config: ViTConfig) -> list[str]:
+    """The fields with which none of timm's architectures computes what ours does, when it is given the same sizes."""
     architecture = _architecture_for(config)
+    if not architecture:
+        return ["stem"]
     computed = COMPUTED.get(architecture, COMPUTED[PLAIN])
-    if not architecture or any(getattr(config, field) != value for field, value in computed.items()):
-        return False
     ratio = _mlp_ratio(config)
-    if int(config.dim * ratio) != round(config.dim * ratio):  # timm rounds down
-        return False
-    if config.positions == "sincos2d" or config.pool not in WRITTEN_POOLS or not _is_pooled_alike(config):
-        return False
-    return not (config.patch_norm or config.pre_logits or config.head_dim or config.layer_scale == 0)
+    alike = {
+        **{field: getattr(config, field) == value for field, value in computed.items()},
+        "mlp_dim": int(config.dim * ratio) == round(config.dim * ratio),  # timm rounds down
+        "positions": config.positions != "sincos2d",
+        "pool": config.pool in WRITTEN_POOLS and _is_pooled_alike(config),
+        "layer_scale": config.layer_scale != 0 and (config.positions != "rope" or config.layer_scale is not None),
+        "patch_norm": not config.patch_norm,
+        "pre_logits": not config.pre_logits,
+        "head_dim": not config.head_dim,
+    }
+    return [field for field, same in alike.items() if not same]
 
 
 def _is_pooled_alike(config: ViTConfig) -> bool:
-    """Whether what is special about some ways to pool, and to scale, is so in timm too."""
+    """Whether what is special about some ways to pool is so in timm too."""
     if config.pool == "map":  # whose MLP has the activation of the others there
         return config.mlp == "gelu" and config.positions != "rope"
     if config.pool == "cls_and_distillation":  # which without heads gives the mean of two tokens there
         return config.num_classes > 0 and config.positions == "learned"
-    return config.positions != "rope" or config.layer_scale is not None
+    return True
 
 
 def recipe_to_timm(recipe: Recipe) -> dict[str, Any] | None:
