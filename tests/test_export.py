@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,7 +204,9 @@ def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(command, "open_model", lambda _: tiny())
     monkeypatch.setattr(module, "_write_onnx", lambda _, file: file.touch())
     assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 0
-    assert "Not compared with the model: that needs onnxruntime" in capsys.readouterr().out
+    assert (
+        "Not compared with the model: that needs onnxruntime (pip install 'vitlite[onnx]')." in capsys.readouterr().out
+    )
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'vitlite\[onnx\]'"):
@@ -211,6 +214,16 @@ def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(command, "open_model", lambda _: pytest.fail("the model was fetched"))
     assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 1
     assert "pip install 'vitlite[onnx]'" in capsys.readouterr().err
+
+
+def test_a_file_is_called_as_the_model_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for model in ("runs/pets/best", "owner/best", "best"):
+        assert command._target(Namespace(model=model, out=None, to="onnx")) == Path("best.onnx")
+    assert cli.main(["export", "--help"]) == 0
+    assert "best.onnx of runs/pets/best" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -61,6 +61,7 @@ def test_the_metadata_asks_for_four_packages(wheel: Path) -> None:
         "torch",
     ]
     assert "License-Expression: Apache-2.0" in lines
+    assert "Requires-Dist: onnxruntime; extra == 'onnx'" in lines  # by which an export is compared
 
 
 USE = """

@@ -32,7 +32,7 @@ INFERNO = "000004 210c4a 57106e 8a226a bc3754 e45a31 f98e09 f9cb35 fcffa4"
 VIRIDIS = "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"
 PANEL = 256  # pixels of one panel's longer side
 GAP = 12  # between panels
-CAPTION = 22  # height of the line below a panel
+CAPTION, LINE = 22, 18  # height of the line below a panel, and of each further one
 SHEET = 800  # pixels of one side of the picture of positions, about
 FILTER = 96  # of one filter, about
 FILTERS_IN_A_ROW = 7  # four rows of them, as in the paper
@@ -312,16 +312,17 @@ def colored(values: Tensor, anchors: str) -> Tensor:
 
 
 def arrange(panels: dict[str, Tensor], columns: int) -> "Image":
-    """Panels with their captions, row by row on white."""
+    """Panels with their captions, of a line or more each, row by row on white."""
     pillow = _pillow()
     h, w = next(iter(panels.values())).shape[:2]
     rows = -(-len(panels) // columns)
-    size = columns * (w + GAP) + GAP, rows * (h + CAPTION + GAP) + GAP
+    below = CAPTION + LINE * max(caption.count("\n") for caption in panels)
+    size = columns * (w + GAP) + GAP, rows * (h + below + GAP) + GAP
     sheet = pillow.image.new("RGB", size, "white")
     pen = pillow.draw.Draw(sheet)
     for i, (caption, pixels) in enumerate(panels.items()):
         row, column = divmod(i, columns)
-        left, top = GAP + column * (w + GAP), GAP + row * (h + CAPTION + GAP)
+        left, top = GAP + column * (w + GAP), GAP + row * (h + below + GAP)
         sheet.paste(to_pillow(pixels), (left, top))
         pen.text((left, top + h + 4), caption, fill=INK, font=pillow.font)
     return sheet

@@ -34,8 +34,8 @@ def test_what_is_printed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert header.split() == ["class", "pictures", "recognised", "precision"]
     assert cat.split() == ["cat", "1", "100.0%", "100.0%"]
     assert horse.split() == ["horse", "1", "0.0%", "-"]  # nothing was taken for one
-    assert re.fullmatch(r"top-1 50.00%   top-5 \d+.00%   2 pictures", last)
     figures = json.loads((tmp_path / "out" / "eval.json").read_text())
+    assert re.fullmatch(rf"top-1 50.00%   top-5 \d+.00%   loss {figures['loss']:.4f}   2 pictures", last)
     assert (figures["top1"], len(figures["classes"])) == (0.5, 10)
     assert "top5" in figures
 

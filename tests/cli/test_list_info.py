@@ -106,6 +106,20 @@ def test_info_of_a_folder_and_a_file(run: Run, model: Path, tmp_path: Path) -> N
     assert "The tensors do not tell image_size, heads" in err
 
 
+def test_info_of_a_file_that_does_not_tell_all(run: Run, tmp_path: Path) -> None:
+    path = shutil.copy(zoo.DATA / "vit_nano_4.cifar10.safetensors", tmp_path / "bare.safetensors")
+    code, _, err = run("info", path)
+    assert code == 1
+    assert "In the zoo, tensors of these names and shapes are those of vit_nano_4.cifar10. Which" in err
+    assert "Say NAME --weights PATH, or convert's --like NAME" in err  # the model is this command's first word
+    assert "Say --model NAME --weights PATH" in run("classify", path, "--model", path)[2]
+    code, out, _ = run("info", "vit_nano_4.cifar10", "--weights", path)
+    assert code == 0
+    assert out.startswith(f"{path}\ncomes from  {path}\n")
+    assert "classes     10 (airplane, automobile, bird, ...)\n" in out
+    assert run("info", "vit_nano_4.cifar10", "--weights", "")[0] == 1  # a mistake, not a wish for the model's own
+
+
 def test_info_of_a_repository(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Hub() as hub:
         weights, config = (model / "model.safetensors").read_bytes(), (model / "config.json").read_bytes()

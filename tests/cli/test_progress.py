@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import on_a_terminal
+from commands import Run, on_a_terminal
 from PIL import Image
 
-from vitlite.cli.progress import Watch
+from vitlite.cli import progress
+from vitlite.cli.progress import Lines, Watch
 from vitlite.errors import ImageError
 
 
@@ -27,6 +28,29 @@ def test_a_long_run_has_a_progress_bar(model: Path, tmp_path: Path, monkeypatch:
     assert "5.png as a picture" in shown
     few = on_a_terminal(monkeypatch, "embed", folder / "1.png", *words[2:])
     assert few.startswith("wrote ")
+
+
+def test_without_a_terminal_a_long_run_says_now_and_then_how_far_it_is(
+    run: Run, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("embed", pictures, "--model", model, "--out", tmp_path / "out.npz")
+    assert "are done" not in run(*words)[2]
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    lines = [line for line in run(*words)[2].splitlines() if "are done" in line]
+    assert lines == [f"vitlite: {done} of 4 pictures are done" for done in (1, 2, 3, 4)]
+    shown = on_a_terminal(monkeypatch, *words)
+    assert "are done" not in shown
+
+
+def test_a_line_comes_no_sooner_than_after_its_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([100.0, 129.0, 131.0, 160.0, 162.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    lines = Lines()
+    for text in ("after 29 seconds", "after 31", "29 later", "31 later"):
+        lines.say(text)
+    assert capsys.readouterr().err == "vitlite: after 31\nvitlite: 31 later\n"
 
 
 def test_a_reason_without_the_name_gets_it(capsys: pytest.CaptureFixture[str]) -> None:

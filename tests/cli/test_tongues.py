@@ -86,7 +86,7 @@ CLASSIFY = "classify a.png --model "
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (CLASSIFY + "nonsense", "checkpoints: `vitlite list`."),
+        (CLASSIFY + "nonsense", "All names: `vitlite list`."),
         (CLASSIFY + "nonsense", "of the Hub, a folder or a file: --model PATH, --model OWNER/NAME."),
         (CLASSIFY + "vit_base_14", "For random weights: vitlite train --model vit_base_14 --weights none."),
         (CLASSIFY + "vit_base_patch16_224.bamboo", "`vitlite list`"),

@@ -19,8 +19,10 @@ from tiny_run import CONFIG, RECIPE, new_model, small_cifar10, stop, stripes_in_
 
 from vitlite import ViT
 from vitlite.cli import eval as eval_command
+from vitlite.cli import progress
 from vitlite.cli import train as train_command
 from vitlite.cli.main import main
+from vitlite.cli.run_report import Report
 from vitlite.config import PRESETS
 from vitlite.images import Preprocess
 from vitlite.training import read_cifar10
@@ -45,7 +47,9 @@ def test_the_commands(folders, tmp_path, capsys):
     assert main(["eval", str(folders), "--model", best, "--out", str(tmp_path / "eval")]) == 0
     out = capsys.readouterr().out
     assert re.search(r"lying +4 +\d+.\d%", out)
-    assert re.search(r"top-1 \d+.\d\d%   8 pictures", out)  # of two classes, all are among the best five
+    assert re.search(
+        r"top-1 \d+.\d\d%   loss \d\.\d{4}   8 pictures", out
+    )  # of two classes, all are among the best five
     figures = json.loads((tmp_path / "eval" / "eval.json").read_text())
     assert figures["classes"] == ["lying", "standing"]
     assert "top5" not in figures
@@ -94,6 +98,45 @@ def test_killed_with_sigkill_and_started_again(folders, tmp_path):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert not list(tmp_path.glob("killed/**/*.partial"))
     assert (tmp_path / "killed" / "curves.png").exists()
+
+
+def test_where_a_run_goes_on_and_what_its_seconds_count(folders, tmp_path, capsys, monkeypatch):
+    words = f"train {folders} --model vit_nano_4 --weights none --size 16 --epochs 2 --batch 8 --save-every 0"
+    command = [*words.split(), "--format", "jsonl", "--out", str(tmp_path / "run")]
+
+    def interrupted(report, run):
+        if run.progress.step == 2:
+            raise KeyboardInterrupt
+        run.progress.seconds += 50  # as on a slow machine
+
+    with monkeypatch.context() as during:
+        during.setattr(Report, "step", interrupted)
+        assert main(command) == 130
+        assert "step" not in capsys.readouterr().err
+    assert main(command) == 0
+    said = capsys.readouterr()
+    where = r"goes on in epoch 1 of 2, after step 2 of 3, which took (5\d\.\d) seconds: they count in its row\n"
+    before = float(re.search(where, said.err)[1])
+    first, second = (json.loads(line)["seconds"] for line in said.out.splitlines())
+    assert before < first < before + 10
+    assert second < 10
+
+
+def test_a_run_shows_in_a_log_that_it_works(folders, tmp_path, capsys, monkeypatch):
+    words = f"train {folders} --model vit_nano_4 --weights none --size 16 --epochs 1 --batch 8".split()
+    assert main([*words, "--out", str(tmp_path / "quiet")]) == 0
+    assert "step" not in capsys.readouterr().err  # it took less than half a minute
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    steps = re.findall(
+        r"^vitlite: epoch 1/1: step (\d)/3, loss \d\.\d+, accuracy \d\.\d+, images/s \d+$",
+        capsys.readouterr().err,
+        re.MULTILINE,
+    )
+    assert steps == ["1", "2", "3"]
+    assert main(["eval", str(folders), "--model", str(tmp_path / "run" / "best"), "--batch", "5"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "vitlite: 5 of 8 pictures are done\nvitlite: 8 of 8 pictures are done\n"
 
 
 def test_cifar10_is_prepared_as_predict_does_it(tmp_path, monkeypatch):
@@ -272,7 +315,7 @@ def test_from_a_folder_of_120_photos_to_a_model_that_is_right(tmp_path, capsys, 
     assert "trained on" not in said.err
     assert main(["eval", "new", "--model", "run/best"]) == 0
     said = capsys.readouterr()
-    assert float(re.search(r"top-1 (\S+)%   30 pictures", said.out)[1]) >= 90, said.out
+    assert float(re.search(r"top-1 (\S+)%   loss \S+   30 pictures", said.out)[1]) >= 90, said.out
     assert not said.err
     assert main(["eval", "photos", "--model", "run/best"]) == 0
     hint = (

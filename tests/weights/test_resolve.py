@@ -13,10 +13,11 @@ from models import near
 from peers import timm, vit_pytorch
 from safetensors.torch import save_file
 
-from vitlite import ViT, ViTConfig, load
+from vitlite import ViT, ViTConfig, create, load
 from vitlite.errors import CheckpointError, ConfigError, VitliteError
+from vitlite.weights import zoo
 from vitlite.weights.layouts import LAYOUTS, to_their_names
-from vitlite.weights.resolve import Claim, resolve
+from vitlite.weights.resolve import Claim, candidates, resolve
 from vitlite.weights.translate import facts_of, translate
 
 
@@ -43,6 +44,54 @@ def test_what_is_unknown_is_asked_for_by_name() -> None:
     for facts_without in (bare, tensor_facts(trained(), pos_embed=(1, 0, 16))):
         with pytest.raises(ConfigError, match="do not tell image_size, positions, heads"):
             resolve(LAYOUTS["timm"], facts_without, [])
+
+
+def bare(model: torch.nn.Module, path: Path) -> str:
+    """What is said of a file with the tensors of a model, and nothing else."""
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, path)
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    return str(error.value)
+
+
+def test_of_a_bare_file_the_checkpoints_of_such_tensors_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "bare.safetensors"
+    both = "vit_tiny_16.augreg_in21k_ft_in1k, vit_tiny_16.deit_fb_in1k"
+    tell = "Which of them it is, if any, they do not tell: look where the file was fetched from. Say so: vitlite.load("
+    text = bare(timm.create_model("deit_tiny_patch16_224"), path)
+    assert f"In the zoo, tensors of these names and shapes are those of {both}. {tell}" in text
+    for name in both.split(", "):
+        assert create(name, weights=path).source.report.loaded
+    with pytest.raises(ConfigError, match=f"the preset vit_tiny_16 is a shape alone.*of {both}. Which"):
+        create("vit_tiny_16", weights=path)
+    with pytest.raises(ConfigError) as error:  # what the caller says is believed
+        load(path, config=ViTConfig(heads=6, dim=192))
+    assert "In the zoo" not in str(error.value)
+    large = bare(timm.create_model("vit_tiny_patch16_384"), path)
+    assert "those of vit_tiny_16.augreg_in21k_ft_in1k_384. Which" in large
+    distilled = bare(timm.create_model("deit_tiny_distilled_patch16_224"), path)
+    assert "those of vit_tiny_16.deit_distilled_fb_in1k. Which" in distilled
+    other_head = bare(timm.create_model("deit_tiny_patch16_224", num_classes=37), path)
+    assert "In the zoo" not in other_head
+
+
+def test_of_many_checkpoints_of_such_tensors_a_few_are_named() -> None:
+    config = zoo.find("vit_base_16").config
+    with torch.device("meta"):
+        known = tensor_facts(ViT(config))
+    alike = candidates(LAYOUTS["timm"], known, [], {})
+    assert len(alike) > 5
+    assert {record.config.num_classes for record in alike} == {1000}
+    first = ", ".join(record.name for record in alike[:4])
+    with pytest.raises(ConfigError, match=f"those of {first} and {len(alike) - 4} others. Which"):
+        resolve(LAYOUTS["timm"], known, [])
+
+
+def test_a_distillation_token_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "bare.safetensors"
+    bare(timm.create_model("deit_tiny_patch16_224"), path)
+    with pytest.raises(CheckpointError, match=r"registers \(tokens beside .* DeiT is one\): the tensors say 0, "):
+        create("vit_tiny_16.deit_distilled_fb_in1k", weights=path)
 
 
 def test_the_first_to_know_decides_and_contradictions_are_errors() -> None:

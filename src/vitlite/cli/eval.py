@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitlite import disk
 from vitlite.cli.options import add_model_arguments, add_speed_arguments, open_model, refuse_inside
+from vitlite.cli.progress import Progress
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.draw import draw_confusion, need_matplotlib
 from vitlite.errors import fit_to_print, shown
@@ -50,7 +51,9 @@ def _evaluate(args: Namespace) -> int:
     model = open_model(args)
     pictures = read_to_measure(args.data, model, args.weights or args.model, args.split)
     classes = tuple(model.labels or pictures.classes)  # other names of folders are in the labels' order
-    measured = measure(model, replace(pictures, classes=classes), batch=args.batch)
+    progress = Progress(len(distributed.shard(len(pictures))), shown=distributed.is_main())
+    with progress.bar:
+        measured = measure(model, replace(pictures, classes=classes), batch=args.batch, after_batch=progress.add)
     if distributed.is_main():
         _say_if_trained_on(args)
         _print(measured, pictures)
@@ -81,7 +84,7 @@ def _print(measured: Measured, pictures: Pictures) -> None:
             rows.append([shown(name), str(count), _percent(recall), _percent(precision)])
     print(with_bold_header(table(["class", "pictures", "recognised", "precision"], rows)))
     accuracies = [f"{name.replace('top', 'top-')} {share:.2%}" for name, share in _accuracies(measured).items()]
-    print("\n" + "   ".join([*accuracies, f"{len(pictures)} pictures"]))
+    print("\n" + "   ".join([*accuracies, f"loss {measured.loss:.4f}", f"{len(pictures)} pictures"]))
 
 
 def _figures(name: str, model: ViT, measured: Measured, pictures: Pictures) -> dict[str, Any]:

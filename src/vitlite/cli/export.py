@@ -14,7 +14,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_model_arguments(parser, named=True)
     parser.add_argument("--to", choices=get_args(Format), required=True, help="the kind of file")
     parser.add_argument(
-        "--out", metavar="FILE", help="replaced if it is there; default: a new one with the model's name, here"
+        "--out",
+        metavar="FILE",
+        help="replaced if it is there; default: a new one here that is called as MODEL ends, such as best.onnx of "
+        "runs/pets/best",
     )
 
 
@@ -27,7 +30,7 @@ def run(args: Namespace) -> int:
     compared = export(model, out, to=args.to)
     print(f"{shown(str(out), 1000)}: any batch, any height and width that {model.config.patch_size} divides")
     if not compared:
-        print("Not compared with the model: that needs onnxruntime (pip install onnxruntime).")
+        print("Not compared with the model: that needs onnxruntime (pip install 'vitlite[onnx]').")
     for engine, far in compared.items():
         print(f"Compared with the model in {engine} at three sizes: logits within {far:.1g} of the largest")
     return 0

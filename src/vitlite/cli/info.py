@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vitlite import costs
-from vitlite.cli.options import is_place
+from vitlite.cli.options import add_weights, is_place
 from vitlite.cli.tables import bold, count, table, terminal_width, with_bold_header
 from vitlite.config import PRESETS, ViTConfig
 from vitlite.costs import Layer, layers
@@ -36,12 +36,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "name", help="a name of `vitlite list`, timm's full name; or a folder, a file, a repository (owner/name)"
     )
+    add_weights(parser)
     parser.add_argument("--json", action="store_true", help="the record and its layers, for programs")
 
 
 def run(args: Namespace) -> int:
     """One record or one file, and the network layer by layer."""
-    about = _about_place(args.name) if is_place(args.name) else _about_record(zoo.info(args.name))
+    if args.weights is not None or is_place(args.name):
+        about = _about_file(args)
+    else:
+        about = _about_record(zoo.info(args.name))
     if args.json:
         print(json.dumps(about.fields | {"layers": [layer._asdict() for layer in layers(about.config)]}, indent=1))
     else:
@@ -51,12 +55,12 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _about_place(source: str) -> About:
-    """By what `load` makes of it."""
-    from vitlite.factory import load
+def _about_file(args: Namespace) -> About:
+    """By what `load` makes of a place, or `create` of a name and a file."""
+    from vitlite.factory import create, load
     from vitlite.images import Preprocess
 
-    model = load(source)
+    model = load(args.name) if args.weights is None else create(args.name, weights=args.weights)
     recipe = model.preprocess.recipe if isinstance(model.preprocess, Preprocess) else None
     config, labels, origin = model.config, model.labels, cast("Source", model.source)
     fields = {
@@ -79,7 +83,7 @@ def _about_place(source: str) -> About:
         "pictures": _prepared_by(recipe) if recipe else "it does not say how they are prepared",
         "size": f"{count(costs.params(config))} parameters, {costs.gmacs(config):.2f} GMACs an image",
     }
-    return About(source, config, fields, facts)
+    return About(args.weights or args.name, config, fields, facts)
 
 
 def _first_few(labels: Sequence[str]) -> str:

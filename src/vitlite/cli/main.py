@@ -8,6 +8,7 @@ import codecs
 import errno
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -39,6 +40,7 @@ COMMANDS = {  # each is a module of this folder: `add_arguments` fills its parse
     "eval": "measure accuracy on labelled pictures",
 }
 RESUMABLE = ("embed", "train")
+MODEL_FIRST = ("info", "positions", "filters", "export")  # whose model is their first word, without --model
 
 OPTION_OF = {  # what an error's field is called on the command line
     "image_size": "--size",
@@ -157,12 +159,15 @@ def _failed(error: BaseException, words: list[str]) -> int:
     """Says in one line on stderr why a command ended, and returns its exit code."""
     if "--debug" in words:
         traceback.print_exc()
+    command = next((word for word in words if not word.startswith("-")), "")
     if _by_ctrl_c(error):
-        commands = [word for word in words if not word.startswith("-")]
-        goes_on = "; the same command goes on" if commands and commands[0] in RESUMABLE else ""
+        goes_on = "; the same command goes on" if command in RESUMABLE else ""
         print(f"vitlite: interrupted{goes_on}", file=sys.stderr)
         return 130
-    print(f"vitlite: error: {fit_to_print(_explained(error))}", file=sys.stderr)
+    text = _explained(error)
+    if command in MODEL_FIRST:
+        text = re.sub(r"--model (?=[A-Z])", "", text)  # NAME --weights PATH
+    print(f"vitlite: error: {fit_to_print(text)}", file=sys.stderr)
     return 1
 
 

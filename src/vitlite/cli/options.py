@@ -27,11 +27,16 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
         parser.add_argument("--model", help=f"{what}; default: {default}")
     else:
         parser.add_argument("--model", default="vit_base_16", help=f"{what}; default: %(default)s")
-    parser.add_argument("--weights", metavar="PATH", help="a file to fill the named model with, in place of its own")
+    add_weights(parser)
     parser.add_argument(
         "--size", type=image_size, metavar="PIXELS", help="image size other than the model's: 384, 384x512"
     )
     parser.add_argument("--device", help="such as cpu, cuda, mps; default: cpu")
+
+
+def add_weights(parser: ArgumentParser) -> None:
+    """Whose weights a named model gets."""
+    parser.add_argument("--weights", metavar="PATH", help="a file to fill the named model with, in place of its own")
 
 
 def add_speed_arguments(parser: ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What a run over many pictures says on stderr while it works."""
+"""What a long run says on stderr while it works."""
 
 import sys
 import time
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitlite.predict import Outcomes
 
 T = TypeVar("T")
+EVERY = 30.0  # seconds between two lines that say how far a run is, where there is no terminal for a bar
 
 
 def say_skipped(skipped: Counter[str]) -> None:
@@ -25,18 +26,50 @@ def say_skipped(skipped: Counter[str]) -> None:
     )
 
 
+class Lines:
+    """A line on stderr now and then, where that is no terminal: a log shows that something is being done."""
+
+    def __init__(self) -> None:
+        self.said = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Says this, unless something was said less than half a minute ago."""
+        now = time.monotonic()
+        if now - self.said >= EVERY and not sys.stderr.isatty():
+            self.said = now
+            print(f"vitlite: {text}", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """How far a run over pictures is: a bar on a terminal, and elsewhere a line now and then."""
+
+    def __init__(self, total: int, *, shown: bool = True) -> None:
+        """Nothing is to be seen without `shown`, nor on a terminal where it is a batch or two."""
+        from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
+
+        self.total, self.done = total, 0
+        self.bar = tqdm(total=total, unit=" pictures", disable=not (shown and total > 50 and sys.stderr.isatty()))
+        self.lines = Lines() if shown else None
+
+    def add(self, pictures: int) -> None:
+        """So many more are done."""
+        self.done += pictures
+        self.bar.update(pictures)
+        if self.lines is not None:
+            self.lines.say(f"{self.done} of {self.total} pictures are done")
+
+
 class Watch:
     """Says which pictures are broken, and how far a long run is."""
 
     def __init__(self, total: int, *, bar: bool) -> None:
         """With `bar`, a progress bar where stderr is a terminal and there is more than a batch or two to do."""
-        from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
-
         from vitlite.predict import Pace  # here, since it imports torch
 
-        self.broken, self.done = 0, 0
+        self.broken = 0
         self.pace, self.begun = Pace(), time.monotonic()
-        self.bar = tqdm(total=total, unit=" pictures", disable=not (bar and total > 50 and sys.stderr.isatty()))
+        self.progress = Progress(total, shown=bar)
+        self.bar = self.progress.bar
 
     def outcomes(self, outcomes: "Outcomes[T]") -> "Outcomes[T]":
         """Every outcome, as it came."""
@@ -44,8 +77,7 @@ class Watch:
             for path, outcome in outcomes:
                 if isinstance(outcome, ImageError):
                     self._say_broken(path, outcome)
-                self.bar.update()
-                self.done += 1
+                self.progress.add(1)
                 yield path, outcome
             self._say_pace()
 
@@ -60,7 +92,7 @@ class Watch:
         else:
             text = f"the model is what takes long: it waited for pictures {share} % of the time"
         seconds = max(time.monotonic() - self.begun, 1e-3)
-        line = f"vitlite: {self.done / seconds:.1f} pictures a second; {text}"
+        line = f"vitlite: {self.progress.done / seconds:.1f} pictures a second; {text}"
         self.bar.write(line, file=sys.stderr)
 
     def _say_broken(self, path: str, error: ImageError) -> None:

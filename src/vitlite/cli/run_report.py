@@ -4,19 +4,21 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from vitlite.cli.progress import Lines
 from vitlite.cli.tables import bold
 from vitlite.draw import draw_curves
 from vitlite.errors import MissingExtraError, fit_to_print, shown
 from vitlite.training.best import BEST, is_better, is_done, why_best
 from vitlite.training.datasets import Pictures, Prepared, listed
 from vitlite.training.evaluate import Measured
-from vitlite.training.run import STATE, History
+from vitlite.training.loop import so_far
+from vitlite.training.run import History, Run
 from vitlite.training.settings import Settings
 from vitlite.training.split import SPLIT, Split, parts_of, write_split
 
@@ -34,11 +36,10 @@ class Report:
     out: Path
     as_json: bool  # a line of JSON an epoch on stdout, and all else on stderr
     rows: int = 0  # that were printed
-    was_there: bool = False  # a state of a run, before this one began
+    lines: Lines = field(default_factory=Lines)
 
     def begin(self) -> None:
         """Says how many pictures of what are to be learned, and for how long."""
-        self.was_there = (self.out / STATE).exists()
         train, validation, settings = self.split.train, self.split.validation, self.settings
         names = listed([shown(name) for name in train.classes])
         held = f" (held out: {self.out / SPLIT} lists them)" if self.split.held_out else ""
@@ -50,25 +51,34 @@ class Report:
             f"{min(settings.batch, len(train))}{left}"
         )
 
+    def resumed(self, run: Run) -> None:
+        """Says where a run goes on."""
+        done, progress, epochs = len(run.history), run.progress, self.settings.epochs
+        if is_done(run.history, self.settings):
+            _say(f"this run is finished, after {done} of {epochs} epochs; to train again, name another --out")
+        elif progress.step:
+            _say(
+                f"goes on in epoch {done + 1} of {epochs}, after step {progress.step} of {run.steps}, which took "
+                f"{progress.seconds:.1f} seconds: they count in its row"
+            )
+        else:
+            _say(f"goes on after epoch {done} of {epochs}")
+
+    def step(self, run: Run) -> None:
+        """Says now and then how far the epoch is; on a terminal, a bar does."""
+        known = ", ".join(f"{name} {value}" for name, value in so_far(run).items())
+        progress = run.progress
+        self.lines.say(f"epoch {progress.epoch + 1}/{self.settings.epochs}: step {progress.step}/{run.steps}, {known}")
+
     def epoch(self, history: History) -> None:
         """Shows what is new. When this is called first, it is known that `out` holds no other run."""
-        if not self.rows:
-            if self.split.held_out:
-                write_split(self.out / SPLIT, self.data, self.split.held_out)
-            if self.was_there:
-                self._say_where_it_goes_on(len(history), is_done(history, self.settings))
+        if not self.rows and self.split.held_out:
+            write_split(self.out / SPLIT, self.data, self.split.held_out)
         if self.as_json:
             print(json.dumps(history[-1]), flush=True)
         else:
             self._show_rows(history)
         self.rows = len(history)
-
-    def _say_where_it_goes_on(self, done: int, finished: bool) -> None:
-        epochs = f"{done} of {self.settings.epochs}"
-        if finished:
-            _say(f"this run is finished, after {epochs} epochs; to train again, name another --out")
-        else:
-            _say(f"goes on after epoch {epochs}")
 
     def _show_rows(self, history: History) -> None:
         epochs = self.settings.epochs

@@ -92,6 +92,8 @@ def _train(args: Namespace) -> int:
         args.out,
         settings,
         validation=split.validation,
+        after_resume=report.resumed,
+        after_step=report.step,
         after_epoch=report.epoch,
         after_best=found.append,
         save_every=args.save_every,

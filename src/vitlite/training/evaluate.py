@@ -3,7 +3,7 @@
 Shapes: b pictures at once, k classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -67,7 +67,14 @@ class Measured:
         return self.right / self.taken
 
 
-def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool = False) -> Measured:
+def measure(
+    model: ViT,
+    pictures: Pictures,
+    *,
+    batch: int = 256,
+    bfloat16: bool = False,
+    after_batch: Callable[[int], None] = lambda pictures: None,
+) -> Measured:
     """Runs a model, in eval mode from then on, over labelled pictures.
 
     Args:
@@ -75,6 +82,7 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
         pictures: Of the size in the model's preprocessing, and of its classes, in the same order.
         batch: Pictures at once.
         bfloat16: Compute in it (autocast), as in training.
+        after_batch: Called with how many pictures that were.
 
     Raises:
         TrainError: The pictures do not fit the model.
@@ -104,6 +112,7 @@ def measure(model: ViT, pictures: Pictures, *, batch: int = 256, bfloat16: bool 
                 row += torch.bincount(found, minlength=k)
             if len(confusion):
                 confusion.index_add_(0, labels * k + taken, torch.ones_like(labels))  # in place: it may be large
+            after_batch(len(rows))
     distributed.all_reduce(*(tensor for tensor in (loss, top5, counts, meaningless, confusion) if tensor.numel()))
     if meaningless:  # on any rank, and so on all
         raise not_finite(torch.bfloat16 if bfloat16 else model.dtype)

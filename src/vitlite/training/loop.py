@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,14 @@ from vitlite.training.state import Progress
 from vitlite.weights.save import refuse_to_overwrite
 
 
+class Told(NamedTuple):
+    """Whom the main process tells how far a run is."""
+
+    after_resume: Callable[[Run], None]
+    after_step: Callable[[Run], None]
+    after_epoch: Callable[[History], None]
+
+
 def train(
     model: ViT,
     data: Pictures,
@@ -41,6 +49,8 @@ def train(
     settings: Settings,
     *,
     validation: Pictures | None = None,
+    after_resume: Callable[[Run], None] = lambda run: None,
+    after_step: Callable[[Run], None] = lambda run: None,
     after_epoch: Callable[[History], None] = lambda history: None,
     after_best: Callable[[Measured], None] = lambda measured: None,
     save_every: float = 60.0,
@@ -54,6 +64,8 @@ def train(
         settings: The recipe.
         validation: What to measure after each epoch, of the same classes; the best one is kept in `best`,
             by accuracy, and where that ties by loss; it is measured again at the end, from the file.
+        after_resume: Called with a run that goes on, or is done already.
+        after_step: Called with the run.
         after_epoch: Called with what was measured so far; also when a run goes on, or is done already.
         after_best: Called at the end with what `best` gave when it was measured again, where there is one.
         save_every: Seconds between two writings of the state.
@@ -77,7 +89,7 @@ def train(
     try:
         with _alone(out):
             run = Run(model, data, settings, validation)
-            _run_epochs(run, out, validation, after_epoch, save_every)
+            _run_epochs(run, out, validation, Told(after_resume, after_step, after_epoch), save_every)
             if validation is not None:
                 _check_best(run, out, validation, after_best)
     finally:
@@ -127,23 +139,22 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _run_epochs(
-    run: Run, out: Path, validation: Pictures | None, after_epoch: Callable[[History], None], save_every: float
-) -> None:
+def _run_epochs(run: Run, out: Path, validation: Pictures | None, told: Told, save_every: float) -> None:
     """Goes on where the run is, to its end."""
-    settings = run.settings
     if (out / STATE).exists():
         run.resume(out / STATE)
-        if run.history and distributed.is_main():
-            after_epoch(run.history)
+        if distributed.is_main():
+            told.after_resume(run)
+            if run.history:
+                told.after_epoch(run.history)
     distributed.assert_equal_on_all_ranks(
         "pictures, epoch and step", len(run.data), run.progress.epoch, run.progress.step
     )
-    while not is_done(run.history, settings):
-        _take_steps(run, out, save_every)
+    while not is_done(run.history, run.settings):
+        _take_steps(run, out, told.after_step, save_every)
         _end_epoch(run, out, validation)
         if distributed.is_main():
-            after_epoch(run.history)
+            told.after_epoch(run.history)
 
 
 def _check_best(run: Run, out: Path, validation: Pictures, after_best: Callable[[Measured], None]) -> None:
@@ -180,7 +191,7 @@ def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pic
         )
 
 
-def _take_steps(run: Run, out: Path, save_every: float) -> None:
+def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_every: float) -> None:
     """Takes the steps that are left of the present epoch, and saves the state now and then."""
     settings, progress = run.settings, run.progress
     order = shuffled(settings.seed, progress.epoch, len(run.data))
@@ -196,8 +207,10 @@ def _take_steps(run: Run, out: Path, save_every: float) -> None:
             if time.monotonic() - saved >= save_every:
                 run.save(out / STATE)
                 saved = time.monotonic()
-            bar.set_postfix(_shown(progress, len(run.data) / run.steps))
+            bar.set_postfix(so_far(run))
             bar.update()
+            if distributed.is_main():
+                after_step(run)
 
 
 def _check_finite(loss: float, run: Run, out: Path) -> None:
@@ -225,8 +238,9 @@ def _progress_bar(run: Run) -> Any:
     )
 
 
-def _shown(progress: Progress, batch: float) -> dict[str, str]:
-    """What the bar says of the epoch so far, in batches of that many pictures on average."""
+def so_far(run: Run) -> dict[str, str]:
+    """What there is to say of the epoch, once a step of it is done."""
+    progress, batch = run.progress, len(run.data) / run.steps  # pictures of a batch, on average
     return {
         "loss": f"{progress.loss / progress.step:.3f}",
         "accuracy": f"{progress.right / progress.step:.3f}",

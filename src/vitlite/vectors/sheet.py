@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vitlite.draw import arrange
-from vitlite.errors import ImageError
+from vitlite.errors import ImageError, shown
 from vitlite.images import read_image
 from vitlite.vectors.search import Match
 
@@ -26,9 +26,9 @@ def contact_sheet(asked: Sequence[str], found: Sequence[Sequence[Match]]) -> "Im
     """Each picture that was asked for, and to its right what was found, with the scores."""
     rows = []
     for picture, matches in zip(asked, found, strict=True):
-        panels = {f"? {_name(picture)}": _thumbnail(picture)}
+        panels = {_caption("?", picture): _thumbnail(picture)}
         for rank, match in enumerate(matches, 1):
-            panels[f"{rank}. {match.score:.3f} {_name(match.picture)}"[:LETTERS]] = _thumbnail(match.picture)
+            panels[_caption(f"{rank}. {match.score:.3f}", match.picture)] = _thumbnail(match.picture)
         rows.append(arrange(panels, len(panels)))
     sheet = rows[0].resize((max(row.width for row in rows), sum(row.height for row in rows)))
     sheet.paste("white", (0, 0, *sheet.size))
@@ -39,8 +39,23 @@ def contact_sheet(asked: Sequence[str], found: Sequence[Sequence[Match]]) -> "Im
     return sheet
 
 
-def _name(picture: str) -> str:
-    return Path(picture).name[: LETTERS - 2]
+def _caption(before: str, picture: str) -> str:
+    """Two lines: this and the picture's folder, which often is its class; and the picture's name."""
+    path = Path(picture)
+    folder = shortened(shown(path.parent.name), LETTERS - len(before) - 1)
+    return f"{before} {folder}\n{shortened(shown(path.name), LETTERS)}"
+
+
+def shortened(name: str, most: int) -> str:
+    """A name without its middle, where it is longer: its beginning and its end tell it from others.
+
+    >>> shortened("IMG_20240131_0777_17.jpg", 16)
+    'IMG_202...17.jpg'
+    """
+    if len(name) <= most:
+        return name
+    end = (most - 3) // 2
+    return f"{name[: most - 3 - end]}...{name[len(name) - end :]}"
 
 
 def _thumbnail(picture: str) -> Tensor:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vitlite.config import ViTConfig, refuse_unknown_fields
-from vitlite.errors import CheckpointError, ConfigError, shown
+from vitlite.errors import CheckpointError, ConfigError, VitliteError, shown
+from vitlite.weights import zoo
 from vitlite.weights.files import Shape, WeightsFile
 from vitlite.weights.layouts import Layout
 from vitlite.weights.translate import Translation, facts_of, translate, with_folded_rows
@@ -32,6 +33,10 @@ GEOMETRY = (
     "mlp", "stem",
 )  # fmt: skip
 
+
+# What a field is, where its name alone says little to who meets it in an error.
+WHAT_IS = {"registers": "registers (tokens beside the class token; the distillation token of a DeiT is one)"}
+MOST_CANDIDATES = 4  # that an error names
 
 # Layouts whose code averages where there is no class token: I-JEPA's, and SigLIP's with a classifier.
 AVERAGED = ("transformers", "transformers-siglip-classifier")
@@ -226,7 +231,7 @@ def _settle(words: Mapping[str, Sequence[Word]]) -> tuple[dict[str, Word], list[
         try:
             word = RULES[field](spoken)
         except Contradiction as problem:
-            contradictions.append(f"{field}: {problem}")
+            contradictions.append(f"{WHAT_IS.get(field, field)}: {problem}")
             word = spoken[0]
         if word is not None:
             settled[field] = word
@@ -423,12 +428,48 @@ def _ask_for_the_rest(
     remarks += _shapes_alone(claims)
     hint = f" ({'; '.join(remarks)})" if remarks else ""
     blanks = ", ".join(_blank(field, facts, settled) for field in unknown)
+    alike = _named(candidates(layout, facts, claims, unclear))
     raise ConfigError(
-        f"The tensors do not tell {', '.join(unknown)}{hint}.",
+        f"The tensors do not tell {', '.join(unknown)}{hint}.{alike}",
         python=f"Say so: vitlite.load(..., config=ViTConfig({blanks})), or vitlite.create(name, weights=...) with the "
         "name of a checkpoint like it.",
         command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a checkpoint like it; or "
         "tell convert what it is, by its options.",
+    )
+
+
+def candidates(
+    layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim], unclear: Mapping[str, str]
+) -> list[zoo.Record]:
+    """The checkpoints of the zoo whose tensors have these names and shapes, and which nobody's claim contradicts.
+
+    They answer differently for all that: which of them a file is, if it is any, its tensors do not tell.
+    """
+    family = layout.name.partition("-")[0]
+    unclear = {field: why for field, why in unclear.items() if field != "mlp"}  # a record knows which gate it is
+    fitting = []
+    for record in zoo.RECORDS.values():
+        if record.layout.partition("-")[0] != family:
+            continue
+        claim = Claim(f"the record of {record.name} says", record.config.to_dict(), knows_network=True)
+        try:
+            resolve(layout, facts, [claim, *claims], unclear)
+        except VitliteError:
+            continue
+        fitting.append(record)
+    return fitting
+
+
+def _named(fitting: Sequence[zoo.Record]) -> str:
+    """A sentence that names a few checkpoints, and says what tells them apart; empty where there are none."""
+    if not fitting:
+        return ""
+    names = ", ".join(record.name for record in fitting[:MOST_CANDIDATES])
+    more = len(fitting) - MOST_CANDIDATES
+    others = f" and {more} others" if more > 1 else " and another" if more == 1 else ""
+    return (
+        f" In the zoo, tensors of these names and shapes are those of {names}{others}. Which of them it is, if any, "
+        "they do not tell: look where the file was fetched from."
     )
 
 

@@ -245,11 +245,11 @@ def _unknown(name: str) -> UnknownNameError:
     for refusal in REFUSED:
         if refusal.fits(timm_name):
             return _refused(timm_name, refusal)
+    valid = nearest(timm_name) or f" Presets: {', '.join(PRESETS)}."
     return UnknownNameError(
-        f"There is no model {shown(repr(name))}.{nearest(timm_name)} Presets: {', '.join(PRESETS)}.",
-        python="Their checkpoints: vitlite.list_models(). A repository of the Hub, a folder or a file: "
-        "vitlite.load(source).",
-        command="Their checkpoints: `vitlite list`. A repository of the Hub, a folder or a file: --model PATH, "
+        f"There is no model {shown(repr(name))}.{valid}",
+        python="All names: vitlite.list_models(). A repository of the Hub, a folder or a file: vitlite.load(source).",
+        command="All names: `vitlite list`. A repository of the Hub, a folder or a file: --model PATH, "
         "--model OWNER/NAME.",
     )
 
