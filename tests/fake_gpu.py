@@ -45,8 +45,9 @@ class WithoutCudasLibrary(TorchFunctionMode):
         if func is Tensor.copy_:  # from any device to any
             args[1].expand(args[0].shape)
             return args[0]
-        if func is Tensor.to and isinstance(args[1], torch.device):
-            return torch.empty_like(args[0], device=args[1])
+        if func is Tensor.to and len(args) > 1 and isinstance(args[1], torch.device):
+            dtype = args[2] if len(args) > 2 else (kwargs or {}).get("dtype")
+            return torch.empty_like(args[0], device=args[1], dtype=dtype)
         if func is Tensor.contiguous:
             return torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format)
         return func(*args, **(kwargs or {}))
@@ -67,6 +68,9 @@ def fake_gpu() -> Iterator[None]:
         torch.no_grad(),
         pytest.MonkeyPatch.context() as m,
     ):
+        m.setattr(
+            "vitlite.speed.optimize._check_parameters", lambda model: None
+        )  # which refuses what is no plain tensor
         m.setattr(torch.utils, "swap_tensors", lambda old, new: None)  # `module.to` of what it is in already
         yield
 
