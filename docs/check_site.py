@@ -3,8 +3,10 @@
     make docs && pip install playwright && python docs/check_site.py site --pictures /tmp/pages
 
 Playwright drives the Chromium that is installed (`apt install chromium`). A page fails if it scrolls sideways, if code
-or output is cut off at the desk's width, if an equation is not typeset, or if it asks another server for anything.
-The site fails if its search does not lead from a word of SEARCHES to its page, or if its home cannot be walked on from.
+or output is cut off at the desk's width, or on a phone is broken or cut off without a shade that says so, if a picture
+leads nowhere, if it links to a file that is not there, if an equation is not typeset, or if it asks another server for
+anything. The site fails if its search does not lead from a word of SEARCHES to its page, among the first three, or if its
+home cannot be walked on from.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 WIDTHS = {"desk": 1280, "phone": 390}
 SEARCHES = {  # what people look for, and where it is
@@ -24,12 +27,24 @@ SEARCHES = {  # what people look for, and where it is
     "checkpointing": "training/",
     "features_only": "coming_from/",
     "dinov2": "models/",
+    "attention": "how_a_vit_works/",
 }
 MEASURE = """() => {
-  const cut = [...document.querySelectorAll("pre > code")].filter((code) => code.scrollWidth > code.clientWidth + 1);
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const wider = (block) => block.scrollWidth > block.clientWidth + 1;
+  const begins = (block) => block.textContent.trim().split("\\n")[0];
+  const cut = all("pre > code").filter(wider);
+  const scrolled = all("pre > code, div.math, .md-typeset__scrollwrap");
+  const shaded = (block) => getComputedStyle(block).backgroundImage.includes("gradient");
+  const pictures = all("article img").filter((picture) => !picture.closest("a[href]"));
+  const inside = all("article a[href]").map((link) => link.href.split("#")[0]);
   return {
+    broken: all("pre > code").filter((code) => getComputedStyle(code).whiteSpace !== "pre").map(begins),
+    unsaid: scrolled.filter((block) => wider(block) && !shaded(block)).map(begins),
+    small: pictures.map((picture) => picture.getAttribute("src")),
+    links: [...new Set(inside)].filter((link) => link.startsWith(location.origin)),
     beyond: document.documentElement.scrollWidth - window.innerWidth,
-    cut: cut.map((code) => code.textContent.trim().split("\\n")[0]),
+    cut: cut.map(begins),
     raw: [...document.querySelectorAll("div.math")].filter((block) => !block.querySelector(".katex")).length,
   };
 }"""
@@ -42,7 +57,13 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         """No line for each request."""
 
 
-def check(browser: Any, address: str, page: str, width: str, pictures: Path | None) -> list[str]:
+def there(link: str, address: str, site: Path) -> bool:
+    """Whether the site has what a link of its own leads to."""
+    file = site / unquote(link.removeprefix(f"{address}/"))
+    return file.is_file() or (file / "index.html").is_file()
+
+
+def check(browser: Any, address: str, page: str, width: str, site: Path, pictures: Path | None) -> list[str]:
     """What is wrong with one page at one width."""
     window = browser.new_page(viewport={"width": WIDTHS[width], "height": 900})
     asked: list[str] = []
@@ -58,6 +79,11 @@ def check(browser: Any, address: str, page: str, width: str, pictures: Path | No
         wrong.append(f"scrolls sideways by {found['beyond']} pixels")
     if width == "desk":
         wrong += [f"cuts off the block that begins {line!r}" for line in found["cut"]]
+        wrong += [f"shows {picture} and cannot enlarge it" for picture in found["small"]]
+        wrong += [f"links to {link}, which is not there" for link in found["links"] if not there(link, address, site)]
+    else:
+        wrong += [f"breaks the lines of the code that begins {line!r}" for line in found["broken"]]
+        wrong += [f"cuts off, without a word, what begins {line!r}" for line in found["unsaid"]]
     if found["raw"]:
         wrong.append(f"shows {found['raw']} equations as they were written")
     wrong += [f"asks for {url}" for url in asked if not url.startswith((address, "data:", "blob:"))]
@@ -71,9 +97,10 @@ def search(browser: Any, address: str) -> list[str]:
         window = browser.new_page(viewport={"width": WIDTHS["desk"], "height": 900})
         window.goto(f"{address}/", wait_until="load")
         window.fill("input[name=query]", word)
-        window.wait_for_selector(".md-search-result__meta:not(:has-text('Initializing'))")
-        links = window.eval_on_selector_all(".md-search-result__link", "links => links.map((link) => link.href)")
-        if not any(link.startswith(f"{address}/{page}") for link in links):
+        window.wait_for_selector(".md-search-result__meta:text-matches('matching document', 'i')", state="attached")
+        first = ".md-search-result__item > .md-search-result__link"  # of each page; its sections are folded away
+        links = window.eval_on_selector_all(first, "links => links.map((link) => link.href)")
+        if not any(link.startswith(f"{address}/{page}") for link in links[:3]):
             wrong.append(f"the search for {word!r} does not lead to {page}: {links}")
         window.close()
     return wrong
@@ -113,7 +140,7 @@ def main() -> int:
         for page in pages:
             for width in WIDTHS:
                 path = "" if page == "." else f"{page}/"
-                for wrong in check(browser, address, path, width, args.pictures):
+                for wrong in check(browser, address, path, width, args.site, args.pictures):
                     print(f"{path or 'home'} at {WIDTHS[width]} pixels {wrong}")
                     failures += 1
         for wrong in (*search(browser, address), *walk_on(browser, address)):

@@ -73,7 +73,8 @@ FIVE = (
 INTRODUCTION = f"""\
 {len(PRESETS)} presets and {len(zoo.RECORDS)} checkpoints, by what they are good for. This page is generated from the
 records in `src/vitlite/weights/data/zoo.txt`; `vitlite info NAME` has all of a record, with notes, and the mean and
-deviation of its colours."""
+deviation of its colours. One checkpoint comes with vitlite and needs no network: `vit_nano_4.cifar10`, of
+[32 x 32 pixels and ten labels](#tiny-for-tests). On a phone, the tables keep three columns of nine; turn it, or ask `vitlite info`."""
 HOW_TO_READ = """\
 `vitlite.create` takes a checkpoint's name, timm's full name for it, or a preset's name, which means the checkpoint in
 bold. Where none is bold the preset has no default, and `create` says what there is. A head of "512 numbers" is CLIP's
@@ -84,8 +85,9 @@ Top-1 on ImageNet-1k, the size of the weights in float32, their licence, and the
 checkpoint's own size on the two cores of [the machine of the speed page](speed.md), through `optimize`. The giant's
 was not measured there; instead of it stands the arithmetic."""
 ABOUT_FRONT = """\
-All that classify ImageNet-1k and are free for commercial use; the line and the table are those that no cheaper one
-beats. Time follows the arithmetic. The circles are of the five above."""
+Every dot is a checkpoint that classifies ImageNet-1k and is free for commercial use. On the line, and in the table, are
+those for which none that computes less is as accurate. Time follows the arithmetic. The circles are those of the five
+above that classify."""
 ABOUT_LICENCES = """\
 The weights are their authors', under the licence that timm or the repository states. Whether it allows commercial use
 is said here as far as its name tells; "its terms" are to be read. The default of every preset allows it. In Python it

@@ -18,10 +18,11 @@ BLOCK = re.compile(r"(?:^ *<!-- (\w+).*? -->\n)?^( *)```(\w+)\n(.*?)^\2```\n", r
 IMAGE = re.compile(r"!\[([^]]*)\]\(images/([^)]*)\)")
 OTHER_PAGE = re.compile(r"(?<!!)\[([^]]*)\]\((?!https?:|attachment:)[^)]*\)")
 TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".svg": "image/svg+xml"}
-DOWNLOAD = "[This page as a notebook](how_a_vit_works.ipynb), to download and run."
+DOWNLOAD = "[This page as a notebook](how_a_vit_works.ipynb), to download and run. What the page needs:"
 INSTALL = """\
-This is a page of vitlite's documentation as a notebook. It needs `pip install 'vitlite[images,plot]'` in the
-environment that it runs in, and no network."""
+This is a page of vitlite's documentation as a notebook. It brings one of the photos with it, and needs no network, once
+this is done in the environment that it runs in:"""
+FOLD = re.compile(r"^</?(?:details|summary).*\n", re.MULTILINE)  # cannot go through several cells
 PHOTO = DOCS / "images" / "chelsea.jpg"
 WRITE_PHOTO = """\
 # The photo of this page, if it is not there. With another one in its place, all of the page is about that one.
@@ -45,6 +46,7 @@ ABOUT = {
 def cells() -> list[dict[str, Any]]:
     """The page, cut where code is that runs."""
     page = PAGE.read_text(encoding="utf-8").replace(DOWNLOAD, INSTALL)
+    page = FOLD.sub("", page)
     found: list[dict[str, Any]] = []  # prose and code in turn
     prose, end = "", 0
     for block in BLOCK.finditer(page):

@@ -165,7 +165,8 @@ def test_picture_of_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     picture = draw.picture_of_distances(distances)
     assert (picture.mode, picture.size) == ("RGB", (840, 560))
     heads = [line.get_xydata().tolist() for line in drawn[0].axes[0].lines]
-    assert heads == [[[0, 10], [1, 20], [2, 25]], [[0, 30], [1, 40], [2, 45]]]
+    left, right = [[-0.1, 10], [0.9, 20], [1.9, 25]], [[0.1, 30], [1.1, 40], [2.1, 45]]
+    assert heads == [[pytest.approx(dot) for dot in head] for head in (left, right)]
 
 
 def test_picture_of_few_shots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,5 +334,5 @@ def test_a_picture_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(VitliteError, match=r"pip install 'vitlite\[train\]'"):
+    with pytest.raises(VitliteError, match=r"pip install 'vitlite\[plot\]'"):
         draw.draw_curves([], tmp_path / "curves.png")

@@ -16,8 +16,6 @@ from vitlite.draw import (
     picture_of_filters,
     picture_of_positions,
 )
-from vitlite.images import Preprocess
-from vitlite.weights.sidecar import recipe_from_record
 
 HERE = Path(__file__).parent
 PHOTOS = HERE.parents[1] / "examples" / "photos"
@@ -25,15 +23,15 @@ MODEL = "vit_nano_4.cifar10"
 
 
 def patches() -> None:
-    """A photo as ViT-B/16 gets it, and the same in 14 x 14 patches."""
-    recipe = recipe_from_record(vitlite.info("vit_base_16"), (224, 224))
-    photo = Preprocess(recipe, vitlite.create(MODEL)).pixels(PHOTOS / "chelsea.png").float()
-    cut = F.pad(rearrange(photo, "c (h p) (w q) -> c h w p q", p=16, q=16), (0, 5, 0, 5), value=255)
-    cut = rearrange(cut, "c h w p q -> (h p) (w q) c")[:-5, :-5]
-    whole = F.interpolate(photo[None], cut.shape[:2], mode="bilinear", antialias=True)[0]
-    arrange({"224 x 224 pixels": rearrange(whole, "c h w -> h w c"), "196 patches of 16 x 16": cut}, 2).save(
-        HERE / "patches.jpg", quality=90
-    )
+    """A photo as the model gets it, and the same in 8 x 8 patches."""
+    model = vitlite.create(MODEL)
+    photo = rearrange(model.preprocess.pixels(PHOTOS / "chelsea.png"), "c h w -> h w c").float()
+    whole = photo.repeat_interleave(10, 0).repeat_interleave(10, 1)
+    cut = F.pad(rearrange(whole, "(h p) (w q) c -> h w c p q", p=40, q=40), (0, 8, 0, 8), value=255)
+    cut = rearrange(cut, "h w c p q -> (h p) (w q) c")[:-8, :-8]
+    whole = F.pad(whole, (0, 0, 0, cut.shape[1] - 320, 0, cut.shape[0] - 320), value=255)
+    panels = {"32 x 32 pixels": whole, "64 patches of 4 x 4": cut}
+    arrange(panels, 2).save(HERE / "patches.jpg", quality=90)
 
 
 def photo_of_the_notebook() -> None:
@@ -77,42 +75,36 @@ def block() -> None:
     """One pre-norm block: two branches, each added to the stream."""
     parts: list[str] = []
 
-    def box(x: int, text: str, fill: str, width: int = 96) -> None:
-        parts.append(f'<rect x="{x}" y="34" width="{width}" height="40" rx="6" fill="{fill}" stroke="#445"/>')
-        parts.append(f'<text x="{x + width // 2}" y="59">{text}</text>')
+    def text_at(x: int, y: int, text: str) -> str:
+        return f'<text x="{x}" y="{y}">{text}</text>'
 
-    def line(*points: tuple[int, int], arrow: bool = True) -> None:
+    def box(x: int, y: int, text: str, fill: str) -> None:
+        parts.append(f'<rect x="{x}" y="{y}" width="96" height="40" rx="6" fill="{fill}" stroke="#445"/>')
+        parts.append(text_at(x + 48, y + 26, text))
+
+    def line(*points: tuple[int, int]) -> None:
         path = " ".join(f"{x},{y}" for x, y in points)
-        end = ' marker-end="url(#tip)"' if arrow else ""
-        parts.append(f'<polyline points="{path}" fill="none" stroke="#445" stroke-width="1.6"{end}/>')
+        parts.append(f'<polyline points="{path}" fill="none" stroke="#445" stroke-width="1.6" marker-end="url(#tip)"/>')
 
-    def plus(x: int) -> None:
-        parts.append(f'<circle cx="{x}" cy="120" r="12" fill="#fff" stroke="#445"/><text x="{x}" y="125">+</text>')
-
-    line((70, 120), (364, 120))
-    line((394, 120), (688, 120))
-    line((718, 120), (776, 120))
-    for start, names, join in (
-        (100, (("LayerNorm", "#eceff4", 96), ("attention", "#cfe3f7", 96)), 378),
-        (424, (("LayerNorm", "#eceff4", 96), ("MLP", "#f9dfc4", 96)), 702),
+    for top, start, name, fill, end in (
+        (0, "z", "attention", "#cfe3f7", "z'"),
+        (140, "z'", "MLP", "#f9dfc4", 'z"'),
     ):
-        line((start, 120), (start, 54), (start + 20, 54))
-        x = start + 22
-        for i, (text, fill, width) in enumerate(names):
-            box(x, text, fill, width)
-            x += width
-            if i == 0:
-                line((x, 54), (x + 22, 54))
-                x += 24
-        line((x, 54), (join, 54), (join, 106))
-        plus(join)
-    parts.append('<text x="44" y="125">z</text><text x="802" y="125">z"</text><text x="410" y="146">z\'</text>')
+        line((34, top + 106), (296, top + 106))
+        line((326, top + 106), (366, top + 106))
+        line((64, top + 106), (64, top + 40), (80, top + 40))
+        box(82, top + 20, "LayerNorm", "#eceff4")
+        line((178, top + 40), (198, top + 40))
+        box(200, top + 20, name, fill)
+        line((296, top + 40), (311, top + 40), (311, top + 92))
+        parts.append(f'<circle cx="311" cy="{top + 106}" r="12" fill="#fff" stroke="#445"/>')
+        parts += [text_at(311, top + 111, "+"), text_at(18, top + 111, start), text_at(384, top + 111, end)]
     (HERE / "block.svg").write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 830 170" font-family="sans-serif" font-size="14" '
-        'text-anchor="middle" fill="#223">\n'
+        '<svg xmlns="http://www.w3.org/2000/svg" width="400" viewBox="0 0 400 270" font-family="sans-serif" '
+        'font-size="16" text-anchor="middle" fill="#223">\n'
         '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="6" refY="4" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z" fill="#445"/></marker></defs>\n'
-        '<rect width="830" height="170" rx="8" fill="#fff"/>\n' + "\n".join(parts) + "\n</svg>\n",
+        '<rect width="400" height="270" rx="8" fill="#fff"/>\n' + "\n".join(parts) + "\n</svg>\n",
         encoding="utf-8",
     )
 

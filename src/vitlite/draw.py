@@ -235,13 +235,15 @@ def picture_of_distances(distances: Tensor) -> "Image":
     """
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
+    heads = distances.shape[1]
     for head, by_block in enumerate(distances.T.tolist()):
-        axes.plot(by_block, ".", markersize=9, alpha=0.8, label=f"head {head}")
+        aside = 0.4 * ((head + 0.5) / heads - 0.5)  # so that no dot hides another
+        axes.plot([block + aside for block in range(len(by_block))], by_block, ".", markersize=9, label=f"head {head}")
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     axes.grid(alpha=0.3)
-    if distances.shape[1] <= 16:
-        figure.legend(loc="outside right upper", fontsize=8)
+    if heads <= 16:
+        figure.legend(loc="outside right upper")
     return _drawn(figure)
 
 
@@ -446,5 +448,5 @@ def need_matplotlib() -> "type[Figure]":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise missing_extra("Drawing a plot", "train") from error
+        raise missing_extra("Drawing a plot", "plot") from error
     return Figure

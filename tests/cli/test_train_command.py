@@ -339,7 +339,8 @@ def test_what_a_run_says_without_matplotlib_and_when_it_ends_early(folders, tmp_
     assert main([*words.split(), "--format", "jsonl", "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) < 9
-    assert "vitlite: no curves.png: Drawing a plot needs an optional package. Ins" in said.err
+    assert "no curves.png: Drawing a plot needs an optional package." in said.err
+    assert "pip install 'vitlite[plot]'" in said.err
     assert "Ended early: none of the last 1 epochs was better (--patience).\nBest is epoch " in said.err
     assert re.search(r"Most confused: (lying|standing) taken for (lying|standing) \(\d\)\.\n", said.err)
     assert not (tmp_path / "run" / "curves.png").exists()
