@@ -5,8 +5,8 @@
 Playwright drives the Chromium that is installed (`apt install chromium`). A page fails if it scrolls sideways, if code
 or output is cut off at the desk's width, or on a phone is broken or cut off without a shade that says so, if a picture
 leads nowhere, if it links to a file that is not there, if an equation is not typeset, or if it asks another server for
-anything. The site fails if its search does not lead from a word of SEARCHES to its page, among the first three, or if its
-home cannot be walked on from.
+anything. The site fails if its search does not lead from a word of SEARCHES to its page, among the first three, or if
+its home cannot be walked on from.
 """
 
 import argparse

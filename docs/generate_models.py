@@ -74,7 +74,8 @@ INTRODUCTION = f"""\
 {len(PRESETS)} presets and {len(zoo.RECORDS)} checkpoints, by what they are good for. This page is generated from the
 records in `src/vitlite/weights/data/zoo.txt`; `vitlite info NAME` has all of a record, with notes, and the mean and
 deviation of its colours. One checkpoint comes with vitlite and needs no network: `vit_nano_4.cifar10`, of
-[32 x 32 pixels and ten labels](#tiny-for-tests). On a phone, the tables keep three columns of nine; turn it, or ask `vitlite info`."""
+[32 x 32 pixels and ten labels](#tiny-for-tests). On a phone, the tables keep three columns of nine; turn it, or ask
+`vitlite info`."""
 HOW_TO_READ = """\
 `vitlite.create` takes a checkpoint's name, timm's full name for it, or a preset's name, which means the checkpoint in
 bold. Where none is bold the preset has no default, and `create` says what there is. A head of "512 numbers" is CLIP's
