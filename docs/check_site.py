@@ -23,7 +23,7 @@ WIDTHS = {"desk": 1280, "phone": 390}
 SEARCHES = {  # what people look for, and where it is
     "license": "models/",
     "licence": "models/",
-    "LoRA": "coming_from/",
+    "LoRA": "tools/",
     "checkpointing": "training/",
     "features_only": "coming_from/",
     "dinov2": "models/",
