@@ -24,6 +24,7 @@ OF_PYTHON_ALONE = {
     "weights_only=True": "torch's name for how a pickle was opened",
     "This model has no position embeddings": "names a field, as config.json has it",
     "in training mode would be exported": "the command's models are in eval mode",
+    "no plain tensor, which alone can be packed": "a file's tensors are plain",
     "To draw on a picture, model.preprocess must be": "a file's preprocessing is one, or the model says it has none",
     "weights=: give a path": "the command's weights are a path",
     "is a name of the zoo, not a place": "the command gives names to create",
