@@ -95,7 +95,7 @@ def search(browser: Any, address: str) -> list[str]:
     wrong = []
     for word, page in SEARCHES.items():
         window = browser.new_page(viewport={"width": WIDTHS["desk"], "height": 900})
-        window.goto(f"{address}/", wait_until="load")
+        window.goto(f"{address}/", wait_until="networkidle")  # its worker listens
         window.fill("input[name=query]", word)
         window.wait_for_selector(".md-search-result__meta:text-matches('matching document', 'i')", state="attached")
         first = ".md-search-result__item > .md-search-result__link"  # of each page; its sections are folded away
