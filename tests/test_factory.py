@@ -271,6 +271,45 @@ def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:
         create("vit_base_16.dino", weights=weights)
 
 
+def test_a_fine_tune_of_timm_with_other_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commonest port: timm's head for one's own classes, and no more than its tensors."""
+    name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=3).eval()
+    file = tmp_path / "fine_tuned.safetensors"
+    save_file(theirs.state_dict(), file)
+    ours = create(name, weights=file, num_classes=3)
+    images = torch.randn(1, 3, 224, 224)
+    torch.testing.assert_close(ours(images), theirs(images))
+    assert ours.labels is None
+    assert ours.source.report.unlabelled == f"{zoo.find(name).name} has 1000 classes, and this fine-tune 3 of its own"
+    assert ours.preprocess.recipe == recipe_from_record(zoo.find(name), (224, 224))
+    assert not ours.source.report.reinitialised
+    for options in ({}, {"num_classes": 4}, {"num_classes": 1000}):
+        with pytest.raises(CheckpointError, match="If it is a fine-tune with 3 classes of its own, say so: num_clas"):
+            create(name, weights=file, **options)
+    line = ["convert", str(file), str(tmp_path / "mine"), "--to", "timm", "--like", name]
+    assert command(line) == 1
+    assert f"--like {zoo.find(name).name} --num-classes 3, then --model FOLDER." in capsys.readouterr().err
+    assert command([*line, "--num-classes", "4"]) == 1
+    assert command([*line, "--num-classes", "3"]) == 0
+    converted = load(tmp_path / "mine")
+    assert (converted.labels, converted.preprocess.recipe) == (None, ours.preprocess.recipe)
+    assert torch.equal(converted(images), ours(images))
+    opened = timm.create_model(f"local-dir:{tmp_path / 'mine'}", pretrained=True).eval()
+    torch.testing.assert_close(opened(images), theirs(images))
+    convert(file, tmp_path / "again.safetensors", "timm", like=name, config={"num_classes": 3})
+    again = load_file(tmp_path / "again.safetensors")
+    assert all(torch.equal(again[key], tensor) for key, tensor in theirs.state_dict().items())
+
+
+def test_a_conversion_makes_no_new_head(shared: Path, tmp_path: Path) -> None:
+    file = shared / "weights" / "deit_tiny_16.timm.safetensors"
+    for target in ("folder", "alone.safetensors"):
+        with pytest.raises(CheckpointError):
+            convert(file, tmp_path / target, "timm", like=DEIT, config={"num_classes": 3})
+        assert not (tmp_path / target).exists()
+
+
 def test_a_fine_tune_is_not_loaded_in_the_name_of_what_it_began_with(tmp_path: Path) -> None:
     name = "vit_nano_4.cifar10"
     model = create(name)
@@ -442,7 +481,7 @@ def test_labels_that_do_not_fit_the_head_are_not_used_and_it_is_said_why(file: P
     assert model.labels is None
     why = f"2 classes are named, and there are {model.config.num_classes}"
     assert model.source.report.unlabelled == why
-    with pytest.raises(InputError, match=f"The model has no labels: in its config.json, {why}. Name its"):
+    with pytest.raises(InputError, match=f"The model has no labels: {why}. Name its"):
         model.predict(torch.zeros(3, 32, 32))
     for changed in (load(tmp_path / "saved", num_classes=0), load(tmp_path / "saved", num_classes=2)):
         assert changed.source.report.unlabelled == "", "whose labels would these be?"

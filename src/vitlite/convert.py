@@ -80,8 +80,9 @@ def convert(
         target: A .safetensors file, for the tensors alone; or a folder, for a whole model with its config.json.
         to: Whose layout. vitlite's is timm's.
         config: As in `vitlite.load`, or fields of one by name. A file needs of it only what gives tensors their shape.
-        like: In its place the checkpoint of the zoo that `source` has the tensors of, or a fine-tune of it with as many
-            classes. A folder gets its preprocessing and its labels too.
+        like: In its place the checkpoint of the zoo that `source` has the tensors of, or a fine-tune of it. A folder
+            gets its preprocessing and its labels too; of a fine-tune with classes of its own, for which
+            `config={"num_classes": 3}` says how many, no labels.
 
     Raises:
         CheckpointError: `source` is no whole plain ViT, or the library has no model that computes the same.
@@ -89,7 +90,8 @@ def convert(
         UnknownNameError: The zoo has no such checkpoint.
     """
     record = None if like is None else zoo.find(like)
-    if record is not None and config is not None:
+    classes = _classes_said(config)
+    if record is not None and config is not None and classes is None:
         raise ConfigError(
             f"{record.name} says all of the config.",
             python="Leave out like= or config=.",
@@ -103,7 +105,8 @@ def convert(
     if target.suffix == ".safetensors":
         refuse_to_part(target)
         with _without_pickles(source) as path:
-            model = _load_for_tensors(path, record.config if record else config, to)
+            said = record.config.replace(num_classes=classes or record.config.num_classes) if record else config
+            model = _load_for_tensors(path, said, to)
         tensors = _readable_tensors(model, to, target)
         with explained(target):
             write_tensors(target, tensors)
@@ -113,15 +116,35 @@ def convert(
         _write_folder(model, target, to)
 
 
+def _classes_said(config: ViTConfig | Mapping[str, Any] | None) -> int | None:
+    """The number of classes, where a config says that and nothing else."""
+    if not isinstance(config, Mapping) or set(config) != {"num_classes"}:
+        return None
+    classes: int = config["num_classes"]
+    return classes
+
+
 def _load_whole(path: Path, config: ViTConfig | Mapping[str, Any] | None, record: zoo.Record | None) -> ViT:
     """The model of a file in the file's own type, with all that belongs to it."""
     with open_weights(path) as file:
         dtype = _common_dtype(file)
+        if record is not None:
+            return _like(record, path, _classes_said(config), dtype)
         if isinstance(config, Mapping):
             config = understand(file, _said(file, path, config))[1].config
-    if record is not None:
-        return create(record.name, weights=path, dtype=dtype)
     return load(path, config=config, dtype=dtype)
+
+
+def _like(record: zoo.Record, path: Path, classes: int | None, dtype: torch.dtype | None) -> ViT:
+    """The model of a file that has the tensors of a checkpoint, or of a fine-tune of it with so many classes.
+
+    Raises:
+        CheckpointError: It has another number of classes, and a new head is no conversion.
+    """
+    model = create(record.name, weights=path, num_classes=classes, dtype=dtype)
+    if model.source is not None and "head.weight" in model.source.report.reinitialised:
+        raise CheckpointError(f"{shown(str(path))} has a head, and not one of {classes} classes.")
+    return model
 
 
 def _said(file: WeightsFile, path: Path, config: ViTConfig | Mapping[str, Any] | None) -> list[Claim]:

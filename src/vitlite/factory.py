@@ -124,8 +124,9 @@ def create(
         weights: "default": those of the name, downloaded once and verified. A path or a repository ("owner/name"):
             those, in this model; their preprocessing and labels are the checkpoint's, if `name` is one (a folder that
             vitlite saved with others is refused), else what stands beside the file. None: random.
-        num_classes: Another number than the checkpoint's: a new head of zeros, and no labels. 0: no head. The
-            checkpoint's own number keeps its head.
+        num_classes: Another number than the weights': a new head of zeros, and no labels. 0: no head. The weights' own
+            number keeps their head, also that of a fine-tune with other classes than the checkpoint, whose labels
+            then are those beside the file, or none.
         image_size: Stretches the position table, as `config.resample` says.
         patch_size: Other patches: the kernel is resized so that it gives resized patches what it gave the old ones, and
             the position table stretched. FlexiViT's weights were trained for it; of others, expect less.
@@ -153,11 +154,11 @@ def create(
         raise ConfigError(f"weights={weights!r}: give a path, 'owner/name', None (random), or leave it out (trained).")
     if weights == "default":
         record = zoo.find(name)
-        return _open(locate_record(record), _claims_of_record(record), options, record)
+        return _open(locate_record(record), [_claim_of_record(record)], options, record)
     if name in PRESETS:
         return _open(locate(weights), _claims_of_preset(name), options)
     record = zoo.find(name)
-    return _open(locate(weights), _claims_of_record(record), options, record)
+    return _open(locate(weights), [_claim_of_record(record, num_classes)], options, record)
 
 
 @_answering
@@ -203,8 +204,15 @@ def _random(name: str, options: Options) -> ViT:
         return ViT(options.apply(config)).to(options.made_of)
 
 
-def _claims_of_record(record: zoo.Record) -> list[Claim]:
-    return [Claim(f"the record of {record.name} says", record.config.to_dict(), knows_network=True)]
+def _claim_of_record(record: zoo.Record, own_classes: int | None = None) -> Claim:
+    """What a record says of its own weights; or of a fine-tune of them, which may have classes of its own."""
+    return Claim(
+        f"the record of {record.name} says",
+        record.config.to_dict(),
+        knows_network=True,
+        checkpoint=record.name,
+        own_classes=own_classes,
+    )
 
 
 def _claims_of_preset(name: str) -> list[Claim]:
@@ -254,7 +262,8 @@ def _open(
         translation, resolved = understand(file, said)
         wish = _wish(resolved.config, options)
         if record is not None:
-            _refuse_another_fine_tune(file, sidecar, record, labels_count=not wish.new_head)
+            same_classes = resolved.config.num_classes == record.config.num_classes
+            _refuse_another_fine_tune(file, sidecar, record, labels_count=same_classes and not wish.new_head)
 
         model, report = _fill(file, translation, resolved, wish)
 
@@ -343,11 +352,13 @@ def _labels(
     record: zoo.Record | None, sidecar: Sidecar, location: Location, classes: int
 ) -> tuple[Sequence[str] | None, str]:
     """The record's, else those beside the file, else those of the checkpoint that it names; or none, and why."""
-    labels = labels_of(record) if record else None
+    labels = labels_of(record) if record and record.config.num_classes == classes else None
     labels = labels or sidecar.labels
     named = zoo.ALIASES.get(sidecar.architecture or "")
     if not labels and named is not None and zoo.RECORDS[named].repo == location.repo:
         labels = labels_of(zoo.RECORDS[named])  # of this very repository: a fine-tune keeps the name of its origin
+    if not labels and record and record.config.num_classes != classes:
+        return None, f"{record.name} has {record.config.num_classes} classes, and this fine-tune {classes} of its own"
     if not labels:
         return None, sidecar.unlabelled
     if len(labels) != classes:

@@ -277,7 +277,7 @@ def _labels(model: "ViT") -> Sequence[str]:
     if model.labels is None:
         why = model.source.report.unlabelled if model.source else ""
         raise InputError(
-            f"The model has no labels{f': in its config.json, {shown(why)}' if why else ''}.",
+            f"The model has no labels{f': {shown(why)}' if why else ''}.",
             python=f"Name its {classes} classes in order: model.labels = ['...', ...].",
             command=f"Name its {classes} classes in order in its config.json, or name a checkpoint like it: "
             "--model NAME --weights PATH.",

@@ -9,7 +9,16 @@ from vitlite.config import Gelu, Pool, Positions
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.weights import zoo
 
-SAID = ("heads", "image_size", "patch_size", "pool", "norm_eps", "gelu", "positions")  # fields of the config
+SAID = (
+    "num_classes",
+    "heads",
+    "image_size",
+    "patch_size",
+    "pool",
+    "norm_eps",
+    "gelu",
+    "positions",
+)  # fields of the config
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -27,6 +36,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--like",
         metavar="NAME",
         help="a checkpoint of `vitlite list`, for all that the file alone does not tell, preprocessing and labels too",
+    )
+    parser.add_argument(
+        "--num-classes", type=positive, metavar="N", help="of a fine-tune with other classes than NAME: how many it has"
     )
     parser.add_argument("--heads", type=positive, metavar="N", help="or one by one: heads of attention")
     parser.add_argument(

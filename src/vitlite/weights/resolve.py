@@ -60,6 +60,8 @@ class Claim(NamedTuple):
     firm: bool = True
     shape_alone: bool = False  # it is a preset's
     knows_network: bool = False  # it names the very class that computes, of which nothing has to be assumed
+    checkpoint: str = ""  # it is the record of this one, of which the file may be a fine-tune
+    own_classes: int | None = None  # how many classes the caller says that such a fine-tune has
 
 
 class Word(NamedTuple):
@@ -157,7 +159,11 @@ def resolve(
     if facts["position_rows"] and "positions" in settled and settled["positions"].value != "learned":
         contradictions.append(f"positions: {TENSORS} learned, {settled['positions']}")
     if contradictions:
-        raise CheckpointError(f"It is not what it is said to be. {'; '.join(contradictions)}.")
+        text = f"It is not what it is said to be. {'; '.join(contradictions)}."
+        checkpoint = "".join(claim.checkpoint for claim in claims)
+        if checkpoint and len(contradictions) == 1 and contradictions[0].startswith("num_classes"):
+            raise _another_head(text, facts["num_classes"], checkpoint)
+        raise CheckpointError(text)
     settled |= settle_positions(layout, facts, settled)
     _refuse_without_rotation(facts, settled)
     _work_out_heads(facts, settled)
@@ -170,6 +176,16 @@ def resolve(
     if not any(claim.knows_network for claim in claims):
         said_by |= _assumed(layout, facts, config)
     return Resolved(config, said_by)
+
+
+def _another_head(text: str, classes: int, checkpoint: str) -> CheckpointError:
+    """The error for a fine-tune whose classes nobody spoke of; the labels of what it began as are not its own."""
+    return CheckpointError(
+        text,
+        python=f"If it is a fine-tune with {classes} classes of its own, say so: num_classes={classes}.",
+        command=f"If it is a fine-tune with {classes} classes of its own: vitlite convert PATH FOLDER --to vitlite "
+        f"--like {checkpoint} --num-classes {classes}, then --model FOLDER.",
+    )
 
 
 def _assumed(layout: Layout, facts: Mapping[str, Any], config: ViTConfig) -> dict[str, str]:
@@ -188,6 +204,8 @@ def _words_by_field(
     for claim in _everybody(layout, facts, claims, unclear):
         refuse_unknown_fields(claim.fields)
         for field, value in claim.fields.items():
+            if field == "num_classes" and claim.own_classes == facts["num_classes"]:
+                continue
             word = Word(_comparable(field, value), claim.who, claim.firm)
             if field != "image_size" or claim.firm or _fits_table(layout, facts, word.value):
                 words[field].append(word)
