@@ -48,7 +48,7 @@ def test_what_is_said_one_by_one(run: Run, tmp_path: Path) -> None:
     code, _, err = run(*words)
     assert code == 1
     assert "do not tell patch_size, image_size, heads" in err
-    assert "or tell convert what it is, by its options" in err
+    assert "or tell convert what it is, by its options: --patch-size, --size, --heads." in err
     assert run(*words, "--heads", 5, "--size", 64, "--patch-size", 16)[0] == 0
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():

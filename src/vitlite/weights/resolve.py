@@ -452,7 +452,7 @@ def _ask_for_the_rest(
         python=f"Say so: vitlite.load(..., config=ViTConfig({blanks})), or vitlite.create(name, weights=...) with the "
         "name of a checkpoint like it.",
         command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a checkpoint like it; or "
-        "tell convert what it is, by its options.",
+        f"tell convert what it is, by its options: {', '.join(_option_of_convert(field) for field in unknown)}.",
     )
 
 
@@ -489,6 +489,13 @@ def _named(fitting: Sequence[zoo.Record]) -> str:
         f" In the zoo, tensors of these names and shapes are those of {names}{others}. Which of them it is, if any, "
         "they do not tell: look where the file was fetched from."
     )
+
+
+def _option_of_convert(field: str) -> str:
+    """What says a field at the command line."""
+    if field in ("mlp", "final_norm"):
+        return f"of {field} only --like"
+    return "--size" if field == "image_size" else f"--{field.replace('_', '-')}"
 
 
 def _shapes_alone(claims: Sequence[Claim]) -> list[str]:
