@@ -6,6 +6,7 @@ It also opens pickles (.pth, .bin), which nothing else in vitlite does, and only
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from torch import Tensor
 from vitlite.config import ViTConfig, refuse_unknown_fields
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.factory import claims_about, create, load
+from vitlite.images import Margin, Preprocess
 from vitlite.model import ViT
 from vitlite.weights import zoo
 from vitlite.weights.build import Wish, build
@@ -72,6 +74,7 @@ def convert(
     *,
     config: ViTConfig | Mapping[str, Any] | None = None,
     like: str | None = None,
+    margin: Margin | None = None,
 ) -> None:
     """Rewrites a weights file in another layout; the numbers and their type stay as they are.
 
@@ -83,6 +86,8 @@ def convert(
         like: In its place the checkpoint of the zoo that `source` has the tensors of, or a fine-tune of it. A folder
             gets its preprocessing and its labels too; of a fine-tune with classes of its own, for which
             `config={"num_classes": 3}` says how many, no labels.
+        margin: How the folder's pictures shall be cut instead, so that the library has words for it: half of an odd
+            margin "down" for transformers, to the "nearest" even number for timm. Some are cut a pixel further on.
 
     Raises:
         CheckpointError: `source` is no whole plain ViT, or the library has no model that computes the same.
@@ -113,7 +118,21 @@ def convert(
     else:
         with _without_pickles(source) as path:
             model = _load_whole(path, config, record)
+        if margin is not None:
+            _cut_otherwise(model, margin)
         _write_folder(model, target, to)
+
+
+def _cut_otherwise(model: ViT, margin: Margin) -> None:
+    """Changes how the pictures of a model are cut, where the caller said so.
+
+    Raises:
+        ConfigError: Nobody knows how they are prepared.
+    """
+    recipe = getattr(model.preprocess, "recipe", None)
+    if recipe is None:
+        raise ConfigError("margin is of pictures, and nothing says how this model's are prepared.", field="margin")
+    model.preprocess = Preprocess(replace(recipe, margin=margin), model)
 
 
 def _classes_said(config: ViTConfig | Mapping[str, Any] | None) -> int | None:

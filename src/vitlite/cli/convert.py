@@ -7,6 +7,7 @@ from typing import get_args
 from vitlite.cli.options import image_size, positive
 from vitlite.config import Gelu, Pool, Positions
 from vitlite.errors import CheckpointError, ConfigError, shown
+from vitlite.images import Margin
 from vitlite.weights import zoo
 
 SAID = (
@@ -40,6 +41,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--num-classes", type=positive, metavar="N", help="of a fine-tune with other classes than NAME: how many it has"
     )
+    parser.add_argument(
+        "--margin", choices=get_args(Margin), help="accept that pictures are cut a pixel further on, where OUT needs it"
+    )
     parser.add_argument("--heads", type=positive, metavar="N", help="or one by one: heads of attention")
     parser.add_argument(
         "--size", dest="image_size", type=image_size, metavar="PIXELS", help="of its images: 224, 384x512"
@@ -58,10 +62,12 @@ def run(args: Namespace) -> int:
     _check_source(args.source)
     _check_target(args.source, Path(args.target).expanduser())
     said = {field: getattr(args, field) for field in SAID if getattr(args, field) is not None}
-    convert(args.source, args.target, args.to, config=said or None, like=args.like)
+    convert(args.source, args.target, args.to, config=said or None, like=args.like, margin=args.margin)
     alone = ""
     if Path(args.target).suffix == ".safetensors":
         alone = ": tensors alone, without the config.json that a folder has"
+    elif args.margin:
+        alone = f": half of an odd margin is rounded {args.margin}, which moves the crop of some pictures by a pixel"
     print(f"wrote {shown(args.target, 1000)}{alone}")
     return 0
 

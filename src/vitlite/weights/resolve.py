@@ -452,7 +452,7 @@ def _ask_for_the_rest(
         python=f"Say so: vitlite.load(..., config=ViTConfig({blanks})), or vitlite.create(name, weights=...) with the "
         "name of a checkpoint like it.",
         command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a checkpoint like it; or "
-        f"tell convert what it is, by its options: {', '.join(_option_of_convert(field) for field in unknown)}.",
+        f"tell convert what it is, by its options: {', '.join(map(_option_of_convert, unknown))}.",
     )
 
 

@@ -138,10 +138,10 @@ def recipe_to_transformers(recipe: Recipe, channels: int = 1) -> dict[str, Any]:
         raise CheckpointError(
             "transformers rounds half of an odd margin down, and these pictures are cut at the nearest even number: a "
             "pixel further right or down.",
-            python="If a pixel may be lost: model.preprocess = dataclasses.replace(model.preprocess.recipe, "
-            "margin='down'), then save. For the tensors alone: convert to a .safetensors file.",
-            command="Convert to timm: where that is installed, transformers opens the folder too. Or to a .safetensors "
-            "file, which has the tensors alone.",
+            python="If a pixel may be lost: vitlite.convert.convert(..., margin='down'). For the tensors "
+            "alone: convert to a .safetensors file.",
+            command="If a pixel may be lost: --margin down. Or convert to timm: where that is installed, transformers "
+            "opens the folder too. Or to a .safetensors file, which has the tensors alone.",
         )
     height, width = recipe.resize
     resize, processor = {"height": height, "width": width}, "DeiTImageProcessor"
