@@ -43,7 +43,7 @@ ROOMS = {
         "model positions images config costs schema folders disk errors",
     ),
     "factory": Room("create and load", "weights model images config habits errors"),
-    "convert": Room("weights in another library's layout", "factory weights model config errors"),
+    "convert": Room("weights in another library's layout", "factory weights model images config errors"),
     "speed": Room(
         "a model becomes a fast one", "model pooling stem costs config errors speed.onednn speed.cpu speed.threads"
     ),
