@@ -139,7 +139,12 @@ def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Ma
 
 
 def resolve(
-    layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim], unclear: Mapping[str, str] | None = None
+    layout: Layout,
+    facts: Mapping[str, Any],
+    claims: Sequence[Claim],
+    unclear: Mapping[str, str] | None = None,
+    *,
+    suggest: bool = True,
 ) -> Resolved:
     """The config of a file, from what its tensors say, what its layout's code fixes, and what others claim.
 
@@ -148,6 +153,7 @@ def resolve(
         facts: What the tensors say: `translate.facts_of`.
         claims: Of others, the weightiest first.
         unclear: Fields of which tensors and layout are no witness: `ambiguities`.
+        suggest: Where something remains unknown, name the checkpoints that it may be, for which all are tried.
 
     Raises:
         CheckpointError: Claims contradict the tensors or each other.
@@ -167,7 +173,7 @@ def resolve(
     settled |= settle_positions(layout, facts, settled)
     _refuse_without_rotation(facts, settled)
     _work_out_heads(facts, settled)
-    _ask_for_the_rest(layout, facts, settled, unclear, claims)
+    _ask_for_the_rest(layout, facts, settled, unclear, claims, suggest)
     _check_heads(facts, settled)
     _check_pool(layout, settled)
     _check_norm_of_mean(layout, settled, words)
@@ -431,13 +437,9 @@ def _ask_for_the_rest(
     settled: Mapping[str, Word],
     unclear: Mapping[str, str],
     claims: Sequence[Claim],
+    suggest: bool,
 ) -> None:
-    unknown = [field for field in NOT_IN_TENSORS if field not in settled]
-    gated = ("mlp" not in settled or settled["mlp"].value == "swiglu") and (
-        "pool" not in settled or settled["pool"].value != "map"
-    )
-    if gated and "gelu" in unknown:  # which such a model has none of
-        unknown.remove("gelu")
+    unknown = _unknown(settled)
     if not unknown:
         return
     remarks = [f"{field}: {unclear[field]}" for field in unknown if field in unclear]
@@ -446,7 +448,7 @@ def _ask_for_the_rest(
     remarks += _shapes_alone(claims)
     hint = f" ({'; '.join(remarks)})" if remarks else ""
     blanks = ", ".join(_blank(field, facts, settled) for field in unknown)
-    alike = _named(candidates(layout, facts, claims, unclear))
+    alike = _named(candidates(layout, facts, claims, unclear)) if suggest else ""
     raise ConfigError(
         f"The tensors do not tell {', '.join(unknown)}{hint}.{alike}",
         python=f"Say so: vitlite.load(..., config=ViTConfig({blanks})), or vitlite.create(name, weights=...) with the "
@@ -454,6 +456,17 @@ def _ask_for_the_rest(
         command="Say --model NAME --weights PATH, or convert's --like NAME, with the name of a checkpoint like it; or "
         f"tell convert what it is, by its options: {', '.join(map(_option_of_convert, unknown))}.",
     )
+
+
+def _unknown(settled: Mapping[str, Word]) -> list[str]:
+    """The fields that no tensor tells, and nobody said."""
+    unknown = [field for field in NOT_IN_TENSORS if field not in settled]
+    gated = ("mlp" not in settled or settled["mlp"].value == "swiglu") and (
+        "pool" not in settled or settled["pool"].value != "map"
+    )
+    if gated and "gelu" in unknown:  # which such a model has none of
+        unknown.remove("gelu")
+    return unknown
 
 
 def candidates(
@@ -471,7 +484,7 @@ def candidates(
             continue
         claim = Claim(f"the record of {record.name} says", record.config.to_dict(), knows_network=True)
         try:
-            resolve(layout, facts, [claim, *claims], unclear)
+            resolve(layout, facts, [claim, *claims], unclear, suggest=False)
         except VitliteError:
             continue
         fitting.append(record)
