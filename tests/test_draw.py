@@ -152,16 +152,22 @@ def test_picture_of_filters() -> None:
         draw.picture_of_filters(build(stem=()))
 
 
-def test_picture_of_distances(monkeypatch: pytest.MonkeyPatch) -> None:
-    distances = torch.tensor([[10.0, 30.0], [20.0, 40.0], [25.0, 45.0]])
-    drawn: list[Figure] = []
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures of matplotlib that a test draws."""
+    figures: list[Figure] = []
 
     class Kept(Figure):
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
-            drawn.append(self)
+            figures.append(self)
 
     monkeypatch.setattr(draw, "need_matplotlib", lambda: Kept)
+    return figures
+
+
+def test_picture_of_distances(drawn: list[Figure]) -> None:
+    distances = torch.tensor([[10.0, 30.0], [20.0, 40.0], [25.0, 45.0]])
     picture = draw.picture_of_distances(distances)
     assert (picture.mode, picture.size) == ("RGB", (840, 560))
     heads = [line.get_xydata().tolist() for line in drawn[0].axes[0].lines]
@@ -169,15 +175,7 @@ def test_picture_of_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     assert heads == [[pytest.approx(dot) for dot in head] for head in (left, right)]
 
 
-def test_picture_of_few_shots(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Figure] = []
-
-    class Kept(Figure):
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            drawn.append(self)
-
-    monkeypatch.setattr(draw, "need_matplotlib", lambda: Kept)
+def test_picture_of_few_shots(drawn: list[Figure]) -> None:
     curves = [("one", {1: [0.2, 0.4], 5: [0.5, 0.5]}), ("other", {1: [0.1], 25: [0.9]})]
     assert draw.picture_of_few_shots(curves).size == (840, 560)
     axes = drawn[0].axes[0]

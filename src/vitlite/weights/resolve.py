@@ -166,7 +166,7 @@ def resolve(
         contradictions.append(f"positions: {TENSORS} learned, {settled['positions']}")
     if contradictions:
         text = f"It is not what it is said to be. {'; '.join(contradictions)}."
-        checkpoint = "".join(claim.checkpoint for claim in claims)
+        checkpoint = next((claim.checkpoint for claim in claims if claim.checkpoint), "")
         if checkpoint and len(contradictions) == 1 and contradictions[0].startswith("num_classes"):
             raise _another_head(text, facts["num_classes"], checkpoint)
         raise CheckpointError(text)
