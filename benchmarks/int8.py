@@ -4,8 +4,9 @@
 
 The model has random weights, and is calibrated on random images: what is measured is time. OpenVINO's int8 is NNCF's
 quantisation after training, with its settings for transformers, on the graph that torch traces; what is not in int8 is
-in bfloat16 where the CPU is quick with it, as ours is. Contestants take turns, and the best time of each counts. Then
-comes where the time of ours goes, by operator. How often the answers are the same: benchmarks/agreement.py.
+in bfloat16 where the CPU is quick with it, as ours is. Contestants take turns, and the best time of each counts. For
+one image, where the time of ours goes comes next, by operator; the profiler does not follow the threads of larger ones.
+How often the answers are the same: benchmarks/agreement.py.
 
 Older CPUs, by what oneDNN may use: ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI (servers), or AVX2_VNNI (laptops).
 """
@@ -101,7 +102,7 @@ def show(model: vitlite.ViT, calibration: Tensor, images: Tensor, rounds: int) -
         name = one.name if one.dtype is torch.int8 else f"vitlite, {str(one.dtype).removeprefix('torch.')}"
         times = f"{1e3 * one.best:.1f} | {one.best / first.best:.2f}"
         print(f"| {len(images)} | {name} | {times} | {difference(one.run(), right):.1e} |")
-    print(f"\n{where_time_goes(first.run)}\n")
+    print(f"\n{where_time_goes(first.run)}\n" if len(images) == 1 else "")
 
 
 if __name__ == "__main__":
