@@ -15,7 +15,7 @@ test: .venv/dev.stamp  ## lint, types, and every test but those of clusters
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --cov --cov-fail-under=98 -m "not cluster"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --cov --cov-fail-under=98 -m "not cluster"
 
 fuzz: .venv/dev.stamp  ## thousands of damaged files for everything that reads one
 	OMP_NUM_THREADS=1 VITLITE_FUZZ=$${VITLITE_FUZZ:-2000} $(BIN)/pytest tests/fuzz
