@@ -116,9 +116,15 @@ def of_openvino(name: str) -> Run:
         with ThreadPoolExecutor(WORKERS) as pool:
             for start in range(0, len(paths), BATCH):  # OpenVINO's own threads compute while these wait
                 images = torch.stack(list(pool.map(prepared, paths[start : start + BATCH])))
-                best(torch.from_numpy(forward(images)))
+                best(torch.from_numpy(forward(filled_up(images)))[: len(images)])
 
     return run
+
+
+def filled_up(images: Tensor) -> Tensor:
+    """A whole batch, with black images for those that are missing: the network was compiled for its shape."""
+    missing = images.new_zeros(BATCH - len(images), *images.shape[1:])
+    return torch.cat([images, missing])
 
 
 def opencv_transform(recipe: Recipe) -> Callable[[Path], Tensor]:
