@@ -18,7 +18,8 @@ ROOMS = {
     "errors": Room("what went wrong, and what to do, in Python and at the command line"),
     "versions": Room("where it matters which version of something is installed"),
     "schema": Room("JSON that others wrote, checked where it is read", "errors"),
-    "config": Room("what a ViT is made of, and the presets", "errors"),
+    "habits": Room("what other libraries call it, and what to write instead"),
+    "config": Room("what a ViT is made of, and the presets", "habits errors"),
     "costs": Room("parameters and multiply-adds, counted from a config", "config"),
     "disk": Room("files whole or not at all, one process at a time"),
     "folders": Room("where files are kept", "disk errors"),
@@ -32,7 +33,6 @@ ROOMS = {
         "which kernels pay here, timed once and kept", "speed.cpu speed.threads folders schema disk errors"
     ),
     "speed.onednn": Room("which operators this CPU is quick with, each proved before its use", "speed.verdicts"),
-    "habits": Room("what other libraries call it, and what to write instead"),
     "model": Room("the network", "positions stem pooling inputs speed.onednn config habits errors"),
     "decode": Room("a picture file becomes pixels, by Pillow", "errors"),
     "images": Room("pictures become tensors, as the weights saw them", "decode errors"),

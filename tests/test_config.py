@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import pickle
+import re
 from typing import Any, get_args
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from vitlite.config import PRESETS, Gelu, Mlp, Pool, Positions, Resample, ViTConfig, fitting, preset
 from vitlite.errors import ConfigError, UnknownNameError
+from vitlite.habits import FIELDS, VALUES
 from vitlite.model import ViT
 
 
@@ -85,6 +87,26 @@ def test_a_config_survives_json() -> None:
     assert ViTConfig(image_size=[32, 48]).image_size == (32, 48)
     hybrid = ViTConfig(stem=(3, 4, 9))
     assert ViTConfig(**json.loads(json.dumps(hybrid.to_dict()))) == hybrid
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_another_library_is_answered(name: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"no field {name!r}. {FIELDS[name]} Fields: image_size")):
+        ViTConfig(**{name: 1})
+    if name != "embed_dim":  # which a config has beside its fields
+        with pytest.raises(AttributeError, match=re.escape(f"A ViTConfig has no {name}. {FIELDS[name]}")):
+            getattr(ViTConfig(), name)
+        assert not hasattr(ViTConfig(), name)
+    with pytest.raises(AttributeError, match="'ViTConfig' object has no attribute 'nonsense'"):
+        _ = ViTConfig().nonsense  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("field", "theirs"), [(field, value) for field in VALUES for value in VALUES[field]])
+def test_a_value_of_another_library_is_answered(field: str, theirs: str) -> None:
+    ours = VALUES[field][theirs]
+    with pytest.raises(ConfigError, match=f"got {theirs!r}. Write {ours!r}."):
+        ViTConfig(**{field: theirs})
+    assert getattr(ViTConfig(**{field: ours}), field) == ours
 
 
 def test_a_config_does_not_change() -> None:

@@ -71,8 +71,11 @@ def test_the_signatures_are_the_documented_ones() -> None:
     ("pretrained", "create has no option pretrained=. Trained weights are what create gives; for random ones: weights"),
     ("img_size", r"no option img_size=. Write image_size=\."), ("num_class", "Did you mean num_classes"),
     ("zzz", r"no option zzz=. Options: weights, num_classes, image_size, patch_size, pool, channels, drop_path,"),
-    ("drop_path_rate", r"Write drop_path=\. Options"), ("dropout", r"config=ViTConfig\(dropout=\.\.\.\)\)\. Options"),
+    ("drop_path_rate", r"Write drop_path=\. Options"), ("dropout", r"config=ViTConfig\(dropout=\.\.\.\)\) of a file"),
     ("ignore_mismatched_sizes", "Write num_classes="), ("dynamic_img_size", "at every call"), ("revision", "@revision"),
+    ("depth", r"vitlite\.ViT\(ViTConfig\(depth=\.\.\., \.\.\.\)\) of a network of your own\. Options"),
+    ("num_heads", r"of a ViTConfig: It is heads\. Options"), ("attn_drop_rate", r"config=ViTConfig\(dropout="),
+    ("cache_dir", "VITLITE_CACHE"),
 ])  # fmt: skip
 def test_a_wrong_option_is_answered(option: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):

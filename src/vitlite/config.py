@@ -6,9 +6,10 @@ Nothing here imports torch, so that names and sizes can be listed at once.
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vitlite.errors import ConfigError, UnknownNameError, closest
+from vitlite.errors import ConfigError, UnknownMethodError, UnknownNameError, closest
+from vitlite.habits import FIELDS, VALUES
 
 Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean", "cls_and_distillation", "map"]
 Positions = Literal["learned", "sincos2d", "rope", "none"]
@@ -66,6 +67,13 @@ class ViTConfig:
                 object.__setattr__(self, field, tuple(getattr(self, field)))
         _check_values(self)
         _check_combinations(self)
+
+    if not TYPE_CHECKING:  # for which a field that does not exist is a mistake
+
+        def __getattr__(self, name: str) -> Any:
+            if name in FIELDS:
+                raise UnknownMethodError(f"A ViTConfig has no {name}.", python=FIELDS[name])
+            return super().__getattribute__(name)  # which says that there is none
 
     @property
     def given(self) -> frozenset[str]:
@@ -163,7 +171,8 @@ def refuse_unknown_fields(names: Iterable[str]) -> None:
     fields = ViTConfig.__dataclass_fields__
     for name in names:
         if name not in fields:
-            raise ConfigError(f"ViTConfig has no field {name!r}.{closest(name, fields)} Fields: {', '.join(fields)}.")
+            hint = f" {FIELDS[name]}" if name in FIELDS else closest(name, fields)
+            raise ConfigError(f"ViTConfig has no field {name!r}.{hint} Fields: {', '.join(fields)}.")
 
 
 def _wrong(field: str, sentence: str) -> ConfigError:
@@ -194,7 +203,9 @@ def _check_values(c: ViTConfig) -> None:
     for name, valid in VALID.items():
         value = getattr(c, name)
         if value not in valid:
-            raise _wrong(name, f"{name} must be one of {', '.join(valid)}, got {value!r}.{closest(value, valid)}")
+            ours = VALUES.get(name, {}).get(str(value))
+            hint = f" Write {ours!r}." if ours else closest(value, valid)
+            raise _wrong(name, f"{name} must be one of {', '.join(valid)}, got {value!r}.{hint}")
     for name in SWITCHES:
         value = getattr(c, name)
         if type(value) is not bool:

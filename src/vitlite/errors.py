@@ -78,7 +78,7 @@ class UnknownNameError(VitliteError, ValueError):
 
 
 class UnknownMethodError(VitliteError, AttributeError):
-    """A method or an attribute that a model does not have, and that another library's has."""
+    """A method or an attribute that a model or a config does not have, and that another library's has."""
 
 
 class CheckpointError(VitliteError, RuntimeError):

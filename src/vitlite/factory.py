@@ -17,7 +17,7 @@ import torch
 
 from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError, closest, shown
-from vitlite.habits import CREATE
+from vitlite.habits import CREATE, FIELDS
 from vitlite.images import Preprocess, Unprepared
 from vitlite.model import ViT
 from vitlite.weights import stamps, zoo
@@ -93,13 +93,27 @@ def _answering(function: Callable[P, ViT]) -> Callable[P, ViT]:
     def checked(*args: P.args, **options: P.kwargs) -> ViT:
         for option in options:
             if option not in names:
-                hint = f" {CREATE[option]}" if option in CREATE else closest(option, names)
                 raise ConfigError(
-                    f"{function.__name__} has no option {option}=.{hint} Options: {', '.join(names[1:])}."
+                    f"{function.__name__} has no option {option}=.{_instead_of(option, names)} "
+                    f"Options: {', '.join(names[1:])}."
                 )
         return function(*args, **options)
 
     return checked
+
+
+def _instead_of(option: str, names: Sequence[str]) -> str:
+    """What to write instead of an option that does not exist."""
+    if option in CREATE:
+        return f" {CREATE[option]}"
+    if option in ViTConfig.__dataclass_fields__:
+        return (
+            f" It is a field of a config: vitlite.load(path, config=ViTConfig({option}=...)) of a file that does not "
+            f"tell it, vitlite.ViT(ViTConfig({option}=..., ...)) of a network of your own."
+        )
+    if option in FIELDS:
+        return f" For a network of your own, of a ViTConfig: {FIELDS[option]}"
+    return closest(option, names)
 
 
 @_answering
