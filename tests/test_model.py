@@ -13,13 +13,14 @@ from typing import Any, get_args
 import pytest
 import torch
 import torch.nn.functional as F
+from peers import timm
 from torch import Tensor, nn
 
 import vitlite
 from vitlite import positions
 from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, ImageError, InputError
-from vitlite.habits import MODEL
+from vitlite.habits import ASKED_FOR, CALL, MODEL
 from vitlite.model import Attention, DropPath, Features, ViT
 from vitlite.positions import resample_positions, sincos_positions
 
@@ -785,13 +786,44 @@ def test_layers_are_named_and_not_counted() -> None:
         tiny().features(pictures(), layers=3)
 
 
-@pytest.mark.parametrize("name", MODEL)
+@pytest.mark.parametrize("name", sorted(MODEL.keys() - set(ASKED_FOR)))
 def test_a_name_of_another_library_is_answered_and_is_none_of_ours(name: str) -> None:
     model = tiny()
     with pytest.raises(AttributeError, match=re.escape(f"A vitlite ViT has no {name}. {MODEL[name]}")):
         getattr(model, name)
     assert not hasattr(model, name)
     assert getattr(model, name, None) is None
+
+
+@pytest.mark.parametrize("name", ASKED_FOR)
+def test_timm_is_told_that_its_defaults_are_not_ours(name: str) -> None:
+    with pytest.raises(InputError, match=f"A vitlite ViT has no {name}.*Pictures are prepared by model.preprocess"):
+        hasattr(tiny(), name)
+    with pytest.raises(
+        InputError, match=r"which are not this model's; for its create_transform take model\.preprocess"
+    ):
+        timm.data.resolve_model_data_config(tiny())
+
+
+@pytest.mark.parametrize("option", CALL)
+def test_an_option_of_another_librarys_call_is_answered(option: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"A model takes images, and no option {option}=. {CALL[option]}")):
+        tiny()(pictures(), **{option: True})
+    if option == "pixel_values":
+        with pytest.raises(InputError, match="no option pixel_values="):
+            tiny()(pixel_values=pictures())
+
+
+def test_an_option_of_a_class_made_of_ours_is_its_own() -> None:
+    class Masking(ViT):
+        def forward(self, images: Tensor, mask: bool = False) -> Tensor:
+            return super().forward(images * (not mask))
+
+    model = Masking(tiny().config)
+    assert torch.equal(model(pictures(), mask=True), model(torch.zeros(2, 3, 32, 32)))
+    assert torch.equal(model(images=pictures()), model(pictures()))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        model(pictures(), nonsense=True)
 
 
 def test_what_a_class_made_of_ours_has_under_such_a_name_is_its_own() -> None:

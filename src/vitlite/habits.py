@@ -88,6 +88,26 @@ LIBRARY = {  # of the package: vitlite.create_model
     "pipeline": "Write model.predict(pictures).",
     "create_transform": "A model has its own: model.preprocess(picture).",
 }
+CALL = {  # options of calling a model
+    # transformers
+    "pixel_values": "Write model(images), and model(model.preprocess(pictures)) for pictures.",
+    "output_attentions": "Write model.attention_maps(images, layers=range(model.config.depth)).",
+    "output_hidden_states": "Write model.features(images, layers=range(model.config.depth)).layers.",
+    "interpolate_pos_encoding": "Any image size goes, at every call, without an option.",
+    "return_dict": "The answer is a tensor of logits; tokens are those of model.features(images).",
+    "labels": "Write torch.nn.functional.cross_entropy(model(images), labels).",
+    "bool_masked_pos": "No patch is masked here.",
+    # DINOv2
+    "is_training": "Write model.features(images): .cls, .patches and .registers.",
+    "masks": "No patch is masked here.",
+    # vit-pytorch, timm
+    "mask": "No patch is masked here.",
+    "attn_mask": "No patch is masked here.",
+}
+NOT_TIMMS_DEFAULTS = (
+    "Pictures are prepared by model.preprocess(picture). timm's resolve_model_data_config would go on with defaults, "
+    "which are not this model's; for its create_transform take model.preprocess.recipe's mean and std."
+)
 MODEL = {  # methods and attributes of a model
     # timm
     "forward_features": "Write model.features(images): .cls, .patches and .registers, after the final norm.",
@@ -107,8 +127,8 @@ MODEL = {  # methods and attributes of a model
     "embed_dim": "Write model.config.embed_dim, or model.config.dim for a token's width.",
     "num_classes": "Write model.config.num_classes.",
     "num_prefix_tokens": "Write model.config.prefix_tokens.",
-    "pretrained_cfg": "Write model.config, model.preprocess.recipe and model.source.",
-    "default_cfg": "Write model.config, model.preprocess.recipe and model.source.",
+    "pretrained_cfg": f"Write model.config, model.preprocess.recipe and model.source. {NOT_TIMMS_DEFAULTS}",
+    "default_cfg": f"Write model.config, model.preprocess.recipe and model.source. {NOT_TIMMS_DEFAULTS}",
     "set_input_size": "Any image size goes, at every call. To keep the table so: create(..., image_size=384).",
     # transformers
     "from_pretrained": "Write vitlite.load('owner/name').",
@@ -141,3 +161,7 @@ MODEL = {  # methods and attributes of a model
     # open_clip
     "encode_image": "Write model(images): the projection of CLIP is the head.",
 }
+ASKED_FOR = (
+    "pretrained_cfg",
+    "default_cfg",
+)  # by timm with hasattr, which goes on with others where they are not there

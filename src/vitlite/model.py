@@ -4,6 +4,7 @@ Shapes: b images, c channels, h and w pixels (or patches down and across), p pat
 d width of a token, k classes. State-dict keys are timm's.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlite.config import ViTConfig
 from vitlite.errors import ConfigError, InputError, UnknownMethodError
-from vitlite.habits import MODEL
+from vitlite.habits import ASKED_FOR, CALL, MODEL
 from vitlite.inputs import check_images
 from vitlite.pooling import POOLS, AttentionPool
 from vitlite.positions import PositionTables, rotate
@@ -279,10 +280,25 @@ class ViT(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             if name in MODEL:  # what a class made of this one has under such a name comes first
-                raise UnknownMethodError(
-                    f"A vitlite {type(self).__name__} has no {name}.", python=MODEL[name]
-                ) from None
+                error = InputError if name in ASKED_FOR else UnknownMethodError
+                raise error(f"A vitlite {type(self).__name__} has no {name}.", python=MODEL[name]) from None
             raise
+
+    def __call__(self, *images: Any, **options: Any) -> Any:
+        if options:
+            self._answer(options)
+        return super().__call__(*images, **options)
+
+    def _answer(self, options: Iterable[str]) -> None:
+        """Answers an option of other libraries' models, unless a class made of this one has it.
+
+        Raises:
+            InputError: What to write instead.
+        """
+        own = inspect.signature(self.forward).parameters
+        for option in options:
+            if option in CALL and option not in own:
+                raise InputError(f"A model takes images, and no option {option}=.", python=CALL[option])
 
     @property
     def preprocess(self) -> Callable[[Any], Tensor]:
