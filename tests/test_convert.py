@@ -1,5 +1,6 @@
 """Conversions keep the logits: timm, transformers and torchvision load them, and they come back as they were."""
 
+import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -276,6 +277,26 @@ def test_of_averaged_weights_and_others_none_is_taken_by_itself(tmp_path: Path) 
     ) as error:
         convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
     assert "Choose, in Python: torch.save" in error.value.for_command_line()
+
+
+def test_a_checkpoint_of_a_training_script_is_converted(tmp_path: Path) -> None:
+    state = tiny_model().state_dict()
+    compiled = {f"_orig_mod.{name}".replace("blocks.0.", "blocks.0._orig_mod."): x for name, x in state.items()}
+    script = {"epoch": 3, "arch": "vit", "state_dict": compiled, "args": argparse.Namespace(lr=0.1, model="vit")}
+    torch.save(script, tmp_path / "model_best.pth.tar")
+    convert(tmp_path / "model_best.pth.tar", tmp_path / "vit.safetensors", "timm")
+    written = load_file(tmp_path / "vit.safetensors")
+    assert written.keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
+    with pytest.raises(CheckpointError, match=r"is a pickle, .*vitlite convert .*model_best.pth.tar"):
+        load(tmp_path / "model_best.pth.tar")
+
+
+def test_a_whole_model_in_a_pickle_is_named(tmp_path: Path) -> None:
+    torch.save(tiny_model(), tmp_path / "whole.pth")
+    with pytest.raises(CheckpointError, match=r"beside tensors it has vitlite\.model\.ViT, which could run") as error:
+        convert(tmp_path / "whole.pth", tmp_path / "out.safetensors", "timm")
+    assert "keep its tensors alone, in Python: whole = torch.load" in error.value.for_command_line()
 
 
 def test_what_the_target_held_before_says_nothing_of_the_new_model(tmp_path: Path) -> None:

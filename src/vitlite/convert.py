@@ -3,7 +3,9 @@
 It also opens pickles (.pth, .bin), which nothing else in vitlite does, and only with weights_only=True.
 """
 
+import re
 import shutil
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -244,16 +246,33 @@ def _unpickled(pickle: Path) -> dict[str, Tensor]:
         CheckpointError: It holds more than tensors and plain values, or no network.
     """
     try:
-        content = torch.load(pickle, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([Namespace]):  # the options that a training script was called with
+            content = torch.load(pickle, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is no pickle makes torch raise nearly anything
-        reason = shown(str(error).partition("\n")[0], 500)
-        raise CheckpointError(f"{pickle} cannot be opened with weights_only=True: {reason}") from None
+        raise _unopened(pickle, str(error)) from None
     while isinstance(content, Mapping):
         tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-        if tensors:
-            return tensors
+        if tensors:  # torch.compile puts a word of its own into the names of what it wraps
+            return {name.replace("_orig_mod.", ""): value for name, value in tensors.items()}
         content = _network_in(pickle, content)
     raise CheckpointError(f"{pickle} has no tensors with names, but one {type(content).__name__}.")
+
+
+def _unopened(pickle: Path, reason: str) -> CheckpointError:
+    """The error for a pickle that torch does not open, or not without running what it says."""
+    text = f"{pickle} cannot be opened with weights_only=True"
+    found = re.search(r"Unsupported global: GLOBAL (\S+)", reason)
+    if found is None:
+        return CheckpointError(f"{text}: {shown(reason.partition(chr(10))[0], 500)}")
+    keep = (
+        'whole = torch.load(path, weights_only=False); torch.save(whole.state_dict(), "tensors.pth"), or of a table '
+        'whole["state_dict"]'
+    )
+    return CheckpointError(
+        f"{text}: beside tensors it has {shown(found[1])}, which could run code.",
+        python=f"If you trust where it is from, keep its tensors alone: {keep}.",
+        command=f"If you trust where it is from, keep its tensors alone, in Python: {keep}.",
+    )
 
 
 def _network_in(pickle: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -264,7 +283,10 @@ def _network_in(pickle: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     for name in content:
         if name in AVERAGED:
-            choice = f'torch.save(torch.load(path, weights_only=True)["{name}"], "chosen.pth")'
+            choice = (
+                f'torch.save(torch.load(path, weights_only=True)["{name}"], "chosen.pth"), after '
+                "torch.serialization.add_safe_globals([argparse.Namespace])."
+            )
             raise CheckpointError(
                 f"{pickle} has averaged weights, {name}, beside others.",
                 python=f"Choose: {choice}",

@@ -24,7 +24,7 @@ SAID = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite convert`."""
-    parser.add_argument("source", metavar="IN", help="a file, also .pth or .bin, a folder, or an .npz")
+    parser.add_argument("source", metavar="IN", help="a file, also .pth, .pth.tar or .bin, a folder, or an .npz")
     parser.add_argument(
         "target",
         metavar="OUT",

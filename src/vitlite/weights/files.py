@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = (".safetensors", ".npz")
-PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt")
+PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt", ".tar")  # .pth.tar, as scripts for ImageNet call theirs
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NPY_TYPES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
 
