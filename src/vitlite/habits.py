@@ -120,6 +120,7 @@ MODEL = {  # methods and attributes of a model
     "set_grad_checkpointing": "Create it so: vitlite.create(name, checkpointing=True), or vitlite.load.",
     "feature_info": "The outputs of all blocks are alike: model.config.dim wide, a token for each of "
     "model.config.patch_size pixels squared. Which ones: model.features(images, layers=(2, 5)).",
+    "group_matcher": "How deep a weight lies: vitlite.training.optim.depth_of(name, model.config.depth).",
     "no_weight_decay": "They are 'pos_embed', 'cls_token' and 'reg_token', and whatever has one axis.",
     "head_hidden_size": "Write model.config.embed_dim.",
     "global_pool": "Write model.config.pool.",

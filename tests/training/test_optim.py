@@ -1,12 +1,16 @@
 """AdamW and Muon: which weights each has, and where they move them."""
 
+from importlib import import_module
+
 import pytest
 import torch
+from peers import timm
 from tiny_run import CONFIG, new_model, settings
 from torch import nn
 
+from vitlite import ViT, ViTConfig
 from vitlite.training import distributed, optim
-from vitlite.training.optim import Muon, optimizers, orthogonal
+from vitlite.training.optim import Muon, depth_of, optimizers, orthogonal
 
 
 def test_orthogonal_evens_out_singular_values():
@@ -80,3 +84,19 @@ def test_layer_decay_and_what_does_not_decay():
         assert groups["blocks.0.mlp.fc1.bias"] == (0.25, 0.0)
         assert groups["cls_token"] == groups["pos_embed"] == (0.125, 0.0)
         assert groups["patch_embed.proj.weight"] == (0.125, 0.05)
+
+
+def test_depths_are_timms():
+    """Of timm's groups: its last norm learns with the last block, and ours with the head."""
+    timm_optim = import_module("timm.optim")
+    theirs = timm.create_model("vit_tiny_patch16_224", depth=3, num_classes=5)
+    ours = ViT(ViTConfig(dim=192, depth=3, heads=3, mlp_dim=768, num_classes=5))
+    scale = {
+        id(weight): group["lr_scale"]
+        for group in timm_optim.param_groups_layer_decay(theirs, layer_decay=0.5)
+        for weight in group["params"]
+    }
+    for (name, weight), (same, _) in zip(theirs.named_parameters(), ours.named_parameters(), strict=True):
+        assert name == same
+        if not name.startswith("norm."):
+            assert scale[id(weight)] == 0.5 ** (4 - depth_of(name, 3)), name

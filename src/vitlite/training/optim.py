@@ -102,7 +102,7 @@ class _Kind(NamedTuple):
     """What weights that are moved alike have in common."""
 
     muon: bool
-    depth: int  # as `_depth` counts
+    depth: int  # as `depth_of` counts
     matrix: bool
     parts: int  # that a layer computes at once: queries, keys and values; or a gate and what it lets through
 
@@ -114,7 +114,7 @@ def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings)
         matrix = weight.ndim in (2, 4)
         kind = _Kind(
             muon=settings.optimizer == "muon" and matrix and name.startswith("blocks."),
-            depth=_depth(name, model.config.depth),
+            depth=depth_of(name, model.config.depth),
             matrix=matrix,
             parts=_parts(name, model),
         )
@@ -143,7 +143,7 @@ def _parts(name: str, model: ViT) -> int:
     return parts_of(model.get_submodule(name.rpartition(".")[0]))
 
 
-def _depth(name: str, blocks: int) -> int:
+def depth_of(name: str, blocks: int) -> int:
     """How far a weight is from the pixels: 0 the embedding, 1 the first block, and after the last block the head."""
     if name.startswith("blocks."):
         return int(name.split(".")[1]) + 1
