@@ -62,6 +62,8 @@ def test_transformers_loads_what_was_converted_and_it_comes_back(changes: dict[s
         if key.endswith(("mask_token", "register_tokens"))  # where there are none
     }
     assert not report["unexpected_keys"]
+    if hasattr(type(theirs.config)(), "use_mask_token"):  # DINOv2's, in newer versions
+        assert not any("mask_token" in key for key in report["missing_keys"])
     assert not model.config.registers or not any("register_tokens" in key for key in report["missing_keys"])
     with torch.no_grad():
         output = theirs(IMAGES)

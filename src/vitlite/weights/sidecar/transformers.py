@@ -455,7 +455,9 @@ def _words_of_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
     gated = config.mlp == "swiglu"
     if kind.startswith("dinov2"):
         words = {"mlp_ratio": _dinov2_mlp_ratio(config), "use_swiglu_ffn": gated, "qkv_bias": config.qkv_bias}
-        return words | ({"num_register_tokens": config.registers} if config.registers else {})
+        if config.registers:
+            return words | {"num_register_tokens": config.registers}
+        return words | {"use_mask_token": False}  # which our weights have not; with registers there always is one
     words = {"intermediate_size": config.mlp_dim}
     if kind == "dinov3_vit":
         biases = dict.fromkeys(("query_bias", "key_bias", "value_bias"), config.qkv_bias)
