@@ -91,6 +91,9 @@ def test_wrong_names_and_places(tmp_path: Path) -> None:
         load("vit_base_16")
     with pytest.raises(CheckpointError, match=r"There is no file or folder .*nowhere"):
         load(tmp_path / "nowhere")
+    for prefix in ("local-dir:", "hf-hub:", "hf_hub:"):
+        with pytest.raises(CheckpointError, match=f"{prefix} is timm's word. Without it: 'owner/name'"):
+            load(f"{prefix}owner/name")
     with pytest.raises(CheckpointError, match=r"There is no file or folder missing/vit.safetensors"):
         load("missing/vit.safetensors")
     with pytest.raises(ConfigError, match="weights=True: give a path"):

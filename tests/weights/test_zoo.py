@@ -271,9 +271,26 @@ def test_what_is_not_in_the_zoo_says_why():
     )
 
 
+@pytest.mark.parametrize(("theirs", "first"), [
+    ("vit_b_16", "vit_base_16, "), ("vit_l_32", "vit_large_32, "), ("vit_h_14", "vit_huge_14, "),  # torchvision's
+    ("dino_vits8", "vit_small_8.dino?"), ("dinov2_vitb14", "vit_base_14.dinov2_lvd142m_518, "),  # torch.hub's
+    ("dinov2_vits14_reg", "vit_small_14.reg4_dinov2_lvd142m_518?"), ("dinov3_vits16", "vit_small_16.dinov3_lvd1689m"),
+    ("ViT-B/16", "vit_base_16, "), ("ViT-L-14", "vit_large_14, "), ("B_16", "vit_base_16, "),  # CLIP's, Google's
+    ("openai/clip-vit-base-patch32", "vit_base_32.clip_openai, "),
+    ("hf-hub:timm/deit_tiny_patch16_224.fb_in1k", "deit_tiny_patch16_224.fb_in1k, "),
+])  # fmt: skip
+def test_names_of_other_libraries_lead_to_ours(theirs: str, first: str):
+    assert f"There is no model {theirs!r}. Did you mean {first}" in message(theirs)
+
+
+def test_networks_of_other_kinds_are_called_so():
+    assert message("resnet50").startswith("'resnet50' is not in the zoo: it is a convolutional network, and no plain")
+    assert message("swin_t").startswith("'swin_t' is not in the zoo: its attention sees windows of the image, and")
+
+
 def test_refusals_are_of_what_the_zoo_has_not():
     names = {row.name for row in zoo.REFUSED}
-    assert len(names) == len(zoo.REFUSED) == 102
+    assert len(names) == len(zoo.REFUSED) == 114
     assert not names & set(zoo.NAMES)
     for row in zoo.REFUSED:
         name = row.name.replace("*", "x")

@@ -48,6 +48,9 @@ def locate(source: str | PathLike[str]) -> Location:
     path = path_of(source)
     if exists(path):
         return Location(path, described_by(path))
+    prefix = re.match("hf[-_]hub:|local-dir:", str(source))
+    if prefix is not None:
+        raise CheckpointError(f"{prefix[0]} is timm's word.", python=f"Without it: {str(source)[prefix.end() :]!r}.")
     match = REPOSITORY.fullmatch(str(source))
     is_file_name = path.suffix in (".safetensors", ".npz", ".json", *PICKLES)
     if match is None or is_file_name or isinstance(source, PathLike):

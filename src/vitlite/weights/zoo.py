@@ -4,6 +4,7 @@ Nothing here imports torch. To add a checkpoint is to add a row to the table; `m
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -170,6 +171,7 @@ RECORDS = _read_records()
 DEFAULTS = {record.preset: record.name for record in RECORDS.values() if record.default}
 ALIASES = {record.alias: record.name for record in RECORDS.values() if record.alias}
 FORMER = {former: ALIASES[alias] for (former, alias), _ in _read_rows("former_names.txt")}
+SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant"}  # as others shorten them
 NAMES = {  # all that `find` knows, and the checkpoint that it means
     **{name: name for name in RECORDS},
     **DEFAULTS,
@@ -235,7 +237,7 @@ def _unknown(name: str) -> UnknownNameError:
     """The error for a name that the zoo does not have, with what comes near to it, or why it is not here."""
     if name in PRESETS:
         return _preset_without_default(name)
-    timm_name = str(name).removeprefix("timm/")
+    timm_name = re.sub("^(hf[-_]hub:)?(timm/)?", "", str(name))
     preset = timm_name.partition(".")[0]
     if _checkpoints_of(preset):
         return _no_such_checkpoint(name, preset)
@@ -311,16 +313,34 @@ def _checkpoints_of(preset: str) -> list[str]:
 
 
 def nearest(name: str) -> str:
-    """The hint for a name that is none: checkpoints with all its parts, in whatever order, else what is spelt alike.
+    """The hint for a name that is none: those with all its parts, in whatever order, else what is spelt alike.
 
     >>> nearest("deit_tiny_16")
     ' Did you mean vit_tiny_16.deit_fb_in1k, vit_tiny_16.deit_distilled_fb_in1k?'
+    >>> nearest("dino_vits8")  # as torch.hub has it
+    ' Did you mean vit_small_8.dino?'
     """
-    parts = set(name.lower().replace("-", "_").replace(".", "_").strip("_").split("_"))
-    complete = [other for other in RECORDS if parts <= set(other.replace(".", "_").split("_"))]
+    parts = _words_of(name)
+    complete = [other for other in (*DEFAULTS, *RECORDS) if _has_words(other, parts)]
     if len(parts) > 1 and complete:
         return f" Did you mean {', '.join(sorted(complete, key=len)[:4])}?"
     return closest(name, [other for other in NAMES if other not in FORMER])
+
+
+def _words_of(name: str) -> set[str]:
+    """The parts of a name, of torchvision's, torch.hub's and CLIP's too: vit_b_16, dino_vits8, ViT-B/16."""
+    words = set()
+    for part in filter(None, re.split(r"[-_./]", name.lower())):
+        joined = re.fullmatch(r"vit(ti|[sblhg])(\d+)|(?:patch|p)(\d+)", part)
+        pieces = ("vit", *joined.groups()) if joined else (part,)
+        words |= {SIZES.get(piece, piece) for piece in pieces if piece}
+    return words
+
+
+def _has_words(name: str, parts: set[str]) -> bool:
+    """Whether a name of ours has all these parts; "reg4" is one "reg"."""
+    words = re.split(r"[._]", name)
+    return all(any(word == part or word.rstrip("0123456789") == part for word in words) for part in parts)
 
 
 def _tagged(timm_name: str) -> list[str]:
