@@ -12,7 +12,7 @@ import pytest
 import torch
 from files_made import flax
 from models import IMAGES, RECIPE, TINY, near, tiny_model
-from peers import timm, torchvision, transformers
+from peers import timm, torchvision, transformers, vit_pytorch
 from safetensors.torch import load_file, save_file
 
 from vitlite import ViT, ViTConfig, load
@@ -292,6 +292,26 @@ def test_a_checkpoint_of_a_training_script_is_converted(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
     with pytest.raises(CheckpointError, match=r"is a pickle, .*vitlite convert .*model_best.pth.tar"):
         load(tmp_path / "model_best.pth.tar")
+
+
+def test_simple_vit_opens_with_its_positions_written_into_it(tmp_path: Path) -> None:
+    """As the page coming_from.md has it."""
+    torch.manual_seed(0)
+    shape = {"image_size": 64, "patch_size": 16, "num_classes": 3, "dim": 32, "depth": 2, "heads": 4, "mlp_dim": 48}
+    simple = vit_pytorch.SimpleViT(**shape).eval()
+    save_file(simple.state_dict(), tmp_path / "bare.safetensors")
+    said = ViTConfig(image_size=64, patch_size=16, heads=4, pool="mean")
+    with pytest.raises(CheckpointError, match=r"by a formula of vit-pytorch's SimpleViT, .*coming_from\.md shows"):
+        load(tmp_path / "bare.safetensors", config=said)
+    state = {"pos_embedding": simple.pos_embedding[None]}
+    for theirs, tensor in simple.state_dict().items():
+        name = theirs.replace("to_out.weight", "to_out.0.weight").replace("net.3.", "net.4.")
+        state[name.replace("linear_head", "mlp_head")] = tensor.contiguous()
+        if name.endswith("to_out.0.weight"):
+            state[name.replace("weight", "bias")] = torch.zeros(len(tensor))
+    save_file(state, tmp_path / "simple.safetensors")
+    images = torch.randn(2, 3, 64, 64)
+    assert near(load(tmp_path / "simple.safetensors", config=said)(images), simple(images))
 
 
 def test_a_whole_model_in_a_pickle_is_named(tmp_path: Path) -> None:
