@@ -162,7 +162,4 @@ MODEL = {  # methods and attributes of a model
     # open_clip
     "encode_image": "Write model(images): the projection of CLIP is the head.",
 }
-ASKED_FOR = (
-    "pretrained_cfg",
-    "default_cfg",
-)  # by timm with hasattr, which goes on with others where they are not there
+ASKED_FOR = ("pretrained_cfg", "default_cfg")  # by timm with hasattr, which goes on with others where there are none
