@@ -250,6 +250,9 @@ def test_verify(server: Hub, tmp_path: Path) -> None:
     assert hub.verify(path) == (path, None, SHA256, "first use")
     assert hub.verify(path, SHA256) == (path, None, SHA256, "record")
     assert hub.verify("vit", SHA256) == (found.path, found.commit, SHA256, "record")
+    for wrong in ("", "abc", SHA256.upper()):  # nothing that a file could have; it says nothing about this one
+        with pytest.raises(DownloadError, match=f"'{wrong}' is no sha256"):
+            hub.verify(path, wrong)
     rot(path)
     with pytest.raises(DownloadError, match=f"Wrong bytes in {path}"):
         hub.verify(path)

@@ -104,8 +104,7 @@ def fetch(
         DownloadError: The file is not there, cannot be fetched, or its bytes are wrong. The text says what to do.
     """
     file = RemoteFile(repo, filename, "main" if revision is None else revision)
-    if sha256 is not None and not is_sha256(sha256):
-        raise DownloadError(f"{shown(repr(sha256))} is no sha256, which has 64 hexadecimal digits, a to f small.")
+    _check_sha256(sha256)
     if pin is not None and not is_name(pin):
         raise DownloadError(f"{shown(repr(pin))} is no name of a model to pin: letters, digits and ._-")
     request = _Request(file, sha256, "record", ASKED, pin, update, moves_branch)
@@ -143,22 +142,27 @@ def verify(target: Path | str, sha256: str | None = None) -> Fetched:
     """
     if not isinstance(target, (str, Path)):
         raise DownloadError(f"Cannot verify {shown(repr(target))}: it is neither a name nor the path of a file.")
-    path: Path | None = Path(target)
-    commit, expected, says_who = None, sha256, ASKED if sha256 else REMEMBERED
-    verified: Verified = "first use"
+    _check_sha256(sha256)
     pin = read_pin(str(target))
+    path: Path | None = Path(target)
+    commit, expected, says_who = None, None, REMEMBERED
+    verified: Verified = "first use"
     if pin is not None:
-        path = look_up(RemoteFile(pin.repo, pin.filename, pin.commit))
-        commit, verified = pin.commit, pin.verified
-        expected, says_who = (sha256, ASKED) if sha256 else (pin.sha256, _pinned(str(target)))
+        path, commit = look_up(RemoteFile(pin.repo, pin.filename, pin.commit)), pin.commit
+        expected, says_who, verified = pin.sha256, _pinned(str(target)), pin.verified
     if sha256 is not None:
-        verified = "record"
+        expected, says_who, verified = sha256, ASKED, "record"
     if path is None or not _is_file(path):
         raise DownloadError(
             f"Cannot verify {shown(str(target))}: it is neither a file nor a model in the cache.",
             python="Check the path, or fetch the model with `vitlite download NAME`.",
         )
     return Fetched(path, commit, stamps.check_again(path, expected, says_who), verified)
+
+
+def _check_sha256(sha256: str | None) -> None:
+    if sha256 is not None and not is_sha256(sha256):
+        raise DownloadError(f"{shown(repr(sha256))} is no sha256, which has 64 hexadecimal digits, a to f small.")
 
 
 def _is_file(path: Path) -> bool:
