@@ -12,7 +12,7 @@ from PIL import Image
 from vitlite import draw
 from vitlite.config import ViTConfig
 from vitlite.errors import ImageError, InputError, VitliteError
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess, Recipe, read_image
 from vitlite.model import ViT
 from vitlite.positions import sincos_positions
 
@@ -221,6 +221,13 @@ def test_picture_of_attention(tmp_path: Path) -> None:
     assert picture.size == (width, height)
     rolled = draw.picture_of_attention(model, photo(tmp_path / "a.png"), rolled_out=True)
     assert rolled.size == (2 * (draw.PANEL + draw.GAP) + draw.GAP, draw.PANEL + draw.CAPTION + 2 * draw.GAP)
+
+
+def test_a_list_of_one_picture_is_drawn_as_that_picture(tmp_path: Path) -> None:
+    path = photo(tmp_path / "a.png")
+    right = draw.picture_of_attention(build(), path)
+    for one in ([path], (path,), read_image(path)[None]):
+        assert draw.picture_of_attention(build(), one).tobytes() == right.tobytes()
 
 
 def test_the_photo_is_cut_as_the_model_sees_it(tmp_path: Path) -> None:

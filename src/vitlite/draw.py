@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitlite.disk import replacing
 from vitlite.errors import ImageError, InputError, missing_extra
-from vitlite.images import Preprocess
+from vitlite.images import Preprocess, pictures
 from vitlite.positions import sincos_positions
 
 if TYPE_CHECKING:
@@ -164,14 +164,16 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, rolled_ou
 
     Args:
         model: With its preprocessing.
-        image: Anything that `model.preprocess` takes, once.
+        image: Anything that `model.preprocess` takes, but no more than one.
         layer: The block, from 0, or from the last with -1.
         rolled_out: Draws `rollout` instead.
     """
-    images = model.preprocess(image)
-    if len(images) > 1:
-        raise InputError(f"The picture of attention is drawn for one image, got {len(images)}. Pass one at a time.")
-    photo = _photo(model, image)
+    several = pictures(image)
+    if several is not None:
+        if len(several) != 1:
+            raise InputError(f"Attention is drawn for one image, got {len(several)}. Pass one at a time.")
+        (image,) = several
+    images, photo = model.preprocess(image), _photo(model, image)
     if rolled_out:
         grids = {"rollout through all blocks": rollout(model, images)[0]}
     else:
