@@ -51,6 +51,9 @@ def test_distances(run: Run, model: Path, pictures: Path, tmp_path: Path) -> Non
         assert numbers.split() == [f"{head:.1f}" for head in heads]
     assert "over 1 picture," in run("distances", files[0], "--model", model, "--out", out)[1]
     assert "No such file" in run("distances", "none.png", "--model", model, "--out", out)[2]
+    code, _, err = run("distances", pictures, "--model", model, "--out", out)
+    assert code == 0
+    assert "skipped, as they are no files whose names end as pictures' do: 1 .txt" in err
     kept = files[0].read_bytes()
     assert "is to be read, too" in run("distances", pictures, "--model", model, "--out", files[0])[2]
     assert files[0].read_bytes() == kept

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitlite.bulk.local import gather
 from vitlite.cli.options import add_model_arguments, add_paths, open_model, refuse_inputs
+from vitlite.cli.progress import say_skipped
 from vitlite.draw import attention_distances, check_target, need_matplotlib, picture_of_distances, save_picture
 from vitlite.errors import shown
 
@@ -27,7 +28,7 @@ def run(args: Namespace) -> int:
 
     check_target(args.out)
     need_matplotlib()
-    args.paths = gather(args.paths, listing=sys.stdin)
+    args.paths = gather(args.paths, sys.stdin, say_skipped)
     refuse_inputs(Path(args.out), args)
     model = open_model(args)
     by_picture = []
