@@ -4,15 +4,16 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from vitlite.bulk.local import nothing_there
+from vitlite.cli import picture
 from vitlite.cli.options import add_model_arguments, open_model
-from vitlite.draw import check_target, picture_of_attention, save_picture
-from vitlite.errors import ImageError, shown
+from vitlite.draw import check_target, picture_of_attention
+from vitlite.errors import ImageError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite attention`."""
     parser.add_argument("image", metavar="IMAGE", help="the photo to draw on")
-    parser.add_argument("--out", required=True, metavar="PNG", help="the picture to write, replaced if it is there")
+    picture.add_out(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--layer", type=int, default=-1, metavar="N", help="the block, from 0; default: -1, the last")
     which.add_argument("--rollout", action="store_true", help="follow attention through all blocks")
@@ -27,7 +28,6 @@ def run(args: Namespace) -> int:
     if Path(args.out).exists() and Path(args.out).samefile(args.image):
         raise ImageError(f"--out {args.out} is the photo itself. Name another file.")
     model = open_model(args)
-    picture = picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout)
-    save_picture(picture, args.out)
-    print(f"wrote {shown(args.out, 1000)}, {picture.width} x {picture.height} pixels")
+    drawn = picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout)
+    picture.write(drawn, args.out)
     return 0

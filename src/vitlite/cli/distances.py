@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlite.bulk.local import gather
+from vitlite.cli import picture
 from vitlite.cli.options import add_model_arguments, add_paths, open_model, refuse_inputs
 from vitlite.cli.progress import say_skipped
-from vitlite.draw import attention_distances, check_target, need_matplotlib, picture_of_distances, save_picture
-from vitlite.errors import shown
+from vitlite.draw import attention_distances, check_target, need_matplotlib, picture_of_distances
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite distances`."""
     add_paths(parser)
-    parser.add_argument("--out", required=True, metavar="PNG", help="the picture to write, replaced if it is there")
+    picture.add_out(parser)
     add_model_arguments(parser)
 
 
@@ -37,9 +37,7 @@ def run(args: Namespace) -> int:
         by_picture.append(attention_distances(model, images)[0])
     mean = torch.stack(by_picture).mean(0)  # (depth, heads)
     _print(mean, len(by_picture))
-    picture = picture_of_distances(mean)
-    save_picture(picture, args.out)
-    print(f"wrote {shown(args.out, 1000)}, {picture.width} x {picture.height} pixels")
+    picture.write(picture_of_distances(mean), args.out)
     return 0
 
 
