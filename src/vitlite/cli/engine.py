@@ -5,7 +5,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Protocol
 
-from vitlite.cli.options import open_stored_model, positive
+from vitlite.cli.options import create_or_load, positive
 from vitlite.cli.progress import say_skipped
 from vitlite.errors import InputError, shown
 
@@ -64,7 +64,7 @@ def run_on_ray(args: Namespace, work: Work) -> int:
     source = find_pictures(args.paths[0])  # before a model is fetched for nothing
     if source.skipped:
         say_skipped(source.skipped)
-    model = open_stored_model(args)
+    model = create_or_load(args)  # each worker brings it to its device, precision and speed
     actors = Actors(args.batch, args.dtype, args.device, args.workers)
     held = work(model, source, args.out, actors, name=args.model, on_resume=say_resumed)
     seconds = time.monotonic() - begun

@@ -112,11 +112,6 @@ def _calibration_pictures(args: Namespace) -> list[str] | None:
     return paths[:: max(1, len(paths) // CALIBRATION)][:CALIBRATION]
 
 
-def open_stored_model(args: Namespace) -> "ViT":
-    """The same model as it is stored, for those who bring it to its device, precision and speed themselves."""
-    return create_or_load(args)
-
-
 def refuse_inputs(out: Path, args: Namespace, pictures: Iterable[str] = ()) -> None:
     """Makes sure that a file to be written is none of those to be read, by whatever name.
 
@@ -157,7 +152,7 @@ def refuse_inside(out: Path, data: Path) -> None:
 
 
 def create_or_load(args: Namespace, **options: Any) -> "ViT":
-    """What --model, --weights and --size name, with these options of `create` and `load`."""
+    """What --model, --weights and --size name, as it is stored but for these options of `create` and `load`."""
     from vitlite.factory import create, load
 
     options["image_size"] = args.size

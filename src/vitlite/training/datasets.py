@@ -281,10 +281,8 @@ def _kinds(suffixes: Counter[str]) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """The names, or the first few of many."""
-    shown = ", ".join(names[:8])
-    if len(names) > 8:
-        return f"{shown}, … ({len(names)} in all)"
-    return shown
+    first = ", ".join(names[:8])
+    return first if len(names) <= 8 else f"{first}, … ({len(names)} in all)"
 
 
 def is_cifar10(folder: Path) -> bool:

@@ -39,6 +39,8 @@ PARTS = {  # what folders of parts of data are called, in capitals or not: the w
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
+NAME = Check("a text", lambda value: isinstance(value, str))  # of a file, whose letters need not be Unicode
+LISTED = table({"classes in": NAME, "held out": several(NAME, least=1)}, ("classes in", "held out"))  # in a `SPLIT`
 
 
 class Split(NamedTuple):
@@ -203,17 +205,13 @@ def write_split(path: Path, data: Path, held_out: Sequence[str]) -> None:
     disk.write_text(path, json.dumps(content, indent=1) + "\n")  # in ASCII, as names need not be Unicode
 
 
-_name = Check("a text", lambda value: isinstance(value, str))
-_split = table({"classes in": _name, "held out": several(_name, least=1)}, ("classes in", "held out"))
-
-
 def folder_of_split(path: Path) -> Path:
     """The folder of classes that a run held pictures out of.
 
     Raises:
         TrainError: The list is damaged.
     """
-    return Path(read_json(path, _split, error=TrainError)["classes in"])
+    return Path(read_json(path, LISTED, error=TrainError)["classes in"])
 
 
 def read_held_out(path: Path, data: Path, pictures: Pictures) -> Pictures:
@@ -227,7 +225,7 @@ def read_held_out(path: Path, data: Path, pictures: Pictures) -> Pictures:
     Raises:
         TrainError: The list is damaged, or names pictures that are not there.
     """
-    wanted = read_json(path, _split, error=TrainError)["held out"]
+    wanted = read_json(path, LISTED, error=TrainError)["held out"]
     names = _names_from(folder_of_classes(data), pictures)
     missing = [shown(name) for name in sorted(set(wanted) - set(names))]
     if missing:

@@ -102,7 +102,7 @@ class Words:
         return found
 
 
-def pair(value: int | Sequence[int]) -> int | tuple[int, ...]:
+def one_or_two_sides(value: int | Sequence[int]) -> int | tuple[int, ...]:
     """A size that stands as a number, or as one for each side: both equal as one number."""
     if isinstance(value, int):
         return value

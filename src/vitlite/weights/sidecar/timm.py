@@ -27,7 +27,7 @@ from vitlite.weights.sidecar.record import (
     crops_alike,
     labels_in_order,
     not_understood,
-    pair,
+    one_or_two_sides,
     required,
 )
 from vitlite.weights.zoo import REFUSED
@@ -199,7 +199,7 @@ def _claims(config: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any
     if args.get("pos_embed") in ("none", ""):
         claims["positions"] = "none"
     if "img_size" in args:
-        claims["image_size"] = pair(args["img_size"])
+        claims["image_size"] = one_or_two_sides(args["img_size"])
     return claims
 
 
@@ -211,7 +211,7 @@ def _usual(architecture: Architecture, args: Mapping[str, Any], pretrained: Mapp
         _refuse_norm(args["norm_layer"])
         del usual["norm_eps"]
     if pretrained.get("fixed_input_size") and pretrained.get("input_size"):
-        usual["image_size"] = pair(pretrained["input_size"][1:])
+        usual["image_size"] = one_or_two_sides(pretrained["input_size"][1:])
     return usual
 
 

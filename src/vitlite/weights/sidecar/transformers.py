@@ -16,7 +16,7 @@ from vitlite.weights.sidecar.record import (
     UnreadRecipe,
     Words,
     labels_in_order,
-    pair,
+    one_or_two_sides,
 )
 
 FIELDS = {
@@ -227,7 +227,7 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
     vision, family = _tower(config)
     claims = family.words.claims(vision, "it")
     for size in {"image_size", "patch_size"} & claims.keys():
-        claims[size] = pair(claims[size])
+        claims[size] = one_or_two_sides(claims[size])
     claims |= _mlp(claims, family)
     if config["model_type"].startswith("dinov2"):
         _refuse_oblong(claims)
