@@ -176,7 +176,7 @@ def _cores_or_gpus(actors: Actors) -> int:
     return int(ray.cluster_resources().get("GPU" if actors.on_gpu else "CPU", 1))
 
 
-def _answers(rows: "Dataset", task: _Task, model: "ViT", actors: Actors, count: int) -> "Dataset":
+def _answers(rows: "Dataset", task: _Task, model: "ViT", actors: Actors, workers: int) -> "Dataset":
     """What so many actors make of the pictures."""
     import ray.data
 
@@ -188,5 +188,5 @@ def _answers(rows: "Dataset", task: _Task, model: "ViT", actors: Actors, count: 
         batch_size=BLOCK,
         num_cpus=1,
         num_gpus=1 if actors.on_gpu else None,
-        compute=ray.data.ActorPoolStrategy(size=count),
+        compute=ray.data.ActorPoolStrategy(size=workers),
     )

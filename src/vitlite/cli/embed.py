@@ -56,8 +56,8 @@ def _run_here(args: Namespace) -> int:
     model = open_model(args)
     pictures = [Picture.at(path) for path in paths]
     identity = identity_of(model, args.model, dtype=args.dtype, fast=args.fast)
-    run = {"working folder": os.getcwd(), KERNELS: kernels_of(model)} | identity
-    with open_journal(target, run) as journal:
+    of_this_run = {"working folder": os.getcwd(), KERNELS: kernels_of(model)} | identity
+    with open_journal(target, of_this_run) as journal:
         missing = journal.missing(pictures)
         if journal.tried:
             done = len(pictures) - len(missing)

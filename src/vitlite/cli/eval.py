@@ -51,7 +51,7 @@ def _evaluate(args: Namespace) -> int:
     model = open_model(args)
     pictures = read_to_measure(args.data, model, args.weights or args.model, args.split)
     classes = tuple(model.labels or pictures.classes)  # other names of folders are in the labels' order
-    progress = Progress(len(distributed.shard(len(pictures))), shown=distributed.is_main())
+    progress = Progress(len(distributed.shard(len(pictures))), visible=distributed.is_main())
     with progress.bar:
         measured = measure(model, replace(pictures, classes=classes), batch=args.batch, after_batch=progress.add)
     if distributed.is_main():

@@ -159,13 +159,13 @@ def _failed(error: BaseException, words: list[str]) -> int:
     """Says in one line on stderr why a command ended, and returns its exit code."""
     if "--debug" in words:
         traceback.print_exc()
-    command = next((word for word in words if not word.startswith("-")), "")
+    name = next((word for word in words if not word.startswith("-")), "")
     if _by_ctrl_c(error):
-        goes_on = "; the same command goes on" if command in RESUMABLE else ""
+        goes_on = "; the same command goes on" if name in RESUMABLE else ""
         print(f"vitlite: interrupted{goes_on}", file=sys.stderr)
         return 130
     text = _explained(error)
-    if command in MODEL_FIRST:
+    if name in MODEL_FIRST:
         text = re.sub(r"--model (?=[A-Z])", "", text)  # NAME --weights PATH
     print(f"vitlite: error: {fit_to_print(text)}", file=sys.stderr)
     return 1

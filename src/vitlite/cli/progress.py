@@ -43,13 +43,13 @@ class Lines:
 class Progress:
     """How far a run over pictures is: a bar on a terminal, and elsewhere a line now and then."""
 
-    def __init__(self, total: int, *, shown: bool = True) -> None:
-        """Nothing is to be seen without `shown`, nor on a terminal where it is a batch or two."""
+    def __init__(self, total: int, *, visible: bool = True) -> None:
+        """Nothing is to be seen without `visible`, nor on a terminal where it is a batch or two."""
         from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
 
         self.total, self.done = total, 0
-        self.bar = tqdm(total=total, unit=" pictures", disable=not (shown and total > 50 and sys.stderr.isatty()))
-        self.lines = Lines() if shown else None
+        self.bar = tqdm(total=total, unit=" pictures", disable=not (visible and total > 50 and sys.stderr.isatty()))
+        self.lines = Lines() if visible else None
 
     def add(self, pictures: int) -> None:
         """So many more are done."""
@@ -68,7 +68,7 @@ class Watch:
 
         self.broken = 0
         self.pace, self.begun = Pace(), time.monotonic()
-        self.progress = Progress(total, shown=bar)
+        self.progress = Progress(total, visible=bar)
         self.bar = self.progress.bar
 
     def outcomes(self, outcomes: "Outcomes[T]") -> "Outcomes[T]":
