@@ -17,7 +17,7 @@ from vitlite import ViT, ViTConfig, create, load
 from vitlite.errors import CheckpointError, ConfigError, VitliteError
 from vitlite.weights import zoo
 from vitlite.weights.layouts import LAYOUTS, to_their_names
-from vitlite.weights.resolve import Claim, candidates, resolve
+from vitlite.weights.resolve import Claim, Evidence, candidates, resolve
 from vitlite.weights.translate import facts_of, translate
 
 
@@ -33,7 +33,7 @@ def tensor_facts(model: ViT, **changes: tuple[int, ...]) -> dict[str, Any]:
 
 def test_what_is_unknown_is_asked_for_by_name() -> None:
     with pytest.raises(ConfigError) as error:
-        resolve(LAYOUTS["timm"], tensor_facts(trained()), [])
+        resolve(Evidence(LAYOUTS["timm"], tensor_facts(trained()), []))
     assert str(error.value) == (
         "The tensors do not tell image_size, heads, norm_eps, gelu, pool (timm files pool cls or mean or mean_with_cls "
         "or cls_and_mean). Say so: vitlite.load(..., config=ViTConfig(image_size=..., patch_size=8, dim=16, heads=..., "
@@ -43,7 +43,7 @@ def test_what_is_unknown_is_asked_for_by_name() -> None:
     bare = tensor_facts(trained(TINY.replace(positions="none")))
     for facts_without in (bare, tensor_facts(trained(), pos_embed=(1, 0, 16))):
         with pytest.raises(ConfigError, match="do not tell image_size, positions, heads"):
-            resolve(LAYOUTS["timm"], facts_without, [])
+            resolve(Evidence(LAYOUTS["timm"], facts_without, []))
 
 
 def bare(model: torch.nn.Module, path: Path) -> str:
@@ -79,12 +79,12 @@ def test_of_many_checkpoints_of_such_tensors_a_few_are_named() -> None:
     config = zoo.find("vit_base_16").config
     with torch.device("meta"):
         known = tensor_facts(ViT(config))
-    alike = candidates(LAYOUTS["timm"], known, [], {})
+    alike = candidates(Evidence(LAYOUTS["timm"], known, []))
     assert len(alike) > 5
     assert {record.config.num_classes for record in alike} == {1000}
     first = ", ".join(record.name for record in alike[:4])
     with pytest.raises(ConfigError, match=f"those of {first} and {len(alike) - 4} others. Which"):
-        resolve(LAYOUTS["timm"], known, [])
+        resolve(Evidence(LAYOUTS["timm"], known, []))
 
 
 def test_a_distillation_token_is_explained(tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_a_distillation_token_is_explained(tmp_path: Path) -> None:
 def test_the_first_to_know_decides_and_contradictions_are_errors() -> None:
     known = tensor_facts(trained())
     rest = Claim("a", {"image_size": 16, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"})
-    resolved = resolve(LAYOUTS["timm"], known, [Claim("b", {"heads": 2, "norm_eps": 1e-3}), rest])
+    resolved = resolve(Evidence(LAYOUTS["timm"], known, [Claim("b", {"heads": 2, "norm_eps": 1e-3}), rest]))
     assert resolved.config.norm_eps == 1e-3
     assert resolved.said_by["norm_eps"] == "b"
     assert resolved.said_by["gelu"] == "a"
     assert resolved.said_by["depth"] == "the tensors say"
     without_size = Claim("a", {name: value for name, value in rest.fields.items() if name != "image_size"})
     with pytest.raises(CheckpointError, match="5 rows, which is not an image of"):
-        resolve(LAYOUTS["timm"], known, [Claim("c says", {"heads": 2, "image_size": 24}), without_size])
+        resolve(Evidence(LAYOUTS["timm"], known, [Claim("c says", {"heads": 2, "image_size": 24}), without_size]))
     for fields, text in (
         ({"heads": 4, "depth": 3}, "depth: the tensors say 2, c says 3"),
         ({"heads": 3}, "16 wide, which is not 3 heads"),
@@ -115,11 +115,11 @@ def test_the_first_to_know_decides_and_contradictions_are_errors() -> None:
         ({"heads": 2, "layer_scale": 1e-5}, "layer_scale: the tensors have none, c says 1e-05"),
     ):
         with pytest.raises(CheckpointError, match=re.escape(text)):
-            resolve(LAYOUTS["timm"], known, [Claim("c says", fields), rest])
+            resolve(Evidence(LAYOUTS["timm"], known, [Claim("c says", fields), rest]))
     with pytest.raises(ConfigError, match=r"image_size must be a whole number or \(height, width\), got '16'"):
-        resolve(LAYOUTS["timm"], known, [Claim("c says", {"image_size": "16"}), rest])
+        resolve(Evidence(LAYOUTS["timm"], known, [Claim("c says", {"image_size": "16"}), rest]))
     with pytest.raises(CheckpointError, match="heads: b says 2, c says 4"):
-        resolve(LAYOUTS["timm"], known, [Claim("b says", {"heads": 2}), Claim("c says", {"heads": 4}), rest])
+        resolve(Evidence(LAYOUTS["timm"], known, [Claim("b says", {"heads": 2}), Claim("c says", {"heads": 4}), rest]))
 
 
 @pytest.mark.parametrize("scale", [1.0, 1, 0.0, 1e-6])

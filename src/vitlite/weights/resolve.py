@@ -64,6 +64,15 @@ class Claim(NamedTuple):
     own_classes: int | None = None  # how many classes the caller says that such a fine-tune has
 
 
+class Evidence(NamedTuple):
+    """All that is known of a file before its config is worked out."""
+
+    layout: Layout  # whose names its tensors have
+    facts: Mapping[str, Any]  # what they say: `translate.facts_of`
+    claims: Sequence[Claim]  # of others, the weightiest first
+    unclear: Mapping[str, str] = {}  # fields of which tensors and layout are no witness, and why: `ambiguities`
+
+
 class Word(NamedTuple):
     """One claim about one field."""
 
@@ -101,7 +110,7 @@ def understand(file: WeightsFile, claims: Sequence[Claim]) -> tuple[Translation,
         unclear = ambiguities(translation, file.shapes, facts)
         if any(claim.knows_network for claim in claims):  # a class that is computed has the gate that is computed
             unclear.pop("mlp", None)
-        resolved = resolve(translation.layout, facts, claims, unclear)
+        resolved = resolve(Evidence(translation.layout, facts, claims, unclear))
         if facts["token_rows"] and facts["position_rows"] != math.prod(resolved.config.grid):
             translation = with_folded_rows(translation)
         return translation, resolved
@@ -138,55 +147,47 @@ def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Ma
     return unclear
 
 
-def resolve(
-    layout: Layout,
-    facts: Mapping[str, Any],
-    claims: Sequence[Claim],
-    unclear: Mapping[str, str] | None = None,
-    *,
-    suggest: bool = True,
-) -> Resolved:
+def resolve(evidence: Evidence, *, suggest: bool = True) -> Resolved:
     """The config of a file, from what its tensors say, what its layout's code fixes, and what others claim.
 
     Args:
-        layout: Whose names the tensors have.
-        facts: What the tensors say: `translate.facts_of`.
-        claims: Of others, the weightiest first.
-        unclear: Fields of which tensors and layout are no witness: `ambiguities`.
+        evidence: What they say.
         suggest: Where something remains unknown, name the checkpoints that it may be, for which all are tried.
 
     Raises:
         CheckpointError: Claims contradict the tensors or each other.
         ConfigError: Something remains unknown.
     """
-    unclear = unclear or {}
-    words = _words_by_field(layout, facts, claims, unclear)
+    layout, facts = evidence.layout, evidence.facts
+    words = _words_by_field(evidence)
     settled, contradictions = _settle(words)
     if facts["position_rows"] and "positions" in settled and settled["positions"].value != "learned":
         contradictions.append(f"positions: {TENSORS} learned, {settled['positions']}")
-    if contradictions:
-        text = f"It is not what it is said to be. {'; '.join(contradictions)}."
-        checkpoint = next((claim.checkpoint for claim in claims if claim.checkpoint), "")
-        if checkpoint and len(contradictions) == 1 and contradictions[0].startswith("num_classes"):
-            raise _another_head(text, facts["num_classes"], checkpoint)
-        raise CheckpointError(text)
+    _refuse_contradictions(contradictions, evidence)
     settled |= settle_positions(layout, facts, settled)
     _refuse_without_rotation(facts, settled)
     _work_out_heads(facts, settled)
-    _ask_for_the_rest(layout, facts, settled, unclear, claims, suggest)
+    _ask_for_the_rest(evidence, settled, suggest)
     _check_heads(facts, settled)
     _check_pool(layout, settled)
     _check_norm_of_mean(layout, settled, words)
     config = ViTConfig(**{field: word.value for field, word in settled.items()})
     said_by = {field: word.who for field, word in settled.items()}
-    if not any(claim.knows_network for claim in claims):
+    if not any(claim.knows_network for claim in evidence.claims):
         said_by |= _assumed(layout, facts, config)
     return Resolved(config, said_by)
 
 
-def _another_head(text: str, classes: int, checkpoint: str) -> CheckpointError:
-    """The error for a fine-tune whose classes nobody spoke of; the labels of what it began as are not its own."""
-    return CheckpointError(
+def _refuse_contradictions(contradictions: Sequence[str], evidence: Evidence) -> None:
+    """Raises them as one error; of a fine-tune whose classes nobody spoke of, it says how to do so."""
+    if not contradictions:
+        return
+    text = f"It is not what it is said to be. {'; '.join(contradictions)}."
+    checkpoint = next((claim.checkpoint for claim in evidence.claims if claim.checkpoint), "")
+    if not checkpoint or len(contradictions) > 1 or not contradictions[0].startswith("num_classes"):
+        raise CheckpointError(text)
+    classes = evidence.facts["num_classes"]
+    raise CheckpointError(
         text,
         python=f"If it is a fine-tune with {classes} classes of its own, say so: num_classes={classes}.",
         command=f"If it is a fine-tune with {classes} classes of its own: vitlite convert PATH FOLDER --to vitlite "
@@ -202,12 +203,11 @@ def _assumed(layout: Layout, facts: Mapping[str, Any], config: ViTConfig) -> dic
     return assumed
 
 
-def _words_by_field(
-    layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim], unclear: Mapping[str, str]
-) -> dict[str, list[Word]]:
+def _words_by_field(evidence: Evidence) -> dict[str, list[Word]]:
     """All that is said of each field, the weightiest first: by tensors, the layout's code, others, what is usual."""
+    layout, facts = evidence.layout, evidence.facts
     words: dict[str, list[Word]] = {field: [] for field in ViTConfig.__dataclass_fields__}
-    for claim in _everybody(layout, facts, claims, unclear):
+    for claim in _everybody(evidence):
         refuse_unknown_fields(claim.fields)
         for field, value in claim.fields.items():
             if field == "num_classes" and claim.own_classes == facts["num_classes"]:
@@ -227,10 +227,9 @@ def _comparable(field: str, value: Any) -> Any:
     return value
 
 
-def _everybody(
-    layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim], unclear: Mapping[str, str]
-) -> list[Claim]:
+def _everybody(evidence: Evidence) -> list[Claim]:
     """The claims of tensors and layout, as far as they are witnesses, among those of others."""
+    layout, facts, claims, unclear = evidence
     told: dict[str, Any] = {}
     fixed: dict[str, Any] = {}
     usual: dict[str, Any] = {"resample": layout.resample[facts["registers"] > 0]}
@@ -431,24 +430,23 @@ def _work_out_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
         settled["heads"] = Word(facts["attention_dim"] // width.value, width.who, width.firm)
 
 
-def _ask_for_the_rest(
-    layout: Layout,
-    facts: Mapping[str, Any],
-    settled: Mapping[str, Word],
-    unclear: Mapping[str, str],
-    claims: Sequence[Claim],
-    suggest: bool,
-) -> None:
+def _ask_for_the_rest(evidence: Evidence, settled: Mapping[str, Word], suggest: bool) -> None:
+    """Makes sure that every field is known.
+
+    Raises:
+        ConfigError: Some are not: which, why, how to say them, and which checkpoints the file may be.
+    """
     unknown = _unknown(settled)
     if not unknown:
         return
+    layout, facts, claims, unclear = evidence
     remarks = [f"{field}: {unclear[field]}" for field in unknown if field in unclear]
     if "pool" in unknown and settled["class_token"].value:
         remarks.append(f"{layout.name} files pool {' or '.join(layout.pools)}")
     remarks += _shapes_alone(claims)
     hint = f" ({'; '.join(remarks)})" if remarks else ""
     blanks = ", ".join(_blank(field, facts, settled) for field in unknown)
-    alike = _named(candidates(layout, facts, claims, unclear)) if suggest else ""
+    alike = _named(candidates(evidence)) if suggest else ""
     raise ConfigError(
         f"The tensors do not tell {', '.join(unknown)}{hint}.{alike}",
         python=f"Say so: vitlite.load(..., config=ViTConfig({blanks})), or vitlite.create(name, weights=...) with the "
@@ -469,22 +467,20 @@ def _unknown(settled: Mapping[str, Word]) -> list[str]:
     return unknown
 
 
-def candidates(
-    layout: Layout, facts: Mapping[str, Any], claims: Sequence[Claim], unclear: Mapping[str, str]
-) -> list[zoo.Record]:
+def candidates(evidence: Evidence) -> list[zoo.Record]:
     """The checkpoints of the zoo whose tensors have these names and shapes, and which nobody's claim contradicts.
 
     They answer differently for all that: which of them a file is, if it is any, its tensors do not tell.
     """
-    family = layout.name.partition("-")[0]
-    unclear = {field: why for field, why in unclear.items() if field != "mlp"}  # a record knows which gate it is
+    family = evidence.layout.name.partition("-")[0]
+    unclear = {field: why for field, why in evidence.unclear.items() if field != "mlp"}  # a record knows its gate
     fitting = []
     for record in zoo.RECORDS.values():
         if record.layout.partition("-")[0] != family:
             continue
         claim = Claim(f"the record of {record.name} says", record.config.to_dict(), knows_network=True)
         try:
-            resolve(layout, facts, [claim, *claims], unclear, suggest=False)
+            resolve(evidence._replace(claims=[claim, *evidence.claims], unclear=unclear), suggest=False)
         except VitliteError:
             continue
         fitting.append(record)
@@ -539,10 +535,10 @@ def _check_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
 
 
 def _check_pool(layout: Layout, settled: Mapping[str, Word]) -> None:
-    pool, told = settled["pool"].value, settled["pool"].who == TENSORS
-    distilled = pool == "cls_and_distillation" and settled["registers"].value == 1
-    if settled["class_token"].value and pool not in layout.pools and not told and not distilled:
-        raise CheckpointError(f"{layout.name} files pool {' or '.join(layout.pools)}, not {pool!r}.")
+    way, told = settled["pool"].value, settled["pool"].who == TENSORS
+    distilled = way == "cls_and_distillation" and settled["registers"].value == 1
+    if settled["class_token"].value and way not in layout.pools and not told and not distilled:
+        raise CheckpointError(f"{layout.name} files pool {' or '.join(layout.pools)}, not {way!r}.")
 
 
 def _check_norm_of_mean(layout: Layout, settled: Mapping[str, Word], words: Mapping[str, Sequence[Word]]) -> None:
