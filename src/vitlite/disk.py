@@ -6,7 +6,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 SEPARATOR = f"[/{re.escape(os.sep)}]"
 STARS = re.compile(rf"(|.*?{SEPARATOR})\*\*(?:{SEPARATOR}+(.*))?", re.DOTALL)  # a pattern: what is before and behind **
 PARTIAL = ".partial"  # how the names of temporary files end
+PIPE = "pipe or device"  # in place of an ending: what is never read of a folder, as it may never end
 SHARED = 0o664  # of lock files: a cache may belong to several users
 
 
@@ -76,6 +78,19 @@ def files_below(folder: str) -> Iterator[Below]:
             for entry in entries:
                 if not _is_folder(entry):
                     yield Below(entry.path, _is_pipe(entry))
+
+
+def by_ending(files: Iterable[Below], endings: Collection[str]) -> tuple[list[str], Counter[str]]:
+    """The files whose names end so, in capitals or not; and of each other ending how many there are, if not hidden."""
+    found, others = [], Counter[str]()
+    for path, is_pipe in files:
+        name = os.path.basename(path)
+        ending = PIPE if is_pipe else os.path.splitext(name)[1].lower()
+        if ending in endings:
+            found.append(path)
+        elif not name.startswith("."):
+            others[ending] += 1
+    return found, others
 
 
 def folders_below(folder: str, *, hidden: bool = True, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:

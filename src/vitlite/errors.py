@@ -5,6 +5,7 @@ given and what is valid; its remedy says what to do, in Python and on the comman
 """
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -137,6 +138,18 @@ def fit_to_print(text: str) -> str:
     - blocks.0
     """
     return "\n".join(shown(line, len(line)) for line in text.split("\n"))
+
+
+def counted(endings: Counter[str]) -> str:
+    """How many files of which endings, the most frequent first.
+
+    >>> counted(Counter({".heic": 12, "": 1}))
+    '12 .heic, 1 without an ending'
+    """
+    most = endings.most_common(5)
+    parts = [f"{number} {shown(ending, 20) or 'without an ending'}" for ending, number in most]
+    more = sum(endings.values()) - sum(number for _, number in most)
+    return ", ".join([*parts, f"{more} others"] if more else parts)
 
 
 def closest(name: str, names: Iterable[str], count: int = 4) -> str:

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlite.bulk.journal import Journal, Picture
-from vitlite.disk import files_below, matching
-from vitlite.errors import ImageError, missing_extra, shown
+from vitlite.disk import PIPE, by_ending, files_below, matching
+from vitlite.errors import ImageError, counted, missing_extra, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vitlite.model import ViT
     from vitlite.predict import Outcomes, Pace
-
-PIPE = "pipe or device"  # in place of an ending: what is never read of a folder, as it may never end
 
 
 def gather(
@@ -69,15 +67,8 @@ def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
     """
     from vitlite.images import SUFFIXES  # here, since it imports torch, and `vitlite classify --help` is to be quick
 
-    found, others = [], Counter[str]()
     try:
-        for file in files_below(folder):
-            name = os.path.basename(file.path)
-            suffix = PIPE if file.is_pipe else os.path.splitext(name)[1].lower()
-            if suffix in SUFFIXES:
-                found.append(str(Path(file.path)))
-            elif not name.startswith("."):
-                others[suffix] += 1
+        found, others = by_ending(files_below(folder), SUFFIXES)
     except OSError as error:
         raise closed(error) from error
     skipped.update(others)
@@ -86,18 +77,7 @@ def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
             f"No pictures in the folder {folder}. Looked for {' '.join(sorted(SUFFIXES))}."
             + (f" There are {counted(others)}." if others else "")
         )
-    return sorted(found)
-
-
-def counted(skipped: Counter[str]) -> str:
-    """How many files of which endings, the most frequent first.
-
-    >>> counted(Counter({".heic": 12, "": 1}))
-    '12 .heic, 1 without an ending'
-    """
-    parts = [f"{number} {shown(suffix, 20) or 'without an ending'}" for suffix, number in skipped.most_common(5)]
-    more = sum(skipped.values()) - sum(number for _, number in skipped.most_common(5))
-    return ", ".join([*parts, f"{more} others"] if more else parts)
+    return sorted(str(Path(path)) for path in found)
 
 
 def closed(error: OSError) -> ImageError:

@@ -10,8 +10,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlite.bulk.folder import READERS
-from vitlite.bulk.local import PIPE, closed
-from vitlite.disk import files_below
+from vitlite.bulk.local import closed
+from vitlite.disk import Below, by_ending, files_below
 from vitlite.errors import ImageError, InputError
 from vitlite.images import SUFFIXES
 
@@ -50,12 +50,11 @@ def find_pictures(name: str) -> Source:
     if kind == FileType.NotFound:
         raise ImageError(f"No such folder, list or Parquet file: {name}")
     is_folder = kind == FileType.Directory
-    inside, pipes = _files_below(files, place) if is_folder else ([place], 0)
-    pictures = _pictures_among(inside, name, place)
+    inside = _files_below(files, place) if is_folder else [Below(place, is_pipe=False)]
+    pictures, skipped = by_ending(inside, SUFFIXES)
     if pictures:
-        skipped = _others_among(inside) if is_folder else Counter[str]()
-        return Source(name, _unique(pictures), skipped + Counter({PIPE: pipes}))
-    if any(path.endswith(".parquet") for path in inside):
+        return Source(name, _unique(_as_asked_for(pictures, name, place)), skipped)
+    if any(file.path.endswith(".parquet") for file in inside):
         return _source_of_parquet(name, files, place)
     if is_folder:
         raise _no_pictures(name)
@@ -95,8 +94,8 @@ def _source_of_list(name: str, files: "FileSystem", place: str) -> Source:
     return Source(name, _unique(paths), Counter())
 
 
-def _files_below(files: "FileSystem", folder: str) -> tuple[list[str], int]:
-    """The files below a folder, and how many pipes and devices are there. On this disk, links are followed as always.
+def _files_below(files: "FileSystem", folder: str) -> list[Below]:
+    """The files below a folder, sorted. On this disk, links are followed as always.
 
     Raises:
         ImageError: A folder cannot be looked into.
@@ -105,26 +104,17 @@ def _files_below(files: "FileSystem", folder: str) -> tuple[list[str], int]:
 
     if not isinstance(files, LocalFileSystem):
         below = files.get_file_info(FileSelector(folder, recursive=True))
-        return sorted(file.path for file in below if file.is_file), 0
+        return sorted(Below(file.path, is_pipe=False) for file in below if file.is_file)
     try:
-        found = list(files_below(folder))
+        return sorted(files_below(folder))
     except OSError as error:
         raise closed(error) from error
-    paths = [file.path for file in found if not file.is_pipe]
-    return sorted(paths), len(found) - len(paths)
 
 
-def _pictures_among(paths: Sequence[str], name: str, place: str) -> list[str]:
-    """Those that end as pictures do, under the name that was asked for: a URL stays one."""
+def _as_asked_for(paths: Sequence[str], name: str, place: str) -> list[str]:
+    """Paths under the name of the place that was asked for: a URL stays one."""
     root = name if "://" in name else place
-    suffixes = tuple(SUFFIXES)
-    return [root + path.removeprefix(place) for path in paths if path.lower().endswith(suffixes)]
-
-
-def _others_among(paths: Sequence[str]) -> Counter[str]:
-    """How many of them end as no pictures do, by their ending, but for what is hidden."""
-    shown_names = (os.path.basename(path) for path in paths if not os.path.basename(path).startswith("."))
-    return Counter(suffix for name in shown_names if (suffix := os.path.splitext(name)[1].lower()) not in SUFFIXES)
+    return [root + path.removeprefix(place) for path in paths]
 
 
 def _unique(paths: Sequence[str]) -> "pa.Array":

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
-from vitlite.bulk.local import counted
-from vitlite.errors import ImageError, fit_to_print, shown
+from vitlite.errors import ImageError, counted, fit_to_print, shown
 
 if TYPE_CHECKING:
     from vitlite.predict import Outcomes

@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from vitlite.disk import files_below
-from vitlite.errors import TrainError, shown
+from vitlite.disk import by_ending, files_below
+from vitlite.errors import TrainError, counted, shown
 from vitlite.images import SUFFIXES, Preprocess, own_methods
 from vitlite.training import distributed
 
@@ -27,7 +27,6 @@ _log = getLogger("vitlite")
 CACHE = 2**31  # bytes of prepared pictures kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red, green and blue planes
 CIFAR10_NAMES = "batches.meta.txt"
-PIPE = "pipe or device"  # in place of a suffix: what is never read of a folder, as it may never end
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
 
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
@@ -213,7 +212,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
     if skipped and distributed.is_main():
         _log.warning(
             "vitlite: %s: skipped %s (what is read ends in %s)",
-            *(shown(str(folder)), _kinds(skipped), " ".join(sorted(SUFFIXES))),
+            *(shown(str(folder)), counted(skipped), " ".join(sorted(SUFFIXES))),
         )
     return Pictures(Prepared(paths, read), torch.tensor(labels), tuple(classes))
 
@@ -239,25 +238,18 @@ def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:
 
 
 def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """The pictures, and how many other files there are of each suffix."""
-    found, others = [], Counter[str]()
+    """The pictures, and how many other files there are of each ending."""
     try:
-        for file in files_below(str(folder)):
-            path = Path(file.path)
-            suffix = PIPE if file.is_pipe else path.suffix.lower()
-            if suffix in SUFFIXES:
-                found.append(path)
-            elif not path.name.startswith("."):
-                others[suffix] += 1
+        found, others = by_ending(files_below(str(folder)), SUFFIXES)
     except OSError as error:
         raise TrainError(f"Cannot look into the folder {shown(str(error.filename))}: {error.strerror}.") from error
     if not found:
-        there = f", and {_kinds(others)}" if others else ""
+        there = f", and {counted(others)}" if others else ""
         raise TrainError(
             f"{folder} holds no pictures ({' '.join(sorted(SUFFIXES))}){there}.",
             python="Add some, or convert those that are there to JPEG or PNG, or remove the folder.",
         )
-    return in_one_order(found), others
+    return in_one_order(map(Path, found)), others
 
 
 def in_one_order(paths: Iterable[P]) -> list[P]:
@@ -268,15 +260,6 @@ def in_one_order(paths: Iterable[P]) -> list[P]:
     ['B.png', 'a.png']
     """
     return sorted(paths, key=lambda path: path.parts)
-
-
-def _kinds(suffixes: Counter[str]) -> str:
-    """How many files there are of which kind, the most frequent first.
-
-    >>> _kinds(Counter({".heic": 12, "": 1}))
-    '12 .heic, 1 without a suffix'
-    """
-    return listed([f"{count} {shown(suffix) or 'without a suffix'}" for suffix, count in suffixes.most_common()])
 
 
 def listed(names: Sequence[str]) -> str:
