@@ -142,22 +142,25 @@ def _layers(block: Block) -> dict[str, nn.Linear]:
 
 def _scales_of_block(block: Block, seen: dict[str, Seen]) -> dict[str, Scale]:
     """The scale of each layer that bytes serve well."""
-    added = {"proj": layer_scale(block.ls1), "fc2": layer_scale(block.ls2)}  # so do their errors count
     scales = {}
     for name, layer in _layers(block).items():
-        weight = layer.weight.detach().float()
-        factor = added.get(name, 1.0)
-        weight = weight * (factor[:, None].float() if isinstance(factor, Tensor) else factor)
-        of_layer = seen[name]
-        spreads = True  # a norm, or the rows of a layer, can divide each channel by a number of its own
+        weight = _weight_as_added(block, name, layer)
         if name == "fc2" and isinstance(block.mlp, MLP) and isinstance(block.mlp.norm, nn.Identity):
-            spreads = False  # an activation stands between
-            _, _, after = activation(block.mlp)
-            of_layer, weight = of_layer.multiplied(1 / after), weight * after
-        scale = _best_scale(of_layer, weight, spreads)
+            _, _, after = activation(block.mlp)  # which stands between, and divides no channel by a number of its own
+            scale = _best_scale(seen[name].multiplied(1 / after), weight * after, spreads=False)
+        else:  # as a norm, or the rows of the layer before, can
+            scale = _best_scale(seen[name], weight, spreads=True)
         if scale is not None:
             scales[name] = scale
     return scales
+
+
+def _weight_as_added(block: Block, name: str, layer: nn.Linear) -> Tensor:
+    """The weight of a layer (k, d), times the layer scale behind it, if any: so do its errors count in the stream."""
+    weight = layer.weight.detach().float()
+    behind = {"proj": block.ls1, "fc2": block.ls2}
+    factor = layer_scale(behind[name]) if name in behind else 1.0
+    return weight * (factor[:, None].float() if isinstance(factor, Tensor) else factor)
 
 
 def _best_scale(seen: Seen, weight: Tensor, spreads: bool) -> Scale | None:
