@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,15 +18,15 @@ from vitlite.speed import verdicts
 from vitlite.speed.bench import Timing, advice, time_model
 from vitlite.speed.measure import machine, random_model
 
-# Model, pixels, and batches.
-CELLS = [
+Choice = Sequence[tuple[str, int, Sequence[int]]]  # presets to measure, each in some size, with its batches
+CHOICE: Choice = [
     ("vit_tiny_16", 224, (1, 8)),
     ("vit_small_16", 224, (1, 8)),
     ("vit_base_16", 224, (1, 8)),
     ("vit_base_16", 384, (1,)),
     ("vit_large_16", 224, (1,)),
 ]
-QUICK = [("vit_base_16", 224, (1, 8))]
+QUICK: Choice = [("vit_base_16", 224, (1, 8))]
 GPU_BATCHES = (1, 64)
 ROUNDS, QUICK_ROUNDS = 10, 3
 HEADER = ("model", "px", "batch", "dtype", "created", "optimized", "limit", "images/s", "gain")
@@ -38,6 +38,14 @@ GPU_LEGEND = (
     "created, optimized: ms for a batch; MB: of the GPU, at most, beside the weights; "
     "gain: times as fast as created in float32"
 )
+
+
+class Case(NamedTuple):
+    """A network to measure."""
+
+    name: str
+    config: ViTConfig
+    batches: Sequence[int]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -60,11 +68,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Measures and says what to use; 1 if some way gives other answers than the model as created."""
     check_device(args.device)
-    cells = _cells(args)
+    cases = _cases(args)
     if args.out:
         _check_out(args.out)  # before minutes are spent
     rounds = QUICK_ROUNDS if args.quick else ROUNDS
-    timings = _measure(cells, args.rounds or rounds, args.out, torch.device(args.device))
+    timings = _measure(cases, args.rounds or rounds, args.out, torch.device(args.device))
     print()
     for sentence in advice(timings):
         print(sentence)
@@ -73,18 +81,15 @@ def run(args: Namespace) -> int:
     return _print_wrong(timings)
 
 
-Cells = list[tuple[str, ViTConfig, Sequence[int]]]  # models to measure, each with its batches
-
-
-def _measure(cells: Cells, rounds: int, out: Path | None, device: torch.device) -> list[Timing]:
+def _measure(cases: Sequence[Case], rounds: int, out: Path | None, device: torch.device) -> list[Timing]:
     """Measures one batch after the other, and prints it at once."""
     described = machine(device)
     print(_machine_line(described))
     print((LEGEND if device.type == "cpu" else GPU_LEGEND) + "\n")
-    widths = _widths([name for name, _, _ in cells])
+    widths = _widths([case.name for case in cases])
     print(bold(_line(HEADER if device.type == "cpu" else GPU_HEADER, widths)), flush=True)
     timings: list[Timing] = []
-    for name, config, batches in cells:
+    for name, config, batches in cases:
         model = random_model(config).to(device)
         for batch in batches:
             measured = time_model(model, name, batch, rounds)
@@ -101,13 +106,14 @@ def _check_out(out: Path) -> None:
         raise InputError(f"Cannot write the figures {out}. Name a .json file in a folder that exists.")
 
 
-def _cells(args: Namespace) -> Cells:
-    chosen: Any = QUICK if args.quick else CELLS
+def _cases(args: Namespace) -> list[Case]:
+    """What to measure, with the batches that suit the device where none are named."""
+    chosen = QUICK if args.quick else CHOICE
     if args.models:
-        chosen = product(args.models.split(","), args.sizes, [args.batch])
+        chosen = list(product(args.models.split(","), args.sizes, [args.batch]))
     elif args.device != "cpu":
         chosen = [(name, size, GPU_BATCHES) for name, size, _ in chosen]
-    return [(name, preset(name).replace(image_size=size), batches) for name, size, batches in chosen]
+    return [Case(name, preset(name).replace(image_size=size), batches) for name, size, batches in chosen]
 
 
 def _machine_line(described: dict[str, Any]) -> str:
@@ -122,10 +128,8 @@ def _machine_line(described: dict[str, Any]) -> str:
 
 
 def _widths(names: Sequence[str]) -> list[int]:
-    widths = [max(len(title), 6) for title in HEADER]
-    widths[0] = max(len(name) for name in (*names, HEADER[0]))
-    widths[3] = len("bfloat16")
-    return widths
+    longest = {"model": max(map(len, names)), "dtype": len("bfloat16")}
+    return [max(len(title), longest.get(title, 6)) for title in HEADER]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
