@@ -305,8 +305,8 @@ def _open_openvino(file: Path) -> Callable[[Tensor], Tensor] | None:
 
 
 ENGINES: dict[str, dict[str, Callable[[Path], Callable[[Tensor], Tensor] | None]]] = {
-    "onnx": {"onnxruntime": lambda file: _open_onnx(file), "openvino": lambda file: _open_openvino(file)},
-    "torch": {"torch": lambda file: _open_torch(file)},
+    "onnx": {"onnxruntime": _open_onnx, "openvino": _open_openvino},
+    "torch": {"torch": _open_torch},
 }
 
 
