@@ -12,6 +12,7 @@ import pytest
 from rooms import ROOMS, UP, room_of
 
 import vitlite
+from vitlite.cli.main import COMMANDS
 
 SOURCE = Path(vitlite.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -151,6 +152,18 @@ def test_arrows_point_one_way() -> None:
         if between_rooms(arrow) not in UP:
             graph.setdefault(arrow.start, set()).add(arrow.end)
     TopologicalSorter(graph).prepare()
+
+
+PAGE = Path(__file__).parents[1].joinpath("docs", "inside.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if "." in module])
+def test_the_page_on_the_house_names_every_module_in_its_room(module: str) -> None:
+    room, *_, name = module.split(".")
+    _, start, after = PAGE.partition(f"**`{room}/`.**")
+    assert start
+    told = after.partition("\n**`")[0]
+    assert f"`{name}`" in told or f"`{name}/`" in told or (room == "cli" and name in COMMANDS)
 
 
 @pytest.mark.parametrize(("package", "room"), [("argparse", "cli"), ("ray", "bulk"), ("pyarrow", "bulk")])
