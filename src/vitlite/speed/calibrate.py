@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -168,17 +169,18 @@ def _best_scale(seen: Seen, weight: Tensor, spreads: bool) -> Scale | None:
     tokens = torch.cat(seen.tokens)
     right = tokens @ weight.T
     largest = torch.maximum(-seen.low, seen.high)
-    candidates = [_scale(seen, 1.0, 1.0)]
+    choice: list[Tensor | float] = [1.0]
     if spreads:
-        spread_of = [_spread(largest, weight.abs().amax(0), balance) for balance in BALANCES]
-        candidates += [_scale(seen, spread, 1.0) for spread in spread_of]
-    errors = [_error(tokens, weight, right, scale) for scale in candidates]
-    best = candidates[errors.index(min(errors))]
-    for cut in CUTS:
-        candidates.append(_scale(seen, best.spread, cut))
-        errors.append(_error(tokens, weight, right, candidates[-1]))
-    least = min(errors)
-    return candidates[errors.index(least)] if least < WORST else None
+        choice += [_spread(largest, weight.abs().amax(0), balance) for balance in BALANCES]
+
+    def tried(spread: Tensor | float, cut: float) -> tuple[float, Scale]:
+        scale = _scale(seen, spread, cut)
+        return _error(tokens, weight, right, scale), scale
+
+    uncut = [tried(spread, 1.0) for spread in choice]
+    _, best = min(uncut, key=itemgetter(0))
+    error, best = min(uncut + [tried(best.spread, cut) for cut in CUTS], key=itemgetter(0))
+    return best if error < WORST else None
 
 
 def _spread(largest: Tensor, largest_weight: Tensor, balance: float) -> Tensor:
