@@ -29,9 +29,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Sized)
 
 READERS = 8  # files at once, at most
-ROOM = (
-    100_000_000  # pixels of files that are decoded at once, but for a single larger one: 400 MB; twice that if turned
-)
+ROOM = 100_000_000  # pixels of files that are decoded at once, unless one alone has more: 400 MB; twice that if turned
 
 
 @dataclass
