@@ -309,12 +309,25 @@ def test_a_fine_tune_of_timm_with_other_classes(tmp_path: Path, capsys: pytest.C
     assert all(torch.equal(again[key], tensor) for key, tensor in theirs.state_dict().items())
 
 
-def test_a_conversion_makes_no_new_head(shared: Path, tmp_path: Path) -> None:
-    file = shared / "weights" / "deit_tiny_16.timm.safetensors"
-    for target in ("folder", "alone.safetensors"):
-        with pytest.raises(CheckpointError):
-            convert(file, tmp_path / target, "timm", like=DEIT, config={"num_classes": 3})
-        assert not (tmp_path / target).exists()
+@pytest.mark.parametrize("target", ["folder", "alone.safetensors"])
+@pytest.mark.parametrize("classes", [0, 3])
+def test_a_conversion_neither_makes_a_head_nor_drops_one(target: str, classes: int, tmp_path: Path) -> None:
+    name = "vit_nano_4.cifar10"
+    with pytest.raises(CheckpointError, match=f"tensors say 10, config= says {classes}|of 10 classes, not {classes}"):
+        convert(
+            zoo.DATA / zoo.find(name).file, tmp_path / target, "vitlite", like=name, config={"num_classes": classes}
+        )
+    assert not (tmp_path / target).exists()
+
+
+def test_of_a_fine_tune_without_a_head_none_is_made(tmp_path: Path) -> None:
+    name, file = "vit_nano_4.cifar10", tmp_path / "headless.safetensors"
+    save_file(create(name, num_classes=0).state_dict(), file)
+    with pytest.raises(CheckpointError, match=r"headless\.safetensors has no head, not 3 classes"):
+        convert(file, tmp_path / "folder", "vitlite", like=name, config={"num_classes": 3})
+    convert(file, tmp_path / "folder", "vitlite", like=name, config={"num_classes": 0})
+    assert load(tmp_path / "folder").config.num_classes == 0
+    convert(file, tmp_path / "alone.safetensors", "vitlite", like=name, config={"num_classes": 0})
 
 
 def test_a_fine_tune_is_not_loaded_in_the_name_of_what_it_began_with(tmp_path: Path) -> None:

@@ -97,8 +97,7 @@ def convert(
         UnknownNameError: The zoo has no such checkpoint.
     """
     record = None if like is None else zoo.find(like)
-    classes = _classes_said(config)
-    if record is not None and config is not None and classes is None:
+    if record is not None and config is not None and _classes_said(config) is None:
         raise ConfigError(
             f"{record.name} says all of the config.",
             python="Leave out like= or config=.",
@@ -110,19 +109,28 @@ def convert(
     if target.suffix in PICKLES:
         raise ConfigError(f"Cannot write {target}: no pickles are made. Name a folder, or a .safetensors file.")
     if target.suffix == ".safetensors":
-        refuse_to_part(target)
-        with _without_pickles(source) as path:
-            said = record.config.replace(num_classes=classes or record.config.num_classes) if record else config
-            model = _load_for_tensors(path, said, to)
-        tensors = _readable_tensors(model, to, target)
-        with explained(target):
-            write_tensors(target, tensors)
-    else:
-        with _without_pickles(source) as path:
-            model = _load_whole(path, config, record)
-        if margin is not None:
-            _cut_otherwise(model, margin)
-        _write_folder(model, target, to)
+        _convert_tensors(source, target, to, config, record)
+        return
+    with _without_pickles(source) as path:
+        model = _load_whole(path, config, record)
+    if margin is not None:
+        _cut_otherwise(model, margin)
+    _write_folder(model, target, to)
+
+
+def _convert_tensors(
+    source: Path, target: Path, to: Target, config: ViTConfig | Mapping[str, Any] | None, record: zoo.Record | None
+) -> None:
+    """Rewrites the tensors alone, by the config of a checkpoint that they are like, where one is named."""
+    refuse_to_part(target)
+    if record is not None:
+        classes = _classes_said(config)
+        config = record.config if classes is None else record.config.replace(num_classes=classes)
+    with _without_pickles(source) as path:
+        model = _load_for_tensors(path, config, to)
+    tensors = _readable_tensors(model, to, target)
+    with explained(target):
+        write_tensors(target, tensors)
 
 
 def _cut_otherwise(model: ViT, margin: Margin) -> None:
@@ -150,22 +158,24 @@ def _load_whole(path: Path, config: ViTConfig | Mapping[str, Any] | None, record
     with open_weights(path) as file:
         dtype = _common_dtype(file)
         if record is not None:
-            return _like(record, path, _classes_said(config), dtype)
+            return _like(record, file, path, _classes_said(config), dtype)
         if isinstance(config, Mapping):
             config = understand(file, _said(file, path, config))[1].config
     return load(path, config=config, dtype=dtype)
 
 
-def _like(record: zoo.Record, path: Path, classes: int | None, dtype: torch.dtype | None) -> ViT:
+def _like(record: zoo.Record, file: WeightsFile, path: Path, classes: int | None, dtype: torch.dtype | None) -> ViT:
     """The model of a file that has the tensors of a checkpoint, or of a fine-tune of it with so many classes.
 
     Raises:
-        CheckpointError: It has another number of classes, and a new head is no conversion.
+        CheckpointError: It has another number of classes; a new head, or none, would be no conversion.
     """
-    model = create(record.name, weights=path, num_classes=classes, dtype=dtype)
-    if model.source is not None and "head.weight" in model.source.report.reinitialised:
-        raise CheckpointError(f"{shown(str(path))} has a head, and not one of {classes} classes.")
-    return model
+    head = translate(file.shapes).found.get("head.weight")
+    own = 0 if head is None else head.shape[0]
+    if classes not in (None, own):
+        there = f"a head of {own} classes" if own else "no head"
+        raise CheckpointError(f"{shown(str(file.path))} has {there}, not {classes} classes.")
+    return create(record.name, weights=path, num_classes=classes, dtype=dtype)
 
 
 def _said(file: WeightsFile, path: Path, config: ViTConfig | Mapping[str, Any] | None) -> list[Claim]:
