@@ -263,8 +263,6 @@ def _is_pillow(image: Any) -> bool:
 
 def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Rows:
     """A Pillow image of any mode, turned as its EXIF says. Alpha is dropped."""
-    from PIL import ExifTags, ImageOps
-
     if channels not in (1, 3):
         raise ImageError(
             f"the model takes {channels} channels, a picture gives 1 or 3.",
@@ -273,17 +271,28 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
         )
     _check_size(image)
     sixteen_bits = _has_sixteen_bits(image)  # of which its format tells: a turned copy has none
-    turned = image.getexif().get(ExifTags.Base.Orientation, 1)
-    if enough:
-        _decode_less(image, enough, lying=turned in LYING)
-    if turned != 1:
-        image = ImageOps.exif_transpose(image)
+    image = _upright(image, enough)
     if image.mode in ("I", "F") and not sixteen_bits:
         raise ImageError(
             f"mode {image.mode!r} has no value for white.",
             python="Scale it to 0..1 and pass an array.",
             command="Save it with 8 or 16 bits.",
         )
+    return _rows_of_pillow(image, channels, sixteen_bits)
+
+
+def _upright(image: Any, enough: Enough | None) -> Any:
+    """A Pillow image turned as its EXIF says, of which no more is decoded than is enough."""
+    from PIL import ExifTags, ImageOps
+
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1)
+    if enough:
+        _decode_less(image, enough, lying=turned in LYING)
+    return image if turned == 1 else ImageOps.exif_transpose(image)
+
+
+def _rows_of_pillow(image: Any, channels: int, sixteen_bits: bool) -> Rows:
+    """The rows of an upright Pillow image. The first is asked for at once: it shows whether the others can be had."""
 
     def part(first: int, last: int) -> Any:
         return image.crop((0, first, image.width, last))
@@ -294,7 +303,7 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
     part(0, 1)  # loads it
     if sixteen_bits:
         return Rows(image.height, image.width, lambda first, last: _high_bytes(part(first, last), channels))
-    eight_bits(0, 1)  # shows whether Pillow can convert it
+    eight_bits(0, 1)  # converts it
     return Rows(image.height, image.width, lambda first, last: bytes_of(eight_bits(first, last)), eight_bits)
 
 
