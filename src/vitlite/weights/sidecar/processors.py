@@ -36,6 +36,7 @@ CROPS = {  # the processors that do what a recipe says, and the crop of each whe
     "DINOv3ViT": None,
     "ViTHybrid": 224,
 }
+OF_SHORTEST = ("CLIP", "Bit")  # those for which a single number is the size of the shortest edge
 DINOV3_PICTURES = {"resample": 2, "do_rescale": True}
 BEYOND_RECIPES = (  # switches of processors that change the pixels in ways of which a recipe knows nothing
     "rescale_offset",
@@ -112,12 +113,7 @@ def _crop_and_size_before(
     crop = resize
     if config.get("do_center_crop", CROPS[processor] is not None):
         (crop,) = required({"crop_size": CROPS[processor], **config}, "crop_size")
-    if isinstance(crop, int):
-        crop = {"height": crop, "width": crop}
-    if isinstance(resize, int):  # as written before 2023
-        shorter_edge = processor in ("CLIP", "Bit")
-        resize = {"shortest_edge": resize} if shorter_edge else {"height": resize, "width": resize}
-
+    crop, resize = _by_edge(crop), _by_edge(resize, shortest=processor in OF_SHORTEST)
     keeps_proportions = set(resize) == {"shortest_edge"}
     known = keeps_proportions or set(resize) == {"height", "width"}
     if not known or set(crop) != {"height", "width"} or not config.get("do_resize", True):
@@ -126,6 +122,13 @@ def _crop_and_size_before(
     if keeps_proportions:
         return size, (resize["shortest_edge"], resize["shortest_edge"]), "center"
     return size, (resize["height"], resize["width"]), "squash"
+
+
+def _by_edge(size: int | Mapping[str, int], *, shortest: bool = False) -> Mapping[str, int]:
+    """A size by the names of its edges, where it is a number, as written before 2023."""
+    if isinstance(size, int):
+        return {"shortest_edge": size} if shortest else {"height": size, "width": size}
+    return size
 
 
 def recipe_to_transformers(recipe: Recipe, channels: int = 1) -> dict[str, Any]:

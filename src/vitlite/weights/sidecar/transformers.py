@@ -215,6 +215,16 @@ CLASSES = {  # what is written, by model_type
     "dinov3_vit": "DINOv3ViT",
     "siglip_vision_model": "SiglipVision",
 }
+COMPUTED: dict[str, Any] = {  # by ViT, of which its config has no word: fields of ours
+    "pool": "cls",
+    "class_token": True,
+    "registers": 0,
+    "positions": "learned",
+    "mlp": "gelu",
+    "final_norm": True,
+    "stem": None,
+    "head_dim": None,
+}
 
 
 def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, Any]) -> Sidecar:
@@ -371,31 +381,27 @@ def model_type(config: ViTConfig) -> str:
 
 def computed_by(kind: str, config: ViTConfig) -> dict[str, Any]:
     """What transformers' model of this type computes, of which its config has no word: fields of ours."""
-    fixed: dict[str, Any] = {
-        "pool": "cls",
-        "class_token": True,
-        "registers": 0,
-        "positions": "learned",
-        "mlp": "gelu",
-        "final_norm": True,
-        "stem": None,
-        "head_dim": None,
-    }
+    return COMPUTED | _computed_otherwise(kind, config)
+
+
+def _computed_otherwise(kind: str, config: ViTConfig) -> dict[str, Any]:
+    """What it computes otherwise than ViT, or tells after all: then as our config says."""
     if kind == "deit":
-        fixed |= {"registers": 1, "pool": "cls_and_distillation" if _has_two_heads(config) else "cls"}
+        return {"registers": 1, "pool": "cls_and_distillation" if _has_two_heads(config) else "cls"}
     if kind == "ijepa":
-        fixed |= {"class_token": False, "pool": "mean"}
-    if kind.startswith("dinov2"):
-        fixed |= {"registers": config.registers, "mlp": config.mlp}
-        fixed["image_size"] = config.size[0]  # it takes the position table for a square's
-        fixed["pool"] = "cls_and_mean" if config.num_classes else "cls"
-        fixed["mlp_dim"] = _dinov2_mlp_dim(config, _dinov2_mlp_ratio(config))
-    if kind == "dinov3_vit":
-        fixed |= {"positions": "rope", "registers": config.registers, "mlp": config.mlp, "num_classes": 0}
-        fixed["layer_scale"] = config.layer_scale or 1.0
+        return {"class_token": False, "pool": "mean"}
     if kind == "siglip_vision_model":
-        fixed |= {"class_token": False, "pool": "map", "num_classes": 0, "qkv_bias": True, "image_size": config.size[0]}
-    return fixed
+        return {"class_token": False, "pool": "map", "num_classes": 0, "qkv_bias": True, "image_size": config.size[0]}
+    told = {"registers": config.registers, "mlp": config.mlp}
+    if kind == "dinov3_vit":
+        return told | {"positions": "rope", "num_classes": 0, "layer_scale": config.layer_scale or 1.0}
+    if kind.startswith("dinov2"):
+        return told | {
+            "pool": "cls_and_mean" if config.num_classes else "cls",
+            "mlp_dim": _dinov2_mlp_dim(config, _dinov2_mlp_ratio(config)),
+            "image_size": config.size[0],  # it takes the position table for a square's
+        }
+    return {}
 
 
 def _has_two_heads(config: ViTConfig) -> bool:
