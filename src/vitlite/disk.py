@@ -60,6 +60,17 @@ def _remove_left(path: Path) -> None:
             lock.with_suffix("").unlink(missing_ok=True)
 
 
+def obstacle(path: Path) -> str:
+    """What keeps a file from being written there, as errors say it; nothing where it is new, or may be replaced."""
+    if path.is_dir():
+        return "it is a folder"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if path.exists() and not path.is_file():
+        return "it is a device or a pipe"
+    return ""
+
+
 class Below(NamedTuple):
     """Something below a folder that is no folder itself."""
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from einops import rearrange, reduce
 from torch import Tensor
 
-from vitlite.disk import replacing
+from vitlite.disk import obstacle, replacing
 from vitlite.errors import ImageError, InputError, missing_extra
 from vitlite.images import Preprocess, pictures
 from vitlite.positions import sincos_positions
@@ -373,10 +373,11 @@ def _pillow() -> Pillow:
 def check_target(path: str | PathLike[str]) -> None:
     """Refuses, before a model is fetched for nothing, a picture that could not be written."""
     target = Path(path)
-    if target.suffix.lower() not in _formats() or not target.parent.is_dir():
-        raise InputError(f"Cannot write the picture {path}. Name a .png file in a folder that exists.")
-    if target.exists() and not target.is_file():
-        raise InputError(f"Cannot write the picture {path}: it is no file. Name a .png file in a folder that exists.")
+    in_the_way = obstacle(target)
+    if not in_the_way and target.suffix.lower() not in _formats():
+        in_the_way = "its name does not end as those of pictures do"
+    if in_the_way:
+        raise InputError(f"Cannot write the picture {path}: {in_the_way}. Name a .png file in a folder that exists.")
 
 
 def save_picture(picture: "Image", path: str | PathLike[str]) -> None:

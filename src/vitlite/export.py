@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from vitlite.disk import locked, replacing
+from vitlite.disk import locked, obstacle, replacing
 from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing_extra, shown
 from vitlite.images import recipe_alone
 from vitlite.model import ViT
@@ -116,12 +116,9 @@ def check_target(path: str | PathLike[str]) -> Path:
         ExportError: It is a folder or a device, or in no folder.
     """
     path = Path(path)
-    if not path.name or path.is_dir():
-        raise ExportError(f"Cannot write {path}: Is a directory.", python="Name a file.")
-    if not path.parent.is_dir():
-        raise ExportError(f"Cannot write {path}: there is no folder {path.parent}. Make it first.")
-    if path.exists() and not path.is_file():
-        raise ExportError(f"Cannot write {path}: it is a device or a pipe. Name a file.")
+    in_the_way = obstacle(path)
+    if in_the_way:
+        raise ExportError(f"Cannot write {path}: {in_the_way}.", python="Name a file in a folder that exists.")
     return path
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from vitlite import schema
-from vitlite.disk import locked, replacing
+from vitlite.disk import locked, obstacle, replacing
 from vitlite.errors import InputError, missing_extra, shown
 
 MOST_LINE = 2**28  # bytes of a line of the journal: 50,000 vectors of 1,024 numbers
@@ -54,12 +54,9 @@ def check_target(target: Path) -> Path:
         raise _refused(target, f": the name must end in one of {', '.join(WRITERS)}.")
     if target.suffix == ".parquet":
         need_pyarrow()
-    if not target.parent.is_dir():
-        raise _refused(target, f": there is no folder {target.parent}. Make it first.")
-    if target.is_dir():
-        raise _refused(target, " is a folder. Name a file that is new, or may be replaced.")
-    if target.exists() and not target.is_file():
-        raise _refused(target, " is a device or a pipe. Name a file that is new, or may be replaced.")
+    in_the_way = obstacle(target)
+    if in_the_way:
+        raise _refused(target, f": {in_the_way}. Name a file in a folder that exists.")
     return target
 
 

@@ -12,7 +12,7 @@ import torch
 from vitlite.cli.options import check_device, positive, positives
 from vitlite.cli.tables import bold
 from vitlite.config import ViTConfig, preset
-from vitlite.disk import write_json
+from vitlite.disk import obstacle, write_json
 from vitlite.errors import InputError, fit_to_print, shown
 from vitlite.speed import verdicts
 from vitlite.speed.bench import Timing, advice, time_model
@@ -102,8 +102,9 @@ def _measure(cases: Sequence[Case], rounds: int, out: Path | None, device: torch
 
 def _check_out(out: Path) -> None:
     """Makes sure that the figures can be written, and that only a file is replaced."""
-    if not (out.is_file() if out.exists() else out.parent.is_dir()):
-        raise InputError(f"Cannot write the figures {out}. Name a .json file in a folder that exists.")
+    in_the_way = obstacle(out)
+    if in_the_way:
+        raise InputError(f"Cannot write the figures {out}: {in_the_way}. Name a .json file in a folder that exists.")
 
 
 def _cases(args: Namespace) -> list[Case]:
