@@ -11,15 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from vitlite.bulk.local import gather
-from vitlite.cli.engine import add_engine_arguments, run_on_ray
-from vitlite.cli.options import (
-    add_model_arguments,
-    add_paths,
-    add_quick_decode,
-    add_speed_arguments,
-    open_model,
-    positive,
-)
+from vitlite.cli.engine import add_work_arguments, run_on_ray
+from vitlite.cli.options import add_paths, open_model, positive
 from vitlite.cli.progress import Watch, say_skipped
 from vitlite.cli.tables import bold, terminal_width
 from vitlite.errors import InputError, shown
@@ -36,10 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels a picture; default: %(default)s")
     parser.add_argument("--format", choices=("table", "jsonl", "csv"), default="table", help="default: %(default)s")
     parser.add_argument("--out", metavar="FOLDER", help="where --engine ray writes")
-    add_model_arguments(parser)
-    add_speed_arguments(parser)
-    add_quick_decode(parser)
-    add_engine_arguments(parser)
+    add_work_arguments(parser)
 
 
 def run(args: Namespace) -> int:

@@ -8,16 +8,9 @@ from pathlib import Path
 
 from vitlite.bulk.journal import KERNELS, WRITERS, Picture, check_names, check_target, open_journal
 from vitlite.bulk.local import embed_into, gather, identity_of
-from vitlite.cli.engine import add_engine_arguments, run_on_ray
-from vitlite.cli.options import (
-    add_model_arguments,
-    add_paths,
-    add_quick_decode,
-    add_speed_arguments,
-    open_model,
-    refuse_inputs,
-)
-from vitlite.cli.progress import Watch, say_skipped
+from vitlite.cli.engine import add_work_arguments, run_on_ray
+from vitlite.cli.options import add_paths, open_model, refuse_inputs
+from vitlite.cli.progress import Watch, say_resumed, say_skipped
 from vitlite.errors import shown
 
 
@@ -31,10 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help=f"ends in {suffixes}; replaced if it is there; with --engine ray a folder",
     )
-    add_model_arguments(parser)
-    add_speed_arguments(parser)
-    add_quick_decode(parser)
-    add_engine_arguments(parser)
+    add_work_arguments(parser)
 
 
 def run(args: Namespace) -> int:
@@ -60,9 +50,7 @@ def _run_here(args: Namespace) -> int:
     with open_journal(target, of_this_run) as journal:
         missing = journal.missing(pictures)
         if journal.tried:
-            done = len(pictures) - len(missing)
-            name = shown(str(journal.path), 1000)
-            print(f"vitlite: continuing {name}: {done} pictures are done", file=sys.stderr)
+            say_resumed(str(journal.path), len(pictures) - len(missing))
         watch = Watch(len(missing), bar=True)
         for _ in watch.outcomes(embed_into(journal, model, missing, args.batch, watch.pace)):
             pass  # each stands in the journal, or was said to be broken

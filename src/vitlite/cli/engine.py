@@ -1,12 +1,12 @@
-"""`--engine ray` of `embed` and `classify`: the same work on Ray, whose output is a folder of Parquet files."""
+"""What `embed` and `classify` share: their options, and the same work on Ray, which gives a folder of Parquet files."""
 
-import sys
 import time
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from vitlite.cli.options import create_or_load, positive
-from vitlite.cli.progress import say_skipped
+from vitlite.cli.options import add_model_arguments, add_speed_arguments, create_or_load, positive
+from vitlite.cli.progress import say_resumed, say_skipped
 from vitlite.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -32,8 +32,16 @@ class Work(Protocol):
     ) -> "Summary": ...
 
 
-def add_engine_arguments(parser: ArgumentParser) -> None:
-    """Where the work is done."""
+def add_work_arguments(parser: ArgumentParser) -> None:
+    """Which model works through the pictures, how fast, and where."""
+    add_model_arguments(parser)
+    add_speed_arguments(parser)
+    parser.add_argument(
+        "--quick-decode",
+        action="store_true",
+        help="scale JPEGs while they are decoded, to no less than twice what the model needs: several times as "
+        "quick on large photos, with answers that differ a little; files of other formats are decoded whole",
+    )
     parser.add_argument(
         "--engine",
         choices=("local", "ray"),
@@ -57,16 +65,13 @@ def run_on_ray(args: Namespace, work: Work) -> int:
         raise InputError("--dtype int8 belongs to --engine local: on Ray, each process would choose scales of its own.")
     check_installed()
 
-    def say_resumed(done: int) -> None:
-        print(f"vitlite: continuing {shown(args.out, 1000)}: {done} pictures are done", file=sys.stderr)
-
     begun = time.monotonic()
     source = find_pictures(args.paths[0])  # before a model is fetched for nothing
     if source.skipped:
         say_skipped(source.skipped)
     model = create_or_load(args)  # each worker brings it to its device, precision and speed
     actors = Actors(args.batch, args.dtype, args.device, args.workers)
-    held = work(model, source, args.out, actors, name=args.model, on_resume=say_resumed)
+    held = work(model, source, args.out, actors, name=args.model, on_resume=partial(say_resumed, args.out))
     seconds = time.monotonic() - begun
     print(
         f"{shown(args.out, 1000)}: {held.pictures} pictures, {held.broken} of them broken (column error); "

@@ -55,16 +55,6 @@ def add_speed_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def add_quick_decode(parser: ArgumentParser) -> None:
-    """How files are decoded."""
-    parser.add_argument(
-        "--quick-decode",
-        action="store_true",
-        help="scale JPEGs while they are decoded, to no less than twice what the model needs: several times as "
-        "quick on large photos, with answers that differ a little; files of other formats are decoded whole",
-    )
-
-
 def add_paths(parser: ArgumentParser) -> None:
     """Which pictures a command takes."""
     parser.add_argument(

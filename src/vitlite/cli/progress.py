@@ -25,6 +25,11 @@ def say_skipped(skipped: Counter[str]) -> None:
     )
 
 
+def say_resumed(out: str, done: int) -> None:
+    """Says that an interrupted run goes on."""
+    print(f"vitlite: continuing {shown(out, 1000)}: {done} pictures are done", file=sys.stderr)
+
+
 class Lines:
     """A line on stderr now and then, where that is no terminal: a log shows that something is being done."""
 
