@@ -52,7 +52,7 @@ def _matching(words: Sequence[str]) -> list[zoo.Record]:
     found = [record for record in zoo.RECORDS.values() if all(_fits(word.lower(), record) for word in words)]
     if not found:
         text = " ".join(words)
-        hint = zoo.nearest(text.strip("*"))
+        hint = zoo.did_you_mean(text.strip("*"))
         raise UnknownNameError(
             f"No model matches {text!r}.{hint} Any part of a name will do, of a licence, or of what models are good "
             "for, and * and ?, such as 'vit_*.dino*'; without a word, all are listed."

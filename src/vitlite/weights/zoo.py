@@ -247,7 +247,7 @@ def _unknown(name: str) -> UnknownNameError:
     for refusal in REFUSED:
         if refusal.fits(timm_name):
             return _refused(timm_name, refusal)
-    valid = nearest(timm_name) or f" Presets: {', '.join(PRESETS)}."
+    valid = did_you_mean(timm_name) or f" Presets: {', '.join(PRESETS)}."
     return UnknownNameError(
         f"There is no model {shown(repr(name))}.{valid}",
         python="All names: vitlite.list_models(). A repository of the Hub, a folder or a file: vitlite.load(source).",
@@ -312,12 +312,12 @@ def _checkpoints_of(preset: str) -> list[str]:
     return [record.name for record in RECORDS.values() if record.preset == preset]
 
 
-def nearest(name: str) -> str:
+def did_you_mean(name: str) -> str:
     """The hint for a name that is none: those with all its parts, in whatever order, else what is spelt alike.
 
-    >>> nearest("deit_tiny_16")
+    >>> did_you_mean("deit_tiny_16")
     ' Did you mean vit_tiny_16.deit_fb_in1k, vit_tiny_16.deit_distilled_fb_in1k?'
-    >>> nearest("dino_vits8")  # as torch.hub has it
+    >>> did_you_mean("dino_vits8")  # as torch.hub has it
     ' Did you mean vit_small_8.dino?'
     """
     parts = _words_of(name)
