@@ -367,19 +367,31 @@ def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:
     if to == "timm":
         own = layout_for_timm(config)
         return tensors if own == "timm" else to_their_names(LAYOUTS[own], "", tensors)
-    layout, prefix, computed = LAYOUTS["torchvision"], "", TORCHVISION
     if to == "transformers":
         kind = model_type(config)
-        layout, computed = LAYOUTS[layout_of(config)], computed_by(kind, config)
+        _refuse_other_arithmetic(config, computed_by(kind, config), to)
         prefix = f"{kind}." if config.num_classes else ""
-    _refuse_other_arithmetic(config, computed, to)
-    if config.class_token and not config.cls_position and not config.registers and "pos_embed" in tensors:
-        tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # zeros for the class token
-    if to == "torchvision" and not config.qkv_bias:
-        for block in range(config.depth):
-            weight = tensors[f"blocks.{block}.attn.qkv.weight"]
-            tensors[f"blocks.{block}.attn.qkv.bias"] = weight.new_zeros(len(weight))
-    return to_their_names(layout, prefix, tensors)
+        return to_their_names(LAYOUTS[layout_of(config)], prefix, _with_class_row(tensors, config))
+    _refuse_other_arithmetic(config, TORCHVISION, to)
+    return to_their_names(LAYOUTS["torchvision"], "", _with_biases(_with_class_row(tensors, config), config))
+
+
+def _with_class_row(tensors: dict[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+    """The tensors, with a row of zeros in the position table for a class token that had none."""
+    if config.registers or config.cls_position or not config.class_token or "pos_embed" not in tensors:
+        return tensors
+    return tensors | {"pos_embed": F.pad(tensors["pos_embed"], (0, 0, 1, 0))}
+
+
+def _with_biases(tensors: dict[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+    """The tensors, with biases of zeros for queries, keys and values that had none."""
+    if config.qkv_bias:
+        return tensors
+    zeros = {}
+    for block in range(config.depth):
+        weight = tensors[f"blocks.{block}.attn.qkv.weight"]
+        zeros[f"blocks.{block}.attn.qkv.bias"] = weight.new_zeros(len(weight))
+    return tensors | zeros
 
 
 def _refuse_other_arithmetic(config: ViTConfig, computed: Mapping[str, Any], to: Target) -> None:

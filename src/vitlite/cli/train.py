@@ -110,20 +110,23 @@ def _check_out(args: Namespace) -> None:
         InputError: It would.
     """
     refuse_inside(args.out, args.data)
-    out = args.out.resolve()
-    there = [name for name in (SPLIT, CURVES) if (out / name).exists()]
-    if there and not any((out / name).exists() for name in (STATE, LOG)):
+    there = [name for name in (SPLIT, CURVES) if (args.out / name).exists()]
+    if there and not any((args.out / name).exists() for name in (STATE, LOG)):
         raise InputError(
             f"--out {shown(str(args.out))} has {', '.join(there)}, and no run left it there: it stays. Name another "
             "folder."
         )
     for word in (args.model, args.weights):
-        place = Path(word or "").expanduser().resolve()
-        written = {out / LAST, out / BEST, out / STATE} & {place, *place.parents}
-        if word and place.exists() and (written or place == out):
+        if word and _writes_over(args.out.resolve(), Path(word).expanduser().resolve()):
             raise InputError(
                 f"--out {args.out} would write over the model to begin with, {shown(word)}. Name another folder."
             )
+
+
+def _writes_over(out: Path, place: Path) -> bool:
+    """Whether a run that writes to `out` would change what is at a place."""
+    written = {out / LAST, out / BEST, out / STATE}
+    return place.exists() and (place == out or not written.isdisjoint((place, *place.parents)))
 
 
 def _settings(args: Namespace, pictures: int) -> Settings:
