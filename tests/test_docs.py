@@ -39,6 +39,12 @@ from vitlite.weights import zoo
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+SOURCE = ROOT / "src"
+MODULES = [  # with an example
+    ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    for file in sorted(SOURCE.rglob("*.py"))
+    if ">>> " in file.read_text("utf-8")
+]
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 NOTE = re.compile(r"<!-- (not run|output|from|needs|torchrun)(?::? (.*?))? -->\s*$")
 
@@ -87,6 +93,14 @@ def workplace(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.setenv("VITLITE_CACHE", str(cache))
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     return tmp_path
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_example_in_a_docstring_runs(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    failed, attempted = doctest.testmod(importlib.import_module(module))
+    assert attempted
+    assert not failed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -133,8 +133,8 @@ def shown(text: str, most: int = 200) -> str:
 def fit_to_print(text: str) -> str:
     """A text of ours with names from outside in it: what does not show is made visible, but for the ends of lines.
 
-    >>> print(fit_to_print("There is no file \x1b[31mred:\n- blocks.0"))
-    There is no file \x1b[31mred:
+    >>> print(fit_to_print("There is no file \\x1b[31mred:\\n- blocks.0"))
+    There is no file \\x1b[31mred:
     - blocks.0
     """
     return "\n".join(shown(line, len(line)) for line in text.split("\n"))
