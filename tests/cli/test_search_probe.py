@@ -9,6 +9,8 @@ import pytest
 from commands import Run
 from PIL import Image
 
+import vitlite
+
 
 @pytest.fixture
 def vectors(run: Run, model: Path, pictures: Path, tmp_path: Path) -> Path:
@@ -61,9 +63,34 @@ def test_a_contact_sheet_replaces_no_picture_that_is_asked_for_or_searched(
 def test_search_in_another_model_s_vectors_is_refused(run: Run, vectors: Path, pictures: Path, tmp_path: Path) -> None:
     code, out, err = run("search", vectors, pictures / "a.png", "--model", "vit_nano_4.cifar10")
     assert (code, out) == (1, "")
-    assert "with another weights, config, preprocessing: no distance to them means anything. Leave out --model" in err
+    assert "differs in weights, config, preprocessing: no distance to them means anything. Leave out --model" in err
     assert "preprocessing: no distance" in run("search", vectors, pictures / "a.png", "--size", 32)[2]
     assert "does not say which model" in run("search", _without_identity(vectors), pictures / "a.png")[2]
+
+
+def test_the_model_of_vectors_that_is_elsewhere_is_asked_for(
+    run: Run, model: Path, pictures: Path, tmp_path: Path
+) -> None:
+    vectors, here, asked = tmp_path / "v.safetensors", tmp_path / "here", pictures / "a.png"
+    shutil.copytree(model, here)
+    assert run("embed", pictures, "--model", here, "--out", vectors)[0] == 0
+    here.rename(tmp_path / "there")
+    code, out, err = run("search", vectors, asked)
+    assert (code, out) == (1, "")
+    assert f"v.safetensors: The model that made these vectors, {here}, cannot be opened: There is no file or" in err
+    assert "If it lies elsewhere now, say where: --model MODEL. If they were made with --weights, say that again" in err
+    assert run("search", vectors, asked, "--model", tmp_path / "there")[0] == 0
+
+
+def test_vectors_made_with_weights_are_searched_with_them(run: Run, pictures: Path, tmp_path: Path) -> None:
+    """The name alone is that of other bytes, which nobody sends here."""
+    weights, vectors, asked = tmp_path / "mine.safetensors", tmp_path / "v.safetensors", pictures / "a.png"
+    vitlite.create("vit_tiny_16", weights=None).save(tmp_path / "saved")
+    shutil.copy(tmp_path / "saved" / "model.safetensors", weights)
+    named = ("--model", "vit_tiny_16.deit_fb_in1k", "--weights", weights)
+    assert run("embed", pictures, *named, "--out", vectors)[0] == 0
+    assert "If they were made with --weights, say that again: --weights PATH." in run("search", vectors, asked)[2]
+    assert run("search", vectors, asked, "--weights", weights)[0] == 0
 
 
 def _without_identity(vectors: Path) -> Path:

@@ -5,12 +5,17 @@ import sys
 from argparse import ArgumentParser, Namespace
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitlite.bulk.local import gather
 from vitlite.cli.options import add_model_arguments, add_paths, open_model, positive, refuse_inputs
 from vitlite.cli.progress import say_skipped
 from vitlite.cli.tables import bold
-from vitlite.errors import shown
+from vitlite.errors import InputError, VitliteError, shown
+
+if TYPE_CHECKING:
+    from vitlite.model import ViT
+    from vitlite.vectors.store import Vectors
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -36,9 +41,8 @@ def run(args: Namespace) -> int:
     asked = gather(args.paths, sys.stdin, say_skipped)
     if args.out:
         refuse_inputs(Path(args.out), args, chain(asked, vectors.pictures))
-    if args.model is None:
-        args.model, args.size = vectors.model, args.size or vectors.image_size
-    found = search(vectors, open_model(args), asked, args.top)
+    model = open_model(args) if args.model is not None else _their_model(args, vectors)
+    found = search(vectors, model, asked, args.top)
     for picture, matches in zip(asked, found, strict=True):
         if args.format == "jsonl":
             print(json.dumps({"path": picture, "matches": [match._asdict() for match in matches]}))
@@ -50,3 +54,17 @@ def run(args: Namespace) -> int:
         save_picture(contact_sheet(asked, found), args.out)
         print(f"wrote {shown(args.out, 1000)}", file=sys.stderr)
     return 0
+
+
+def _their_model(args: Namespace, vectors: "Vectors") -> "ViT":
+    """The model that made the vectors, by the name that it had then."""
+    args.model, args.size = vectors.model, args.size or vectors.image_size
+    try:
+        return open_model(args)
+    except VitliteError as error:
+        raise InputError(
+            f"{shown(args.vectors, 1000)}: The model that made these vectors, {shown(vectors.model)}, cannot be "
+            f"opened: {error.for_command_line()}",
+            command="The vectors fit this model alone. If it lies elsewhere now, say where: --model MODEL. If they "
+            "were made with --weights, say that again: --weights PATH.",
+        ) from error

@@ -74,10 +74,11 @@ class Vectors:
         differing = [name for name in DECIDES if ours[name] != theirs[name]]
         if differing:
             raise InputError(
-                f"The vectors in {shown(str(self.path), 1000)} were made by {shown(self.model)} with another "
-                f"{', '.join(differing)}: no distance to them means anything.",
+                f"The vectors in {shown(str(self.path), 1000)} were made by {shown(self.model)}; this model "
+                f"differs in {', '.join(differing)}: no distance to them means anything.",
                 python="Open that model, or embed the pictures again with this one.",
-                command="Leave out --model, --weights and --size to use that one, or embed the pictures again.",
+                command="Leave out --model and --size to use that one, and say --weights only if `embed` was told "
+                "so; or embed the pictures again.",
             )
 
 
