@@ -132,6 +132,19 @@ def test_shards(tmp_path: Path) -> None:
         load(tmp_path, config=ASK)
 
 
+def test_the_folder_of_a_run_names_the_models_in_it(tmp_path: Path) -> None:
+    for name in ("best", "last"):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name / "model.safetensors")
+    meant = f"Did you mean a folder in it: {tmp_path / 'best'}, {tmp_path / 'last'}?"
+    state = written(tmp_path / "state.safetensors")  # as long as it is kept
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as error:
+            load(tmp_path, config=ASK)
+        assert str(error.value).endswith(meant)
+        state.unlink(missing_ok=True)
+
+
 def test_folders(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="it has nothing"):
         load(tmp_path, config=ASK)

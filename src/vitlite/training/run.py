@@ -35,12 +35,12 @@ from vitlite.training.state import (
     damaged,
     read_state,
 )
-from vitlite.weights.files import WEIGHTS
+from vitlite.weights.files import RUN_STATE, WEIGHTS
 from vitlite.weights.save import refuse_unloadable, write_tensors
 
 History = list[dict[str, Any]]
 
-STATE, LOG, LOCK = "state.safetensors", "log.jsonl", "train.lock"
+STATE, LOG, LOCK = RUN_STATE, "log.jsonl", "train.lock"
 LAST = "last"  # the folder of the last epoch's weights
 LONGEST_LINE = 10_000  # bytes
 EPOCH = table({"epoch": whole(least=1)}, required=("epoch",))  # a line of the log

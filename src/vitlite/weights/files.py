@@ -31,6 +31,7 @@ from vitlite.schema import MOST_BYTES, Check, by_name, read_json, table
 Shape = tuple[int, ...]
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+RUN_STATE = "state.safetensors"  # of a run of training, whose models are in folders beside it
 READABLE = (".safetensors", ".npz")
 PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt", ".tar")  # .pth.tar, as scripts for ImageNet call theirs
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -201,14 +202,21 @@ def _weights_in(folder: Path) -> Path:
         if (folder / name).exists():
             return folder / name
     files = sorted(folder.iterdir())
-    weights = [file for file in files if file.suffix in READABLE]
+    models = _folders_of_models(files)
+    weights = [file for file in files if file.suffix in READABLE and not (models and file.name == RUN_STATE)]
     if len(weights) == 1:
         return weights[0]
     names = shown(", ".join(file.name for file in files), 1000) or "nothing"
     hint = ""
+    if models:
+        hint = f" Did you mean a folder in it: {shown(', '.join(map(str, models)), 1000)}?"
     if any(file.name.endswith(PICKLES) for file in files):
         hint = f" vitlite unpickles nothing here; first: vitlite convert {folder} OUT --to vitlite"
     raise CheckpointError(f"The folder {folder} has no {WEIGHTS}, nor one other weights file; it has {names}.{hint}")
+
+
+def _folders_of_models(files: Sequence[Path]) -> list[Path]:
+    return [file for file in files if (file / WEIGHTS).exists() or (file / INDEX).exists()]
 
 
 def _shards_of(index: Path) -> list[Path]:
