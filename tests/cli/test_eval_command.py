@@ -38,6 +38,9 @@ def test_what_is_printed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert re.fullmatch(rf"top-1 50.00%   top-5 \d+.00%   loss {figures['loss']:.4f}   2 pictures", last)
     assert (figures["top1"], len(figures["classes"])) == (0.5, 10)
     assert "top5" in figures
+    (wrong,) = figures["wrong"]
+    assert (wrong["picture"], wrong["class"]) == ("horse/rocket.jpg", "horse")
+    assert wrong["taken_for"] in set(figures["classes"]) - {"cat", "horse"}
 
 
 def test_what_is_refused(

@@ -32,7 +32,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--split", type=Path, metavar="FILE", help="the pictures that a run of train held out: its split.json"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write figures (eval.json) and confusion.png there")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write eval.json (figures, and which pictures it is wrong on) and confusion.png there",
+    )
     add_model_arguments(parser)
     add_speed_arguments(parser)
 
@@ -97,7 +102,18 @@ def _figures(name: str, model: ViT, measured: Measured, pictures: Pictures) -> d
         "loss": measured.loss,
         "classes": pictures.classes,
         "confusion": None if measured.confusion is None else measured.confusion.tolist(),
+        "wrong": _wrong(measured, pictures),
     }
+
+
+def _wrong(measured: Measured, pictures: Pictures) -> list[dict[str, str]]:
+    """The pictures that were taken for another class than theirs, and for which."""
+    answers, labels, names = measured.answers.tolist(), pictures.labels.tolist(), pictures.names()
+    return [
+        {"picture": name, "class": pictures.classes[label], "taken_for": pictures.classes[answer]}
+        for name, label, answer in zip(names, labels, answers, strict=True)
+        if label != answer
+    ]
 
 
 def _accuracies(measured: Measured) -> dict[str, float]:

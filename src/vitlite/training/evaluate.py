@@ -42,6 +42,7 @@ class Measured:
     taken: Tensor  # (k,) int64: taken for each class
     right: Tensor  # (k,) int64: of each class and taken for it
     confusion: Tensor | None  # (k, k) int64: pictures of each class, by the one they were taken for; None of many
+    answers: Tensor  # (n,) int64: the class that each picture was taken for
 
     def confused(self, most: int = 3) -> list[tuple[int, int, int]]:
         """What is taken for what most often: the class, the other that it was taken for, and of how many pictures."""
@@ -97,6 +98,7 @@ def measure(
     counts = torch.zeros(3, k, dtype=torch.int64)  # of each class, taken for it, and both
     meaningless = torch.zeros((), dtype=torch.int64)  # answers
     confusion = torch.zeros(k * k if k <= MOST_CONFUSED else 0, dtype=torch.int64)
+    answers = torch.zeros(total, dtype=torch.int64)
     mine = distributed.shard(total)
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
         for first in range(0, len(mine), batch):
@@ -107,13 +109,15 @@ def measure(
             best = logits.topk(min(5, k)).indices
             loss += F.cross_entropy(logits, labels, reduction="sum")
             top5 += (best == labels[:, None]).sum()
-            taken = best[:, 0]
+            answers[rows] = taken = best[:, 0]
             for row, found in zip(counts, (labels, taken, labels[labels == taken]), strict=True):
                 row += torch.bincount(found, minlength=k)
             if len(confusion):
                 confusion.index_add_(0, labels * k + taken, torch.ones_like(labels))  # in place: it may be large
             after_batch(len(rows))
-    distributed.all_reduce(*(tensor for tensor in (loss, top5, counts, meaningless, confusion) if tensor.numel()))
+    distributed.all_reduce(
+        *(tensor for tensor in (loss, top5, counts, meaningless, confusion, answers) if tensor.numel())
+    )
     if meaningless:  # on any rank, and so on all
         raise not_finite(torch.bfloat16 if bfloat16 else model.dtype)
     return Measured(
@@ -124,6 +128,7 @@ def measure(
         taken=counts[1],
         right=counts[2],
         confusion=confusion.view(k, k) if len(confusion) else None,
+        answers=answers,
     )
 
 
