@@ -95,10 +95,11 @@ def search(browser: Any, address: str) -> list[str]:
     wrong = []
     for word, page in SEARCHES.items():
         window = browser.new_page(viewport={"width": WIDTHS["desk"], "height": 900})
-        window.goto(f"{address}/", wait_until="networkidle")  # its worker listens
+        window.goto(f"{address}/", wait_until="networkidle")
         window.fill("input[name=query]", word)
+        window.press("input[name=query]", "End")  # it is read when a key is let go
         window.wait_for_selector(".md-search-result__meta:text-matches('matching document', 'i')", state="attached")
-        first = ".md-search-result__item > .md-search-result__link"  # of each page; its sections are folded away
+        first = ".md-search-result__item > .md-search-result__link:first-child"  # of each page; its sections follow
         links = window.eval_on_selector_all(first, "links => links.map((link) => link.href)")
         if not any(link.startswith(f"{address}/{page}") for link in links[:3]):
             wrong.append(f"the search for {word!r} does not lead to {page}: {links}")
