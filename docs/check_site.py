@@ -3,10 +3,11 @@
     make docs && pip install playwright && python docs/check_site.py site --pictures /tmp/pages
 
 Playwright drives the Chromium that is installed (`apt install chromium`). A page fails if it scrolls sideways, if code
-or output is cut off at the desk's width, or on a phone is broken or cut off without a shade that says so, if a picture
-leads nowhere, if it links to a file that is not there, if an equation is not typeset, or if it asks another server for
-anything. The site fails if its search does not lead from a word of SEARCHES to its page, among the first three, or if
-its home cannot be walked on from.
+or output is cut off at the desk's width, or on a phone is broken or cut off without a shade that says so, if on a phone
+a cell of a table is taller than eight lines or what should be folded is open, if a picture leads nowhere, if it links
+to a file that is not there, if an equation is not typeset, or if it asks another server for anything. The site fails if
+its search does not lead from a word of SEARCHES to its page, among the first three, or if its home cannot be walked on
+from.
 """
 
 import argparse
@@ -36,11 +37,14 @@ MEASURE = """() => {
   const cut = all("pre > code").filter(wider);
   const scrolled = all("pre > code, div.math, .md-typeset__scrollwrap");
   const shaded = (block) => getComputedStyle(block).backgroundImage.includes("gradient");
+  const tall = all("td").filter((cell) => cell.offsetHeight > 180 && !cell.closest("[data-stacked]"));
   const pictures = all("article img").filter((picture) => !picture.closest("a[href]"));
   const inside = all("article a[href]").map((link) => link.href.split("#")[0]);
   return {
     broken: all("pre > code").filter((code) => getComputedStyle(code).whiteSpace !== "pre").map(begins),
     unsaid: scrolled.filter((block) => wider(block) && !shaded(block)).map(begins),
+    tall: tall.map(begins),
+    open: all("article details[open] > summary").map(begins),
     small: pictures.map((picture) => picture.getAttribute("src")),
     links: [...new Set(inside)].filter((link) => link.startsWith(location.origin)),
     beyond: document.documentElement.scrollWidth - window.innerWidth,
@@ -84,6 +88,8 @@ def check(browser: Any, address: str, page: str, width: str, site: Path, picture
     else:
         wrong += [f"breaks the lines of the code that begins {line!r}" for line in found["broken"]]
         wrong += [f"cuts off, without a word, what begins {line!r}" for line in found["unsaid"]]
+        wrong += [f"has a tall cell that begins {line!r}" for line in found["tall"]]
+        wrong += [f"has not folded {line!r}" for line in found["open"]]
     if found["raw"]:
         wrong.append(f"shows {found['raw']} equations as they were written")
     wrong += [f"asks for {url}" for url in asked if not url.startswith((address, "data:", "blob:"))]

@@ -74,8 +74,8 @@ INTRODUCTION = f"""\
 {len(PRESETS)} presets and {len(zoo.RECORDS)} checkpoints, by what they are good for. This page is generated from the
 records in `src/vitlite/weights/data/zoo.txt`; `vitlite info NAME` has all of a record, with notes, and the mean and
 deviation of its colours. One checkpoint comes with vitlite and needs no network: `vit_nano_4.cifar10`, of
-[32 x 32 pixels and ten labels](#tiny-for-tests). On a phone, the tables keep three columns of nine; turn it, or ask
-`vitlite info`."""
+[32 x 32 pixels and ten labels](#tiny-for-tests). On a phone, the long tables are folded, and keep three columns of
+nine; turn it, or ask `vitlite info`."""
 HOW_TO_READ = """\
 `vitlite.create` takes a checkpoint's name, timm's full name for it, or a preset's name, which means the checkpoint in
 bold. Where none is bold the preset has no default, and `create` says what there is. A head of "512 numbers" is CLIP's
@@ -93,6 +93,8 @@ ABOUT_LICENCES = """\
 The weights are their authors', under the licence that timm or the repository states. Whether it allows commercial use
 is said here as far as its name tells; "its terms" are to be read. The default of every preset allows it. In Python it
 is the field `license` of `vitlite.info(NAME)`."""
+ABOUT_PRESETS = "Where there is no checkpoint, `create` gives random weights, with `weights=None`."
+ABOUT_REFUSED = "A `*` stands for any letters. timm has most of them: `timm.create_model(name, pretrained=True)`."
 
 
 def page() -> Iterator[str]:
@@ -105,13 +107,26 @@ def page() -> Iterator[str]:
     yield from purposes(placed)
     for purpose in PURPOSES[::-1]:
         yield f"\n## {purpose.title}\n\n{paragraph(TEXTS[purpose.title])}\n"
-        yield "| checkpoint | top-1 | licence | commercial use | pixels | params (M) | GMACs | head | crop |"
-        yield "|---|--:|---|---|--:|--:|--:|---|---|"
-        for record in placed[purpose.title]:
-            yield row(record)
+        yield from folded(f"{len(placed[purpose.title])} checkpoints", checkpoints(placed[purpose.title]))
     yield from licences()
-    yield from presets()
-    yield from refusals()
+    yield f"\n## Presets\n\n{ABOUT_PRESETS}\n"
+    yield from folded(f"{len(PRESETS)} presets", presets())
+    yield f"\n## Not in the zoo\n\n{ABOUT_REFUSED}\n"
+    yield from folded(f"{len(zoo.REFUSED)} names", refusals())
+
+
+def folded(summary: str, table: Iterator[str]) -> Iterator[str]:
+    """A long table, open on a desk; docs/phone.js closes it on a phone."""
+    yield f'<details open markdown="1">\n<summary>{summary}</summary>\n'
+    yield from table
+    yield "\n</details>"
+
+
+def checkpoints(records: Sequence[Record]) -> Iterator[str]:
+    """A table of them."""
+    yield "| checkpoint | top-1 | licence | commercial use | pixels | params (M) | GMACs | head | crop |"
+    yield "|---|--:|---|---|--:|--:|--:|---|---|"
+    yield from map(row, records)
 
 
 def paragraph(text: str) -> str:
@@ -276,8 +291,6 @@ def head(record: Record) -> str:
 
 def presets() -> Iterator[str]:
     """The shapes, and what each name stands for."""
-    yield "\n## Presets\n"
-    yield "Where there is no checkpoint, `create` gives random weights, with `weights=None`.\n"
     yield "| preset | checkpoints | default | patch | dim | depth | heads | MLP |"
     yield "|---|--:|---|--:|--:|--:|--:|--:|"
     counts = Counter(record.preset for record in zoo.RECORDS.values())
@@ -290,8 +303,6 @@ def presets() -> Iterator[str]:
 
 def refusals() -> Iterator[str]:
     """What the zoo does not have."""
-    yield "\n## Not in the zoo\n"
-    yield "A `*` stands for any letters. timm has most of them: `timm.create_model(name, pretrained=True)`.\n"
     yield "| name | why | nearest in the zoo |"
     yield "|---|---|---|"
     for refusal in zoo.REFUSED:
