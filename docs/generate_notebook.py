@@ -26,11 +26,15 @@ FOLD = re.compile(r"^</?(?:details|summary).*\n", re.MULTILINE)  # cannot go thr
 PHOTO = DOCS / "images" / "chelsea.jpg"
 WRITE_PHOTO = """\
 # The photo of this page, if it is not there. With another one in its place, all of the page is about that one.
+# And the commands of the environment that this notebook runs in are found, also where it was not activated.
+import os
+import sysconfig
 from base64 import b64decode
 from io import BytesIO
 from pathlib import Path
 from PIL import Image
 
+os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 photo = Path("examples/photos/chelsea.png")
 if not photo.exists():
     photo.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -261,6 +262,7 @@ def test_the_notebook_is_the_page() -> None:
 def test_the_notebook_runs_where_nothing_else_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # the notebook changes it
     names: dict[str, Any] = {"__name__": "__main__"}
     for number, (code, expected) in enumerate(code_cells(NOTEBOOK)):
         if code.startswith("!"):
@@ -284,7 +286,9 @@ nbformat.validate(notebook)
 nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
 nbformat.write(notebook, "ran.ipynb")
 """
-    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    scripts = Path(sysconfig.get_path("scripts"))
+    others = [folder for folder in os.environ["PATH"].split(os.pathsep) if Path(folder) != scripts]
+    environment = {**os.environ, "PATH": os.pathsep.join(others)}  # as where nothing was activated
     done = subprocess.run(
         [sys.executable, "-c", code, str(NOTEBOOK)], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
