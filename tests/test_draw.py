@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageFont
 
 from vitlite import draw
 from vitlite.config import ViTConfig
@@ -15,6 +15,8 @@ from vitlite.errors import ImageError, InputError, VitliteError
 from vitlite.images import Preprocess, Recipe, read_image
 from vitlite.model import ViT
 from vitlite.positions import sincos_positions
+
+BELOW = draw.CAPTION + 8  # a caption of one line, and the room around it
 
 
 def build(**options: Any) -> ViT:
@@ -138,7 +140,7 @@ def test_filters_are_the_principal_components(options: dict[str, Any]) -> None:
 
 def test_picture_of_filters() -> None:
     side = draw.FILTER + draw.GAP
-    size = (7 * side + draw.GAP, 4 * (side + draw.CAPTION) + draw.GAP)
+    size = (7 * side + draw.GAP, 4 * (side + BELOW) + draw.GAP)
     for channels in (1, 3):
         picture = draw.picture_of_filters(build(channels=channels))
         assert picture.size == size
@@ -217,10 +219,18 @@ def test_the_overlay_is_bright_where_the_attention_is() -> None:
 def test_picture_of_attention(tmp_path: Path) -> None:
     model = build()
     picture = draw.picture_of_attention(model, photo(tmp_path / "a.png"))
-    width, height = 3 * (draw.PANEL + draw.GAP) + draw.GAP, 2 * (draw.PANEL + draw.CAPTION + draw.GAP) + draw.GAP
+    width, height = 3 * (draw.PANEL + draw.GAP) + draw.GAP, 2 * (draw.PANEL + BELOW + draw.GAP) + draw.GAP
     assert picture.size == (width, height)
     rolled = draw.picture_of_attention(model, photo(tmp_path / "a.png"), rolled_out=True)
-    assert rolled.size == (2 * (draw.PANEL + draw.GAP) + draw.GAP, draw.PANEL + draw.CAPTION + 2 * draw.GAP)
+    assert rolled.size == (2 * (draw.PANEL + draw.GAP) + draw.GAP, draw.PANEL + BELOW + 2 * draw.GAP)
+
+
+def test_captions_can_be_read_on_a_phone_and_fit_below_their_panels() -> None:
+    phone = 350  # pixels across its page
+    assert draw.CAPTION * phone / (3 * (draw.PANEL + draw.GAP) + draw.GAP) >= 9
+    font = ImageFont.load_default(draw.CAPTION)
+    for caption, side in (("rollout through all blocks", draw.PANEL), ("28: 10.0%", draw.FILTER)):
+        assert font.getlength(caption) <= side
 
 
 def test_a_list_of_one_picture_is_drawn_as_that_picture(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ INFERNO = "000004 210c4a 57106e 8a226a bc3754 e45a31 f98e09 f9cb35 fcffa4"
 VIRIDIS = "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"
 PANEL = 256  # pixels of one panel's longer side
 GAP = 12  # between panels
-CAPTION, LINE = 22, 18  # height of the line below a panel, and of each further one
+CAPTION = 21  # pixels of the letters below a panel: to be read also where the picture is as wide as a phone
 SHEET = 800  # pixels of one side of the picture of positions, about
 FILTER = 96  # of one filter, about
 FILTERS_IN_A_ROW = 7  # four rows of them, as in the paper
@@ -315,12 +315,13 @@ def colored(values: Tensor, anchors: str) -> Tensor:
     return torch.lerp(colors[below], colors[below + 1], (place - below)[..., None])
 
 
-def arrange(panels: dict[str, Tensor], columns: int) -> "Image":
+def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> "Image":
     """Panels with their captions, of a line or more each, row by row on white."""
     pillow = _pillow()
     h, w = next(iter(panels.values())).shape[:2]
     rows = -(-len(panels) // columns)
-    below = CAPTION + LINE * max(caption.count("\n") for caption in panels)
+    line = letters + 4
+    below = 4 + line * (1 + max(caption.count("\n") for caption in panels))
     size = columns * (w + GAP) + GAP, rows * (h + below + GAP) + GAP
     sheet = pillow.image.new("RGB", size, "white")
     pen = pillow.draw.Draw(sheet)
@@ -328,22 +329,22 @@ def arrange(panels: dict[str, Tensor], columns: int) -> "Image":
         row, column = divmod(i, columns)
         left, top = GAP + column * (w + GAP), GAP + row * (h + below + GAP)
         sheet.paste(to_pillow(pixels), (left, top))
-        pen.text((left, top + h + 4), caption, fill=INK, font=pillow.font)
+        pen.text((left, top + h + 4), caption, fill=INK, font=pillow.font(letters))
     return sheet
 
 
 def _with_scale(sheet: "Image", low: float) -> "Image":
     """The sheet with its colour scale to the right, from `low` to 1."""
     pillow = _pillow()
-    wide = pillow.image.new("RGB", (sheet.width + 70, sheet.height), "white")
+    wide = pillow.image.new("RGB", (sheet.width + 80, sheet.height), "white")
     wide.paste(sheet, (0, 0))
     falling = torch.linspace(1, 0, sheet.height - 2 * GAP)
     bar = colored(falling[:, None].expand(-1, 16), VIRIDIS)
     wide.paste(to_pillow(bar), (sheet.width + 6, GAP))
     pen = pillow.draw.Draw(wide)
     left = sheet.width + 28
-    pen.text((left, GAP), "1.0", fill=INK, font=pillow.font)
-    pen.text((left, sheet.height - GAP - 14), f"{low:.1f}", fill=INK, font=pillow.font)
+    pen.text((left, GAP), "1.0", fill=INK, font=pillow.font(CAPTION))
+    pen.text((left, sheet.height - GAP - CAPTION), f"{low:.1f}", fill=INK, font=pillow.font(CAPTION))
     return wide
 
 
@@ -359,7 +360,7 @@ class Pillow(NamedTuple):
 
     image: Any  # its module Image
     draw: Any  # its module ImageDraw
-    font: Any
+    font: Any  # of letters of a height
 
 
 def _pillow() -> Pillow:
@@ -367,7 +368,7 @@ def _pillow() -> Pillow:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise missing_extra("Drawing", "images") from error
-    return Pillow(Image, ImageDraw, ImageFont.load_default(14))
+    return Pillow(Image, ImageDraw, ImageFont.load_default)
 
 
 def check_target(path: str | PathLike[str]) -> None:

@@ -16,9 +16,9 @@ def test_captions_have_the_folder_and_both_ends_of_a_name(tmp_path: Path, monkey
     captions: list[str] = []
     drawn = sheet.arrange
 
-    def arrange(panels: dict[str, Any], columns: int) -> Any:
+    def arrange(panels: dict[str, Any], columns: int, letters: int) -> Any:
         captions.extend(panels)
-        return drawn(panels, columns)
+        return drawn(panels, columns, letters)
 
     monkeypatch.setattr(sheet, "arrange", arrange)
     contact_sheet([first], [[Match(picture, 0.5) for picture in (first, second, odd, "0.png")]])

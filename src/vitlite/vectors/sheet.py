@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIDE = 160  # pixels of a picture on the sheet
+HEIGHT = 14  # pixels of a caption's letters
 LETTERS = 22  # of a caption, as many as fit below a picture
 PAPER, EMPTY = 255.0, 225.0  # grey levels: around a picture, and in the place of one that cannot be read
 
@@ -29,7 +30,7 @@ def contact_sheet(asked: Sequence[str], found: Sequence[Sequence[Match]]) -> "Im
         panels = {_caption("?", picture): _thumbnail(picture)}
         for rank, match in enumerate(matches, 1):
             panels[_caption(f"{rank}. {match.score:.3f}", match.picture)] = _thumbnail(match.picture)
-        rows.append(arrange(panels, len(panels)))
+        rows.append(arrange(panels, len(panels), HEIGHT))
     sheet = rows[0].resize((max(row.width for row in rows), sum(row.height for row in rows)))
     sheet.paste("white", (0, 0, *sheet.size))
     top = 0
