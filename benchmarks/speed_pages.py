@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 EVERYWHERE = ("timm", "ONNX Runtime", "OpenVINO")  # measured in every row, and drawn
+WIDTH = 5.25  # inches of the plot, as of vitlite.draw's: its letters can be read also on a phone
 INTRODUCTION = (
     "How many times as long as `vitlite.optimize` each takes. *All tokens* is vitlite without what it saves in the "
     "last block, which the other engines do not do; *products* is the matrix products alone."
@@ -64,18 +65,20 @@ def need_matplotlib() -> Any:
 def plot(report: dict[str, Any], file: Path) -> None:
     """Draws the ratios, and how cost grows beside what the multiply-adds predict."""
     matplotlib = need_matplotlib()
-    figure = matplotlib.figure.Figure(figsize=(9, 10), layout="constrained")
     growth = report["growth"]
-    columns = max(1, len(growth))
-    grid = figure.add_gridspec(1 + bool(growth), columns, height_ratios=[2, 1] if growth else [1])
-    _plot_ratios(figure.add_subplot(grid[0, :]), report["cells"])
-    for column, (axis, points) in enumerate(growth.items()):
-        axes = figure.add_subplot(grid[1, column])
+    heights = [6.0] + [2.4] * len(growth)  # inches, one below the other
+    figure = matplotlib.figure.Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    _plot_ratios(figure.add_subplot(grid[0]), report["cells"])
+    for row, (axis, points) in enumerate(growth.items(), 1):
+        axes = figure.add_subplot(grid[row])
         _plot_growth(axes, axis, points)
         axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
     machine = report["machine"]
-    figure.suptitle(f"{machine['cores']} cores of {machine['cpu']}, torch {machine['torch']}, {machine['date']}")
+    figure.suptitle(
+        f"{machine['cores']} cores of {machine['cpu']}, torch {machine['torch']}, {machine['date']}", fontsize="medium"
+    )
     with matplotlib.rc_context({"svg.hashsalt": "vitlite"}):
         figure.savefig(file)
 
@@ -95,7 +98,7 @@ def _plot_ratios(axes: Any, cells: list[dict[str, Any]]) -> None:
     axes.set(yticks=range(len(rows)), yticklabels=labels, xlabel="time / time of vitlite.optimize")
     axes.invert_yaxis()
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(EVERYWHERE), frameon=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(EVERYWHERE), frameon=False, columnspacing=1)
 
 
 def _plot_growth(axes: Any, axis: str, points: list[tuple[int, float, float]]) -> None:

@@ -50,7 +50,9 @@ def test_a_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text = (tmp_path / "speed_table.md").read_text()
     assert f"{row['seconds']['timm'] / row['seconds']['optimized']:.2f}" in text
     assert "timm" in capsys.readouterr().out
-    assert (tmp_path / "speed.svg").read_text().startswith("<?xml")
+    plot = (tmp_path / "speed.svg").read_text()
+    assert plot.startswith("<?xml")
+    assert 'width="378pt"' in plot  # letters of 10 points can be read also where it is as wide as a phone
     assert {file.name for file in tmp_path.iterdir()} == {"speed.json", "speed_table.md", "speed.svg"}
 
 
