@@ -5,13 +5,13 @@ It also opens pickles (.pth, .bin), which nothing else in vitlite does, and only
 
 import re
 import shutil
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import torch
@@ -58,6 +58,7 @@ from vitlite.weights.sidecar import (
 )
 from vitlite.weights.translate import Translation, patch_facts, translate
 
+SCRIPT_OPTIONS = SimpleNamespace, "argparse.Namespace"  # which training scripts keep beside weights; it runs no code
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
 NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
@@ -256,7 +257,7 @@ def _unpickled(pickle: Path) -> dict[str, Tensor]:
         CheckpointError: It holds more than tensors and plain values, or no network.
     """
     try:
-        with torch.serialization.safe_globals([Namespace]):  # the options that a training script was called with
+        with torch.serialization.safe_globals([SCRIPT_OPTIONS]):
             content = torch.load(pickle, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is no pickle makes torch raise nearly anything
         raise _unopened(pickle, str(error)) from None

@@ -21,6 +21,7 @@ OF_PYTHON_ALONE = {
     "arrow tables with a column path": "a pipeline of one's own on Ray",
     "ViTConfig: ": "names a field, as the option or as config.json has it",
     "ViTConfig has no field": "names a field, as config.json has it",
+    "A ViTConfig has no": "read from a config, which no command does",
     "weights_only=True": "torch's name for how a pickle was opened",
     "This model has no position embeddings": "names a field, as config.json has it",
     "in training mode would be exported": "the command's models are in eval mode",
