@@ -85,10 +85,9 @@ def files_below(folder: str) -> Iterator[Below]:
         OSError: A folder cannot be looked into.
     """
     for each in folders_below(folder):
-        with os.scandir(each) as entries:
-            for entry in entries:
-                if not _is_folder(entry):
-                    yield Below(entry.path, _is_pipe(entry))
+        with os.scandir(each) as entries:  # closed before anybody who asks for these files may stop asking
+            found = [Below(entry.path, _is_pipe(entry)) for entry in entries if not _is_folder(entry)]
+        yield from found
 
 
 def by_ending(files: Iterable[Below], endings: Collection[str]) -> tuple[list[str], Counter[str]]:
