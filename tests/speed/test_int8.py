@@ -191,6 +191,17 @@ def test_models_in_any_dtype_are_calibrated(dtype: torch.dtype) -> None:
     assert relative(found.float(), right) < 0.06
 
 
+def test_weights_whose_columns_stand_first_in_memory() -> None:
+    """As numpy's .npz files give them back, and a transposed matrix that was put in place."""
+    model = ready()
+    images = torch.stack(pictures(model, 3, seed=2))
+    right = in_bytes(model)(images)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data = parameter.data.t().contiguous().t()
+    assert relative(in_bytes(model)(images), right) < 1e-5
+
+
 def test_channels_that_stand_out_go_into_the_weights() -> None:
     plain, odd = ready(), ready()
     with torch.no_grad():

@@ -52,7 +52,8 @@ class ByteLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, takes: Scale, gives: torch.dtype | Scale) -> None:
         rounded, self.steps = round_weight(weight.float() * takes.spread)
-        self.weight = torch.ops.onednn.qlinear_prepack(rounded.to(torch.int8), None)
+        in_rows = rounded.to(torch.int8).contiguous()  # as oneDNN reads it, whatever its strides say
+        self.weight = torch.ops.onednn.qlinear_prepack(in_rows, None)
         self.zeros = torch.zeros(len(self.steps), dtype=torch.int64)
         self.bias = None if bias is None else bias.float().contiguous()
         self.takes = takes.step, takes.zero
