@@ -106,8 +106,8 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
                            "label_descriptions": {"n1": "ant"}},
     })  # fmt: skip
     assert sidecar.claims == {
-        "pool": "mean", "num_classes": 3, "heads": 4, "image_size": (64, 32), "gelu": "tanh", "cls_position": False,
-        "dim": 48, "layer_scale": None,
+        "pool": "mean", "num_classes": 3, "heads": 4, "image_size": (64, 32), "gelu": "tanh", "mlp": "gelu",
+        "cls_position": False, "dim": 48, "layer_scale": None,
     }  # fmt: skip
     assert sidecar.labels == ("ant", "n2", "n3")
     assert sidecar.architecture == "vit_base_patch16_224.some"
@@ -120,6 +120,15 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
         "image_size": 224, "heads": 12, "norm_eps": 1e-6, "gelu": "exact", "cls_position": True, "positions": "learned",
         "final_norm": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("activation", "gelu"), [("gelu", "exact"), ("gelu_tanh", "tanh"), ("quick_gelu", "quick")])
+def test_a_gelu_of_timm_s_gates_nothing(activation: str, gelu: str, tmp_path: Path) -> None:
+    """timm's dinov2 giants gate by act_layer, and with a GELU compute what vitlite does not."""
+    said = beside(tmp_path, {"architecture": "vit_giant_patch14_dinov2", "model_args": {"act_layer": activation}})
+    assert (said.claims["gelu"], said.claims["mlp"]) == (gelu, "gelu")
+    said = beside(tmp_path, {"architecture": "vit_giant_patch14_dinov2"})
+    assert "mlp" not in said.claims
 
 
 def test_timm_s_older_configs_are_in_one(tmp_path: Path) -> None:

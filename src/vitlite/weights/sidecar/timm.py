@@ -191,7 +191,7 @@ def _claims(config: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any
     if config.get("num_classes") is not None:
         claims["num_classes"] = config["num_classes"]
     if "act_layer" in args:
-        claims["gelu"] = _gelu(args["act_layer"])
+        claims |= {"gelu": _gelu(args["act_layer"]), "mlp": "gelu"}  # a gate would be of that GELU, too
     if "no_embed_class" in args:
         claims["cls_position"] = not args["no_embed_class"]
     if "init_values" in args:
