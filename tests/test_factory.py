@@ -492,6 +492,15 @@ def test_types_and_devices_follow_torch_s_defaults(file: Path) -> None:
         torch.set_default_dtype(torch.float32)
 
 
+def test_what_is_made_anew_is_right_with_another_default_device(file: Path) -> None:
+    right = load(file, config=ASK, patch_size=4, image_size=16)
+    with torch.device("meta"):  # stands for cuda
+        model = load(file, config=ASK, patch_size=4, image_size=16, device="cpu")
+        model.reset_head(4)
+    assert torch.equal(model.patch_embed.proj.weight, right.patch_embed.proj.weight)
+    assert (model.head.weight.device.type, len(model.head.weight)) == ("cpu", 4)
+
+
 def test_labels_that_do_not_fit_the_head_are_not_used_and_it_is_said_why(file: Path, tmp_path: Path) -> None:
     load(file, config=ASK).save(tmp_path / "saved")
     config = json.loads((tmp_path / "saved" / "config.json").read_text())

@@ -380,8 +380,10 @@ class ViT(nn.Module):
 
     def reset_head(self, num_classes: int) -> None:
         """Puts a new zero head in place, or with 0 none. The labels no longer apply and are dropped."""
-        self.__dict__["config"] = self.config.replace(num_classes=num_classes)
-        self.head = _head(self.config).to(self.device, self.dtype).train(self.training)
+        config = self.config.replace(num_classes=num_classes)
+        with torch.device(self.device):  # whatever the default is
+            head = _head(config).to(self.dtype).train(self.training)
+        self.__dict__["config"], self.head = config, head
         self.labels = None
 
     def predict(self, images: Any, top: int = 5) -> "Predictions":

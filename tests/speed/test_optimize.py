@@ -690,6 +690,14 @@ def test_a_method_set_back_is_that_of_the_class() -> None:
     torch.testing.assert_close(optimize(model)(images), answer)
 
 
+def test_another_default_device_changes_nothing() -> None:
+    model, images = made(), torch.randn(2, 3, 32, 48)  # a size for which no memory is kept yet
+    usual = copy.deepcopy(model)
+    with torch.device("meta"):  # stands for cuda
+        found = optimize(model)(images)
+    torch.testing.assert_close(found, optimize(usual)(images))
+
+
 def test_only_a_vit_with_weights_is_taken() -> None:
     with pytest.raises(OptimizedError, match=r"takes a vitlite\.ViT, got Linear"):
         optimize(nn.Linear(2, 2))

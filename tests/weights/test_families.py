@@ -127,6 +127,12 @@ def test_other_periods_are_refused(tmp_path: Path) -> None:
         load(path, config=ViTConfig(**SAID))
 
 
+def test_periods_are_compared_whatever_the_default_device_is(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", with_periods(torch.tensor([1.0, 10.0])), DINOV3)
+    with torch.device("meta"):  # stands for cuda
+        load(path, config=ViTConfig(**SAID), device="cpu")
+
+
 def test_a_gated_mlp_with_a_table_and_no_bias_for_keys_is_eva02_s(tmp_path: Path) -> None:
     state = dict(trained(TINY.replace(mlp="swiglu")).state_dict())
     state["blocks.0.attn.qkv.bias"][16:32] = state["blocks.1.attn.qkv.bias"][16:32] = 0

@@ -90,7 +90,7 @@ def _workspace(shape: torch.Size, dtype: torch.dtype) -> Workspace:
     together = max(1, min(heads, SCORES // (n * n * dtype.itemsize)))  # heads in a group
     key = shape, together, dtype
     if getattr(_kept, "key", None) != key:
-        with torch.inference_mode(False):  # tensors that any later call may write
+        with torch.inference_mode(False), torch.device("cpu"):  # tensors that any later call may write
             _kept.space = _new_workspace(shape, together, dtype)
         _kept.key = key
     return _kept.space

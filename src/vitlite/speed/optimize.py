@@ -82,7 +82,8 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
         return model
     _check_plain(model)
     _check_dtype(model, dtype)
-    _take_over(model, _plan(model, dtype or model.dtype, calibrate))
+    with torch.device(model.device):  # whatever the default is
+        _take_over(model, _plan(model, dtype or model.dtype, calibrate))
     return model
 
 

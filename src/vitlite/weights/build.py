@@ -82,6 +82,18 @@ def build(
     Raises:
         CheckpointError: The file does not fit its config, or is damaged.
     """
+    with torch.device("cpu"):  # where files are read, whatever the default is
+        return _build(file, translation, config, wish, said_by, scan)
+
+
+def _build(
+    file: WeightsFile,
+    translation: Translation,
+    config: ViTConfig,
+    wish: Wish,
+    said_by: Mapping[str, str],
+    scan: bool,
+) -> tuple[ViT, LoadReport]:
     model = model_on_meta(wish.config)
     refuse_misfit(file, translation, model if wish.config == config else model_on_meta(config))
     _refuse_other_periods(file, translation)
