@@ -72,6 +72,10 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that loading 
         lambda m: setattr(m.blocks[0].attn, "forward", m.blocks[0].attn.proj.forward),
         r"blocks\.0\.attn\.forward is set on it",
     ),
+    "a block's own way": (
+        lambda m: setattr(m.blocks[0], "residuals", lambda x: x),
+        r"blocks\.0\.residuals is set on it",
+    ),
     "quantised weights": (
         lambda m: quantise(m.get_submodule(QKV)),
         r"blocks\.1\.attn\.qkv\.weight is a Quantised, and no plain tensor",

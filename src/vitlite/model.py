@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from vitlite.weights.build import Source
 
 
+COMPUTING = (  # methods by which a ViT and its layers compute: with another, it is another network
+    "forward", "embed", "features", "attention_maps", "_tokens", "_grid", "_positions", "_rotation", "_pool",
+    "residuals", "split", "map", "standardised",
+)  # fmt: skip
+
+
 class PatchEmbed(nn.Module):
     """Cuts images into patches and projects each: (b, c, h, w) -> (b, n, d)."""
 
@@ -507,9 +513,16 @@ class _NoInitialValues(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def is_replaced(module: nn.Module, method: str) -> bool:
-    """Whether a module has a method of its own. That of its class, set back as accelerate does it, is not one."""
-    return method in vars(module) and vars(module)[method] != MethodType(getattr(type(module), method), module)
+def replaced_method(module: nn.Module) -> str:
+    """The name of a method by which a module computes, and which is its own; nothing where it has none.
+
+    That of its class, set back as accelerate does it, is not its own.
+    """
+    for name in COMPUTING:
+        usual, found = getattr(type(module), name, None), vars(module).get(name)
+        if usual is not None and found is not None and found != MethodType(usual, module):
+            return name
+    return ""
 
 
 def parts_of(module: nn.Module) -> int:

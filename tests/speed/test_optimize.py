@@ -653,6 +653,18 @@ def _patched(model: ViT) -> None:
     model.blocks[1].attn.forward = lambda x: x
 
 
+def _patched_inside(model: ViT) -> None:
+    model.blocks[1].residuals = lambda x: x
+
+
+def _patched_outside(model: ViT) -> None:
+    model.embed = lambda images: ViT.embed(model, images) * 2
+
+
+def _strided(model: ViT) -> None:
+    model.patch_embed.proj.stride = (4, 4)
+
+
 def _replaced(model: ViT) -> None:
     model.blocks[1].attn.qkv = Wrapped(model.blocks[1].attn.qkv)
 
@@ -669,7 +681,10 @@ def _narrowed(model: ViT) -> None:
     ("change", "text"),
     [
         (_hooked, r"blocks\.1\.attn has hooks"),
-        (_patched, r"blocks\.1\.attn has hooks or a forward of its own"),
+        (_patched, r"blocks\.1\.attn has its own forward"),
+        (_patched_inside, r"blocks\.1 has its own residuals"),
+        (_patched_outside, r"The model has its own embed"),
+        (_strided, r"not those of its config: patch_embed\.proj"),
         (_replaced, r"not those of its config: blocks\.1\.attn\.qkv"),
         (_quantised, r"blocks\.1\.attn\.qkv\.weight is a Quantised, and no plain tensor"),
         (_narrowed, r"cpu in torch\.bfloat16, cpu in torch\.float32"),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError, shown
-from vitlite.model import Block, Features, ViT, is_replaced, model_on_meta
+from vitlite.model import Block, Features, ViT, model_on_meta, replaced_method
 from vitlite.pooling import AttentionPool
 from vitlite.speed.blocks import (
     Arithmetic,
@@ -484,9 +484,11 @@ def _check_plain(model: ViT) -> None:
     if type(model) is not ViT:
         raise OptimizedError(f"optimize takes a vitlite.ViT, got {type(model).__name__}.")
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or is_replaced(module, "forward"):
+        own = replaced_method(module)
+        if module._forward_hooks or module._forward_pre_hooks or own:
+            what = f"its own {own}" if own else "hooks"
             raise OptimizedError(
-                f"{name or 'The model'} has hooks or a forward of its own, which optimize would lose.",
+                f"{name or 'The model'} has {what}, which optimize would lose.",
                 python="Remove them, or use the model as it is.",
             )
     changed = _layout(model) ^ _layout(model_on_meta(model.config))
@@ -516,6 +518,9 @@ def _check_parameters(model: ViT) -> None:
 
 
 def _layout(model: ViT) -> set[tuple[str, Any]]:
-    """The name of every module with its class, and of every parameter with its shape."""
-    modules = {(name, type(module)) for name, module in model.named_modules()}
+    """The name of every module with its class, a convolution with its stride too; of every parameter with its shape."""
+    modules: set[tuple[str, Any]] = set()
+    for name, module in model.named_modules():
+        settings = module.extra_repr()
+        modules.add((name, (type(module), settings if isinstance(module, nn.Conv2d) else "")))
     return modules | {(name, parameter.shape) for name, parameter in model.named_parameters()}

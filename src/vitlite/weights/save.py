@@ -23,7 +23,7 @@ from vitlite.config import ViTConfig
 from vitlite.disk import locked, refuse_content, replacing
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import recipe_alone
-from vitlite.model import ViT, is_replaced, model_on_meta
+from vitlite.model import COMPUTING, ViT, model_on_meta, replaced_method
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.build import Source, is_finite, refuse_misfit
 from vitlite.weights.files import FLOATS, INDEX, WEIGHTS, Entry, WeightsFile, described_by, open_weights, path_of
@@ -46,9 +46,6 @@ STORED_AS = {  # how safetensors calls what torch has
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-COMPUTING = (  # methods of a ViT by which it computes: a class with its own is another network
-    "forward", "embed", "features", "_tokens", "_grid", "_positions", "_rotation", "_pool",
-)  # fmt: skip
 CHANGES_NO_ANSWER = ("training", "checkpointing")  # settings of a layer
 
 
@@ -221,14 +218,15 @@ def _refuse_other_tensors(tensors: Mapping[str, Tensor]) -> None:
 
 def _refuse_other_methods(model: ViT) -> None:
     for name in COMPUTING:
-        if getattr(type(model), name) is not getattr(ViT, name):
+        if hasattr(ViT, name) and getattr(type(model), name) is not getattr(ViT, name):
             raise CheckpointError(
                 f"This model is a {type(model).__name__} with its own {name}, which no config tells.",
                 python="Write its tensors alone: vitlite.weights.save.write_tensors(file, model.state_dict()).",
                 command="",
             )
-        if is_replaced(model, name):
-            raise _another(name, "set on this model", "that of a ViT")
+    own = replaced_method(model)
+    if own:
+        raise _another(own, "set on this model", "that of a ViT")
 
 
 def _refuse_other_parts(model: ViT) -> None:
@@ -238,8 +236,9 @@ def _refuse_other_parts(model: ViT) -> None:
         layer = found.get(name)
         if name and not _is_alike(layer, wanted):
             raise _another(name, _named(layer), _named(wanted))
-        if layer is not None and is_replaced(layer, "forward"):
-            raise _another(f"{name}.forward".lstrip("."), "set on it", "that of its class")
+        own = replaced_method(layer) if layer is not None else ""
+        if own:
+            raise _another(f"{name}.{own}".lstrip("."), "set on it", "that of its class")
         for setting, value in _settings(wanted):
             its_own = vars(layer).get(setting, value)
             if its_own != value:
