@@ -321,6 +321,13 @@ def test_a_whole_model_in_a_pickle_is_named(tmp_path: Path) -> None:
     assert "keep its tensors alone, in Python: whole = torch.load" in error.value.for_command_line()
 
 
+def test_of_i_jepa_s_two_encoders_none_is_taken_by_itself(tmp_path: Path) -> None:
+    state = tiny_model().state_dict()
+    torch.save({"encoder": state, "target_encoder": state, "epoch": 3}, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match="averaged weights, target_encoder, beside others"):
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+
+
 def test_what_the_target_held_before_says_nothing_of_the_new_model(tmp_path: Path) -> None:
     model_for_transformers().save(tmp_path / "one")
     ViT(TINY).save(tmp_path / "two")

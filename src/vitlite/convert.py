@@ -62,7 +62,7 @@ SCRIPT_OPTIONS = SimpleNamespace, "argparse.Namespace"  # which training scripts
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
 NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
-AVERAGED = ("model_ema", "state_dict_ema", "ema")  # where they keep an average of its weights
+AVERAGED = ("model_ema", "state_dict_ema", "ema", "target_encoder")  # where they keep an average of its weights
 TORCHVISION = dict(LAYOUTS["torchvision"].fixed) | {  # what its model computes
     "class_token": True, "registers": 0, "positions": "learned", "head_dim": None, "mlp": "gelu", "final_norm": True,
     "stem": None,
