@@ -347,6 +347,22 @@ def test_processors_that_do_something_else_are_refused(change, text):
         recipe_from_transformers(config | change)
 
 
+@pytest.mark.parametrize("processor", ["CLIP", "Bit", "Siglip", "ViTHybrid"])
+def test_a_size_of_one_number_is_the_shorter_edge_where_the_processor_says_so(processor):
+    config = HUGGING | {"size": 256, "resample": 3, "image_processor_type": f"{processor}ImageProcessor"}
+    recipe = recipe_from_transformers(config | {"do_center_crop": True, "crop_size": 224})
+    assert (recipe.mode, recipe.resize) == ("center", (256, 256))
+    with pytest.raises(ConfigError, match="fixes no image size"):  # each picture keeps its own
+        recipe_from_transformers(config | {"do_center_crop": False})
+
+
+def test_what_dinov3_s_processor_is_not_told_is_as_usual():
+    config = HUGGING | {"size": 224, "resample": 2, "image_processor_type": "DINOv3ViTImageProcessorFast"}
+    assert recipe_from_transformers(config) == recipe_from_transformers(config | {"do_rescale": True})
+    with pytest.raises(ConfigError, match="has no resample"):
+        recipe_from_transformers({name: value for name, value in config.items() if name != "resample"})
+
+
 def test_preprocessing_that_is_not_understood_has_a_remedy_in_both_tongues():
     config = {"size": 224, "resample": 3, **HUGGING}
     for wrong, text in (

@@ -36,7 +36,7 @@ CROPS = {  # the processors that do what a recipe says, and the crop of each whe
     "DINOv3ViT": None,
     "ViTHybrid": 224,
 }
-OF_SHORTEST = ("CLIP", "Bit")  # those for which a single number is the size of the shortest edge
+BY_SHORTER_EDGE = ("CLIP", "Bit", "Siglip", "ViTHybrid")  # the processors to which a size of one number is that
 DINOV3_PICTURES = {"resample": 2, "do_rescale": True}
 BEYOND_RECIPES = (  # switches of processors that change the pixels in ways of which a recipe knows nothing
     "rescale_offset",
@@ -93,7 +93,8 @@ def _processor(config: Mapping[str, Any]) -> str:
     if processor not in CROPS:
         beyond = [name]
     if processor == "DINOv3ViT":  # resizes before rounding, and where that sharpens, beyond black and white
-        beyond += [f"{word} {config[word]}" for word, usual in DINOV3_PICTURES.items() if config.get(word) != usual]
+        there = {word: config.get(word, usual) for word, usual in DINOV3_PICTURES.items()}
+        beyond += [f"{word} {value}" for word, value in there.items() if value != DINOV3_PICTURES[word]]
     if beyond:
         raise not_understood(
             f"The preprocessing config has {beyond[0]}, which is not understood.",
@@ -110,10 +111,11 @@ def _crop_and_size_before(
     Raises:
         ConfigError: The sizes depend on the picture.
     """
+    resize = _by_edge(resize, shorter=processor in BY_SHORTER_EDGE)
     crop = resize
     if config.get("do_center_crop", CROPS[processor] is not None):
         (crop,) = required({"crop_size": CROPS[processor], **config}, "crop_size")
-    crop, resize = _by_edge(crop), _by_edge(resize, shortest=processor in OF_SHORTEST)
+        crop = _by_edge(crop)
     keeps_proportions = set(resize) == {"shortest_edge"}
     known = keeps_proportions or set(resize) == {"height", "width"}
     if not known or set(crop) != {"height", "width"} or not config.get("do_resize", True):
@@ -124,10 +126,10 @@ def _crop_and_size_before(
     return size, (resize["height"], resize["width"]), "squash"
 
 
-def _by_edge(size: int | Mapping[str, int], *, shortest: bool = False) -> Mapping[str, int]:
+def _by_edge(size: int | Mapping[str, int], *, shorter: bool = False) -> Mapping[str, int]:
     """A size by the names of its edges, where it is a number, as written before 2023."""
     if isinstance(size, int):
-        return {"shortest_edge": size} if shortest else {"height": size, "width": size}
+        return {"shortest_edge": size} if shorter else {"height": size, "width": size}
     return size
 
 
