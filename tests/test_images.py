@@ -184,6 +184,22 @@ def test_pillow_resizes_to_the_bits_of_the_operators(mode, channels, margin):
             assert torch.equal(images._resize(rows, crop, interpolation, channels), by_torch)
 
 
+@pytest.mark.parametrize("shape", [(1, 100_000), (100_000, 1)])
+def test_pillow_makes_no_more_columns_or_rows_than_it_has_memory_for(shape, monkeypatch):
+    """It takes 48 bytes for the weights of each: a picture of 376 bytes took 1.3 GB."""
+    made = []
+    resize = Image.Image.resize
+
+    def noted(self, size, resample):
+        made.append(max(size))
+        return resize(self, size, resample)
+
+    monkeypatch.setattr(Image.Image, "resize", noted)
+    recipe = replace(PLAIN, size=(224, 224), resize=(224, 224))
+    assert bound(recipe).pixels(Image.new("RGB", shape, "white")).eq(255).all()
+    assert max(made, default=0) * 48 < 2**27
+
+
 def test_a_pillow_with_other_bits_is_not_asked(monkeypatch):
     image = Image.fromarray(picture(50, 70))
     expected = bound().pixels(image)

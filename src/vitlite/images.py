@@ -35,6 +35,7 @@ PRECISION = 22  # bits behind the point in Pillow's 8-bit resampling
 TAPS = 4096  # of a pixel, that are looked at together
 ENOUGH = 2  # times what a picture is resized to: no less is decoded where JPEGs are decoded quickly
 NARROWED = 2**25  # pixels between the two passes, that Pillow is given at most: 134 MB
+WEIGHTS = 12  # pixels' worth of memory that Pillow takes for the weights of each column or row that it makes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,8 +392,9 @@ def _resize(picture: Rows, crop: Crop, interpolation: Interpolation, channels: i
     """Resizes a picture, across and then down, and cuts: uint8 (c, rows, columns)."""
     rows, row_weights = _taps(picture.height, crop.height, crop.top, crop.rows, interpolation)
     first, last = int(rows.min()), int(rows.max()) + 1  # of the rows that the crop is made of
-    between = picture.height * max(crop.width, crop.columns)
-    if picture.pillow and max(between, crop.height * crop.columns) <= NARROWED and _pillow_agrees():
+    between = (picture.height + WEIGHTS) * max(crop.width, crop.columns)
+    after = crop.height * (crop.columns + WEIGHTS)
+    if picture.pillow and max(between, after) <= NARROWED and _pillow_agrees():
         return _resize_by_pillow(picture, crop, interpolation, first, last)
 
     columns, column_weights = _taps(picture.width, crop.width, crop.left, crop.columns, interpolation)
