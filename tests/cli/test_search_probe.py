@@ -44,6 +44,12 @@ def test_search_draws_a_contact_sheet(run: Run, vectors: Path, pictures: Path, t
     code, _, err = run("search", vectors, pictures / "a.png", "--out", tmp_path / "s.gif2")
     assert code == 1
     assert "Cannot write the picture" in err
+    many = [tmp_path / f"{row}.png" for row in range(300)]
+    for path in many:
+        shutil.copy(pictures / "a.png", path)
+    code, out, err = run("search", vectors, *many, "--out", tmp_path / "s.png")
+    assert (code, out) == (1, "")
+    assert err.endswith("250 across or down. Ask for fewer at a time, with a smaller --top, or without --out.\n")
 
 
 def test_a_contact_sheet_replaces_no_picture_that_is_asked_for_or_searched(

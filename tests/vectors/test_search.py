@@ -1,6 +1,7 @@
 """Search is exact, over any number of vectors, and only among those of the same model."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,25 @@ def test_a_search_holds_a_part_of_the_vectors_at_a_time(tmp_path: Path) -> None:
     assert sum(len(part) for part in opened.parts()) == 200_000
 
 
+def test_a_search_for_many_pictures_compares_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of 10,000 with all of 65,536 at once took 8 GB."""
+    opened, queries = open_vectors(written(tmp_path / "v.safetensors", noise(700, 8))), noise(600, 8)
+    compared, module = [], import_module("vitlite.vectors.search")
+    better = module._better
+
+    def noted(best: Any, cosines: Tensor, *where: int) -> Any:
+        compared.append(len(cosines))
+        return better(best, cosines, *where)
+
+    monkeypatch.setattr(module, "_better", noted)
+    found = nearest(opened, queries, top=3)
+    assert (max(compared), sum(compared)) == (256, 600)
+    cosines = F.normalize(queries) @ F.normalize(noise(700, 8)).mT
+    assert [match.picture for matches in found for match in matches] == [
+        f"{row}.png" for row in cosines.topk(3).indices.flatten().tolist()
+    ]
+
+
 def test_photos_are_found_by_what_they_show(tmp_path: Path) -> None:
     model, photos = tiny_model(), []
     for row in range(6):
@@ -69,6 +89,10 @@ def test_photos_are_found_by_what_they_show(tmp_path: Path) -> None:
     opened = open_vectors(written(tmp_path / "v.safetensors", vectors))
     assert [match.picture for match in search(opened, model, photos[2], top=1)[0]] == ["2.png"]
     assert [found[0].picture for found in search(opened, model, photos, top=1)] == [f"{row}.png" for row in range(6)]
+    assert search(opened, model, []) == []
+    for top in (0, -1, 2.0):
+        with pytest.raises(InputError, match=f"top is how many pictures to give.*got {top}"):
+            search(opened, model, photos[2], top=top)  # type: ignore[arg-type]
     with pytest.raises(ImageError, match="no such file"):
         search(opened, model, "none.png")
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from vitlite.errors import InputError
 from vitlite.vectors import sheet
 from vitlite.vectors.search import Match
-from vitlite.vectors.sheet import LETTERS, SIDE, contact_sheet, shortened
+from vitlite.vectors.sheet import LETTERS, SIDE, check_size, contact_sheet, shortened
 
 
 def test_captions_have_the_folder_and_both_ends_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +44,14 @@ def test_both_lines_of_a_caption_are_on_the_sheet() -> None:
 def test_a_short_name_stays() -> None:
     assert shortened("a.png", LETTERS) == "a.png"
     assert [len(shortened(22 * "x" + ".jpeg", most)) for most in (12, 13, 22)] == [12, 13, 22]
+
+
+@pytest.mark.parametrize(("asked", "found", "fits"), [
+    (250, 15, True), (16, 249, True), (251, 3, False), (1, 250, False), (250, 16, False),
+])  # fmt: skip
+def test_a_sheet_too_large_to_be_written_is_refused_at_once(asked: int, found: int, fits: bool) -> None:
+    if fits:
+        check_size(asked, found)
+        return
+    with pytest.raises(InputError, match=f"A contact sheet of {asked} pictures with {found} beside each is too large"):
+        check_size(asked, found)

@@ -32,7 +32,7 @@ def run(args: Namespace) -> int:
     """Prints the nearest pictures of each, with their scores."""
     from vitlite.draw import check_target, save_picture
     from vitlite.vectors.search import search
-    from vitlite.vectors.sheet import contact_sheet
+    from vitlite.vectors.sheet import check_size, contact_sheet
     from vitlite.vectors.store import open_vectors
 
     vectors = open_vectors(args.vectors)
@@ -41,6 +41,7 @@ def run(args: Namespace) -> int:
     asked = gather(args.paths, sys.stdin, say_skipped)
     if args.out:
         refuse_inputs(Path(args.out), args, chain(asked, vectors.pictures))
+        check_size(len(asked), min(args.top, len(vectors)))
     model = open_model(args) if args.model is not None else _their_model(args, vectors)
     found = search(vectors, model, asked, args.top)
     for picture, matches in zip(asked, found, strict=True):

@@ -15,6 +15,8 @@ from vitlite.vectors.store import Vectors
 if TYPE_CHECKING:
     from vitlite.model import ViT
 
+TOGETHER = 256  # vectors that are compared with others at once
+
 
 class Match(NamedTuple):
     """A picture, and the cosine between its vector and the one asked for: 1 where both point the same way."""
@@ -33,7 +35,7 @@ def search(vectors: Vectors, model: "ViT", images: Any, top: int = 10) -> list[l
         top: How many; all of them where there are fewer.
 
     Raises:
-        InputError: Another model made the vectors.
+        InputError: Another model made the vectors, or `top` is not a positive whole number.
         ImageError: A picture cannot be read.
     """
     vectors.refuse_other_model(model)
@@ -47,33 +49,51 @@ def _vectors_of(model: "ViT", images: Iterable[Any]) -> Tensor:
         if isinstance(vector, ImageError):
             raise vector
         found.append(vector)
-    return torch.stack(found)
+    return torch.stack(found) if found else torch.zeros(0, model.config.embed_dim)
 
 
 def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match]]:
     """The pictures whose vectors have the largest cosine with each of some vectors (q, d), the largest first.
 
     Raises:
-        InputError: The vectors are of another width, or not finite.
+        InputError: The vectors are of another width, or not finite; or `top` is not a positive whole number.
     """
+    if type(top) is not int or top < 1:
+        raise InputError(f"top is how many pictures to give: a whole number of at least 1, got {top!r}.")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
         raise InputError(f"The vectors are (n, {vectors.dim}), got {tuple(queries.shape)} to compare with them.")
     if not queries.isfinite().all():
         raise InputError("Some of the vectors to compare with are not finite numbers: nothing is near to them.")
-    directions = of_length_one(queries.detach().float().cpu())
-    scores, rows = directions.new_zeros(len(queries), 0), torch.zeros(len(queries), 0, dtype=torch.int64)
+    queries = of_length_one(queries.detach().float().cpu())
+    directions = [queries[i : i + TOGETHER] for i in range(0, len(queries), TOGETHER)]
+    best = [_Best(some.new_zeros(len(some), 0), torch.zeros(len(some), 0, dtype=torch.int64)) for some in directions]
     first = 0
     for part in vectors.parts():
-        found = directions @ of_length_one(part).mT  # (q, rows)
-        numbers = torch.arange(first, first + len(part)).expand(len(queries), -1)
-        scores, places = torch.cat([scores, found], dim=1).topk(min(top, scores.shape[1] + len(part)))
-        rows = torch.cat([rows, numbers], dim=1).gather(1, places)
+        known = of_length_one(part)
+        for i, some in enumerate(directions):
+            best[i] = _better(best[i], some @ known.mT, first, top)
         first += len(part)
     matches = []
-    for row_of_scores, row_of_rows in zip(scores.tolist(), rows.tolist(), strict=True):
-        best = zip(row_of_rows, row_of_scores, strict=True)
-        matches.append([Match(vectors.pictures[row], score) for row, score in best])
+    for scores, rows in best:
+        for row_of_scores, row_of_rows in zip(scores.tolist(), rows.tolist(), strict=True):
+            found = zip(row_of_rows, row_of_scores, strict=True)
+            matches.append([Match(vectors.pictures[row], score) for row, score in found])
     return matches
+
+
+class _Best(NamedTuple):
+    """The largest cosines of some queries so far, and the vectors that have them."""
+
+    scores: Tensor  # (q, top), the largest first
+    rows: Tensor  # (q, top)
+
+
+def _better(best: _Best, cosines: Tensor, first: int, top: int) -> _Best:
+    """The same once the cosines (q, n) with further vectors are known, of which the first is number `first`."""
+    numbers = torch.arange(first, first + cosines.shape[1]).expand(len(cosines), -1)
+    both = torch.cat([best.scores, cosines], dim=1)
+    scores, places = both.topk(min(top, both.shape[1]))
+    return _Best(scores, torch.cat([best.rows, numbers], dim=1).gather(1, places))
 
 
 def of_length_one(vectors: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vitlite.draw import arrange
-from vitlite.errors import ImageError, shown
+from vitlite.errors import ImageError, InputError, shown
 from vitlite.images import read_image
 from vitlite.vectors.search import Match
 
@@ -20,7 +20,27 @@ if TYPE_CHECKING:
 SIDE = 160  # pixels of a picture on the sheet
 HEIGHT = 14  # pixels of a caption's letters
 LETTERS = 22  # of a caption, as many as fit below a picture
+MOST_ACROSS, MOST = 250, 4000  # pictures: a JPEG has 65,500 pixels a side at most, and a sheet of so many takes 1 GB
 PAPER, EMPTY = 255.0, 225.0  # grey levels: around a picture, and in the place of one that cannot be read
+
+
+def check_size(asked: int, found: int) -> None:
+    """Refuses, before any work is done, a sheet that could not be written at its end.
+
+    Args:
+        asked: How many rows it would have.
+        found: How many pictures there are to the right of each that was asked for.
+
+    Raises:
+        InputError: It would be too large.
+    """
+    if max(asked, found + 1) > MOST_ACROSS or asked * (found + 1) > MOST:
+        raise InputError(
+            f"A contact sheet of {asked} pictures with {found} beside each is too large: it has {MOST} at most, and "
+            f"{MOST_ACROSS} across or down.",
+            python="Draw fewer at a time.",
+            command="Ask for fewer at a time, with a smaller --top, or without --out.",
+        )
 
 
 def contact_sheet(asked: Sequence[str], found: Sequence[Sequence[Match]]) -> "Image":
