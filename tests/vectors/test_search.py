@@ -77,6 +77,14 @@ def test_a_search_for_many_pictures_compares_some_at_a_time(tmp_path: Path, monk
     ]
 
 
+def test_a_file_that_was_written_again_is_not_read_by_the_old_names(tmp_path: Path) -> None:
+    opened = open_vectors(written(tmp_path / "v.safetensors", noise(3, 8)))
+    assert len(nearest(opened, noise(1, 8))[0]) == 3
+    written(tmp_path / "v.safetensors", noise(3, 8, seed=1))
+    with pytest.raises(InputError, match=r"was written again since it was opened. Open it again: open_vectors\(path"):
+        nearest(opened, noise(1, 8))
+
+
 def test_photos_are_found_by_what_they_show(tmp_path: Path) -> None:
     model, photos = tiny_model(), []
     for row in range(6):

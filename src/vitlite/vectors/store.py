@@ -37,6 +37,7 @@ class Vectors:
     dim: int
     model: str  # what it was called when the vectors were made
     identity: Mapping[str, Any]  # what decides the numbers: weights, config, preprocessing
+    stamp: tuple[int, ...]  # of the file when its pictures were read: another that took its place has other rows
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -52,9 +53,15 @@ class Vectors:
         """The vectors, so many at a time: (rows, d) each, the last with fewer.
 
         Raises:
-            InputError: There are numbers among them that are not finite.
+            InputError: There are numbers among them that are not finite; or the file was replaced since it was opened.
         """
         with _opened(self.path) as file:
+            if _stamp(self.path) != self.stamp:
+                raise InputError(
+                    f"{shown(str(self.path), 1000)} was written again since it was opened.",
+                    python="Open it again: open_vectors(path).",
+                    command="Start the same command again.",
+                )
             stored = file.get_slice("vectors")
             for first in range(0, len(self), rows):
                 part: Tensor = stored[first : first + rows].float()
@@ -93,6 +100,7 @@ def open_vectors(path: str | PathLike[str]) -> Vectors:
         raise InputError(f"{name} must be a .safetensors file that `vitlite embed` wrote: others do not say by whom.")
     if not path.is_file():
         raise InputError(f"There is no file {name}. Make it: vitlite embed PATH --out {name}.")
+    stamp = _stamp(path)  # before it is read: what takes its place meanwhile is noticed later
     with _opened(path) as file:
         about, dim, rows = file.metadata() or {}, 0, 0
         if "vectors" in file.keys():  # noqa: SIM118  # no dict
@@ -105,7 +113,16 @@ def open_vectors(path: str | PathLike[str]) -> Vectors:
     verify(about["model"], text(LONGEST_NAME), f"{path}, model", error=InputError)
     if len(pictures) != rows:
         raise InputError(f"{name} has {rows} vectors of {len(pictures)} pictures. Embed them again.")
-    return Vectors(path, pictures, dim, about["model"], identity)
+    return Vectors(path, pictures, dim, about["model"], identity, stamp)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """By which a file is known again; nothing where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _shape(stored: Any) -> tuple[int, int]:
