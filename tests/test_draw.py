@@ -331,6 +331,12 @@ def test_confusion(classes: int, named: int, counts: int, tmp_path: Path, monkey
         assert ((2, 2), "3", "white") in shown
 
 
+def test_names_with_dollars_are_no_formulas(tmp_path: Path) -> None:
+    names = ["$a_b$", "x$\\frac$y", "caf\udce9", "US$"]
+    draw.draw_confusion(torch.eye(4, dtype=torch.int64), names, tmp_path / "confusion.png")
+    draw.picture_of_few_shots([(name, {1: [0.5]}) for name in names])
+
+
 def test_a_picture_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     picture = Image.new("RGBA", (4, 4))
     path = tmp_path / "picture.jpg"

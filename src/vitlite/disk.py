@@ -160,8 +160,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces a JSON file, whole or not at all."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    """Replaces a JSON file, whole or not at all; of names that are no Unicode, the bytes are escaped."""
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    write_text(path, text.encode(errors="backslashreplace").decode())
 
 
 @contextmanager

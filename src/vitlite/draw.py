@@ -17,7 +17,7 @@ from einops import rearrange, reduce
 from torch import Tensor
 
 from vitlite.disk import obstacle, replacing
-from vitlite.errors import ImageError, InputError, missing_extra
+from vitlite.errors import ImageError, InputError, missing_extra, shown
 from vitlite.images import Preprocess, pictures
 from vitlite.positions import sincos_positions
 
@@ -265,7 +265,7 @@ def picture_of_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float
         shares = [100 * torch.tensor(list(few[count])) for count in sorted(few)]
         means = [float(share.mean()) for share in shares]
         deviations = [float(share.std(correction=0)) for share in shares]
-        axes.errorbar(sorted(few), means, deviations, marker=".", markersize=9, capsize=4, label=name)
+        axes.errorbar(sorted(few), means, deviations, marker=".", markersize=9, capsize=4, label=_plain(name))
     axes.set(xlabel="pictures of each class", ylabel="right (percent)", xscale="log")
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xticks([], minor=True)
@@ -432,14 +432,20 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> Non
     figure.colorbar(axes.imshow(shares.tolist(), cmap="Blues", vmin=0, vmax=1), label="share of the row")
     axes.set(xlabel="taken for", ylabel="is")
     if k <= 40:
-        axes.set_xticks(range(k), classes, rotation=90)
-        axes.set_yticks(range(k), classes)
+        names = [_plain(name) for name in classes]
+        axes.set_xticks(range(k), names, rotation=90)
+        axes.set_yticks(range(k), names)
     if k <= 20:
         for row, column in confusion.nonzero().tolist():
             color = "white" if shares[row, column] > 0.5 else "black"
             count = str(int(confusion[row, column]))
             axes.text(column, row, count, ha="center", va="center", color=color, fontsize=8)
     _save_figure(figure, path)
+
+
+def _plain(name: str) -> str:
+    """A name as matplotlib draws it letter by letter: what stands between two dollars would be a formula."""
+    return shown(name).replace("$", r"\$")
 
 
 def _save_figure(figure: "Figure", path: Path) -> None:
