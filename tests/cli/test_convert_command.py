@@ -7,6 +7,7 @@ import pytest
 import torch
 from commands import Run
 from peers import transformers, vit_pytorch
+from safetensors.torch import load_file, save_file
 
 import vitlite
 
@@ -23,6 +24,24 @@ def test_convert(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("none.pth", "none"):
         assert f"no file or folder {name}." in run("convert", name, tmp_path / "back", "--to", "timm")[2]
     assert "vit_nano_4 is a name" in run("convert", "vit_nano_4", tmp_path / "back", "--to", "timm")[2]
+
+
+def test_a_part_of_what_is_read_is_not_written_over(run: Run, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((model / "config.json").read_bytes())
+    tensors = load_file(model / "model.safetensors")
+    parts = {name: f"model-0000{1 + (name > 'd')}-of-00002.safetensors" for name in tensors}
+    for file in set(parts.values()):
+        save_file({name: tensors[name] for name in tensors if parts[name] == file}, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": parts}))
+    (tmp_path / "link.safetensors").symlink_to(folder / "model-00002-of-00002.safetensors")
+    for target in (folder / "model-00002-of-00002.safetensors", tmp_path / "link.safetensors", index):
+        for source in (index, folder):
+            code, _, err = run("convert", source, target, "--to", "timm")
+            assert (code, "is to be read and to be written" in err) == (1, True)
+    assert run("convert", index, tmp_path / "one.safetensors", "--to", "timm")[0] == 0
 
 
 def test_like_brings_labels_and_preprocessing(run: Run, shared: Path, tmp_path: Path) -> None:

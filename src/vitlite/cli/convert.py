@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import get_args
 
-from vitlite.cli.options import image_size, positive
+from vitlite.cli.options import image_size, positive, weights_of
 from vitlite.config import Gelu, Pool, Positions
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import Margin
@@ -88,6 +88,9 @@ def _check_target(source: str, target: Path) -> None:
     """Makes sure that nothing which is there is overwritten but a file that was named, and that is not the source."""
     if target.is_dir() and any(target.iterdir()):
         raise CheckpointError(f"The folder {target} is not empty, and what is in it stays. Name one that is new.")
+    if not target.exists():
+        return
     place = Path(source).expanduser()
-    if target.exists() and (target.samefile(place) or (place.is_dir() and target.parent.samefile(place))):
+    in_folder = place.is_dir() and target.parent.samefile(place)
+    if in_folder or any(file.exists() and target.samefile(file) for file in weights_of(place)):
         raise CheckpointError(f"{target} is to be read and to be written. Name another file.")

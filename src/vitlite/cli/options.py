@@ -114,21 +114,19 @@ def refuse_inputs(out: Path, args: Namespace, pictures: Iterable[str] = ()) -> N
         return
     read = [Path(path) for path in (*args.paths, *pictures)]
     for word in (args.model, args.weights):
-        read += _weights_of(Path(word or "").expanduser()) if word else []
+        read += weights_of(Path(word).expanduser()) if word else []
     for file in read:
         if file.exists() and out.samefile(file):
             raise InputError(f"--out {shown(str(out))} is to be read, too. Name another file.")
 
 
-def _weights_of(place: Path) -> list[Path]:
-    """The files with the weights of a place, where it is one on this disk."""
+def weights_of(place: Path) -> list[Path]:
+    """A place, and the files with its weights, where it is one on this disk: an index or a folder names several."""
     from vitlite.weights.files import files_of
 
-    if not place.is_dir():
-        return [place]
-    with suppress(CheckpointError):
-        return files_of(place)[1]
-    return []
+    with suppress(CheckpointError, OSError):
+        return [place, *files_of(place)[1]]
+    return [place]
 
 
 def refuse_inside(out: Path, data: Path) -> None:
