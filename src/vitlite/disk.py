@@ -103,27 +103,29 @@ def by_ending(files: Iterable[Below], endings: Collection[str]) -> tuple[list[st
     return found, others
 
 
-def folders_below(folder: str, *, hidden: bool = True, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
-    """A folder, and all that are below it, also by links.
+def folders_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
+    """A folder, and all that are below it, also by links, but for links back to where they are in.
 
     Args:
         folder: Where to begin; nothing is where the process is.
         hidden: Whether those whose names begin with a dot are among them.
-        above: The folders that it is in, by their numbers: a link back to one of these is not followed.
 
     Raises:
         OSError: A folder cannot be looked into.
     """
-    stat = os.stat(folder or os.curdir)
-    here = (stat.st_dev, stat.st_ino)
-    if here in above:
-        return
-    yield folder
-    with os.scandir(folder or os.curdir) as entries:
-        names = [entry.name for entry in entries if _is_folder(entry)]
-    for name in names:
-        if hidden or not name.startswith("."):
-            yield from folders_below(os.path.join(folder, name), hidden=hidden, above=(*above, here))
+    waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [(folder, ())]  # each with the numbers of those above it
+    while waiting:
+        path, above = waiting.pop()
+        stat = os.stat(path or os.curdir)
+        here = (stat.st_dev, stat.st_ino)
+        if here in above:
+            continue
+        yield path
+        with os.scandir(path or os.curdir) as entries:
+            names = [entry.name for entry in entries if _is_folder(entry)]
+        for name in reversed(names):
+            if hidden or not name.startswith("."):
+                waiting.append((os.path.join(path, name), (*above, here)))
 
 
 def _is_pipe(entry: "os.DirEntry[str]") -> bool:

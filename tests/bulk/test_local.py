@@ -1,8 +1,10 @@
 """Which pictures words mean, and their vectors in a journal, as a program of one's own would ask for them."""
 
 import glob
+import inspect
 import os
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -93,6 +95,20 @@ def test_a_folder_s_links_to_folders_are_followed_and_not_in_circles(folder: Pat
     (album / "gone.bmp").symlink_to("nowhere.bmp")
     below = [str(album / "inner" / "linked" / f"{i}.bmp") for i in range(7)]
     assert gather([str(album)]) == [str(album / "gone.bmp"), *below]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="paths are at most 260 letters")
+def test_folders_may_be_deeper_than_python_calls(folder: Path) -> None:
+    deepest = folder.joinpath(*"d" * 300)
+    deepest.mkdir(parents=True)
+    (deepest / "last.png").touch()
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 150)
+    try:
+        found = gather([str(folder)])
+    finally:
+        sys.setrecursionlimit(before)
+    assert len(found) == 8
 
 
 def test_every_suffix_of_pictures_is_found_however_it_is_written(tmp_path: Path) -> None:
