@@ -183,6 +183,7 @@ def commands(text: str) -> list[str]:
 
 def run_line(line: str, place: str) -> str:
     """Runs a line of a shell block, in this process where it is only vitlite's own."""
+    assert "pip install" not in line, f"{place}: {line!r} would change the environment: say `not run: installs` above"
     if line.startswith("vitlite ") and not set(line) & set("|<>$&;"):
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
             code = main(shlex.split(line, comments=True)[1:])
