@@ -82,12 +82,13 @@ class Result(NamedTuple):
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version, or None where this machine has none."""
+    """A Python of this version, or None where this machine has none. What pyenv has not switched on is only a name."""
     if not version or sys.version.startswith(f"{version}."):
         return sys.executable
-    if found := shutil.which(f"python{version}"):
-        return found
-    return next(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), None)
+    named = [found] if (found := shutil.which(f"python{version}")) else []
+    there = [*named, *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
+    runs = (python for python in there if not subprocess.call([python, "-c", ""], stderr=subprocess.DEVNULL))
+    return next(runs, None)
 
 
 def make(name: str, environment: Environment) -> Path:

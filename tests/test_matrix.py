@@ -1,6 +1,7 @@
 """The matrix of versions: what it runs, that it goes on, and that what an environment lacks is skipped, not failed."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -59,6 +60,20 @@ def test_pip_is_asked_whether_others_can_stay_as_they_are(tmp_path: Path, monkey
     assert (changed.passed, changed.failed) == (0, 1)
     assert "unlike 1 depends on old>=2.0" in changed.note
     assert "old==1.26" in changed.note
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a script of the shell passes for Python")
+def test_a_python_that_is_only_a_name_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tmp_path / ".pyenv" / "versions" / "3.1.4" / "bin" / "python"
+    for python, ends in ((tmp_path / "python3.1", 127), (real, 0)):
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.write_text(f"#!/bin/sh\nexit {ends}\n", encoding="utf-8")
+        python.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert matrix.interpreter("3.1") == str(real)
+    real.unlink()
+    assert matrix.interpreter("3.1") is None
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
