@@ -232,6 +232,16 @@ def test_generated_pages_are_fresh(script: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_page_on_parity_is_made_with_what_is_pinned() -> None:
+    page = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+    pins = (ROOT / "constraints.txt").read_text("utf-8") + (ROOT / "tests" / "peers.txt").read_text("utf-8")
+    names = ("timm", "transformers", "torchvision", "vit-pytorch", "torch")
+    pinned = dict(re.findall(rf"^({'|'.join(names)})==(\S+)$", pins, re.MULTILINE))
+    assert set(pinned) == set(names)
+    for name, version in pinned.items():
+        assert re.search(rf"\b{name} {re.escape(version)}\b", page), f"{name} is {version}: make docs/parity.md anew"
+
+
 LESSON = ROOT / "docs" / "how_a_vit_works.md"
 NOTEBOOK = LESSON.with_suffix(".ipynb")
 
