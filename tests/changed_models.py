@@ -60,7 +60,11 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that loading 
     "a tensor more": (lambda m: m.register_parameter("gate", nn.Parameter(torch.ones(3))), r"\+ gate \(3,\)"),
     "a table of another size": (
         lambda m: setattr(m, "pos_embed", nn.Parameter(torch.ones(1, 26, 16))),
-        r"has 26 rows, which is not an image of \(32, 32\)",
+        r"pos_embed is \(1, 26, 16\), and not \(1, 17, 16\)",
+    ),
+    "a table without a row for the class token": (
+        lambda m: setattr(m, "pos_embed", nn.Parameter(torch.ones(1, 16, 16))),
+        r"pos_embed is \(1, 16, 16\), and not \(1, 17, 16\)",
     ),
     "too few labels": (lambda m: setattr(m, "labels", ("ant", "bee")), "has 2 labels and 3 classes"),
     "numbers for labels": (lambda m: setattr(m, "labels", (1, 2, 3)), r"labels\[0\] must be a text of at most 1000"),

@@ -194,6 +194,7 @@ def refuse_unloadable(
     _refuse_other_tensors(tensors)
     _refuse_other_methods(model)
     _refuse_other_parts(model)
+    _refuse_other_shapes(model)
     if model.labels is not None and len(model.labels) != model.config.num_classes:
         raise CheckpointError(
             f"This model has {len(model.labels)} labels and {model.config.num_classes} classes.",
@@ -243,6 +244,14 @@ def _refuse_other_parts(model: ViT) -> None:
             its_own = vars(layer).get(setting, value)
             if its_own != value:
                 raise _another(f"{name}.{setting}", repr(its_own), repr(value))
+
+
+def _refuse_other_shapes(model: ViT) -> None:
+    """A table without the class token's row, put in place of its own, would be written as that of another network."""
+    tensors = model.state_dict()
+    for name, wanted in model_on_meta(model.config).state_dict().items():
+        if name in tensors and tensors[name].shape != wanted.shape:
+            raise _another(name, str(tuple(tensors[name].shape)), str(tuple(wanted.shape)))
 
 
 def _another(name: str, found: str, wanted: str) -> CheckpointError:
