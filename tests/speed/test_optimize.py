@@ -123,6 +123,35 @@ def test_the_answers_are_the_same(options: dict[str, Any], way: str) -> None:
             assert distance(found, right) < 1e-5
 
 
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_four_threads_share_a_model(positions: str) -> None:
+    """As a service does: pictures of other sizes, and in other numbers, at the same time."""
+    registers = 4 if positions == "rope" else 0
+    model = made(positions=positions, cls_position=positions != "rope", registers=registers)
+    inputs = [torch.randn(*shape) for shape in ((1, 3, 32, 32), (9, 3, 32, 32), (2, 3, 48, 24), (1, 3, 64, 64))]
+    with torch.inference_mode():
+        wanted = [model(images) for images in inputs]
+    optimize(model)
+    wrong: list[Any] = []
+
+    def work(first: int) -> None:
+        for turn in range(25):
+            i = (first + turn) % len(inputs)
+            try:
+                answers = model(inputs[i])
+                if not (answers - wanted[i]).abs().max() <= 1e-5 * wanted[i].abs().max():
+                    wrong.append(inputs[i].shape)
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_batches_in_slices_and_streams(threads: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, before = made(), torch.get_num_threads()
