@@ -83,31 +83,20 @@ def build(
         CheckpointError: The file does not fit its config, or is damaged.
     """
     with torch.device("cpu"):  # where files are read, whatever the default is
-        return _build(file, translation, config, wish, said_by, scan)
-
-
-def _build(
-    file: WeightsFile,
-    translation: Translation,
-    config: ViTConfig,
-    wish: Wish,
-    said_by: Mapping[str, str],
-    scan: bool,
-) -> tuple[ViT, LoadReport]:
-    model = model_on_meta(wish.config)
-    refuse_misfit(file, translation, model if wish.config == config else model_on_meta(config))
-    _refuse_other_periods(file, translation)
-    filling = Filling(file, translation, config, wish, scan)
-    wanted = _parameter_shapes(model)
-    state: dict[str, Tensor] = {}
-    for name in _in_file_order(file, translation):
-        if name in wanted and not (wish.new_head and name.startswith("head.")):
-            state[name] = filling.tensor(name, wanted[name])
-    renewed = {name: shape for name, shape in wanted.items() if name not in state}
-    report = _report(file, translation, state, filling.resampled, renewed, said_by)
-    for name, shape in renewed.items():
-        state[name] = torch.zeros(shape, dtype=wish.dtype, device=wish.device)
-    model.load_state_dict(state, assign=True)
+        model = model_on_meta(wish.config)
+        refuse_misfit(file, translation, model if wish.config == config else model_on_meta(config))
+        _refuse_other_periods(file, translation)
+        filling = Filling(file, translation, config, wish, scan)
+        wanted = _parameter_shapes(model)
+        state: dict[str, Tensor] = {}
+        for name in _in_file_order(file, translation):
+            if name in wanted and not (wish.new_head and name.startswith("head.")):
+                state[name] = filling.tensor(name, wanted[name])
+        renewed = {name: shape for name, shape in wanted.items() if name not in state}
+        report = _report(file, translation, state, filling.resampled, renewed, said_by)
+        for name, shape in renewed.items():
+            state[name] = torch.zeros(shape, dtype=wish.dtype, device=wish.device)
+        model.load_state_dict(state, assign=True)
     return model, report
 
 
