@@ -381,12 +381,16 @@ def test_transformers_pictures_may_be_smaller_than_config_json_says(tmp_path: Pa
         assert (recipe.size, recipe.resize) == ((size, size), (resize, resize))
 
 
+OF_TINY = {"num_heads": 2, "patch_size": 8}
+
+
 @pytest.mark.parametrize(("args", "size"), [
     ({}, 48), ({"img_size": 32}, 32), ({"img_size": [32, 32]}, 32), ({"img_size": 32, "dynamic_img_size": True}, 48),
 ])  # fmt: skip
 def test_timm_s_pictures_have_the_size_that_its_model_takes(args: dict[str, Any], size: int, tmp_path: Path) -> None:
     pictures = {"crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5], "std": [0.5], "input_size": [3, 48, 48]}
-    about = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 2} | args, "pretrained_cfg": pictures}
+    args = OF_TINY | args
+    about = {"architecture": "vit_tiny_patch16_224", "model_args": args, "pretrained_cfg": pictures}
     save_file(state_of(TINY), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(about))
     said = ViTConfig(image_size=32)
@@ -516,7 +520,7 @@ def test_labels_that_do_not_fit_the_head_are_not_used_and_it_is_said_why(file: P
         assert changed.source.report.unlabelled == "", "whose labels would these be?"
 
 
-SIZED = {"model_args": {"num_heads": 2, "img_size": 32}}
+SIZED = {"model_args": {"num_heads": 2, "img_size": 32, "patch_size": 8}}
 
 
 def beside(folder: Path, about: dict[str, Any], **changes: Any) -> Path:
@@ -605,7 +609,7 @@ OF_TRANSFORMERS = {"model_type": "vit", "architectures": ["ViTForImageClassifica
 
 
 @pytest.mark.parametrize("about", [
-    OF_TIMM | {"model_args": {"num_heads": 3, "img_size": 32}},
+    OF_TIMM | {"model_args": {"num_heads": 3, "img_size": 32, "patch_size": 4}},
     OF_TRANSFORMERS | {"num_attention_heads": 3, "image_size": 32, "id2label": dict(enumerate(DOORS))},
 ])  # fmt: skip
 def test_other_labels_in_other_libraries_words_are_refused(about: dict[str, Any], tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ HEAD = """\
 # gelu, pool, positions as in ViTConfig
 # cls_position          whether the class token has a row in the position table
 # final_norm            whether there is a norm at the end
+# kernel_size           of the patches, in pixels, or in cells of a ResNet before them
+# stem_stride           pixels to a side of such a cell; 1 where there is no ResNet
 """
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
 ACTIVATIONS = {
@@ -52,6 +54,7 @@ def stands_for(model: nn.Module, positions: str) -> Architecture:
     pool = POOLS[model.global_pool]
     if isinstance(model, VisionTransformerDistilled):
         pool = "cls_and_distillation"
+    kernel = model.patch_embed.proj.kernel_size[0]
     return Architecture(
         image_size=model.pretrained_cfg["input_size"][1],
         heads=model.blocks[0].attn.num_heads,
@@ -61,13 +64,15 @@ def stands_for(model: nn.Module, positions: str) -> Architecture:
         cls_position=model.num_prefix_tokens == 0 or not model.no_embed_class,
         positions=positions,
         final_norm=not isinstance(model.norm, nn.Identity) or not isinstance(model.fc_norm, nn.Identity),
+        kernel_size=kernel,
+        stem_stride=model.patch_embed.img_size[0] // model.patch_embed.grid_size[0] // kernel,
     )
 
 
 def is_computed(small: nn.Module, architecture: Architecture) -> bool:
     """Whether vitlite answers as a small model does, once it is told what the name stands for."""
     size = small.patch_embed.img_size
-    said = architecture._asdict() | {"image_size": tuple(size), "heads": small.blocks[0].attn.num_heads}
+    said = architecture.fields() | {"image_size": tuple(size), "heads": small.blocks[0].attn.num_heads}
     if not hasattr(small.patch_embed, "backbone"):
         said["patch_size"] = small.patch_embed.patch_size[0]
     said |= {"dim": small.embed_dim}

@@ -4,8 +4,9 @@ Nothing here imports torch, so that names and sizes can be listed at once.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitlite.errors import ConfigError, UnknownMethodError, UnknownNameError, closest
@@ -62,7 +63,7 @@ class ViTConfig:
         return self
 
     def __post_init__(self) -> None:
-        for field in ("image_size", "stem"):
+        for field in TUPLES:
             if isinstance(getattr(self, field), list):  # as JSON has it
                 object.__setattr__(self, field, tuple(getattr(self, field)))
         _check_values(self)
@@ -175,6 +176,19 @@ def refuse_unknown_fields(names: Iterable[str]) -> None:
             raise ConfigError(f"ViTConfig has no field {name!r}.{hint} Fields: {', '.join(fields)}.")
 
 
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Makes sure that each of these could be a field of a `ViTConfig`, whatever the others are.
+
+    Raises:
+        ConfigError: One could not.
+    """
+    refuse_unknown_fields(fields)
+    known = {name: field.default for name, field in ViTConfig.__dataclass_fields__.items()}
+    for name, value in fields.items():
+        known[name] = tuple(value) if name in TUPLES and isinstance(value, list) else value
+    _check_values(SimpleNamespace(**known))
+
+
 def _wrong(field: str, sentence: str) -> ConfigError:
     """The error for a field of a config, with what is wrong as a sentence that begins with the field."""
     return ConfigError(f"ViTConfig: {sentence}", field=field)
@@ -191,9 +205,10 @@ SWITCHES = (
     "checkpointing",
 )  # fmt: skip
 SHARES = ("dropout", "drop_path")
+TUPLES = ("image_size", "stem")
 
 
-def _check_values(c: ViTConfig) -> None:
+def _check_values(c: Any) -> None:
     """Each field by itself, in the order in which mistakes should be mended."""
     _check_tuples(c)
     for name, least in LEAST.items():
@@ -213,7 +228,7 @@ def _check_values(c: ViTConfig) -> None:
     _check_numbers(c)
 
 
-def _check_tuples(c: ViTConfig) -> None:
+def _check_tuples(c: Any) -> None:
     if not _is_size(c.image_size):
         raise _wrong("image_size", f"image_size must be a whole number or (height, width), got {c.image_size!r}.")
     if c.stem is not None and not _is_stem(c.stem):
@@ -234,7 +249,7 @@ def _is_size(value: Any) -> bool:
     return type(value) is int  # and not True
 
 
-def _check_numbers(c: ViTConfig) -> None:
+def _check_numbers(c: Any) -> None:
     for name in SHARES:
         share = getattr(c, name)
         if not _is_number(share) or not 0 <= share < 1:

@@ -22,7 +22,6 @@ OF_PYTHON_ALONE = {
     "ViTConfig: ": "names a field, as the option or as config.json has it",
     "ViTConfig has no field": "names a field, as config.json has it",
     "A ViTConfig has no": "read from a config, which no command does",
-    "weights_only=True": "torch's name for how a pickle was opened",
     "This model has no position embeddings": "names a field, as config.json has it",
     "in training mode would be exported": "the command's models are in eval mode",
     "no plain tensor, which alone can be packed": "a file's tensors are plain",

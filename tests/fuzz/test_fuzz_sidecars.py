@@ -26,8 +26,10 @@ from torch import Tensor
 
 from vitlite import ViT, ViTConfig
 from vitlite.errors import ImageError
+from vitlite.weights.sidecar import PAIR
 
 CORPUS = sorted((Path(__file__).parent / "corpus" / "sidecars").iterdir())
+CONFIGS = sorted((Path(__file__).parent / "corpus" / "configs").iterdir())  # NAME.LIBRARY.json
 EQUAL = 1e-5
 CONFIG, PICTURES = "config.json", "preprocessor_config.json"
 PICTURE = np.random.default_rng(0).integers(0, 256, (50, 41, 3), dtype=np.uint8)
@@ -248,6 +250,14 @@ def damaged(draw: st.DrawFn, library: str) -> Content:
 @given(st.data())
 def test_any_bytes(library: str, data: st.DataObject) -> None:
     check(library, {CONFIG: data.draw(damaged(library) | st.binary(max_size=100))})
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
+def test_what_was_ever_found_of_configs(file: Path) -> None:
+    config = json.loads(file.read_bytes())
+    if PAIR in config:  # of the weights that are written now
+        config[PAIR] = json.loads(files("vitlite")[CONFIG])[PAIR]
+    check(file.name.split(".")[1], {CONFIG: json.dumps(config).encode()})
 
 
 @pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.name)

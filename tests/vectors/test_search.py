@@ -108,11 +108,11 @@ def test_photos_are_found_by_what_they_show(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"image_size": 64}, {"pool": "mean"}])
 def test_another_model_s_vectors_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     opened = open_vectors(written(tmp_path / "v.safetensors", noise(5, 16)))
-    with pytest.raises(InputError, match="were made by tiny with another config: no distance to them means anything"):
+    with pytest.raises(InputError, match="were made by tiny; this model differs in config: no distance to them"):
         search(opened, tiny_model(**changes), "a.png")
     other = tiny_model()
     other.preprocess = other.preprocess.recipe.scaled((64, 64))
-    with pytest.raises(InputError, match="with another preprocessing"):
+    with pytest.raises(InputError, match="differs in preprocessing: no distance"):
         search(opened, other, "a.png")
     opened.refuse_other_model(tiny_model(num_classes=0, drop_path=0.1))  # on which no vector depends
 

@@ -107,7 +107,7 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
     })  # fmt: skip
     assert sidecar.claims == {
         "pool": "mean", "num_classes": 3, "heads": 4, "image_size": (64, 32), "gelu": "tanh", "mlp": "gelu",
-        "cls_position": False, "dim": 48, "layer_scale": None,
+        "cls_position": False, "dim": 48, "layer_scale": None, "patch_size": 8,
     }  # fmt: skip
     assert sidecar.labels == ("ant", "n2", "n3")
     assert sidecar.architecture == "vit_base_patch16_224.some"
@@ -115,11 +115,27 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
     library, fields = sidecar.recipe or ("", {})
     assert (library, fields["input_size"]) == ("timm", [1, 64, 32]), "the model takes no other"
     bare = beside(tmp_path, PLAIN)
-    assert (bare.claims, bare.labels, bare.recipe) == ({"pool": "cls"}, None, None)
+    assert (bare.claims, bare.labels, bare.recipe) == ({"pool": "cls", "patch_size": 16}, None, None)
     assert bare.usual == {
         "image_size": 224, "heads": 12, "norm_eps": 1e-6, "gelu": "exact", "cls_position": True, "positions": "learned",
         "final_norm": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "pixels"),
+    [("vit_base_patch8_224", {}, 8), ("vit_base_patch8_224", {"patch_size": 4}, 4), ("vit_base_r50_s16_224", {}, 16),
+     ("vit_tiny_r_s16_p8_224", {"patch_size": [4, 4]}, 16)],
+)  # fmt: skip
+def test_the_patches_that_timm_cuts(name: str, given: dict[str, Any], pixels: int, tmp_path: Path) -> None:
+    """timm resizes the kernel of a file to these, silently; of a hybrid they are cells of its ResNet."""
+    said = beside(tmp_path, {"architecture": name, "model_args": given})
+    assert said.claims["patch_size"] == pixels
+
+
+def test_patches_with_two_sides(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: patch_size is 16 x 8; vitlite's patches are square"):
+        beside(tmp_path, {"architecture": "vit_base_patch16_224", "model_args": {"patch_size": [16, 8]}})
 
 
 @pytest.mark.parametrize(("activation", "gelu"), [("gelu", "exact"), ("gelu_tanh", "tanh"), ("quick_gelu", "quick")])

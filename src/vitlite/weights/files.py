@@ -38,6 +38,7 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 NPY_TYPES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
 
 MOST_TENSORS = 20_000  # of a file: a ViT of 40 blocks has 500, one with a text tower and its optimizer's state 4,000
+LONGEST_SIDE = 2**63 - 1  # of a tensor
 LONGEST_NAME = 500  # letters
 LONGEST_NPY_HEADER = 10_000  # bytes, as numpy has it
 ROOM_TO_UNPACK = 2**28  # bytes beside ten times the size of the archive: trained weights hardly shrink, a bomb does
@@ -118,6 +119,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
         for file in files:
             with explain_damage(file):
                 found = _open_npz(file, stack) if file.suffix == ".npz" else _open_safetensors(file, stack)
+                _check_shapes(found)
             twice = entries.keys() & found.keys()
             if twice:
                 raise CheckpointError(f"{path}: more than one shard has {', '.join(sorted(twice))}.")
@@ -276,6 +278,17 @@ def _check_names(names: Sequence[str]) -> None:
             raise ValueError(f"the name of a tensor is no printable text of at most {LONGEST_NAME} letters: {name!r}")
     if len(set(names)) < len(names):
         raise ValueError("a name is there twice")
+
+
+def _check_shapes(entries: Mapping[str, Entry]) -> None:
+    """Makes sure that torch can count each side: where another is 0, no bytes are missing for it.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    for name, entry in entries.items():
+        if max(entry.shape, default=0) > LONGEST_SIDE:
+            raise ValueError(f"{name} would be of shape {entry.shape}")
 
 
 def _read_bytes(opened: FileIO, start: int, shape: Shape, dtype: str) -> Tensor:

@@ -84,8 +84,8 @@ GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()} | {"cls_and_distillation": "token"}
 WRITTEN_GELUS = {ours: theirs for theirs, ours in GELUS.items()}
 
-# How a picture gets in, what only training asks for, and what names and shapes of tensors tell: patch_size is not said
-# in pixels where a ResNet stands before the patches.
+# How a picture gets in, what only training asks for, and what names and shapes of tensors tell. patch_size is read by
+# `_patch_size`.
 FREE = """
     img_size patch_size global_pool act_layer norm_layer no_embed_class init_values pos_embed mlp_ratio scale_attn_norm
     scale_mlp_norm fc_norm swiglu_mlp swiglu_align_to dynamic_img_size dynamic_img_pad strict_img_size drop_rate
@@ -124,7 +124,7 @@ MODEL_ARGS = Words(
 
 
 class Architecture(NamedTuple):
-    """What one of timm's names stands for, beside what tensors tell; its fields are those of a config."""
+    """What one of timm's names stands for, beside what tensors tell: fields of a config, and how it cuts patches."""
 
     image_size: int
     heads: int
@@ -134,6 +134,12 @@ class Architecture(NamedTuple):
     cls_position: bool
     positions: str
     final_norm: bool
+    kernel_size: int  # no field: of the patches, which are pixels, or cells of a ResNet before them
+    stem_stride: int  # no field: pixels to a side of such a cell; 1 where there is no ResNet
+
+    def fields(self) -> dict[str, Any]:
+        """Those of a config."""
+        return {name: value for name, value in self._asdict().items() if name not in ("kernel_size", "stem_stride")}
 
     def cells(self) -> tuple[str, ...]:
         """As a row of data/timm.txt has them."""
@@ -145,9 +151,10 @@ def _read_architectures() -> dict[str, Architecture]:
     found = {}
     for line in (Path(__file__).parents[1] / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
-            name, size, heads, eps, gelu, pool, row, positions, norm = line.split()
+            name, size, heads, eps, gelu, pool, row, positions, norm, kernel, stride = line.split()
+            numbers = int(kernel), int(stride)
             found[name] = Architecture(
-                int(size), int(heads), float(eps), gelu, pool, row == "True", positions, norm == "True"
+                int(size), int(heads), float(eps), gelu, pool, row == "True", positions, norm == "True", *numbers
             )
     return found
 
@@ -170,6 +177,7 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
     usual = _usual(architecture, args, pretrained)
     pool = _pool(config, args, pretrained, architecture)
     claims["pool"] = pool  # None: somebody has to say
+    claims["patch_size"] = _patch_size(architecture, args)
     if "img_size" in args and not args.get("dynamic_img_size"):  # then timm's model takes no other
         pretrained = {**pretrained, "input_size": [1, *_sides(args["img_size"])]}
     tag = pretrained.get("tag")
@@ -203,9 +211,21 @@ def _claims(config: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any
     return claims
 
 
+def _patch_size(architecture: Architecture, args: Mapping[str, Any]) -> int:
+    """The pixels of a patch. timm resizes a kernel that is of another size without a word, so it is no free choice.
+
+    Raises:
+        CheckpointError: Its sides differ.
+    """
+    height, width = _sides(args.get("patch_size", architecture.kernel_size))
+    if height != width:
+        raise CheckpointError(f"patch_size is {height} x {width}; vitlite's patches are square.")
+    return height * architecture.stem_stride
+
+
 def _usual(architecture: Architecture, args: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, Any]:
     """What the name of the architecture stands for, where nothing else is said."""
-    usual = architecture._asdict()
+    usual = architecture.fields()
     del usual["pool"]  # which is said in several places
     if "norm_layer" in args:  # whose epsilon is not always that of the architecture
         _refuse_norm(args["norm_layer"])

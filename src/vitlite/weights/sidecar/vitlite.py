@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitlite import __version__
-from vitlite.config import ViTConfig
-from vitlite.errors import ConfigError, shown
+from vitlite.config import ViTConfig, check_fields
+from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import Recipe
 from vitlite.schema import anything, by_name, optional, several, table, verify
 from vitlite.weights.sidecar.record import LABEL, Sidecar, UnreadRecipe
@@ -14,7 +14,7 @@ CONFIG = table(
     {
         "vitlite": table(
             {
-                "config": by_name(anything, most=100),  # whose fields a ViTConfig checks
+                "config": by_name(anything, most=100),  # see check_fields
                 "labels": optional(several(LABEL)),
                 "preprocess": optional(by_name(anything, most=100)),  # whose fields a Recipe checks
             },
@@ -32,6 +32,10 @@ def sidecar_from_vitlite(config: Mapping[str, Any]) -> Sidecar:
     """
     verify(config, CONFIG)
     saved = config["vitlite"]
+    try:
+        check_fields(saved["config"])  # those, too, that tensors will overrule
+    except ConfigError as error:
+        raise CheckpointError(error.text) from None
     labels = saved.get("labels")
     recipe = saved.get("preprocess")
     return Sidecar(
