@@ -48,7 +48,11 @@ ENVIRONMENTS = {
         peers=False,
         python="3.10",
     ),
-    "torch-2.6": Environment("the oldest torch, with the newest of the rest", ["torch==2.6.0", *EXTRAS], peers=False),
+    "torch-2.6": Environment(
+        "the oldest torch, with the newest of the rest",
+        ["torch==2.6.0", "onnx", "onnxscript", "onnxruntime", *EXTRAS],
+        peers=False,
+    ),
     "torch-2.8": Environment(
         "widely pinned, with numpy 1, and the lower bounds of what is written for others",
         ["torch==2.8.0", "numpy==1.26.4", "pyarrow==17.0.0", "onnx==1.18.0", "onnxscript==0.7.1", *EXTRAS],

@@ -31,6 +31,12 @@ from vitlite.export import export
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
 from vitlite.speed.optimize import optimize
+from vitlite.versions import since
+
+# What an older torch exports is right, or refused: see vitlite.versions.
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < tuple(map(int, since("export").split(".")))
+MAY_BE_REFUSED = pytest.mark.xfail(OLD, raises=ExportError, strict=False, reason="this torch exports something else")
+NEEDS_NEWER = pytest.mark.skipif(OLD, reason=f"only torch {since('export')} and newer export it")
 
 TINY = dict(image_size=(32, 48), patch_size=8, dim=32, depth=2, heads=2, mlp_dim=48, num_classes=3)
 
@@ -73,6 +79,7 @@ OPTIONS = [
 ]
 
 
+@MAY_BE_REFUSED
 @pytest.mark.parametrize(("to", "options"), OPTIONS, ids=str)
 def test_an_exported_file_answers_as_the_model_does(tmp_path: Path, to: Any, options: dict[str, Any]) -> None:
     model, path = tiny(**options), tmp_path / "model"
@@ -120,6 +127,7 @@ def test_large_weights_get_a_file_of_their_own(tmp_path: Path, monkeypatch: pyte
     torch.testing.assert_close(run(path, "onnx", images), model(images), rtol=1e-4, atol=1e-5)
 
 
+@MAY_BE_REFUSED
 def test_half_precision(tmp_path: Path) -> None:
     model, path = tiny().bfloat16(), tmp_path / "model.pt2"
     assert export(model, path, to="torch")["torch"] < 0.05
@@ -191,6 +199,7 @@ def test_engines_agree_at_any_size(tmp_path: Path, resample: Any) -> None:
             )
 
 
+@NEEDS_NEWER
 def test_no_resizing_is_left_to_an_engine(tmp_path: Path) -> None:
     """Engines compute an antialiased resize differently; all know a matrix product."""
     export(tiny(), tmp_path / "model.onnx", to="onnx")
@@ -225,6 +234,7 @@ def test_a_file_is_called_as_the_model_ends(
     assert "best.onnx of runs/pets/best" in " ".join(capsys.readouterr().out.split())
 
 
+@NEEDS_NEWER
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     opened: list[SimpleNamespace] = []
@@ -262,6 +272,7 @@ export(model, sys.argv[1], to=sys.argv[2])
 """
 
 
+@NEEDS_NEWER
 @pytest.mark.parametrize("seconds", [0.05, 0.8, 1.6, 2.4, 3.2])
 def test_killed_at_any_moment_the_old_file_or_the_new_is_there(tmp_path: Path, seconds: float) -> None:
     """And the folder that a kill leaves is gone after the next export, but only that."""
