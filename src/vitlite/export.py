@@ -268,7 +268,8 @@ def _description(model: ViT) -> str:
 
 
 def _open_torch(file: Path) -> Callable[[Tensor], Tensor]:
-    return torch.export.load(file).module()
+    with _quietly():  # torch 2.10 warns of its own buffers
+        return torch.export.load(file).module()
 
 
 def _open_onnx(file: Path) -> Callable[[Tensor], Tensor] | None:
