@@ -5,6 +5,7 @@ look; what fails is one error, which names the file and the field.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,8 @@ def read_json(
     """
     try:
         with open(path, "rb") as file:
-            content = file.read(most_bytes + 1)
+            size = os.fstat(file.fileno()).st_size  # to ask for the most costs milliseconds of memory
+            content = file.read(min(size, most_bytes) + 1)
     except OSError as problem:
         raise error(f"{shown(str(path))} cannot be read: {problem.strerror}.") from None
     return parse_json(content, check, str(path), most_bytes=most_bytes, error=error)
