@@ -81,7 +81,8 @@ def answer_of_vitlite(folder: Path, ours: ViT, images: Tensor) -> Answer | None:
         return answer_of_timm(folder, ours, images)
     saved = config["vitlite"]
     by_tensors = {field: getattr(ours.config, field) for field in TOLD_BY_TENSORS}
-    model = ViT(ViTConfig(**(by_tensors | saved["config"]))).eval()
+    by_table = {"cls_position": ours.config.cls_position}  # whose rows tell, whatever is said
+    model = ViT(ViTConfig(**(by_tensors | saved["config"] | by_table))).eval()
     model.load_state_dict(ours.state_dict())
     assert ours.config == model.config
     labels = saved.get("labels") or []
@@ -107,6 +108,10 @@ def answer_of_timm(folder: Path, ours: ViT, images: Tensor) -> Answer | None:
         pixels = prepare(Image.fromarray(PICTURE))
     except Exception:  # whatever it makes of such a config
         return None
+    try:
+        model(pixels[None])
+    except AssertionError:  # of pictures that its own model does not take: their size is said nowhere
+        return model(images), None
     return model(images), pixels
 
 

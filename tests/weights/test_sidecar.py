@@ -133,6 +133,13 @@ def test_the_patches_that_timm_cuts(name: str, given: dict[str, Any], pixels: in
     assert said.claims["patch_size"] == pixels
 
 
+def test_two_numbers_of_classes(tmp_path: Path) -> None:
+    """timm makes a new head for the one, and loads nothing for the other, without a word."""
+    about = {"architecture": "vit_base_patch16_224", "num_classes": 3, "model_args": {"num_classes": 2}}
+    with pytest.raises(CheckpointError, match=r"config\.json: num_classes is 3, and in model_args 2"):
+        beside(tmp_path, about)
+
+
 def test_patches_with_two_sides(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json: patch_size is 16 x 8; vitlite's patches are square"):
         beside(tmp_path, {"architecture": "vit_base_patch16_224", "model_args": {"patch_size": [16, 8]}})

@@ -197,7 +197,7 @@ def _claims(config: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any
     """What the config itself says of the network, but for how it pools."""
     claims = MODEL_ARGS.claims(args, "model_args")
     if config.get("num_classes") is not None:
-        claims["num_classes"] = config["num_classes"]
+        claims["num_classes"] = _one_number_of_classes(config["num_classes"], claims)
     if "act_layer" in args:
         claims |= {"gelu": _gelu(args["act_layer"]), "mlp": "gelu"}  # a gate would be of that GELU, too
     if "no_embed_class" in args:
@@ -209,6 +209,18 @@ def _claims(config: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any
     if "img_size" in args:
         claims["image_size"] = one_or_two_sides(args["img_size"])
     return claims
+
+
+def _one_number_of_classes(classes: int, claims: Mapping[str, Any]) -> int:
+    """What both places say; where they differ, timm makes a new head for the one and loads none of the other.
+
+    Raises:
+        CheckpointError: They differ.
+    """
+    built = claims.get("num_classes", classes)
+    if built != classes:
+        raise CheckpointError(f"num_classes is {classes}, and in model_args {built}.")
+    return classes
 
 
 def _patch_size(architecture: Architecture, args: Mapping[str, Any]) -> int:
