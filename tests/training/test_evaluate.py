@@ -108,6 +108,21 @@ def test_folders_that_are_nearly_the_labels(folders: tuple[str, ...], strange: s
         classes_in_order(model, folders)
 
 
+@pytest.mark.parametrize(
+    ("labels", "folders"),
+    [
+        (("caz\u00e9", "ca\u00e9e"), ("cae\u0301e", "caze\u0301")),  # as macOS names files, sorted as they are then
+        (("tabby cat", "Egyptian cat"), ("Egyptian_cat", "tabby_cat")),
+    ],
+)
+def test_folders_that_are_the_labels_but_for_marks(labels: tuple[str, str], folders: tuple[str, str]) -> None:
+    """In the model's order, each would be taken for the other class."""
+    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2))
+    model.labels = labels
+    with pytest.raises(TrainError, match="Name the folders after its labels"):
+        classes_in_order(model, sorted(folders))
+
+
 def test_cifar10_in_the_order_of_the_labels(tmp_path: Path) -> None:
     data, model = small_cifar10(tmp_path / "data"), new_model()
     plain = read_to_measure(data, model, "it")

@@ -3,6 +3,7 @@
 Shapes: b pictures at once, k classes.
 """
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -253,7 +254,7 @@ def classes_in_order(model: ViT, names: Sequence[str]) -> tuple[str, ...]:
     strange = [name for name in names if name not in labels]
     if not strange:
         return labels
-    nearly_labels = {label.casefold() for label in labels} & {name.casefold() for name in names}
+    nearly_labels = set(map(_letters, labels)) & set(map(_letters, names))
     if len(names) == k and not nearly_labels:  # such as ImageNet's n01440764, which are in the labels' order
         return tuple(names)
     known = f" ({listed(labels)})" if labels else ""
@@ -262,3 +263,9 @@ def classes_in_order(model: ViT, names: Sequence[str]) -> tuple[str, ...]:
         python="Name the folders after its labels; or give one folder for each class, none of them named after a "
         "label, sorted in the model's order.",
     )
+
+
+def _letters(name: str) -> str:
+    """What is left of a name where marks and capitals differ: on macOS, an accent may be a mark of its own."""
+    letters = filter(str.isalnum, unicodedata.normalize("NFKC", name))
+    return "".join(letters).casefold() or name
