@@ -198,8 +198,23 @@ def image_size(text: str) -> int | tuple[int, int]:
 
 def positive(text: str) -> int:
     """The value of an option that counts something."""
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or not any(map(int, text)):
         raise ArgumentTypeError(f"a whole number of at least 1, not {text!r}")
+    return _of_few_digits(text, 9)
+
+
+def seed(text: str) -> int:
+    """The value of --seed."""
+    if not text.removeprefix("-").isdecimal():
+        raise ArgumentTypeError(f"a whole number, not {text!r}")
+    return _of_few_digits(text, 12)
+
+
+def _of_few_digits(text: str, most: int) -> int:
+    """Such a number; with ever more digits, it is none that torch could take."""
+    digits = len(text.removeprefix("-"))
+    if digits > most:
+        raise ArgumentTypeError(f"a whole number of at most {most} digits, not one of {digits}")
     return int(text)
 
 

@@ -12,6 +12,7 @@ from vitlite.cli.options import (
     open_model,
     positives,
     refuse_inside,
+    seed,
 )
 from vitlite.cli.progress import Watch
 from vitlite.cli.tables import table, with_bold_header
@@ -66,7 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="PNG", help="a curve for each model by --shots, replaced if it is there")
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="which pictures are drawn; default: %(default)s"
+        "--seed", type=seed, default=0, metavar="N", help="which pictures are drawn; default: %(default)s"
     )
     parser.add_argument("--json", action="store_true", help="the figures, a line for each model, for programs")
     add_model_arguments(parser)

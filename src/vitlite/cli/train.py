@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vitlite.cli.options import check_device, create_or_load, image_size, positive, refuse_inside
+from vitlite.cli.options import check_device, create_or_load, image_size, positive, refuse_inside, seed
 from vitlite.cli.run_report import CURVES, Report
 from vitlite.errors import InputError, shown
 from vitlite.model import ViT
@@ -64,7 +64,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--size", type=image_size, metavar="PIXELS", help="image size other than the model's")
     add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
     add("--device", help="such as cpu, cuda, mps; default: cpu")
-    add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    add("--seed", type=seed, default=0, metavar="N", help="default: %(default)s")
     add("--format", choices=("table", "jsonl"), default="table", help="of an epoch; default: %(default)s")
     add("--save-every", type=float, default=60.0, metavar="SECONDS", help="how often, at most; default: %(default)s")
 

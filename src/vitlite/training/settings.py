@@ -22,6 +22,7 @@ RANGES = {  # the least and the most that a recipe may ask for
     "smoothing": (0, 0.99),
     "clip": (1e-9, math.inf),
     "ema": (0, 0.999999),
+    "seed": (-1e12, 1e12),  # times a million, plus the step, torch takes it
 }
 
 
