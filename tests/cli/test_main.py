@@ -89,6 +89,16 @@ def test_a_mistake_of_ours_is_told_as_one(run: Run, monkeypatch: pytest.MonkeyPa
     assert run("list") == (1, "", "vitlite: error: KeyError: 'none' (--debug shows where)\n")
 
 
+@pytest.mark.parametrize("error", [MemoryError("none"), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9")])
+def test_too_little_memory_is_no_mistake_of_ours(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def run_and_fail(args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(list_command, "run", run_and_fail)
+    said = "There is not enough memory. A smaller --size or --batch, or another model takes less."
+    assert run("list") == (1, "", f"vitlite: error: {said} {error}\n")
+
+
 @pytest.mark.parametrize(
     ("caught", "code", "said"),
     [(KeyboardInterrupt, 130, "interrupted"), (KeyError, 1, "error: RuntimeError: one line (--debug shows where)")],

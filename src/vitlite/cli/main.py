@@ -198,6 +198,8 @@ def _explained(error: BaseException) -> str:
     if isinstance(error, OSError):
         return str(error)
     first_line = str(error).partition("\n")[0]
+    if isinstance(error, MemoryError) or re.search("can't allocate memory|out of memory", first_line, re.IGNORECASE):
+        return f"There is not enough memory. A smaller --size or --batch, or another model takes less. {first_line}"
     return f"{type(error).__name__}: {first_line} (--debug shows where)"
 
 
