@@ -1,5 +1,6 @@
 """Files are there whole or not at all, and one process works at a time."""
 
+import errno
 import json
 import os
 import signal
@@ -36,6 +37,12 @@ def test_what_was_there_survives_a_failure(tmp_path: Path) -> None:
         write_half(path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No space left on device: .*a\.txt'$"), replacing(tmp_path / "a.txt"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert os.listdir(tmp_path) == []
 
 
 KILLED = """

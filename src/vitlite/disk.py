@@ -39,6 +39,10 @@ def replacing(path: Path) -> Iterator[Path]:
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+        except OSError as error:
+            if error.errno is not None and error.filename is None:  # such as of a full disk, which says it of no file
+                error.filename = str(path)
+            raise
         finally:
             temporary.unlink(missing_ok=True)
             with suppress(OSError):  # on Windows it goes with the lock

@@ -389,8 +389,9 @@ def save_picture(picture: "Image", path: str | PathLike[str]) -> None:
         with replacing(target) as temporary:
             picture.save(temporary, _formats()[target.suffix.lower()])
     except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"Cannot write the picture {path}: {error}. Name a .png file in a folder that exists."
+            f"Cannot write the picture {path}: {reason}. Name a .png file in a folder that exists and has room for it."
         ) from error
 
 
