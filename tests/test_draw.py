@@ -257,6 +257,11 @@ def test_picture_of_positions() -> None:
     assert picture.getpixel((0, 0)) == (255, 255, 255)
 
 
+def test_picture_of_positions_of_one_row() -> None:
+    picture = draw.picture_of_positions(build(image_size=(8, 320)))
+    assert picture.height == 2 * draw.GAP + 3 * draw.CAPTION
+
+
 def test_mistakes(tmp_path: Path) -> None:
     model = build()
     with pytest.raises(InputError, match="drawn for one image, got 2"):

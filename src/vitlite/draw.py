@@ -336,15 +336,16 @@ def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> 
 def _with_scale(sheet: "Image", low: float) -> "Image":
     """The sheet with its colour scale to the right, from `low` to 1."""
     pillow = _pillow()
-    wide = pillow.image.new("RGB", (sheet.width + 80, sheet.height), "white")
+    height = max(sheet.height, 2 * GAP + 3 * CAPTION)  # room for both numbers beside a narrow strip
+    wide = pillow.image.new("RGB", (sheet.width + 80, height), "white")
     wide.paste(sheet, (0, 0))
-    falling = torch.linspace(1, 0, sheet.height - 2 * GAP)
+    falling = torch.linspace(1, 0, height - 2 * GAP)
     bar = colored(falling[:, None].expand(-1, 16), VIRIDIS)
     wide.paste(to_pillow(bar), (sheet.width + 6, GAP))
     pen = pillow.draw.Draw(wide)
     left = sheet.width + 28
     pen.text((left, GAP), "1.0", fill=INK, font=pillow.font(CAPTION))
-    pen.text((left, sheet.height - GAP - CAPTION), f"{low:.1f}", fill=INK, font=pillow.font(CAPTION))
+    pen.text((left, height - GAP - CAPTION), f"{low:.1f}", fill=INK, font=pillow.font(CAPTION))
     return wide
 
 
