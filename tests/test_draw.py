@@ -1,6 +1,8 @@
 """What a model looks for and where it looks, as numbers and drawn; and the pictures of a training run."""
 
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,19 @@ def test_the_photo_is_cut_as_the_model_sees_it(tmp_path: Path) -> None:
     picture = draw.picture_of_attention(build(), tmp_path / "stripes.png")
     middle = draw.GAP + draw.PANEL // 2
     assert picture.getpixel((middle, middle)) == (0, 0, 255)
+
+
+def test_attention_of_what_can_be_read_once(tmp_path: Path) -> None:
+    """A pipe, such as <(cat a.png), and an open file."""
+    file = photo(tmp_path / "a.png")
+    wanted = draw.picture_of_attention(build(), file).tobytes()
+    with open(file, "rb") as opened:
+        assert draw.picture_of_attention(build(), opened).tobytes() == wanted
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(file.read_bytes()))
+    writer.start()
+    assert draw.picture_of_attention(build(), tmp_path / "pipe").tobytes() == wanted
+    writer.join()
 
 
 def test_picture_of_positions() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitlite.disk import obstacle, replacing
 from vitlite.errors import ImageError, InputError, missing_extra, shown
-from vitlite.images import Preprocess, pictures
+from vitlite.images import Preprocess, pictures, read_image
 from vitlite.positions import sincos_positions
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, rolled_ou
         if len(several) != 1:
             raise InputError(f"Attention is drawn for one image, got {len(several)}. Pass one at a time.")
         (image,) = several
+    image = _read_once(image, model.config.channels)
     images, photo = model.preprocess(image), _photo(model, image)
     if rolled_out:
         grids = {"rollout through all blocks": rollout(model, images)[0]}
@@ -185,6 +186,14 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, rolled_ou
     for caption, grid in grids.items():
         panels[caption] = overlaid(photo, grid)
     return arrange(panels, columns=_columns(len(panels)))
+
+
+def _read_once(image: Any, channels: int) -> Any:
+    """A picture that can be looked at twice: of a pipe or an open file, which end when they were read, the pixels."""
+    if isinstance(image, (str, PathLike)) and Path(image).is_fifo():
+        with open(image, "rb") as pipe:
+            return read_image(pipe, channels)
+    return read_image(image, channels) if hasattr(image, "read") else image
 
 
 def _columns(panels: int) -> int:
