@@ -132,6 +132,19 @@ def test_shards(tmp_path: Path) -> None:
         load(tmp_path, config=ASK)
 
 
+def test_shards_without_what_their_index_names_are_no_other_model(tmp_path: Path) -> None:
+    """A head is where the number of classes is told: without one, this would be a model that has none."""
+    state = trained().state_dict()
+    names = sorted(state)
+    save_file({name: state[name] for name in names if not name.startswith("head.")}, tmp_path / "a.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "a.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(
+        CheckpointError, match=r"index\.json says that a\.safetensors has head\.bias, and no shard has it"
+    ):
+        load(tmp_path, config=ASK)
+
+
 def test_the_folder_of_a_run_names_the_models_in_it(tmp_path: Path) -> None:
     for name in ("best", "last"):
         (tmp_path / name).mkdir()

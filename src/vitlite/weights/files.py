@@ -124,6 +124,8 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
             if twice:
                 raise CheckpointError(f"{path}: more than one shard has {', '.join(sorted(twice))}.")
             entries |= found
+        if path.suffix == ".json":
+            _refuse_absent(path, entries)
         yield WeightsFile(path, files, entries)
 
 
@@ -224,6 +226,20 @@ def _folders_of_models(files: Sequence[Path]) -> list[Path]:
 def _shards_of(index: Path) -> list[Path]:
     names = sorted(set(read_json(index, SHARDS)["weight_map"].values()))
     return [index.parent / name for name in names]
+
+
+def _refuse_absent(index: Path, entries: Mapping[str, Entry]) -> None:
+    """Makes sure that shards have all that their index names: without a head, say, they would be another model.
+
+    Raises:
+        CheckpointError: They have not.
+    """
+    for name, shard in read_json(index, SHARDS)["weight_map"].items():
+        if name not in entries:
+            raise CheckpointError(
+                f"{shown(str(index), 1000)} says that {shown(shard)} has {shown(name)}, and no shard has it: one of "
+                "them is of another model. Fetch all of them again, from one place."
+            )
 
 
 def metadata_of(file: Path) -> dict[str, str]:
