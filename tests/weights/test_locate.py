@@ -34,3 +34,32 @@ def test_shards_of_a_repository(count: int, tmp_path: Path, monkeypatch: pytest.
     assert torch.equal(found(IMAGES), model(IMAGES))
     assert location.sha256 is None, "that of the index is nobody's of the shards"
     assert location.verified == "hub"
+
+
+def test_a_branch_that_moves_between_shards_and_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its commit lacked when it was last asked for, a later one may have."""
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+
+    def shards(bias: float) -> dict[str, bytes]:
+        state = trained().state_dict()
+        state["head.bias"].fill_(bias)
+        index = {"weight_map": dict.fromkeys(state, "model-1.safetensors")}
+        return {"model.safetensors.index.json": json.dumps(index).encode(), "model-1.safetensors": save(state)}
+
+    def bias_of_main() -> float:
+        return load(REPO, config=ASK).head.bias[0].item()
+
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for bias in (1.0, 2.0):
+            hub.publish(REPO, **shards(bias))
+            assert bias_of_main() == bias
+            with monkeypatch.context() as offline:
+                offline.setenv("HF_HUB_OFFLINE", "1")
+                assert bias_of_main() == bias
+        whole = shards(3.0)["model-1.safetensors"]
+        hub.publish(REPO, **shards(2.0), **{"model.safetensors": whole})
+        assert bias_of_main() == 3.0
+        hub.publish(REPO, **{"model.safetensors": whole})
+        assert bias_of_main() == 3.0

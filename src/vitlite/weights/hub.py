@@ -284,7 +284,7 @@ def _from_cache(request: _Request) -> Fetched | None:
 
 def _from_hub(request: _Request) -> Fetched:
     """The file as the Hub has it now; the cached one, with a log line, where the Hub cannot be reached."""
-    patient = request.update or look_up(request.file) is None
+    patient = request.update or not _is_known(request.file)
     try:
         statement = ask_hub(request.file, patient=patient)
     except AbsentError as absent:
@@ -301,6 +301,14 @@ def _from_hub(request: _Request) -> Fetched:
     if request.moves_branch:
         move_branch(request.file, statement.commit)
     return fetched
+
+
+def _is_known(file: RemoteFile) -> bool:
+    """Whether the cache has a file, or knows that there is none: of a branch, the Hub may know better by now."""
+    try:
+        return look_up(file) is not None
+    except AbsentError:
+        return True
 
 
 def _from_cache_unasked(request: _Request, unreachable: UnreachableError) -> Fetched:
