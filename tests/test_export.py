@@ -246,11 +246,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     monkeypatch.setattr(command, "open_model", open_model)
     assert cli.main(["export", "owner/name", "--to", "torch", "--size", "64x32"]) == 0
     assert capsys.readouterr().out == (
-        "name.pt2: any batch, any height and width that 8 divides\n"
+        "name.pt2: any batch, any height and width from 16 on that 8 divides\n"
         "Compared with the model in torch at three sizes: logits within 0 of the largest\n"
     )
     assert Path("name.pt2").stat().st_size > 1000
     assert (opened[0].model, opened[0].size) == ("owner/name", (64, 32))
+    run(Path("name.pt2"), "torch", torch.randn(1, 3, 16, 16))
     assert cli.main(["export", "owner/name", "--to", "torch"]) == 1  # a file that nobody named stays
     assert capsys.readouterr().err == "vitlite: error: name.pt2 is there already. To replace it: --out name.pt2\n"
     assert cli.main(["export", "owner/name", "--to", "torch", "--out", "name.pt2"]) == 0

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Format = Literal["onnx", "torch"]
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
+LEAST = {"onnx": 1, "torch": 2}  # patches each way: of torch.export, a side of one is another program's
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}  # max |difference| / max |logit|
 NEAR_OTHERS = 0.05
 ONE_FILE = 1 << 30  # bytes; above, ONNX keeps weights in a second file, since protobuf ends at 2 GiB
@@ -49,7 +50,8 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
     Args:
         model: In eval mode, and not optimized. Its device and dtype become the file's.
         path: The file to write. What was there is replaced once the new file is right.
-        to: "onnx", with an input `images` and an output `logits`, or "torch", for `torch.export.load`.
+        to: "onnx", with an input `images` and an output `logits`, or "torch", for `torch.export.load`; this one refuses
+            images that are a single patch high or wide.
 
     Returns:
         How far the file's logits are from the model's, max |difference| / max |logit|, by the engine that ran it:

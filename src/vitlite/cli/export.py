@@ -6,7 +6,7 @@ from typing import get_args
 
 from vitlite.cli.options import add_model_arguments, open_model
 from vitlite.errors import ExportError, shown
-from vitlite.export import SUFFIX, Format, check_target, export, need_onnx
+from vitlite.export import LEAST, SUFFIX, Format, check_target, export, need_onnx
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -28,7 +28,9 @@ def run(args: Namespace) -> int:
         need_onnx()  # before the model is fetched
     model = open_model(args)
     compared = export(model, out, to=args.to)
-    print(f"{shown(str(out), 1000)}: any batch, any height and width that {model.config.patch_size} divides")
+    patch = model.config.patch_size
+    least = LEAST[args.to] * patch
+    print(f"{shown(str(out), 1000)}: any batch, any height and width from {least} on that {patch} divides")
     if not compared:
         print("Not compared with the model: that needs onnxruntime (pip install 'vitlite[onnx]').")
     for engine, far in compared.items():
