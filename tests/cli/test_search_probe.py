@@ -187,3 +187,12 @@ def test_probe_leaves_out_what_cannot_be_read(run: Run, model: Path, colours: Pa
     assert code == 1
     assert "0.png" in err
     assert json.loads(out)["fitted_to"] + json.loads(out)["measured_on"] == 19
+
+
+def test_a_probe_of_one_picture_a_class(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "1.png").write_bytes((pictures / "a.png").read_bytes())
+    code, _, err = run("probe", tmp_path / "data", "--model", model)
+    assert code == 1
+    assert "Of 2 pictures that can be read, 0 are to measure on" in err

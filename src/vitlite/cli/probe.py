@@ -157,6 +157,11 @@ def _measure(args: Namespace, pictures: Labelled, watch: Watch) -> Measured:
     if not found:
         raise InputError("No picture could be read.")
     vectors, labels, aside = torch.stack(found), pictures.labels[rows], pictures.aside[rows]
+    if aside.all() or not aside.any():
+        raise InputError(
+            f"Of {len(rows)} pictures that can be read, {int(aside.sum())} are to measure on, the others to fit to: "
+            "it takes some of both. Give each class two pictures or more."
+        )
     fitted, others = (vectors[~aside], labels[~aside]), (vectors[aside], labels[aside])
     probed = probe(*fitted, *others, shots=args.shots, seed=args.seed)
     return Measured(args.model, vectors.shape[1], len(fitted[1]), len(others[1]), probed)
