@@ -222,7 +222,7 @@ def test_preprocessing_that_makes_no_sense(wrong: dict[str, Any], tmp_path: Path
         "mean": [0.5] * 3,
         "std": [0.5] * 3,
     }
-    about = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 2, "img_size": 16}}
+    about = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 2, "img_size": 16, "patch_size": 8}}
     (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": right}))
     assert load(tmp_path).preprocess.recipe.mean == (0.5,) * 3
     (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": right | wrong}))
