@@ -1,8 +1,10 @@
 """`vitlite search`: the pictures that look most like another."""
 
 import json
+import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,9 +54,22 @@ def run(args: Namespace) -> int:
         for match in matches:
             print(f"  {match.score:.4f}  {shown(match.picture, 1000)}")
     if args.out:
+        _say_absent([match.picture for matches in found for match in matches])
         save_picture(contact_sheet(asked, found), args.out)
         print(f"wrote {shown(args.out, 1000)}", file=sys.stderr)
     return 0
+
+
+def _say_absent(pictures: Sequence[str]) -> None:
+    """Of pictures that cannot be drawn, since they are not where their names say."""
+    absent = [picture for picture in pictures if not os.path.exists(picture)]
+    if absent:
+        print(
+            f"vitlite: {len(absent)} of the {len(pictures)} pictures found are not there, such as "
+            f"{shown(absent[0], 1000)}, and stay grey on the sheet. Their names are those that embed was given: run "
+            "this in the folder where it ran.",
+            file=sys.stderr,
+        )
 
 
 def _their_model(args: Namespace, vectors: "Vectors") -> "ViT":
