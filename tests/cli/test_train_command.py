@@ -342,5 +342,9 @@ def test_what_a_run_says_without_matplotlib_and_when_it_ends_early(folders, tmp_
     assert "no curves.png: Drawing a plot needs an optional package." in said.err
     assert "pip install 'vitlite[plot]'" in said.err
     assert "Ended early: none of the last 1 epochs was better (--patience).\nBest is epoch " in said.err
-    assert re.search(r"Most confused: (lying|standing) taken for (lying|standing) \(\d\)\.\n", said.err)
+    right = int(re.search(r"it is right on (\d) of 8 pictures\.\n", said.err)[1])
+    confused = re.findall(r"(lying|standing) taken for (lying|standing) \((\d)\)", said.err)
+    assert ("Most confused: " in said.err) == bool(confused)
+    assert all(name != taken for name, taken, _ in confused)
+    assert right + sum(int(count) for *_, count in confused) == 8
     assert not (tmp_path / "run" / "curves.png").exists()
