@@ -100,6 +100,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("import a_library_that_is_not_there", True, "1 skipped"),
         ("import a_library_that_is_not_there", False, "1 error"),
         ("import vitlite.nothing_of_the_kind", True, "1 error"),
+        ("def test_too() -> None:\n    import a_library_that_is_not_there", True, "1 passed, 1 skipped"),
+        ("def test_too() -> None:\n    import a_library_that_is_not_there", False, "1 failed, 1 passed"),
     ],
 )
 def test_what_an_environment_lacks_is_skipped(line: str, allowed: bool, outcome: str, tmp_path: Path) -> None:
