@@ -196,7 +196,7 @@ def test_timm_s_sizes_are_told_by_its_config(tmp_path: Path) -> None:
         ({}, True, True),
         ({}, False, False),
     ):
-        about = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 2} | args}
+        about = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 2, "patch_size": 8} | args}
         about["pretrained_cfg"] = {"input_size": [3, 24, 24], "fixed_input_size": fixed}
         (tmp_path / "config.json").write_text(json.dumps(about))
         if told:
