@@ -294,6 +294,13 @@ def test_a_checkpoint_of_a_training_script_is_converted(tmp_path: Path) -> None:
         load(tmp_path / "model_best.pth.tar")
 
 
+def test_tensors_with_torch_compile_s_word_and_without_it(tmp_path: Path) -> None:
+    state = tiny_model().state_dict()
+    torch.save(state | {"_orig_mod.head.bias": state["head.bias"] + 1}, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=r"torch\.compile's _orig_mod\. in their names, and the same without"):
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+
+
 def test_simple_vit_opens_with_its_positions_written_into_it(tmp_path: Path) -> None:
     """As the page coming_from.md has it."""
     torch.manual_seed(0)

@@ -263,10 +263,24 @@ def _unpickled(pickle: Path) -> dict[str, Tensor]:
         raise _unopened(pickle, str(error)) from None
     while isinstance(content, Mapping):
         tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-        if tensors:  # torch.compile puts a word of its own into the names of what it wraps
-            return {name.replace("_orig_mod.", ""): value for name, value in tensors.items()}
+        if tensors:
+            return _without_compiler_s_word(pickle, tensors)
         content = _network_in(pickle, content)
     raise CheckpointError(f"{pickle} has no tensors with names, but one {type(content).__name__}.")
+
+
+def _without_compiler_s_word(pickle: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by their names, into which torch.compile puts a word of its own for what it wraps.
+
+    Raises:
+        CheckpointError: Two would have one name.
+    """
+    plain = {name.replace("_orig_mod.", ""): value for name, value in tensors.items()}
+    if len(plain) < len(tensors):
+        raise CheckpointError(
+            f"{pickle} has tensors with torch.compile's _orig_mod. in their names, and the same without."
+        )
+    return plain
 
 
 def _unopened(pickle: Path, reason: str) -> CheckpointError:
