@@ -14,7 +14,9 @@ demo: .venv/demo.stamp  ## classify photos and draw where the model looked, with
 test: .venv/dev.stamp  ## lint, types, and every test but those of clusters
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/ruff check --target-version py314 --select E9,F src
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.14
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --cov --cov-fail-under=98 -m "not cluster"
 
 fuzz: .venv/dev.stamp  ## thousands of damaged files for everything that reads one
