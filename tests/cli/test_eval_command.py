@@ -63,7 +63,9 @@ def test_folders_in_the_order_of_the_labels(photos: Path, tmp_path: Path, capsys
     model.labels, model.preprocess = ("tabby", "missile"), Preprocess(recipe, model)
     model.save(tmp_path / "model")
     assert main(["eval", str(photos), "--model", str(tmp_path / "model")]) == 0
-    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:3]] == [["n01", "1"], ["n02", "1"]]
+    printed = capsys.readouterr()
+    assert [line.split()[:2] for line in printed.out.splitlines()[1:3]] == [["n01", "1"], ["n02", "1"]]
+    assert "taken in order: n01 for tabby, n02 for missile" in printed.err
 
 
 def test_a_label_that_two_classes_share(

@@ -123,6 +123,17 @@ def test_folders_that_are_the_labels_but_for_marks(labels: tuple[str, str], fold
         classes_in_order(model, sorted(folders))
 
 
+@pytest.mark.parametrize("folders", [("1", "2", "10"), ("Zebra", "ape", "bee"), ("c8", "c9", "c10")])
+def test_folders_of_two_orders(folders: tuple[str, ...]) -> None:
+    """torchvision sorts them by letters, timm by numbers: which class each is meant for, nobody knows."""
+    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=3))
+    with pytest.raises(TrainError, match=r"and there are two: .* such as 007 for 7"):
+        classes_in_order(model, sorted(folders))
+    assert classes_in_order(model, ["001", "002", "010"]) == ("001", "002", "010")
+    model.labels = folders
+    assert classes_in_order(model, sorted(folders)) == folders  # by their names
+
+
 def test_cifar10_in_the_order_of_the_labels(tmp_path: Path) -> None:
     data, model = small_cifar10(tmp_path / "data"), new_model()
     plain = read_to_measure(data, model, "it")

@@ -2,6 +2,7 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from vitlite.draw import draw_confusion, need_matplotlib
 from vitlite.errors import fit_to_print, shown
 from vitlite.model import ViT
 from vitlite.training import distributed
-from vitlite.training.datasets import Pictures
+from vitlite.training.datasets import Pictures, listed
 from vitlite.training.evaluate import Measured, check_data, measure, read_to_measure
 from vitlite.training.split import SPLIT, folder_of_classes, folder_of_split
 
@@ -56,6 +57,8 @@ def _evaluate(args: Namespace) -> int:
     model = open_model(args)
     pictures = read_to_measure(args.data, model, args.weights or args.model, args.split)
     classes = tuple(model.labels or pictures.classes)  # other names of folders are in the labels' order
+    if distributed.is_main() and classes != pictures.classes:
+        _say_what_stands_for_what(pictures.classes, classes)
     progress = Progress(len(distributed.shard(len(pictures))), visible=distributed.is_main())
     with progress.bar:
         measured = measure(model, replace(pictures, classes=classes), batch=args.batch, after_batch=progress.add)
@@ -68,6 +71,13 @@ def _evaluate(args: Namespace) -> int:
             if measured.confusion is not None:
                 draw_confusion(measured.confusion, pictures.classes, args.out / "confusion.png")
     return 0
+
+
+def _say_what_stands_for_what(names: Sequence[str], labels: Sequence[str]) -> None:
+    """Says which label each folder is taken for, where none is named after one."""
+    pairs = [f"{name} for {label}" for name, label in zip(names, labels, strict=True)]
+    text = f"no folder is named after a label, so they are taken in order: {listed(pairs)}"
+    print(f"vitlite: {fit_to_print(text)}", file=sys.stderr)
 
 
 def _say_if_trained_on(args: Namespace) -> None:

@@ -3,6 +3,7 @@
 Shapes: b pictures at once, k classes.
 """
 
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlite.errors import TrainError, not_finite
+from vitlite.errors import TrainError, not_finite, shown
 from vitlite.images import Preprocess, normalise, own_methods
 from vitlite.model import ViT
 from vitlite.training import distributed
@@ -256,6 +257,7 @@ def classes_in_order(model: ViT, names: Sequence[str]) -> tuple[str, ...]:
         return labels
     nearly_labels = set(map(_letters, labels)) & set(map(_letters, names))
     if len(names) == k and not nearly_labels:  # such as ImageNet's n01440764, which are in the labels' order
+        _refuse_two_orders(names)
         return tuple(names)
     known = f" ({listed(labels)})" if labels else ""
     raise TrainError(
@@ -263,6 +265,29 @@ def classes_in_order(model: ViT, names: Sequence[str]) -> tuple[str, ...]:
         python="Name the folders after its labels; or give one folder for each class, none of them named after a "
         "label, sorted in the model's order.",
     )
+
+
+def _refuse_two_orders(names: Sequence[str]) -> None:
+    """Makes sure that names stand for classes by their order, whichever library sorted them.
+
+    Raises:
+        TrainError: torchvision's order, by letters, is another than timm's, by numbers and without capitals.
+    """
+    by_letters, by_numbers = sorted(names), sorted(names, key=_numbers_in)
+    for one, other in zip(by_letters, by_numbers, strict=True):
+        if one != other:
+            raise TrainError(
+                "None of these folders is named after a label, so their order would tell which class each is, and "
+                f"there are two: by letters {shown(one)} stands where by numbers {shown(other)} does.",
+                python="Name the folders after the model's labels; or rename them so that both orders are one, such as "
+                "007 for 7.",
+            )
+
+
+def _numbers_in(name: str) -> list[tuple[int, str]]:
+    """What a name is sorted by where 10 comes after 9, and capitals are no other letters."""
+    parts = re.split(r"([0-9]+)", name.lower())
+    return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
 
 
 def _letters(name: str) -> str:
