@@ -223,6 +223,20 @@ def test_what_would_take_long_or_much_is_refused_before_it_is_decoded(content, t
         read_image(content())
 
 
+def test_what_stands_behind_a_jpeg_is_none_of_its_scans():
+    """Phones put a film there."""
+    photo = encoded("JPEG", Image.new("RGB", (2000, 2000), "teal"))
+    film = b"\xff\xda" * 1000
+    assert torch.equal(read_image(photo + film), read_image(photo))
+    with_preview = photo[:2] + b"\xff\xe2\xff\xff" + (b"\xff\xd9" + film)[:0xFFFD].ljust(0xFFFD) + photo[2:]
+    assert torch.equal(read_image(with_preview), read_image(photo))
+    huge_header = many_scans(2000, 500).replace(
+        b"\xff\xd8", b"\xff\xd8" + (b"\xff\xe2\xff\xff" + bytes(0xFFFD)) * 40, 1
+    )
+    with pytest.raises(ImageError, match="4000000 pixels, allowed are 35"):
+        read_image(huge_header)
+
+
 def test_the_same_kinds_are_read_where_they_are_small():
     wanted = read_image(encoded("PNG", Image.new("L", (50, 50), 100)))
     assert torch.equal(read_image(many_scans(50, 5)), wanted)
@@ -288,6 +302,23 @@ def test_the_largest_photo_takes_less_than_a_gigabyte_and_ten_seconds(turned, tm
     megabytes, seconds = map(float, done.stdout.split())
     assert megabytes < 750
     assert seconds < 10
+
+
+def test_a_copy_that_was_turned_by_hand():
+    """It has the EXIF still, and would be turned again."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif.get_ifd(0x8769).update({0xA002: 60, 0xA003: 40})
+    photo = Image.open(io.BytesIO(encoded("JPEG", Image.fromarray(noise(40, 60)), exif=exif)))
+    upright = ImageOps.exif_transpose(photo)
+    wanted = torch.from_numpy(np.array(upright))
+    for right in (photo, photo.convert("RGB"), upright):
+        assert torch.equal(rows_of(right, 3).between(0, 60), wanted)
+    by_hand = photo.rotate(270, expand=True)
+    with pytest.raises(ImageError, match=r"was of 60 x 40 pixels, and it is of 40 x 60: turned already"):
+        rows_of(by_hand, 3)
+    by_hand.getexif()[274] = 1
+    assert torch.equal(rows_of(by_hand, 3).between(0, 60), wanted)
 
 
 # in rows

@@ -64,7 +64,7 @@ def test_lists_and_iterators(vit):
     together = vit.predict(images)
     assert [[p[:2] for p in answer] for answer in together] == [[p[:2] for p in answer] for answer in alone]
     for one, other in zip(together, alone, strict=True):
-        assert [p.score for p in one] == pytest.approx([p.score for p in other], abs=1e-6)
+        assert [p.score for p in one] == pytest.approx([p.score for p in other], abs=1e-5)
     stream = vit.predict(iter(images))
     assert iter(stream) is stream
     assert list(stream) == together

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, BinaryIO
@@ -45,6 +45,8 @@ WORK: dict[str | None, float] = {
     "bmp_rle": 20,
 }
 LYING = range(5, 9)  # orientations of EXIF that exchange height and width
+MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # of a JPEG, but for those that begin no segment
+START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
 SCANS = 20  # of a progressive JPEG, in the time of others; each scan may go over the whole picture again
 STRIP = 2**22  # pixels that are looked at together, so that little more than a picture is in memory
 CONTENTS = {  # patterns of how other files begin, and what they are called
@@ -283,12 +285,34 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
 
 def _upright(image: Any, enough: Enough | None) -> Any:
     """A Pillow image turned as its EXIF says, of which no more is decoded than is enough."""
-    from PIL import ExifTags, ImageOps
+    from PIL import ExifTags, ImageFile, ImageOps
 
     turned = image.getexif().get(ExifTags.Base.Orientation, 1)
+    if turned in LYING and not isinstance(image, ImageFile.ImageFile):
+        _refuse_turned_by_hand(image)
     if enough:
         _decode_less(image, enough, lying=turned in LYING)
     return image if turned == 1 else ImageOps.exif_transpose(image)
+
+
+def _refuse_turned_by_hand(image: Any) -> None:
+    """Makes sure that a copy of a picture lies as the EXIF says that Pillow gave it too, whatever was done to it.
+
+    Raises:
+        ImageError: It has been turned since.
+    """
+    from PIL import ExifTags
+
+    camera = image.getexif().get_ifd(ExifTags.IFD.Exif)
+    width, height = (camera.get(tag) for tag in (ExifTags.Base.ExifImageWidth, ExifTags.Base.ExifImageHeight))
+    if not isinstance(width, int) or not isinstance(height, int):
+        return
+    if (width - height) * (image.width - image.height) < 0:
+        raise ImageError(
+            f"its EXIF says that it is to be turned and was of {width} x {height} pixels, and it is of {image.width} x "
+            f"{image.height}: turned already?",
+            python="Turn them by ImageOps.exif_transpose, or say that it is upright: image.getexif()[274] = 1.",
+        )
 
 
 def _rows_of_pillow(image: Any, channels: int, sixteen_bits: bool) -> Rows:
@@ -397,11 +421,31 @@ def _work(image: Any) -> float:
 def _scans(image: Any) -> int:
     """How often a JPEG begins to tell its pixels: once, or a progressive one several times."""
     image.fp.seek(0)
-    scans, end = 0, b""
-    while block := image.fp.read(2**20):
-        scans += (end + block).count(b"\xff\xda")
-        end = block[-1:]
-    return scans
+    return sum(marker == START_OF_SCAN for marker in _markers(image.fp))
+
+
+def _markers(file: BinaryIO) -> Iterator[int]:
+    """The markers of a JPEG up to its end, behind which a phone may put a film."""
+    window, place = b"", 0
+    while True:
+        match = MARKER.search(window, place)
+        if match is None:
+            window, place = window[-1:] + (block := file.read(2**20)), 0
+            if not block:
+                return
+            continue
+        marker, place = window[match.end() - 1], match.end()
+        yield marker
+        if marker == END_OF_IMAGE:
+            return
+        if marker == START_OF_IMAGE:
+            continue
+        if place + 2 > len(window):
+            window, place = window[place:] + file.read(2**20), 0
+        place += int.from_bytes(window[place : place + 2], "big")  # of a segment, whose bytes are no markers
+        if place > len(window):
+            file.seek(place - len(window), os.SEEK_CUR)
+            window, place = b"", 0
 
 
 # ---- arrays and tensors
