@@ -58,16 +58,21 @@ def launcher(
 
 
 def torchrun(processes: int, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Runs a command of vitlite in several processes, to its good end."""
+    """Runs a command of vitlite in several processes, to its good end. What torch's Gloo prints too is left out."""
     done = subprocess.run(launcher(processes, *words), env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+    done.stdout = without_gloo(done.stdout)
     return done
 
 
+def without_gloo(printed: str) -> str:
+    """The same without the lines that some versions of torch print on the same channel."""
+    return "".join(line for line in printed.splitlines(keepends=True) if not line.startswith("[Gloo]"))
+
+
 def history(printed: str) -> list[dict[str, Any]]:
-    """What `vitlite train` printed of each epoch, but for the time. Some versions of torch's Gloo print, too."""
-    lines = [line for line in printed.splitlines() if not line.startswith("[Gloo]")]
-    return [{**json.loads(line), "seconds": 0} for line in lines]
+    """What `vitlite train` printed of each epoch, but for the time."""
+    return [{**json.loads(line), "seconds": 0} for line in without_gloo(printed).splitlines()]
 
 
 def same_weights(one: Path, other: Path, most: float = 0.0) -> bool:
