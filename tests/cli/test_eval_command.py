@@ -41,6 +41,10 @@ def test_what_is_printed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
     (wrong,) = figures["wrong"]
     assert (wrong["picture"], wrong["class"]) == ("horse/rocket.jpg", "horse")
     assert wrong["taken_for"] in set(figures["classes"]) - {"cat", "horse"}
+    (photos / "cat").rename(tmp_path / "cat")
+    assert main(["eval", str(photos), *NANO, "--out", str(tmp_path / "one")]) == 0
+    (alone,) = json.loads((tmp_path / "one" / "eval.json").read_text())["wrong"]
+    assert alone["picture"] == "horse/rocket.jpg"
 
 
 def test_what_is_refused(

@@ -35,8 +35,9 @@ Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the s
 class Prepared:
     """Pictures that are indexed as a tensor (n, c, h, w) of uint8 would be: prepared when asked for, and kept."""
 
-    def __init__(self, pictures: Sequence[Path] | Tensor, read: Read) -> None:
+    def __init__(self, pictures: Sequence[Path] | Tensor, read: Read, folder: Path | None = None) -> None:
         self.pictures, self.read = pictures, read
+        self.folder = folder  # from which files are named
         self._kept: dict[int, Tensor] = {}
         self._room = CACHE
 
@@ -60,7 +61,15 @@ class Prepared:
         """Some of them, in the order of the rows."""
         if isinstance(self.pictures, Tensor):
             return Prepared(self.pictures[rows], self.read)
-        return Prepared([self.pictures[row] for row in rows], self.read)
+        return Prepared([self.pictures[row] for row in rows], self.read, self.folder)
+
+    def names(self) -> list[str]:
+        """What each picture is called, wherever its folder is: "cat/1.jpg"; those in memory by their number."""
+        if isinstance(self.pictures, Tensor):
+            return [str(row) for row in range(len(self))]
+        if self.folder is None:
+            return [name.removeprefix("/") for name in names_below(self.pictures)]
+        return [path.relative_to(self.folder).as_posix() for path in self.pictures]
 
     def origin(self) -> list[Tensor | str]:
         """What tells these pictures from others: the pixels; or of files names and sizes, wherever the folder is."""
@@ -137,9 +146,9 @@ class Pictures:
 
     def names(self) -> list[str]:
         """What each picture is called, wherever its folder is: "cat/1.jpg"; those in memory by their number."""
-        if isinstance(self.images, Tensor) or isinstance(self.images.pictures, Tensor):
-            return [str(row) for row in range(len(self))]
-        return [name.removeprefix("/") for name in names_below(self.images.pictures)]
+        if isinstance(self.images, Prepared):
+            return self.images.names()
+        return [str(row) for row in range(len(self))]
 
     def digest(self) -> str:
         """A hash of labels and pixels; of files, names and sizes are taken, wherever the folder is."""
@@ -214,7 +223,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
             "vitlite: %s: skipped %s (what is read ends in %s)",
             *(shown(str(folder)), counted(skipped), " ".join(sorted(SUFFIXES))),
         )
-    return Pictures(Prepared(paths, read), torch.tensor(labels), tuple(classes))
+    return Pictures(Prepared(paths, read, folder), torch.tensor(labels), tuple(classes))
 
 
 def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:

@@ -20,7 +20,6 @@ from vitlite.images import Preprocess
 from vitlite.schema import Check, read_json, several, table
 from vitlite.training.datasets import (
     Pictures,
-    Prepared,
     cifar10_classes,
     cifar10_reader,
     class_names,
@@ -161,7 +160,7 @@ def read_to_train(
     if val:
         return Split(pictures, read_folder(val, preprocess.pixels, classes), [])
     train, validation = hold_out(pictures, SHARE if share is None else share, seed)
-    return Split(train, validation, _names_from(folder_of_classes(data), validation))
+    return Split(train, validation, validation.names())
 
 
 def hold_out(pictures: Pictures, share: float = SHARE, seed: int = 0) -> tuple[Pictures, Pictures]:
@@ -193,12 +192,6 @@ def _lot(seed: int, name: str) -> bytes:
     return sha256(f"{seed} {name}".encode(errors="surrogateescape")).digest()
 
 
-def _names_from(folder: Path, pictures: Pictures) -> list[str]:
-    """The names of the files of pictures, as they are seen from a folder: "cat/1.jpg"."""
-    assert isinstance(pictures.images, Prepared)
-    return [Path(path).relative_to(folder).as_posix() for path in pictures.images.pictures]
-
-
 def write_split(path: Path, data: Path, held_out: Sequence[str]) -> None:
     """Keeps which pictures were held out; `read_held_out` reads them."""
     content = {"classes in": str(folder_of_classes(data).resolve()), "held out": list(held_out)}
@@ -226,7 +219,7 @@ def read_held_out(path: Path, data: Path, pictures: Pictures) -> Pictures:
         TrainError: The list is damaged, or names pictures that are not there.
     """
     wanted = read_json(path, LISTED, error=TrainError)["held out"]
-    names = _names_from(folder_of_classes(data), pictures)
+    names = pictures.names()
     missing = [shown(name) for name in sorted(set(wanted) - set(names))]
     if missing:
         raise TrainError(
