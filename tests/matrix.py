@@ -2,6 +2,7 @@
 
     python tests/matrix.py            # all of them, one after the other, and a table at the end
     python tests/matrix.py oldest     # some
+    python tests/matrix.py --failed   # files again in which a test has failed
     python tests/matrix.py torch-2.8 --python /somewhere/bin/python    # in an environment that is there already
     python tests/matrix.py --list
 
@@ -156,6 +157,16 @@ def run(name: str, environment: Environment, wanted: list[str], python: Path | N
     return Result(name, versions(python), **totals, note=note)
 
 
+def forget_failures(name: str) -> None:
+    """Has those files of an environment run again in which something has failed."""
+    kept = HOME / f"{name}.json"
+    if kept.exists():
+        known = json.loads(kept.read_text("utf-8"))
+        kept.write_text(
+            json.dumps({file: found for file, found in known.items() if not found["failed"]}, indent=1), "utf-8"
+        )
+
+
 def counts(name: str, python: Path, file: str) -> dict[str, int]:
     """How many tests of a file passed and failed in an environment; a file that cannot be run has failed once."""
     words = ["-m", "pytest", "-q", "-m", "not cluster", "-p", "no:cacheprovider", file]
@@ -240,6 +251,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the tests in environments of their own.")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; default: all")
     parser.add_argument("--again", action="store_true", help="make the environments anew, and run everything again")
+    parser.add_argument("--failed", action="store_true", help="run files again in which a test has failed")
     parser.add_argument("--python", type=Path, metavar="PATH", help="that of an environment which is there already")
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--tests", default="", help="files to run; default: all")
@@ -262,6 +274,8 @@ def main() -> int:
             shutil.rmtree(HOME / name, ignore_errors=True)
             for left in (HOME / f"{name}.json", HOME / f"{name}.log"):
                 left.unlink(missing_ok=True)
+        if words.failed:
+            forget_failures(name)
         results.append(run(name, ENVIRONMENTS[name], words.tests.split(), words.python))
     print("\n" + table(results))
     return int(any(result.failed or result.note.startswith("could not") for result in results))

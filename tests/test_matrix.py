@@ -90,6 +90,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run == ["b.py"]
     assert (result.passed, result.failed, result.skipped) == (7, 1, 1)
     assert "b.py: see" in result.note
+    matrix.forget_failures("newest")
+    assert list(json.loads((tmp_path / "newest.json").read_text())) == ["a.py"]
     assert matrix.table([result]).splitlines()[-1].startswith("| newest | 3.")
 
 
