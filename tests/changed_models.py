@@ -39,6 +39,11 @@ def quantise(layer: nn.Linear) -> None:
     layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Quantised))
 
 
+class HalvedCall(ViT):
+    def __call__(self, *images: Any, **options: Any) -> Any:
+        return super().__call__(*images, **options) / 2
+
+
 QKV, ACT = "blocks.1.attn.qkv", "blocks.0.mlp.act"
 CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that loading would refuse, or give back as others
     "another head": (
@@ -67,10 +72,15 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that loading 
         r"pos_embed is \(1, 16, 16\), and not \(1, 17, 16\)",
     ),
     "too few labels": (lambda m: setattr(m, "labels", ("ant", "bee")), "has 2 labels and 3 classes"),
-    "numbers for labels": (lambda m: setattr(m, "labels", (1, 2, 3)), r"labels\[0\] must be a text of at most 1000"),
+    "a label of no letters": (
+        lambda m: setattr(m, "labels", ("a", "b", "\ud800")),
+        r"labels\[2\] must be a text of at most 1000",
+    ),
+    "a hook": (lambda m: m.blocks[0].register_forward_hook(lambda *_: None), r"blocks\.0 has hooks"),
     "no numbers": (lambda m: m.norm.bias.data.fill_(float("nan")), r"norm\.bias has values that are not finite"),
     "eight bits": (lambda m: m.norm.to(torch.float8_e4m3fn), r"norm\.\w+ is of type .*float8_e4m3fn"),
     "a class of its own": (lambda m: setattr(m, "__class__", Halved), "is a Halved with its own forward"),
+    "a call of its own": (lambda m: setattr(m, "__class__", HalvedCall), "is a HalvedCall with its own __call__"),
     "a forward of its own": (lambda m: setattr(m, "forward", m.embed), "forward is set on this model"),
     "a layer's own forward": (
         lambda m: setattr(m.blocks[0].attn, "forward", m.blocks[0].attn.proj.forward),

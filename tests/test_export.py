@@ -155,6 +155,13 @@ def test_a_file_that_answers_something_else_is_not_kept(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.ENGINES, "torch", {"torch": lambda _: lambda images: images[len(images)]})
+    with pytest.raises(ExportError, match=r"The exported file does not run: torch says of images \(.*out of bounds"):
+        export(tiny(), tmp_path / "model.pt2", to="torch")
+    assert not list(tmp_path.iterdir())
+
+
 def test_models_that_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"Cannot export to 'pt2'\. Valid: onnx, torch\."):
         export(tiny(), tmp_path / "model.pt2", to="pt2")  # type: ignore[arg-type]

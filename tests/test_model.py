@@ -897,3 +897,29 @@ def test_a_config_is_not_replaced_after_construction() -> None:
             model.config = model.config.replace(**change)
     model.reset_head(7)
     assert model.config.num_classes == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("pos_embed", (1, 65, 32), {}),
+        ("pos_embed", (1, 64, 32), {"cls_position": False}),
+        ("cls_token", (1, 4, 32), {}),
+        ("reg_token", (1, 2, 32), {"registers": 4, "cls_position": False}),
+    ],
+)
+def test_tokens_of_another_shape_are_refused(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    """They would be broadcast, or cut, and the answer be that of no network."""
+    model = tiny(**options)
+    setattr(model, name, nn.Parameter(torch.randn(shape)))
+    with pytest.raises(ConfigError, match=rf"{name} is \({', '.join(map(str, shape))}\), and by the model's config"):
+        model(torch.randn(1, 3, *model.config.size))
+
+
+@pytest.mark.parametrize("labels", ["cat", b"cat", {0: "cat", 1: "dog"}, [b"cat", b"dog"], [1, 2], 3])
+def test_labels_are_texts(labels: Any) -> None:
+    model = tiny(num_classes=2)
+    with pytest.raises(ConfigError, match=r"model\.labels takes a list of texts.*id2label\[i\]"):
+        model.labels = labels
+    model.labels = iter(["cat", "dog"])  # or an array
+    assert model.labels == ("cat", "dog")

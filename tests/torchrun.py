@@ -66,8 +66,9 @@ def torchrun(processes: int, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def without_gloo(printed: str) -> str:
-    """The same without the lines that some versions of torch print on the same channel."""
-    return "".join(line for line in printed.splitlines(keepends=True) if not line.startswith("[Gloo]"))
+    """The same without the lines that some versions of torch print on the same channel, several at once and mixed."""
+    lines = printed.splitlines(keepends=True)
+    return "".join(line for line in lines if "[Gloo]" not in line and "connected peer ranks" not in line)
 
 
 def history(printed: str) -> list[dict[str, Any]]:

@@ -312,6 +312,7 @@ def _refuse_turned_by_hand(image: Any) -> None:
             f"its EXIF says that it is to be turned and was of {width} x {height} pixels, and it is of {image.width} x "
             f"{image.height}: turned already?",
             python="Turn them by ImageOps.exif_transpose, or say that it is upright: image.getexif()[274] = 1.",
+            command="",
         )
 
 

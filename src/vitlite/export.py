@@ -317,7 +317,7 @@ def _compare(model: ViT, run: Callable[[Tensor], Tensor], engine: str) -> float:
     for batch in COMPARED:
         images = _images(model, batch)
         wanted = model(images)
-        difference = (run(images).to(wanted) - wanted).abs().max()
+        difference = (_answer(run, images, engine).to(wanted) - wanted).abs().max()
         far = (difference / wanted.abs().max().clamp(min=1e-30)).item()
         if not far <= limit:  # nor what is no number
             raise ExportError(
@@ -326,3 +326,18 @@ def _compare(model: ViT, run: Callable[[Tensor], Tensor], engine: str) -> float:
             )
         farthest = max(farthest, far)
     return farthest
+
+
+def _answer(run: Callable[[Tensor], Tensor], images: Tensor, engine: str) -> Tensor:
+    """What an engine makes of a file.
+
+    Raises:
+        ExportError: It cannot run it.
+    """
+    try:
+        return run(images)
+    except Exception as error:  # each engine has errors of its own
+        raise ExportError(
+            f"The exported file does not run: {engine} says of images {tuple(images.shape)}: {shown(str(error))}. "
+            f"Nothing was written. {_fault()}"
+        ) from error

@@ -6,7 +6,7 @@ d width of a token, k classes. State-dict keys are timm's.
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitlite.config import ViTConfig
-from vitlite.errors import ConfigError, InputError, UnknownMethodError
+from vitlite.errors import ConfigError, InputError, UnknownMethodError, shown
 from vitlite.habits import ASKED_FOR, CALL, MODEL
 from vitlite.inputs import check_images
 from vitlite.pooling import POOLS, AttentionPool
@@ -276,6 +276,8 @@ class ViT(nn.Module):
                 "The config of a model says what it was built of: another would change some of it and not the rest.",
                 python="Build another: ViT(config), then load_state_dict; or reset_head, or create(...) with options.",
             )
+        if name == "labels":
+            value = None if value is None else _texts(value)
         if name == "preprocess":  # of one that is a module, torch would make a part of the network
             object.__setattr__(self, name, value)
         else:
@@ -407,6 +409,7 @@ class ViT(nn.Module):
     def _tokens(self, images: Tensor) -> Tensor:
         """Class token, registers and patches, with their positions: (b, c, h, w) -> (b, n, d)."""
         self._check(images)
+        self._check_tokens()
         patches = self.patch_embed(images)
         cls: Tensor | None = self.cls_token
         positions = self._positions(self._grid(images))
@@ -420,6 +423,24 @@ class ViT(nn.Module):
 
     def _check(self, images: Tensor) -> None:
         check_images(images, self.config, self.device, self.dtype)
+
+    def _check_tokens(self) -> None:
+        """Makes sure that tokens and positions are those of the config: others would be broadcast, or cut.
+
+        Raises:
+            ConfigError: Another was put in the place of one.
+        """
+        config = self.config
+        rows_of = {"cls_token": 1, "reg_token": config.registers, "pos_embed": config.position_rows}
+        for name, rows in rows_of.items():
+            token: Tensor | None = getattr(self, name)
+            if token is not None and token.shape != (1, rows, config.dim):
+                raise ConfigError(
+                    f"{name} is {tuple(token.shape)}, and by the model's config {(1, rows, config.dim)}.",
+                    python="For images of other sizes nothing has to be changed: positions are stretched as they are "
+                    "needed. To begin at another size: vitlite.create(..., image_size=...).",
+                    command="",
+                )
 
     def _pool(self, x: Tensor) -> Tensor:
         """The final norm, and one vector an image: (b, n, d) -> (b, d)."""
@@ -460,6 +481,23 @@ class ViT(nn.Module):
                     field="layers",
                 )
         return [i % depth for i in wanted]
+
+
+def _texts(labels: Iterable[Any]) -> tuple[str, ...]:
+    """What classes are called.
+
+    Raises:
+        ConfigError: One is called by no text, or all by one.
+    """
+    several = isinstance(labels, Iterable) and not isinstance(labels, (str, bytes, Mapping))
+    names = tuple(labels) if several else (labels,)
+    if not several or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"model.labels takes a list of texts, one a class in their order, got {shown(repr(labels))}.",
+            python="Of a table such as transformers' id2label: [id2label[i] for i in range(len(id2label))].",
+            command="",
+        )
+    return names
 
 
 def _attention_pool(config: ViTConfig) -> nn.Module:
@@ -516,13 +554,38 @@ class _NoInitialValues(TorchFunctionMode):
 def replaced_method(module: nn.Module) -> str:
     """The name of a method by which a module computes, and which is its own; nothing where it has none.
 
-    That of its class, set back as accelerate does it, is not its own.
+    That of its class, set back as accelerate does it, is not its own; one that was put into its class is.
     """
     for name in COMPUTING:
         usual, found = getattr(type(module), name, None), vars(module).get(name)
-        if usual is not None and found is not None and found != MethodType(usual, module):
+        if usual is None:
+            continue
+        if not _stands_in_its_class(type(module), name):
+            return name
+        if found is not None and found != MethodType(usual, module):
             return name
     return ""
+
+
+def _stands_in_its_class(kind: type, name: str) -> bool:
+    """Whether a class has a method by this name from its own text, or that of a class it is made of."""
+    owner = next(owner for owner in kind.__mro__ if name in vars(owner))
+    if owner is nn.Module:  # which has none of its own
+        return True
+    method = vars(owner)[name]
+    written = (getattr(method, "__module__", ""), getattr(method, "__qualname__", ""))
+    return written == (owner.__module__, f"{owner.__qualname__}.{name}") and not hasattr(method, "__wrapped__")
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a hook, of this module or of all, sees what goes in or comes out, and may change it."""
+    of_all = nn.modules.module
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or of_all._global_forward_hooks
+        or of_all._global_forward_pre_hooks
+    )
 
 
 def parts_of(module: nn.Module) -> int:

@@ -44,6 +44,7 @@ OF_PYTHON_ALONE = {
     "do not divide into patches of . ": "the command prepares its pictures",
     "attention_maps got no layers": "--layer has a default",
     "model.labels has": "a file has as many labels as classes, or none that count",
+    "model.labels takes a list": "a file's labels are texts, or refused where they are read",
     "its head was replaced": "the command replaces no head",
     "optimize needs them in one place": "the command's models are in one place and dtype",
     "An optimized model gives no gradients": "the command computes none of them",

@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "convert": (MODEL, f"converted{RED}", "--to", "timm"),
     "train": (DATA, "--model", MODEL, "--out", f"../run{RED}", "--epochs", "1", "--batch", "2"),
     "eval": (DATA, "--model", MODEL),
-    "export": (MODEL, "--to", "torch", "--out", f"e{RED}.pt2"),
+    "export": (MODEL, "--to", "onnx", "--out", f"e{RED}.onnx"),
 }
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vitlite import ViT, ViTConfig, optimize
 from vitlite.errors import InputError, OptimizedError
 from vitlite.images import Preprocess, Recipe
+from vitlite.model import Attention
 from vitlite.speed import attention, blocks, cpu, onednn, slices, verdicts
 from vitlite.speed import optimize as module
 
@@ -581,7 +582,7 @@ def test_a_second_call_that_asks_for_something_else_is_refused() -> None:
 
 def test_what_stays() -> None:
     model = made()
-    model.labels, model.source = list("abcdefg"), None
+    model.labels, model.source = tuple("abcdefg"), None
     config, preprocess = model.config, model.preprocess
     assert optimize(model) is model
     assert optimize(model) is model
@@ -589,7 +590,7 @@ def test_what_stays() -> None:
     with pytest.raises(OptimizedError, match=r"already computes in torch\.float32.*Create it again"):
         optimize(model, dtype=torch.bfloat16)
     assert isinstance(model, ViT)
-    assert (model.config, model.preprocess, model.labels, model.source) == (config, preprocess, list("abcdefg"), None)
+    assert (model.config, model.preprocess, model.labels, model.source) == (config, preprocess, tuple("abcdefg"), None)
     assert (model.device, model.dtype, model.training) == (torch.device("cpu"), torch.float32, False)
     assert model.eval() is model
     model.preprocess = Preprocess(RECIPE, model)
@@ -725,6 +726,32 @@ def test_a_changed_model_is_refused(change: Callable[[ViT], None], text: str) ->
     with pytest.raises(OptimizedError, match=text):
         optimize(model)
     assert type(model) is ViT
+
+
+def test_what_was_put_into_a_class_or_hooked_to_all_modules_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Attention, "forward", lambda self, x: x)
+    with pytest.raises(OptimizedError, match=r"blocks\.0\.attn has its own forward"):
+        optimize(made())
+    monkeypatch.undo()
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(OptimizedError, match="The model has hooks"):
+            optimize(made())
+    finally:
+        hook.remove()
+
+
+def test_a_part_of_a_larger_module_takes_no_other_weights() -> None:
+    whole = nn.Sequential(nn.Identity(), optimized(made()))
+    with pytest.raises(OptimizedError, match="cannot take other weights"):
+        whole.load_state_dict({f"1.{name}": value for name, value in made(seed=1).state_dict().items()}, strict=False)
+
+
+def test_a_shallow_copy_is_as_it_was() -> None:
+    model, images = made(), torch.randn(1, 3, 32, 32)
+    other, answer = copy.copy(model), model(images).detach()
+    optimize(model)
+    assert torch.equal(other(images), answer)
 
 
 def test_a_method_set_back_is_that_of_the_class() -> None:

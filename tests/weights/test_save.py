@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from vitlite import load
 from vitlite.convert import convert
 from vitlite.errors import CheckpointError
 from vitlite.images import Preprocess
+from vitlite.model import Attention
+from vitlite.training.datasets import digest
 from vitlite.weights.save import _say_once, card, push_to_hub, write_tensors
 from vitlite.weights.sidecar import recipe_from_timm
 
@@ -246,6 +249,43 @@ def test_what_loading_would_refuse_is_not_saved(kind: str, tmp_path: Path) -> No
             model.save(tmp_path / folder)
     assert {path.name: path.read_bytes() for path in (tmp_path / "before").iterdir()} == there
     assert not (tmp_path / "new").exists()
+
+
+def test_a_layer_of_a_class_that_computes_less_is_not_saved(tmp_path: Path) -> None:
+    """As torch's linear instead of the one with the tanh: a class that ours is made of is another network."""
+    hidden = tiny_model(pre_logits=8)
+    hidden.pre_logits = nn.Linear(16, 8)
+    turned = tiny_model(positions="rope", cls_position=False)
+    turned.blocks[0].attn.__class__ = Attention
+    for model, said in ((hidden, "pre_logits is Linear"), (turned, r"blocks\.0\.attn is Attention")):
+        with pytest.raises(CheckpointError, match=said):
+            model.save(tmp_path)
+
+
+def test_what_was_put_into_a_class_or_hooked_to_all_modules_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, usual = tiny_model(), Attention.forward
+    monkeypatch.setattr(Attention, "forward", wraps(usual)(lambda self, x: usual(self, x) / 2))
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.attn\.forward is set on it"):
+        model.save(tmp_path)
+    monkeypatch.undo()
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(CheckpointError, match="The model has hooks"):
+            model.save(tmp_path)
+    finally:
+        hook.remove()
+    model.save(tmp_path)
+
+
+def test_a_tensor_that_is_negated_when_it_is_read_is_written_so(tmp_path: Path) -> None:
+    values = torch.randn(3)
+    turned = torch.complex(torch.zeros(3), values).conj().imag  # torch negates it where it is read
+    assert turned.is_neg()
+    write_tensors(tmp_path / "x.safetensors", {"x": turned})
+    assert torch.equal(load_file(tmp_path / "x.safetensors")["x"], -values)
+    assert digest([turned]) == digest([-values])
 
 
 def test_what_to_do_about_a_head_and_lora_is_what_works(tmp_path: Path) -> None:

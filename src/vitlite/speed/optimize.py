@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError, shown
-from vitlite.model import Block, Features, ViT, model_on_meta, replaced_method
+from vitlite.model import Block, Features, ViT, is_hooked, model_on_meta, replaced_method
 from vitlite.pooling import AttentionPool
 from vitlite.speed.blocks import (
     Arithmetic,
@@ -395,6 +395,10 @@ class OptimizedViT(ViT):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         _refuse("take other weights")
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """What torch calls where this is part of a larger module."""
+        _refuse("take other weights")
+
     def save(self, folder: str | os.PathLike[str]) -> NoReturn:
         _refuse("be saved")
 
@@ -435,10 +439,11 @@ def _refuse(action: str) -> NoReturn:
 def _take_over(model: ViT, plan: Plan) -> None:
     """Turns `model` into an `OptimizedViT`, once all its weights are packed: until then nothing of it is changed."""
     device, own_dtype = model.device, model.dtype
-    parts = _packed(model, plan)
-    model._modules.update(parts)
-    tokens = [model._parameters.pop(name, None) for name in ("cls_token", "reg_token", "pos_embed")]
+    modules = model._modules | _packed(model, plan)
+    parameters = dict(model._parameters)
+    tokens = [parameters.pop(name, None) for name in ("cls_token", "reg_token", "pos_embed")]
     own_tokens = OwnTokens(*(None if token is None else token.detach() for token in tokens))
+    model.__dict__.update(_modules=modules, _parameters=parameters)  # new ones: a shallow copy has the old
     model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, _plan=plan)
     model.eval()
     model.__class__ = OptimizedViT
@@ -485,7 +490,7 @@ def _check_plain(model: ViT) -> None:
         raise OptimizedError(f"optimize takes a vitlite.ViT, got {type(model).__name__}.")
     for name, module in model.named_modules():
         own = replaced_method(module)
-        if module._forward_hooks or module._forward_pre_hooks or own:
+        if own or is_hooked(module):
             what = f"its own {own}" if own else "hooks"
             raise OptimizedError(
                 f"{name or 'The model'} has {what}, which optimize would lose.",

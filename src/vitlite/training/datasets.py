@@ -163,7 +163,7 @@ def digest(values: Iterable[Tensor | str]) -> str:
         if isinstance(value, str):
             found.update(value.encode(errors="surrogateescape") + b"\0")
         else:
-            whole = value.detach().cpu().contiguous()
+            whole = value.detach().cpu().resolve_neg().contiguous()  # whose memory holds its values
             memory = (ctypes.c_char * whole.nbytes).from_address(whole.data_ptr())  # numpy need not be there
             found.update(memory)
     return f"sha256 {found.hexdigest()[:16]}"

@@ -148,7 +148,8 @@ def _refuse_other_periods(file: WeightsFile, translation: Translation) -> None:
     for name in translation.dropped:
         if name.endswith(".periods"):
             periods = file.read(name).float()
-            wanted = 100 ** (torch.arange(len(periods)) / len(periods))
+            steps = torch.arange(len(periods), dtype=torch.float32, device=periods.device)
+            wanted = 100 ** (steps / len(periods))
             if not torch.allclose(periods, wanted, rtol=2**-8, atol=0):
                 raise CheckpointError(
                     f"{file.path}: {name} are not those of DINOv3, {wanted.tolist()[:4]}, ..., but "

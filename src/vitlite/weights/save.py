@@ -23,7 +23,7 @@ from vitlite.config import ViTConfig
 from vitlite.disk import locked, refuse_content, replacing
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import recipe_alone
-from vitlite.model import COMPUTING, ViT, model_on_meta, replaced_method
+from vitlite.model import COMPUTING, Linear, ViT, is_hooked, model_on_meta, replaced_method
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.build import Source, is_finite, refuse_misfit
 from vitlite.weights.files import FLOATS, INDEX, WEIGHTS, Entry, WeightsFile, described_by, open_weights, path_of
@@ -218,7 +218,7 @@ def _refuse_other_tensors(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _refuse_other_methods(model: ViT) -> None:
-    for name in COMPUTING:
+    for name in (*COMPUTING, "__call__"):
         if hasattr(ViT, name) and getattr(type(model), name) is not getattr(ViT, name):
             raise CheckpointError(
                 f"This model is a {type(model).__name__} with its own {name}, which no config tells.",
@@ -233,6 +233,14 @@ def _refuse_other_methods(model: ViT) -> None:
 def _refuse_other_parts(model: ViT) -> None:
     """By the layers of a new model of the same config."""
     found = dict(model.named_modules())
+    for name, layer in found.items():
+        if is_hooked(layer):
+            raise CheckpointError(
+                f"{name or 'The model'} has hooks, which may change what it gives, and no file holds them.",
+                python="Remove them (what register_forward_hook gave has a method remove), or write the tensors alone: "
+                "vitlite.weights.save.write_tensors(file, model.state_dict()).",
+                command="",
+            )
     for name, wanted in model_on_meta(model.config).named_modules():
         layer = found.get(name)
         if name and not _is_alike(layer, wanted):
@@ -270,8 +278,8 @@ def _settings(layer: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _is_alike(layer: nn.Module | None, wanted: nn.Module) -> bool:
-    """Whether a layer is of the class that belongs there, or of torch's that it is made of, with the same settings."""
-    kinds = (type(wanted), *type(wanted).__bases__)
+    """Whether a layer is of the class that belongs there, with the same settings; torch's own linear computes alike."""
+    kinds = (Linear, nn.Linear) if type(wanted) is Linear else (type(wanted),)
     return layer is not None and type(layer) in kinds and layer.extra_repr() == wanted.extra_repr()
 
 
@@ -331,7 +339,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in in_file_order:
-            tensor = tensors[name].detach().cpu().contiguous()
+            tensor = tensors[name].detach().cpu().resolve_neg().contiguous()  # whose memory holds its values
             file.write((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
