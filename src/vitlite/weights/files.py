@@ -334,6 +334,9 @@ class NpyHeader(NamedTuple):
 
 
 def _open_npz(file: Path, stack: ExitStack) -> dict[str, Entry]:
+    with open(file, "rb") as opened:
+        if not opened.read(2).startswith(b"PK"):  # zipfile would look for an archive behind what is there
+            raise ValueError("it does not begin as an archive")
     archive = stack.enter_context(zipfile.ZipFile(file))
     members = archive.infolist()
     names = [member.filename.removesuffix(".npy") for member in members]
