@@ -304,6 +304,18 @@ def test_the_largest_photo_takes_less_than_a_gigabyte_and_ten_seconds(turned, tm
     assert seconds < 10
 
 
+def test_a_png_whose_pixels_are_not_those_that_were_written():
+    """As of a download that left zeros; Pillow finishes when it has pixels enough, right or not."""
+    content = encoded("PNG", Image.fromarray(noise(8, 40)).convert("L"))
+    place = content.index(b"IDAT") + 4
+    damaged = content[: place + 100] + bytes(60) + content[place + 160 :]
+    for picture in (damaged, Image.open(io.BytesIO(damaged))):
+        with pytest.raises(ImageError, match=r"Cannot read .*: its pixels do not have the checksum"):
+            rows_of(picture, 3)
+    opened = Image.open(io.BytesIO(content))
+    assert torch.equal(rows_of(opened, 3).between(0, 8), read_image(content))
+
+
 def test_a_copy_that_was_turned_by_hand():
     """It has the EXIF still, and would be turned again."""
     exif = Image.Exif()

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -47,6 +48,7 @@ WORK: dict[str | None, float] = {
 LYING = range(5, 9)  # orientations of EXIF that exchange height and width
 MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # of a JPEG, but for those that begin no segment
 START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SCANS = 20  # of a progressive JPEG, in the time of others; each scan may go over the whole picture again
 STRIP = 2**22  # pixels that are looked at together, so that little more than a picture is in memory
 CONTENTS = {  # patterns of how other files begin, and what they are called
@@ -272,6 +274,8 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
             command="",
         )
     _check_size(image)
+    if image.format == "PNG" and getattr(image, "tile", None):  # not decoded yet
+        _refuse_damaged_png(image.fp)
     sixteen_bits = _has_sixteen_bits(image)  # of which its format tells: a turned copy has none
     image = _upright(image, enough)
     if image.mode in ("I", "F") and not sixteen_bits:
@@ -447,6 +451,28 @@ def _markers(file: BinaryIO) -> Iterator[int]:
         if place > len(window):
             file.seek(place - len(window), os.SEEK_CUR)
             window, place = b"", 0
+
+
+def _refuse_damaged_png(file: BinaryIO) -> None:
+    """Makes sure that the bytes of a PNG's pixels are those that were written, which Pillow does not when it decodes.
+
+    Raises:
+        ImageError: They are others: their checksum says so.
+    """
+    place = file.tell()  # from which Pillow will go on
+    file.seek(len(PNG_SIGNATURE))
+    while len(head := file.read(8)) == 8:
+        length, kind = int.from_bytes(head[:4], "big"), head[4:]
+        if kind != b"IDAT":
+            file.seek(length + 4, os.SEEK_CUR)
+            continue
+        checksum = zlib.crc32(kind)
+        while length and (block := file.read(min(length, 2**20))):
+            checksum, length = zlib.crc32(block, checksum), length - len(block)
+        written = file.read(4)
+        if len(written) == 4 and int.from_bytes(written, "big") != checksum:  # one that is cut short, Pillow refuses
+            raise ImageError("its pixels do not have the checksum that is written beside them.")
+    file.seek(place)
 
 
 # ---- arrays and tensors
