@@ -14,9 +14,8 @@ import vitlite
 
 SOURCE = Path(vitlite.__file__).parent
 PYTHONIC = re.compile(r"vitlite\.[a-z]|\bmodel\.(?!safetensors)[a-z]|\w\(|\b[a-z_]+=|ViTConfig|\blayers has")
-CLIENT = re.compile(
-    r"HTTPConnectionPool\(.*\)\)"
-)  # how requests, by which older clients of the Hub ask, names a failure
+# What requests says, by which older clients of the Hub ask.
+CLIENT = re.compile(r"\(ConnectionError: .*?\. It is not in")
 
 # Errors in the words of Python alone, by what their text holds, and why no command needs other words.
 OF_PYTHON_ALONE = {
