@@ -234,6 +234,19 @@ def test_the_images_half_of_a_siglip_whose_config_tells_little(tmp_path: Path) -
     assert any(name.startswith("text_model.") for name in ours.source.report.dropped)
 
 
+@pytest.mark.parametrize("original", [True, False])
+def test_vit_msn_with_a_head(original: bool, tmp_path: Path) -> None:
+    """Some of its names lack the prefix that others have."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.ViTMSNConfig(**sizes, image_size=32, patch_size=8, num_labels=3)
+    theirs = spread(transformers.ViTMSNForImageClassification(config)).eval()
+    theirs.save_pretrained(tmp_path, save_original_format=original)
+    ours = load(tmp_path)
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert distance(ours(pixels), theirs(pixels).logits) < LOGITS
+
+
 @pytest.mark.parametrize("legacy", [False, True], ids=["mlp.0", "mlp.linear_1"])
 @pytest.mark.parametrize("reference", of("torchvision"))
 def test_a_torchvision_state_dict(reference: Reference, legacy: bool, tmp_path: Path) -> None:
