@@ -6,6 +6,7 @@ nccl on GPUs. Rank 0 alone writes and prints.
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -63,6 +64,9 @@ def process_group(device: str | None) -> Iterator[None]:
                 python="With `torchrun --max-restarts N` all are started again, and go on from the last state.",
             ) from error
         raise
+    # Gloo's threads take the interpreter's lock to let go of their last tensors, and destroying the group waits for them
+    # with that lock in hand: torch 2.6 was seen to hang there. Asleep, this thread gives it away.
+    time.sleep(0.1)
     dist.destroy_process_group()
 
 
