@@ -64,8 +64,8 @@ def process_group(device: str | None) -> Iterator[None]:
                 python="With `torchrun --max-restarts N` all are started again, and go on from the last state.",
             ) from error
         raise
-    # Gloo's threads take the interpreter's lock to let go of their last tensors, and destroying the group waits for them
-    # with that lock in hand: torch 2.6 was seen to hang there. Asleep, this thread gives it away.
+    # Gloo's threads take the interpreter's lock to let go of their last tensors, and destroying the group waits for
+    # them with that lock in hand: torch 2.6 was seen to hang there. Asleep, this thread gives it away.
     time.sleep(0.1)
     dist.destroy_process_group()
 
