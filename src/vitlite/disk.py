@@ -30,7 +30,7 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: `path` is in no folder, or is one, or a device or pipe, which a file must not take the place of.
     """
     _refuse_other_than_file(path)
-    _remove_left(path)
+    remove_left(path)
     temporary = _new_temporary(path)
     lock = _lock_of(temporary)
     with locked(lock, wait=True):  # for whoever looks at this very moment whether somebody holds it
@@ -67,7 +67,7 @@ def _refuse_other_than_file(path: Path) -> None:
         raise OSError(kind, "Is a directory" if path.is_dir() else "Is a device or a pipe, and no file", str(path))
 
 
-def _remove_left(path: Path) -> None:
+def remove_left(path: Path) -> None:
     """Removes temporary files for `path` whose locks are there, and held by nobody: their writers were killed."""
     for lock in path.parent.glob(f"{glob.escape(path.name)}.{8 * '[0-9a-f]'}{PARTIAL}.lock"):
         with suppress(OSError), locked(lock, wait=False):  # an error where it is held, or is no lock of ours

@@ -153,7 +153,7 @@ def writing(command: str, out: Path, model: Path, pictures: Path) -> tuple[objec
     return command.partition(" ")[0], *words
 
 
-WRITING = ["attention", "positions", "bench", "embed", "export", "convert", "convert to a folder"]
+WRITING = ["attention", "positions", "bench", "embed", "export", "convert", "convert to a folder", "train", "eval"]
 
 
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
