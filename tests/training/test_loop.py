@@ -313,7 +313,7 @@ def test_a_finished_run_stays_also_without_its_state(tmp_path):
     for recipe in (settings(), settings(epochs=1, lr=1e-9)):
         with pytest.raises(TrainError, match=said) as refused:
             train(new_model(), stripes(24), tmp_path, recipe)
-        assert f"Name another --out; to train weights of that run further: --model {tmp_path / 'best'}." in (
+        assert f"Name another --out; to train the weights there further: --model {tmp_path / 'best'}." in (
             refused.value.for_command_line()
         )
         assert contents(tmp_path) == before
@@ -322,8 +322,9 @@ def test_a_finished_run_stays_also_without_its_state(tmp_path):
 def test_a_model_alone_is_no_run(tmp_path):
     new_model().save(tmp_path / "last")
     before = contents(tmp_path)
-    with pytest.raises(TrainError, match=r"has last, and no state.safetensors"):
+    with pytest.raises(TrainError, match=r"has last, and no state.safetensors") as refused:
         train(new_model(), stripes(24), tmp_path, settings())
+    assert f"--model {tmp_path / 'last'}." in refused.value.for_command_line()
     assert contents(tmp_path) == before
 
 

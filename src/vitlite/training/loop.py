@@ -123,11 +123,13 @@ def check_place(out: Path, beside: Sequence[str] = ()) -> None:
         refuse_to_overwrite(out / name)
     there = [name for name in (BEST, LAST, LOG, *beside) if (out / name).exists()]
     if there and not (out / STATE).exists():
+        models = [name for name in there if name in (BEST, LAST)]
         raise TrainError(
             f"{shown(str(out))} has {', '.join(there)}, and no {STATE}: they are of a finished run whose state was "
             "deleted, or of somebody else, and stay.",
-            python="Name another `out`; to train weights of that run further, begin with them.",
-            command=f"Name another --out; to train weights of that run further: --model {shown(str(out / BEST))}.",
+            python="Name another `out`" + ("; to train the weights there further, begin with them." if models else "."),
+            command="Name another --out"
+            + (f"; to train the weights there further: --model {shown(str(out / models[0]))}." if models else "."),
         )
 
 
