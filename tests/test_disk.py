@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from closed import refuse_new_files
 
-from vitlite.disk import locked, replacing, write_json, write_text
+from vitlite.disk import locked, obstacle, obstacle_in, replacing, write_json, write_text
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -149,3 +151,43 @@ def test_somebodys_file_is_no_lock(tmp_path: Path, wait: bool) -> None:
     path.write_text("123\nhost\n")  # of a file system without locks
     with locked(path, wait=wait):
         pass
+
+
+def test_where_a_file_cannot_be_written_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.txt").write_text("old")
+    longest = "x" * (255 - len(".01234567.partial.lock"))
+    for name, wanted in (
+        ("a.txt", ""),
+        (longest, ""),
+        (longest + "x", "its name is too long: it is begun under one with 22 letters more"),
+        ("x" * 300, "its name is too long: it is begun under one with 22 letters more"),
+        ("a\0b", "no file can be called so"),
+        ("pipe", "it is a device or a pipe"),
+        ("none/a.txt", f"there is no folder {tmp_path / 'none'}"),
+        ("a.txt/b.txt", f"there is no folder {tmp_path / 'a.txt'}"),
+        ("", "it is a folder"),
+    ):
+        assert obstacle(tmp_path / name) == wanted
+        if not wanted:
+            write_text(tmp_path / name, "new")
+    assert obstacle_in(tmp_path / "new" / "inner", ["pipe"]) == ""
+    assert obstacle_in(tmp_path / ("x" * 300), []) == "its name is too long"
+    assert obstacle_in(tmp_path / "a\0b", []) == "no folder can be called so"
+    assert obstacle_in(tmp_path / "a.txt" / "inner", []) == f"{tmp_path / 'a.txt'} is no folder"
+    assert obstacle_in(tmp_path, ["a.txt", "pipe"]).startswith(f"{tmp_path / 'pipe'} is no file, and stands where")
+    assert sorted(os.listdir(tmp_path)) == sorted(["a.txt", "pipe", longest])
+    refuse_new_files(monkeypatch, tmp_path)
+    wanted = f"no file can be made in the folder {tmp_path} (Permission denied)"
+    assert (obstacle(tmp_path / "a.txt"), obstacle_in(tmp_path / "new", [])) == (wanted, wanted)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_no_lock(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """Nor is it waited for."""
+    make(tmp_path / "lock")
+    with pytest.raises(FileExistsError, match="Is no file"), locked(tmp_path / "lock", wait=False):
+        pass
+    make(tmp_path / "a.txt.01234567.partial.lock")
+    write_text(tmp_path / "a.txt", "new")
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "a.txt.01234567.partial.lock", "lock"]

@@ -1,6 +1,7 @@
 """What others wrote is what its schema says, or one error that names the file and the field."""
 
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,8 @@ def test_what_is_no_json_or_too_much(content: bytes, said: str, tmp_path: Path) 
 
 
 def test_what_is_not_there_or_no_file(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.json"):
+    os.mkfifo(tmp_path / "pipe.json")  # who opens it waits for ever
+    for path in (tmp_path, tmp_path / "none.json", tmp_path / "pipe.json"):
         with pytest.raises(CheckpointError, match=rf"{path} cannot be read: \w+"):
             read_json(path, anything)
 

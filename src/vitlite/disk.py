@@ -30,9 +30,9 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: `path` is in no folder, or is one, or a device or pipe, which a file must not take the place of.
     """
     _refuse_other_than_file(path)
-    _remove_left(path)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")  # threads write at once, too
-    lock = temporary.with_name(f"{temporary.name}.lock")
+    remove_left(path)
+    temporary = _new_temporary(path)
+    lock = _lock_of(temporary)
     with locked(lock, wait=True):  # for whoever looks at this very moment whether somebody holds it
         try:
             yield temporary
@@ -49,15 +49,25 @@ def replacing(path: Path) -> Iterator[Path]:
                 lock.unlink()
 
 
+def _new_temporary(path: Path) -> Path:
+    """A name that nobody has: threads write at once, too."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+
+
+def _lock_of(temporary: Path) -> Path:
+    """The longest of all names that are needed to write a file."""
+    return temporary.with_name(f"{temporary.name}.lock")
+
+
 def _refuse_other_than_file(path: Path) -> None:
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "No such folder", str(path.parent))
-    if path.exists() and not path.is_file():
+    if is_no_file(path):
         kind = errno.EISDIR if path.is_dir() else errno.EINVAL
         raise OSError(kind, "Is a directory" if path.is_dir() else "Is a device or a pipe, and no file", str(path))
 
 
-def _remove_left(path: Path) -> None:
+def remove_left(path: Path) -> None:
     """Removes temporary files for `path` whose locks are there, and held by nobody: their writers were killed."""
     for lock in path.parent.glob(f"{glob.escape(path.name)}.{8 * '[0-9a-f]'}{PARTIAL}.lock"):
         with suppress(OSError), locked(lock, wait=False):  # an error where it is held, or is no lock of ours
@@ -65,14 +75,71 @@ def _remove_left(path: Path) -> None:
 
 
 def obstacle(path: Path) -> str:
-    """What keeps a file from being written there, as errors say it; nothing where it is new, or may be replaced."""
-    if path.is_dir():
+    """What keeps a file from being written there, as errors say it; nothing where it is new, or may be replaced.
+
+    Whether files can be made in its folder is tried: with the longest name that writing it takes.
+    """
+    if os.path.isdir(path):  # which, unlike Path.is_dir, is False of names that cannot be
         return "it is a folder"
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         return f"there is no folder {path.parent}"
-    if path.exists() and not path.is_file():
+    if is_no_file(path):
         return "it is a device or a pipe"
+    return _obstacle_to_new_files(path)
+
+
+def obstacle_in(folder: Path, names: Collection[str]) -> str:
+    """The same for files of these names in a folder, which may not be there yet: then, where it is to be made."""
+    try:
+        os.lstat(folder)
+    except ValueError:
+        return "no folder can be called so"
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return "its name is too long"
+    place = folder
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not os.path.isdir(place):
+        return f"{place} is no folder"
+    for name in names:
+        if place == folder and is_no_file(folder / name):
+            return f"{folder / name} is no file, and stands where one is to be written"
+    return _obstacle_to_new_files(place / "new")
+
+
+def _obstacle_to_new_files(path: Path) -> str:
+    lock = _lock_of(_new_temporary(path))
+    try:
+        lock.touch(exist_ok=False)
+    except ValueError:
+        return "no file can be called so"
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            more = len(lock.name) - len(path.name)
+            return f"its name is too long: it is begun under one with {more} letters more"
+        return f"no file can be made in the folder {path.parent} ({error.strerror})"
+    with suppress(OSError):  # another process took it for left, and removed it
+        lock.unlink()
     return ""
+
+
+def is_begun(name: str, wanted: str) -> bool:
+    """Whether this is what a killed process leaves beside a file that it was writing, or the lock of that."""
+    return re.fullmatch(rf"{re.escape(wanted)}\.[0-9a-f]{{8}}{re.escape(PARTIAL)}(\.lock)?", name) is not None
+
+
+def beginning_of(path: Path, most: int) -> bytes:
+    """The first bytes of a file; none of what is no file, or may not be read."""
+    if path.is_file():
+        with suppress(OSError), open(path, "rb") as file:
+            return file.read(most)
+    return b""
+
+
+def is_no_file(path: Path) -> bool:
+    """Whether something is there that is no file: whoever opens a pipe may wait for ever."""
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 class Below(NamedTuple):
@@ -209,8 +276,10 @@ def refuse_content(path: Path) -> None:
     """Makes sure that a file is no one's data: to lock it empties it. Ours are empty, or have a process and a host.
 
     Raises:
-        FileExistsError: It has something else in it.
+        FileExistsError: It has something else in it, or is none.
     """
+    if is_no_file(path):
+        raise FileExistsError(errno.EEXIST, "Is no file, and no lock of vitlite's; move it away", str(path))
     with suppress(FileNotFoundError), open(path, "rb") as file:
         if not re.fullmatch(rb"(\d+\n[^\n]*\n?)?", file.read(300)):
             raise FileExistsError(errno.EEXIST, "Is no lock of vitlite's; move it away", str(path))

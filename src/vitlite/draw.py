@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from einops import rearrange, reduce
 from torch import Tensor
 
-from vitlite.disk import obstacle, replacing
+from vitlite.disk import beginning_of, obstacle, replacing
 from vitlite.errors import ImageError, InputError, missing_extra, shown
 from vitlite.images import Preprocess, pictures, read_image
 from vitlite.positions import sincos_positions
@@ -38,6 +38,8 @@ FILTER = 96  # of one filter, about
 FILTERS_IN_A_ROW = 7  # four rows of them, as in the paper
 PLOT = 5.25, 3.5  # inches: its letters can be read also on a phone
 INK = "#333333"  # of captions
+PNG = b"\x89PNG\r\n\x1a\n"  # how a file of this kind begins
+MARKED, MARK = "Software", "vitlite"  # what plots say of themselves, by which it is known which may be replaced
 WHITE = -1.0  # stands for what no colour map has
 
 
@@ -388,7 +390,10 @@ def check_target(path: str | PathLike[str]) -> None:
     if not in_the_way and target.suffix.lower() not in _formats():
         in_the_way = "its name does not end as those of pictures do"
     if in_the_way:
-        raise InputError(f"Cannot write the picture {path}: {in_the_way}. Name a .png file in a folder that exists.")
+        raise InputError(
+            f"Cannot write the picture {path}: {in_the_way}. Name a .png file in a folder that exists and can be "
+            "written."
+        )
 
 
 def save_picture(picture: "Image", path: str | PathLike[str]) -> None:
@@ -401,7 +406,8 @@ def save_picture(picture: "Image", path: str | PathLike[str]) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"Cannot write the picture {path}: {reason}. Name a .png file in a folder that exists and has room for it."
+            f"Cannot write the picture {path}: {reason}. Name a .png file in a folder that exists, can be "
+            "written and has room for it."
         ) from error
 
 
@@ -460,8 +466,15 @@ def _plain(name: str) -> str:
 
 
 def _save_figure(figure: "Figure", path: Path) -> None:
+    mark = {MARKED: MARK} if path.suffix == ".png" else None
     with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120, format=path.suffix.lstrip("."))
+        figure.savefig(temporary, dpi=120, format=path.suffix.lstrip("."), metadata=mark)
+
+
+def is_plot_of_ours(path: Path) -> bool:
+    """Whether a file is a .png that `draw_curves` or `draw_confusion` wrote: it says so before its pixels."""
+    beginning = beginning_of(path, 1000)
+    return beginning.startswith(PNG) and f"tEXt{MARKED}\0{MARK}".encode() in beginning
 
 
 def need_matplotlib() -> "type[Figure]":

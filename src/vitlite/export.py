@@ -119,8 +119,12 @@ def check_target(path: str | PathLike[str]) -> Path:
     """
     path = Path(path)
     in_the_way = obstacle(path)
+    if not in_the_way and path.suffix == SUFFIX["onnx"]:  # as its weights may stand in a file of a longer name
+        in_the_way = obstacle(path.with_name(_name_of_weights(path)))
     if in_the_way:
-        raise ExportError(f"Cannot write {path}: {in_the_way}.", python="Name a file in a folder that exists.")
+        raise ExportError(
+            f"Cannot write {path}: {in_the_way}.", python="Name a file in a folder that exists and can be written."
+        )
     return path
 
 
@@ -195,7 +199,12 @@ def _write_onnx(model: ViT, file: Path) -> None:
     import onnx_ir
 
     # No name that somebody's file could have, nor that of the weights which this export may be about to replace.
-    onnx_ir.save(program.model, file, external_data=f"{file.name}.{secrets.token_hex(8)}.data")
+    onnx_ir.save(program.model, file, external_data=_name_of_weights(file))
+
+
+def _name_of_weights(path: Path) -> str:
+    """A name as `WEIGHTS_BESIDE` says, which nobody has."""
+    return f"{path.name}.{secrets.token_hex(8)}.data"
 
 
 def need_onnx() -> None:

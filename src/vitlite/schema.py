@@ -59,6 +59,8 @@ def read_json(
     Raises:
         VitliteError: It cannot be read, is too large or too deep, or holds something else; of the kind `error`.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # who opens a pipe may wait for ever
+        raise error(f"{shown(str(path))} cannot be read: it is no file.")
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size  # to ask for the most costs milliseconds of memory

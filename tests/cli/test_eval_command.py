@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from closed import refuse_new_files
 from tiny_run import CONFIG, new_model, small_cifar10
 
 from vitlite import ViT, ViTConfig
@@ -45,6 +46,45 @@ def test_what_is_printed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["eval", str(photos), *NANO, "--out", str(tmp_path / "one")]) == 0
     (alone,) = json.loads((tmp_path / "one" / "eval.json").read_text())["wrong"]
     assert alone["picture"] == "horse/rocket.jpg"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("eval.json", '{"mine": "six weeks of human annotation"}'),
+        ("confusion.png", "my picture"),
+        ("notes.txt", "mine"),
+        ("eval.json.backup00.partial", "mine"),
+    ],
+)
+def test_what_others_wrote_stays(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
+) -> None:
+    command, out = ["eval", str(photos), *NANO, "--out", str(tmp_path / "out")], tmp_path / "out"
+    out.mkdir()
+    (out / "eval.json.0123abcd.partial").touch()  # what a killed eval may leave
+    (out / "eval.json.0123abcd.partial.lock").touch()
+    assert main(command) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["confusion.png", "eval.json"]
+    assert main(command) == 0  # what it wrote itself is replaced
+    capsys.readouterr()
+    (out / name).write_text(content)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert main(command) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"holds {name}, which this command did not write: it stays. Name a folder that is new or empty." in said.err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_full_disk_is_said(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_new_files(monkeypatch, tmp_path / "out")
+    monkeypatch.setattr(eval_command, "_check_out", lambda _: None)
+    assert main(["eval", str(photos), *NANO, "--out", str(tmp_path / "out/inner")]) == 1
+    said = f"Cannot write to --out {tmp_path / 'out/inner'}: Permission denied. Make room, or name another folder.\n"
+    assert capsys.readouterr().err == f"vitlite: error: {said}"
 
 
 def test_what_is_refused(

@@ -2,9 +2,11 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from closed import refuse_new_files
 from commands import Run
 from PIL import Image
 
@@ -133,3 +135,82 @@ def test_a_named_picture_is_replaced(run: Run, model: Path, tmp_path: Path) -> N
     assert run("positions", model, "--out", tmp_path / "map.png")[0] == 0
     with Image.open(tmp_path / "map.png") as picture:
         assert picture.width > 0
+
+
+def writing(command: str, out: Path, model: Path, pictures: Path) -> tuple[object, ...]:
+    """A command line that writes, and where."""
+    words = {
+        "attention": (pictures / "a.png", "--model", model, "--out", out.with_suffix(".png")),
+        "positions": (model, "--out", out.with_suffix(".png")),
+        "bench": ("--quick", "--out", out.with_suffix(".json")),
+        "embed": (pictures, "--model", model, "--out", out.with_suffix(".npz")),
+        "export": (model, "--to", "torch", "--out", out.with_suffix(".pt2")),
+        "convert": (model, out.with_suffix(".safetensors"), "--to", "timm"),
+        "convert to a folder": (model, out, "--to", "timm"),
+        "train": (pictures, "--model", model, "--out", out),
+        "eval": (pictures, "--model", model, "--out", out),
+    }[command]
+    return command.partition(" ")[0], *words
+
+
+WRITING = ["attention", "positions", "bench", "embed", "export", "convert", "convert to a folder", "train", "eval"]
+
+
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vitlite.cli.options.create_or_load", "vitlite.convert.convert", "vitlite.cli.bench._measure"):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("work was done"))
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_a_folder_that_cannot_be_written_is_said_before_any_work(
+    run: Run, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    no_work(monkeypatch)
+    refuse_new_files(monkeypatch, closed)
+    code, out, err = run(*writing(command, closed / "new", model, pictures))
+    assert (code, out) == (1, "")
+    assert f"no file can be made in the folder {closed} (Permission denied). Name a" in err
+    assert "Errno" not in err
+    assert os.listdir(closed) == []
+
+
+@pytest.mark.parametrize("command", ["attention", "positions", "bench", "embed", "export", "convert"])
+def test_a_name_that_is_too_long_to_be_begun_is_said_before_any_work(
+    run: Run, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    no_work(monkeypatch)
+    code, out, err = run(*writing(command, here / ("x" * 236), model, pictures))
+    assert (code, out) == (1, "")
+    assert "its name is too long: it is begun under one with 22 letters more. Name a" in err
+    assert os.listdir(here) == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("ending", [".lock", ".partial"])
+def test_what_stands_where_a_journal_or_its_lock_is_to_be(
+    run: Run, model: Path, pictures: Path, tmp_path: Path, make: Callable[[Path], None], ending: str
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    make(here / f"a.npz{ending}")
+    code, _, err = run("embed", pictures, "--model", model, "--out", here / "a.npz")
+    assert code == 1
+    assert f"a.npz{ending} is no file, and stands where one is to be written. Move it away, or name another" in err
+    assert os.listdir(here) == [f"a.npz{ending}"]
+
+
+@pytest.mark.parametrize("ending", [".lock", ".partial"])
+def test_a_journal_or_a_lock_that_cannot_be_opened(
+    run: Run, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    refuse_new_files(monkeypatch, tmp_path / "here", f"a.npz{ending}")
+    code, _, err = run("embed", pictures, "--model", model, "--out", tmp_path / "here/a.npz")
+    assert code == 1
+    assert f"a.npz{ending} cannot be used: Permission denied. Name another file, or see to it that it can." in err
+    assert "Errno" not in err
+    assert os.listdir(tmp_path / "here") == []

@@ -130,8 +130,11 @@ def test_errors_of_the_target_begin_with_its_option(run: Run, workplace: Path) -
     (workplace / "there.npz").mkdir()
     for out, said in (
         ("x.csv", "--out x.csv: the name must end in one of .safetensors, .npz, .npy, .jsonl, .parquet."),
-        ("none/x.npz", "--out none/x.npz: there is no folder none. Name a file in a folder that exists."),
-        ("there.npz", "--out there.npz: it is a folder. Name a file in a folder that exists."),
+        (
+            "none/x.npz",
+            "--out none/x.npz: there is no folder none. Name a file in a folder that exists and can be written.",
+        ),
+        ("there.npz", "--out there.npz: it is a folder. Name a file in a folder that exists and can be written."),
     ):
         assert run("embed", "a.png", "--out", out)[2] == f"vitlite: error: {said}\n"
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -247,6 +248,44 @@ def test_files_of_others_are_in_the_way_before_an_epoch_is(folders, tmp_path, ca
     assert name.rpartition("/")[2] in said.err
     assert (out / name).read_text() == "mine"
     assert sorted(path for path in out.rglob("*") if path.is_file()) == [out / name]
+
+
+def test_each_file_of_a_run_is_proved_to_be_its_own(tmp_path, capsys):
+    """Beside a log that another program wrote, and beside the state of a run that was killed or is finished."""
+    data, out = tmp_path / "data", tmp_path / "run"
+    stripes_in_folders(data)
+    new_model().save(tmp_path / "model")
+    command = ["train", str(data / "train"), "--model", str(tmp_path / "model"), "--epochs", "1", "--out", str(out)]
+    mine = {"split.json": '{"mine": 1}', "curves.png": "mine", "log.jsonl": '{"epoch": 1, "note": "mine"}\n'}
+    out.mkdir()
+    for name, text in mine.items():
+        (out / name).write_text(text)
+    assert main(command) == 1
+    said = "has log.jsonl, split.json, curves.png, and no state.safetensors: "
+    assert said in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in out.iterdir()} == mine
+    shutil.rmtree(out)
+    assert main(command) == 0
+    whole = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    assert main(command) == 0  # it is done
+    for name, said in (
+        ("split.json", "split.json was not written by vitlite, and stays. Move it away, or name another --out."),
+        ("curves.png", "curves.png was not written by vitlite, and stays. Move it away, or name another --out."),
+        ("log.jsonl", "log.jsonl is not the log of this run, and stays. Move it away, or name another --out."),
+    ):
+        (out / name).write_text(mine[name])
+        capsys.readouterr()
+        assert main(command) == 1
+        assert said in capsys.readouterr().err
+        assert (out / name).read_text() == mine[name]
+        (out / name).write_bytes(whole[name])
+    listed = json.loads(whole["split.json"])
+    (out / "split.json").write_text(json.dumps(listed | {"note": "mine"}))
+    assert main(command) == 1
+    (out / "split.json").unlink()
+    (out / "curves.png").unlink()
+    assert main(command) == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == whole
 
 
 def test_its_own_words_for_what_is_to_be_done(folders, tmp_path, capsys):

@@ -180,7 +180,11 @@ def test_without_optimize_there_is_nothing_to_say_of_it() -> None:
         ("--models vit_tiny_16 --sizes 224,225", 1, "--size 225 does not divide into patches of 16"),
         ("--device cuda:99", 1, "--device cuda:99 cannot be used here. This machine has: cpu"),
         ("--peers timm", 2, "unrecognized arguments: --peers timm"),
-        ("--out .", 1, "Cannot write the figures .: it is a folder. Name a .json file in a folder that exists."),
+        (
+            "--out .",
+            1,
+            "Cannot write the figures .: it is a folder. Name a .json file in a folder that exists and can be written.",
+        ),
         ("--out none/f.json", 1, "Cannot write the figures none/f.json: there is no folder none. Name a .json file"),
     ],
 )

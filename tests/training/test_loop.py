@@ -2,11 +2,13 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from closed import refuse_new_files
 from tiny_run import CONFIG, RECIPE, Killed, new_model, settings, stop, stripes
 from torch import nn
 
@@ -175,7 +177,7 @@ def test_a_diverged_loss_is_an_error_and_leaves_the_last_checkpoint(tmp_path):
         train(broken, data, tmp_path / "new", settings())
     assert "lower --lr and another --out" in caught.value.for_command_line()
     assert (tmp_path / STATE).read_bytes() == before
-    assert not (tmp_path / "new" / STATE).exists()
+    assert os.listdir(tmp_path / "new") == [STATE]  # of a run without a step
 
 
 def test_infinite_gradients_take_no_step(tmp_path):
@@ -299,11 +301,122 @@ def test_folders_where_files_are_to_stand_are_said_too(name, tmp_path, monkeypat
         train(new_model(), stripes(24), tmp_path, settings())
 
 
-def test_a_run_that_was_killed_before_its_first_state_begins_again(tmp_path):
-    first = train(new_model(), stripes(24), tmp_path, settings())
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_stays_also_without_its_state(tmp_path):
+    train(new_model(), stripes(24), tmp_path, settings(), validation=stripes(8))
     (tmp_path / STATE).unlink()
-    again = train(new_model(), stripes(24), tmp_path, settings())
+    before = contents(tmp_path)
+    said = r"has best, last, log.jsonl, and no state.safetensors: .*finished run.*, and stay\. Name another `out`; to"
+    for recipe in (settings(), settings(epochs=1, lr=1e-9)):
+        with pytest.raises(TrainError, match=said) as refused:
+            train(new_model(), stripes(24), tmp_path, recipe)
+        assert f"Name another --out; to train the weights there further: --model {tmp_path / 'best'}." in (
+            refused.value.for_command_line()
+        )
+        assert contents(tmp_path) == before
+
+
+def test_a_model_alone_is_no_run(tmp_path):
+    new_model().save(tmp_path / "last")
+    before = contents(tmp_path)
+    with pytest.raises(TrainError, match=r"has last, and no state.safetensors") as refused:
+        train(new_model(), stripes(24), tmp_path, settings())
+    assert f"--model {tmp_path / 'last'}." in refused.value.for_command_line()
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("moment", ["save_checkpoint", "write_log"])
+def test_a_run_that_was_killed_in_its_first_epoch_goes_on(tmp_path, monkeypatch, moment):
+    """Also right after its first checkpoint, and right before its first line in the log."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    first = train(new_model(), stripes(24), whole, settings())
+
+    def stop_there(run, path):
+        if moment == "save_checkpoint":
+            save(run, path)
+        raise Killed
+
+    save = Run.save_checkpoint
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, moment, stop_there)
+        with pytest.raises(Killed):
+            train(new_model(), stripes(24), killed, settings())
+    with pytest.raises(TrainError, match="holds another run: lr was"):  # of whose model there is something
+        train(new_model(), stripes(24), killed, settings(lr=0.1))
+    again = train(new_model(), stripes(24), killed, settings())
     assert [record["loss"] for record in again] == [record["loss"] for record in first]
+    assert [json.loads(line) for line in (killed / "log.jsonl").read_text().splitlines()] == again
+    assert (killed / "last/model.safetensors").read_bytes() == (whole / "last/model.safetensors").read_bytes()
+
+
+def test_a_run_that_was_killed_before_its_first_step_is_nobodys_loss(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_take_steps", stop_at_once)
+        with pytest.raises(Killed):
+            train(new_model(), stripes(24), tmp_path / "killed", settings())
+    assert os.listdir(tmp_path / "killed") == [STATE]
+    other = [train(new_model(), stripes(24), tmp_path / name, settings(lr=0.01)) for name in ("killed", "whole")]
+    assert [record["loss"] for record in other[0]] == [record["loss"] for record in other[1]]
+
+
+def stop_at_once(*_):
+    raise Killed
+
+
+@pytest.mark.parametrize("mine", [
+    '{"epoch": 1, "loss": 0.7, "note": "my own trainer"}\n', "notes", "{}", '{"epoch": 1}\n{"epoch": 2}\n',
+])  # fmt: skip
+def test_a_log_of_somebody_else_stays(tmp_path, monkeypatch, mine):
+    """Be it there before the run, or put there beside its state."""
+    log = tmp_path / "log.jsonl"
+    log.write_text(mine)
+    with pytest.raises(TrainError, match=r"has log.jsonl, and no state.safetensors.* stay\. Name another `out`"):
+        train(new_model(), stripes(24), tmp_path, settings())
+    assert contents(tmp_path) == {"log.jsonl": mine.encode()}
+    log.unlink()
+    with pytest.raises(Killed):
+        train(new_model(), stripes(24), tmp_path, settings(), after_epoch=stop)
+    ours = log.read_text()
+    for text in (mine, ours + mine):
+        log.write_text(text)
+        before = contents(tmp_path)
+        with pytest.raises(
+            TrainError, match=r"log.jsonl is not the log of this run, and stays\. Move it away, or name"
+        ):
+            train(new_model(), stripes(24), tmp_path, settings())
+        assert contents(tmp_path) == before
+    log.unlink()
+    assert len(train(new_model(), stripes(24), tmp_path, settings())) == 2
+    assert log.read_text().startswith(ours)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", [STATE, "log.jsonl", "train.lock"])
+def test_pipes_and_folders_in_the_way_are_not_waited_for(tmp_path, make, name):
+    make(tmp_path / name)
+    with pytest.raises(TrainError, match=f"{name} is no file, and stands where one is to be written. Name another"):
+        train(new_model(), stripes(24), tmp_path, settings())
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_first_step(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        refuse_new_files(patch, tmp_path)
+        with pytest.raises(
+            TrainError, match=r"Cannot write to .*no file can be made in the folder .*Permission denied"
+        ):
+            train(new_model(), stripes(24), tmp_path / "new", settings())
+    with pytest.raises(TrainError, match=r"Cannot write to .*: its name is too long. Name another `out`"):
+        train(new_model(), stripes(24), tmp_path / ("x" * 300), settings())
+    with pytest.raises(TrainError, match=r"Cannot make the folder .*: File name too long. Name another `out`"):
+        train(new_model(), stripes(24), tmp_path / "new" / ("x" * 300), settings())
+    refuse_new_files(monkeypatch, tmp_path, "train.lock")
+    monkeypatch.setattr(loop, "check_place", lambda out: None)
+    with pytest.raises(TrainError, match=r"train.lock cannot be used as a lock: Permission denied. Move it away, or"):
+        train(new_model(), stripes(24), tmp_path, settings())
 
 
 def test_a_folder_is_trained_in_by_one_process_at_a_time(tmp_path):

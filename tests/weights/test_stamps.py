@@ -231,3 +231,10 @@ def test_a_wish_to_verify_is_understood_or_refused(
         stamps.check_file(path)
     monkeypatch.setenv("VITLITE_VERIFY", "")
     assert stamps.check_file(path) == SHA256
+
+
+def test_a_pipe_has_no_hash(tmp_path: Path) -> None:
+    """And is not waited for."""
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(DownloadError, match=r"Cannot read .*model.safetensors: It is no file"):
+        stamps.check_file(tmp_path / "model.safetensors")

@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,7 +77,10 @@ def claimed(files: "FileSystem", folder: str, columns: "pa.Schema", identity: di
     found = _found(files, folder)
     _refuse_others(folder, found)  # before a lock is put there
     local = isinstance(files, LocalFileSystem)
-    files.create_dir(folder, recursive=True)
+    try:
+        files.create_dir(folder, recursive=True)
+    except OSError as error:
+        raise _refused(f"{shown(folder)} cannot be made: {shown(str(error))}.") from error
     with _one_process(folder) if local else _nothing():
         prefix = _mark(files, folder, identity)
         written = columns.with_metadata({"vitlite": json.dumps(identity, sort_keys=True)})
@@ -87,13 +90,17 @@ def claimed(files: "FileSystem", folder: str, columns: "pa.Schema", identity: di
 @contextmanager
 def _one_process(folder: str) -> Iterator[None]:
     lock = Path(folder, LOCK)
-    try:
-        with locked(lock, wait=False):
-            yield
-    except BlockingIOError as error:
-        raise _refused(
-            f"{shown(folder)}: another process is writing it. Wait for it. If there is none, delete {shown(str(lock))}."
-        ) from error
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(lock, wait=False))
+        except BlockingIOError as error:
+            raise _refused(
+                f"{shown(folder)}: another process is writing it. Wait for it. If there is none, delete "
+                f"{shown(str(lock))}."
+            ) from error
+        except OSError as error:
+            raise _refused(f"{shown(str(lock))} cannot be used as a lock: {error.strerror}.") from error
+        yield
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from vitlite import schema
-from vitlite.disk import locked, obstacle, replacing
+from vitlite.disk import PARTIAL, is_no_file, locked, obstacle, replacing
 from vitlite.errors import InputError, missing_extra, shown
 
 MOST_LINE = 2**28  # bytes of a line of the journal: 50,000 vectors of 1,024 numbers
@@ -56,8 +56,23 @@ def check_target(target: Path) -> Path:
         need_pyarrow()
     in_the_way = obstacle(target)
     if in_the_way:
-        raise _refused(target, f": {in_the_way}. Name a file in a folder that exists.")
+        raise _refused(target, f": {in_the_way}. Name a file in a folder that exists and can be written.")
+    for beside in (_journal_of(target), _lock_of(target)):
+        if is_no_file(beside):
+            raise _refused(
+                target,
+                f": {shown(str(beside))} is no file, and stands where one is to be written. Move it away, or name "
+                "another file.",
+            )
     return target
+
+
+def _journal_of(target: Path) -> Path:
+    return target.with_name(target.name + PARTIAL)
+
+
+def _lock_of(target: Path) -> Path:
+    return target.with_name(target.name + ".lock")
 
 
 def check_names(target: Path, paths: Sequence[str]) -> None:
@@ -127,7 +142,7 @@ class Journal:
             InputError: The journal was left by a run with other weights or options, or elsewhere.
         """
         self.target = target
-        self.path = target.with_name(target.name + ".partial")
+        self.path = _journal_of(target)
         self.batches: list[Batch] = []
         self.broken: list[str] = []  # paths that gave no vector
         self._width = 0  # bytes of a vector, once one is known
@@ -321,9 +336,11 @@ def open_journal(target: Path, identity: dict[str, Any]) -> Iterator[Journal]:
     """The journal of `target`, and the right to write it: every other process that asks for it is refused.
 
     Raises:
-        InputError: Another process is writing `target`; or the journal there is one of other weights or options.
+        InputError: Another process is writing `target`; the journal there is one of other weights or options; or it, or
+            its lock, cannot be opened.
     """
-    lock = target.with_name(target.name + ".lock")
+    check_target(target)  # again: what is there may be another's by now
+    lock = _lock_of(target)
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(lock, wait=False))
@@ -332,7 +349,20 @@ def open_journal(target: Path, identity: dict[str, Any]) -> Iterator[Journal]:
                 target,
                 f": another process is writing it. Wait for it, or name another file. If there is none, delete {lock}.",
             ) from error
-        yield stack.enter_context(Journal(target, identity))
+        except OSError as error:
+            raise _closed(target, lock, error) from error
+        try:
+            journal = Journal(target, identity)
+        except OSError as error:
+            raise _closed(target, _journal_of(target), error) from error
+        yield stack.enter_context(journal)
+
+
+def _closed(target: Path, beside: Path, error: OSError) -> InputError:
+    """The error for a journal or a lock that cannot be opened."""
+    return _refused(
+        target, f": {shown(str(beside))} cannot be used: {error.strerror}. Name another file, or see to it that it can."
+    )
 
 
 def _write_safetensors(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:

@@ -96,7 +96,7 @@ def _measure(cases: Sequence[Case], rounds: int, out: Path | None, device: torch
             _print_rows(measured, widths)
             timings += measured
             if out:  # what is measured stays, should the run be stopped
-                write_json(out, {"machine": described, "timings": [asdict(timing) for timing in timings]})
+                _write(out, {"machine": described, "timings": [asdict(timing) for timing in timings]})
     return timings
 
 
@@ -104,7 +104,19 @@ def _check_out(out: Path) -> None:
     """Makes sure that the figures can be written, and that only a file is replaced."""
     in_the_way = obstacle(out)
     if in_the_way:
-        raise InputError(f"Cannot write the figures {out}: {in_the_way}. Name a .json file in a folder that exists.")
+        raise InputError(
+            f"Cannot write the figures {shown(str(out))}: {in_the_way}. Name a .json file in a folder that exists and "
+            "can be written."
+        )
+
+
+def _write(out: Path, figures: dict[str, Any]) -> None:
+    try:
+        write_json(out, figures)
+    except OSError as error:
+        raise InputError(
+            f"Cannot write the figures {shown(str(out))}: {error.strerror}. Make room, or name another file."
+        ) from error
 
 
 def _cases(args: Namespace) -> list[Case]:

@@ -13,13 +13,17 @@ from vitlite import disk
 from vitlite.cli.options import add_model_arguments, add_speed_arguments, open_model, refuse_inside
 from vitlite.cli.progress import Progress
 from vitlite.cli.tables import table, with_bold_header
-from vitlite.draw import draw_confusion, need_matplotlib
-from vitlite.errors import fit_to_print, shown
+from vitlite.draw import draw_confusion, is_plot_of_ours, need_matplotlib
+from vitlite.errors import InputError, fit_to_print, shown
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.datasets import Pictures, listed
 from vitlite.training.evaluate import Measured, check_data, measure, read_to_measure
 from vitlite.training.split import SPLIT, folder_of_classes, folder_of_split
+
+FIGURES, CONFUSION = "eval.json", "confusion.png"  # in the folder that --out names
+WRITER, WRITTEN = "written by", "vitlite eval"
+BEGINNING = f'{{\n  "{WRITER}": "{WRITTEN}",\n'.encode()  # of our `FIGURES`, which may be large
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -52,6 +56,7 @@ def run(args: Namespace) -> int:
 def _evaluate(args: Namespace) -> int:
     if args.out:
         refuse_inside(args.out, args.data)
+        _check_out(args.out)
         need_matplotlib()  # says at once if it is missing
     check_data(args.data, args.split)  # a wrong DATA is said before the model is fetched
     model = open_model(args)
@@ -66,11 +71,46 @@ def _evaluate(args: Namespace) -> int:
         _say_if_trained_on(args)
         _print(measured, pictures)
         if args.out:
-            args.out.mkdir(parents=True, exist_ok=True)
-            disk.write_json(args.out / "eval.json", _figures(args.model, model, measured, pictures))
-            if measured.confusion is not None:
-                draw_confusion(measured.confusion, pictures.classes, args.out / "confusion.png")
+            _write(args.out, _figures(args.model, model, measured, pictures), measured, pictures)
     return 0
+
+
+def _check_out(out: Path) -> None:
+    """Makes sure that what is written goes to a folder that is new, empty, or as this command left it.
+
+    Raises:
+        InputError: There is something else, which stays; or nothing can be written there.
+    """
+    in_the_way = disk.obstacle_in(out, (FIGURES, CONFUSION))
+    if in_the_way:
+        raise InputError(f"Cannot write to --out {shown(str(out))}: {in_the_way}. Name another folder.")
+    for file in sorted(out.iterdir()) if out.exists() else []:
+        if not _is_ours(file):
+            raise InputError(
+                f"--out {shown(str(out))} holds {shown(file.name)}, which this command did not write: it stays. Name a "
+                "folder that is new or empty."
+            )
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether this command wrote a file, or was killed while it did."""
+    if file.name == FIGURES:
+        return disk.beginning_of(file, len(BEGINNING)) == BEGINNING
+    if file.name == CONFUSION:
+        return is_plot_of_ours(file)
+    return disk.is_begun(file.name, FIGURES) or disk.is_begun(file.name, CONFUSION)
+
+
+def _write(out: Path, figures: dict[str, Any], measured: Measured, pictures: Pictures) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        disk.write_json(out / FIGURES, figures)
+        if measured.confusion is not None:
+            draw_confusion(measured.confusion, pictures.classes, out / CONFUSION)
+    except OSError as error:
+        raise InputError(
+            f"Cannot write to --out {shown(str(out))}: {error.strerror}. Make room, or name another folder."
+        ) from error
 
 
 def _say_what_stands_for_what(names: Sequence[str], labels: Sequence[str]) -> None:
@@ -105,6 +145,7 @@ def _print(measured: Measured, pictures: Pictures) -> None:
 def _figures(name: str, model: ViT, measured: Measured, pictures: Pictures) -> dict[str, Any]:
     """What eval.json holds; null for the confusion of very many classes."""
     return {
+        WRITER: WRITTEN,
         "model": name,
         "sha256": model.source and model.source.sha256,
         "pictures": len(pictures),

@@ -14,11 +14,11 @@ from vitlite.cli.progress import Lines
 from vitlite.cli.tables import bold
 from vitlite.draw import draw_curves
 from vitlite.errors import MissingExtraError, fit_to_print, shown
-from vitlite.training.best import BEST, is_better, is_done, why_best
+from vitlite.training.best import is_better, is_done, why_best
 from vitlite.training.datasets import Pictures, Prepared, listed
 from vitlite.training.evaluate import Measured
 from vitlite.training.loop import so_far
-from vitlite.training.run import History, Run
+from vitlite.training.run import BEST, History, Run
 from vitlite.training.settings import Settings
 from vitlite.training.split import SPLIT, Split, parts_of, write_split
 

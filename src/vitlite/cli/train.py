@@ -8,14 +8,14 @@ import torch
 
 from vitlite.cli.options import check_device, create_or_load, image_size, positive, refuse_inside, seed
 from vitlite.cli.run_report import CURVES, Report
+from vitlite.draw import is_plot_of_ours
 from vitlite.errors import InputError, shown
 from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import STRENGTHS
-from vitlite.training.best import BEST
 from vitlite.training.evaluate import Measured, preprocess_of
-from vitlite.training.loop import train
-from vitlite.training.run import LAST, LOG, STATE
+from vitlite.training.loop import check_place, train
+from vitlite.training.run import BEST, LAST, STATE
 from vitlite.training.settings import (
     FEW,
     Settings,
@@ -25,7 +25,7 @@ from vitlite.training.settings import (
     usual_lr,
     usual_optimizer,
 )
-from vitlite.training.split import SHARE, SPLIT, read_to_train, training_classes
+from vitlite.training.split import SHARE, SPLIT, is_split, read_to_train, training_classes
 from vitlite.training.start import random_model
 
 
@@ -107,19 +107,20 @@ def _check_out(args: Namespace) -> None:
     """Makes sure that training does not write over what it begins with, nor among the pictures, nor over others' files.
 
     Raises:
-        InputError: It would.
+        InputError, TrainError, CheckpointError: It would, or nothing can be written there.
     """
     refuse_inside(args.out, args.data)
-    there = [name for name in (SPLIT, CURVES) if (args.out / name).exists()]
-    if there and not any((args.out / name).exists() for name in (STATE, LOG)):
-        raise InputError(
-            f"--out {shown(str(args.out))} has {', '.join(there)}, and no run left it there: it stays. Name another "
-            "folder."
-        )
     for word in (args.model, args.weights):
         if word and _writes_over(args.out.resolve(), Path(word).expanduser().resolve()):
             raise InputError(
                 f"--out {args.out} would write over the model to begin with, {shown(word)}. Name another folder."
+            )
+    check_place(args.out, (SPLIT, CURVES))
+    split, curves = args.out / SPLIT, args.out / CURVES
+    for file, is_ours in ((split, is_split(split)), (curves, is_plot_of_ours(curves))):
+        if file.exists() and not is_ours:
+            raise InputError(
+                f"{shown(str(file))} was not written by vitlite, and stays. Move it away, or name another --out."
             )
 
 

@@ -10,9 +10,9 @@ from vitlite.factory import load
 from vitlite.model import ViT
 from vitlite.training.datasets import Pictures
 from vitlite.training.evaluate import Measured, measure
+from vitlite.training.run import BEST, LAST
 from vitlite.training.settings import Settings
 
-BEST = "best"  # the folder
 NEAR = 0.01  # share by which a second measurement may differ: another machine, or number of threads, adds otherwise
 
 
@@ -105,7 +105,7 @@ def check_best(
 def _not_the_best(out: Path, reason: str) -> TrainError:
     return TrainError(
         f"{out / BEST} is not the best epoch of this run ({reason}). Something else wrote there, or the file is "
-        f"damaged. {out / 'last'} holds the last epoch.",
+        f"damaged. {out / LAST} holds the last epoch.",
         python="Train again with another `out`, or use `last`.",
         command="Train again with another --out, or use what is in last.",
     )

@@ -8,7 +8,7 @@ Shapes: b pictures in a batch, or in this rank's share of it; c channels, h and 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +24,10 @@ from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import Draws, augment, mix, shuffled
 from vitlite.training.batches import batch_of, steps_of_an_epoch
-from vitlite.training.best import BEST, check_best, is_better, is_done
+from vitlite.training.best import check_best, is_better, is_done
 from vitlite.training.datasets import Pictures, refuse_shared_labels
 from vitlite.training.evaluate import Measured, check_fit, measure, preprocess_of
-from vitlite.training.run import LAST, LOCK, LOG, STATE, History, Run, is_log
+from vitlite.training.run import BEST, LAST, LOCK, LOG, STATE, History, Run
 from vitlite.training.schedule import learning_rate
 from vitlite.training.settings import Settings
 from vitlite.training.state import Progress
@@ -83,8 +83,8 @@ def train(
     check_fit(model, data)
     if validation is not None:
         check_fit(model, validation)
-    _check_place(out)
-    out.mkdir(parents=True, exist_ok=True)
+    check_place(out)
+    _make_folder(out)
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     try:
         with _alone(out):
@@ -100,23 +100,48 @@ def train(
     return run.history
 
 
-def _check_place(out: Path) -> None:
-    """Makes sure that nothing is where a run will write, but what an earlier one of vitlite's left.
+def check_place(out: Path, beside: Sequence[str] = ()) -> None:
+    """Makes sure that nothing is where a run will write, but what an earlier one left that can go on.
+
+    A run writes its state before anything else: where there is none, no run that can go on left what is there.
+
+    Args:
+        out: The folder of the run.
+        beside: Names of files that are written there, too.
 
     Raises:
-        TrainError, CheckpointError: Something is, which stays.
+        TrainError, CheckpointError: Something is, which stays; or nothing can be written there.
     """
-    for path in (out / STATE, out / LOG):
-        if path.exists() and not path.is_file():
-            raise TrainError(f"{shown(str(path))} is no file, and stands where one is to be written.")
-    if (out / LOG).exists() and not (out / STATE).exists() and not is_log(out / LOG):
+    in_the_way = disk.obstacle_in(out, (STATE, LOG, LOCK, *beside))
+    if in_the_way:
         raise TrainError(
-            f"{shown(str(out / LOG))} was written by somebody else, and stays.",
+            f"Cannot write to {shown(str(out))}: {in_the_way}.",
             python="Name another `out`.",
             command="Name another --out.",
         )
     for name in (LAST, BEST):
         refuse_to_overwrite(out / name)
+    there = [name for name in (BEST, LAST, LOG, *beside) if (out / name).exists()]
+    if there and not (out / STATE).exists():
+        models = [name for name in there if name in (BEST, LAST)]
+        raise TrainError(
+            f"{shown(str(out))} has {', '.join(there)}, and no {STATE}: they are of a finished run whose state was "
+            "deleted, or of somebody else, and stay.",
+            python="Name another `out`" + ("; to train the weights there further, begin with them." if models else "."),
+            command="Name another --out"
+            + (f"; to train the weights there further: --model {shown(str(out / models[0]))}." if models else "."),
+        )
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainError(
+            f"Cannot make the folder {shown(str(out))}: {error.strerror}.",
+            python="Name another `out`.",
+            command="Name another --out.",
+        ) from error
 
 
 @contextmanager
@@ -136,20 +161,31 @@ def _alone(out: Path) -> Iterator[None]:
                     python=f"Wait for it, or use another `out`. If there is none, delete {out / LOCK}.",
                     command=f"Wait for it, or use another --out. If there is none, delete {out / LOCK}.",
                 ) from error
+            except OSError as error:
+                raise TrainError(
+                    f"{shown(str(out / LOCK))} cannot be used as a lock: {error.strerror}.",
+                    python="Move it away, or name another `out`.",
+                    command="Move it away, or name another --out.",
+                ) from error
         yield
 
 
 def _run_epochs(run: Run, out: Path, validation: Pictures | None, told: Told, save_every: float) -> None:
     """Goes on where the run is, to its end."""
-    if (out / STATE).exists():
-        run.resume(out / STATE)
-        if distributed.is_main():
-            told.after_resume(run)
-            if run.history:
-                told.after_epoch(run.history)
+    goes_on = (out / STATE).exists() and run.resume(out / STATE)
+    run.refuse_other_log(out / LOG)
+    if goes_on and distributed.is_main():
+        told.after_resume(run)
+        if run.history:
+            told.after_epoch(run.history)
     distributed.assert_equal_on_all_ranks(
         "pictures, epoch and step", len(run.data), run.progress.epoch, run.progress.step
     )
+    if not goes_on:
+        run.save(out / STATE)  # before anything else, as `check_place` says
+    elif distributed.is_main():
+        disk.remove_left(out / STATE)  # by a kill right after the last state
+        run.write_log(out / LOG)  # which a kill may have kept from being written
     while not is_done(run.history, run.settings):
         _take_steps(run, out, told.after_step, save_every)
         _end_epoch(run, out, validation)
@@ -267,8 +303,8 @@ def _end_epoch(run: Run, out: Path, validation: Pictures | None) -> None:
         run.save_checkpoint(out / LAST)
     run.history.append(record)
     run.progress = Progress(epoch=progress.epoch + 1)
-    run.write_log(out / LOG)
     run.save(out / STATE)
+    run.write_log(out / LOG)  # last: whoever reads a line of it knows that the epoch is kept
 
 
 def _step(run: Run, rows: Tensor) -> tuple[float, float]:

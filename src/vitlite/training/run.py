@@ -12,10 +12,9 @@ from torch import Tensor
 
 from vitlite import disk
 from vitlite.config import ViTConfig
-from vitlite.errors import TrainError, VitliteError, shown
+from vitlite.errors import TrainError, shown
 from vitlite.images import Recipe, recipe_alone
 from vitlite.model import ViT
-from vitlite.schema import parse_json, table, whole
 from vitlite.speed.onednn import float32_products, float32_products_are_exact, kernels_as_created
 from vitlite.training import distributed
 from vitlite.training.batches import importance_of_classes, steps_of_an_epoch
@@ -41,9 +40,7 @@ from vitlite.weights.save import refuse_unloadable, write_tensors
 History = list[dict[str, Any]]
 
 STATE, LOG, LOCK = RUN_STATE, "log.jsonl", "train.lock"
-LAST = "last"  # the folder of the last epoch's weights
-LONGEST_LINE = 10_000  # bytes
-EPOCH = table({"epoch": whole(least=1)}, required=("epoch",))  # a line of the log
+LAST, BEST = "last", "best"  # the folders of the weights of the last epoch, and of the best
 
 
 class Run:
@@ -107,9 +104,25 @@ class Run:
         """Writes the history, a line an epoch."""
         if not distributed.is_main():
             return
-        lines = [json.dumps(record) + "\n" for record in self.history]
         with _explained(path):
-            disk.write_text(path, "".join(lines))
+            disk.write_text(path, self._log())
+
+    def _log(self) -> str:
+        return "".join(json.dumps(record) + "\n" for record in self.history)
+
+    def refuse_other_log(self, path: Path) -> None:
+        """Makes sure that a log is the one of this run, all of it or, after a kill, its beginning.
+
+        Raises:
+            TrainError: It is another.
+        """
+        log = self._log().encode()
+        if path.exists() and not log.startswith(_read(path, len(log) + 1)):
+            raise TrainError(
+                f"{shown(str(path))} is not the log of this run, and stays.",
+                python="Move it away, or name another `out`.",
+                command="Move it away, or name another --out.",
+            )
 
     def save_checkpoint(self, folder: Path) -> None:
         """Writes the model as it is now to a folder that `vitlite.load` opens."""
@@ -118,13 +131,15 @@ class Run:
         with _explained(folder):
             self.model.save(folder)
 
-    def resume(self, path: Path) -> None:
-        """Goes on from what `save` wrote. Where it cannot, nothing of the run was changed.
+    def resume(self, path: Path) -> bool:
+        """Goes on from what `save` wrote, if any step was taken. Where it cannot, nothing of the run was changed.
 
         Raises:
             TrainError: It is the state of another run, or damaged.
         """
         saved = read_state(path)
+        if saved.progress == Progress() and not any((path.parent / name).exists() for name in (LAST, BEST)):
+            return False  # whatever run it was, nothing of it is lost
         self._check_same_run(path.parent, saved)
         done = saved.progress.epoch * self.steps + saved.progress.step
         with damaged(path):
@@ -137,6 +152,7 @@ class Run:
         self._restore_averages(saved.tensors)
         self._restore_optimizers(saved.tensors)
         self.progress, self.history = saved.progress, saved.history
+        return True
 
     def _kept(self, unmoved: Collection[str]) -> dict[str, Kept]:
         """What a state must hold. Of a weight that never had a gradient, an optimizer remembers nothing."""
@@ -214,14 +230,9 @@ class Run:
             weight.data, self.averages[name] = self.averages[name], weight.data
 
 
-def is_log(path: Path) -> bool:
-    """Whether a file begins as `Run.write_log` writes them; an empty one is nobody's loss."""
-    with open(path, "rb") as file:
-        line = file.readline(LONGEST_LINE)
-    try:
-        return not line or bool(parse_json(line, EPOCH, str(path)))
-    except VitliteError:
-        return False
+def _read(path: Path, most: int) -> bytes:
+    with _explained(path), open(path, "rb") as file:
+        return file.read(most)
 
 
 def _defaults() -> dict[str, Any]:

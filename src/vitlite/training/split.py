@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +32,7 @@ from vitlite.training.datasets import (
 
 SHARE = 0.2  # of the pictures of each class
 SHARES = (0.01, 0.9)  # what a share is between
+MOST_BYTES = 2**28  # of a `SPLIT`: the names of a million pictures
 SPLIT = "split.json"  # in the folder of a run
 PARTS = {  # what folders of parts of data are called, in capitals or not: the words that Hugging Face's datasets knows
     "train": ("train", "training"),
@@ -198,13 +199,27 @@ def write_split(path: Path, data: Path, held_out: Sequence[str]) -> None:
     disk.write_text(path, json.dumps(content, indent=1) + "\n")  # in ASCII, as names need not be Unicode
 
 
+def _read_list(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = read_json(path, LISTED, most_bytes=MOST_BYTES, error=TrainError)
+    return content
+
+
+def is_split(path: Path) -> bool:
+    """Whether a file is what `write_split` writes, with nothing else in it."""
+    try:
+        content = _read_list(path)
+    except TrainError:
+        return False
+    return set(content) == {"classes in", "held out"}
+
+
 def folder_of_split(path: Path) -> Path:
     """The folder of classes that a run held pictures out of.
 
     Raises:
         TrainError: The list is damaged.
     """
-    return Path(read_json(path, LISTED, error=TrainError)["classes in"])
+    return Path(_read_list(path)["classes in"])
 
 
 def read_held_out(path: Path, data: Path, pictures: Pictures) -> Pictures:
@@ -218,7 +233,7 @@ def read_held_out(path: Path, data: Path, pictures: Pictures) -> Pictures:
     Raises:
         TrainError: The list is damaged, or names pictures that are not there.
     """
-    wanted = read_json(path, LISTED, error=TrainError)["held out"]
+    wanted = _read_list(path)["held out"]
     names = pictures.names()
     missing = [shown(name) for name in sorted(set(wanted) - set(names))]
     if missing:

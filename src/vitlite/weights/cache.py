@@ -10,7 +10,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from vitlite.disk import write_text
+from vitlite.disk import is_no_file, write_text
 from vitlite.folders import cache_folder
 from vitlite.weights.remote import COMMIT, AbsentError, RemoteFile
 
@@ -37,6 +37,8 @@ def look_up(file: RemoteFile) -> Path | None:
 
 def _commit_of_branch(ref: Path) -> str | None:
     """The commit that was a branch's when it was last asked for."""
+    if is_no_file(ref):
+        return None
     try:
         with ref.open("rb") as file:
             commit = file.read(41).decode("ascii", "replace").strip()

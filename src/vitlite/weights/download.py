@@ -18,6 +18,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitlite.disk import is_no_file
 from vitlite.errors import DownloadError, shown
 from vitlite.weights.network import (
     FIRST_WORD,
@@ -227,6 +228,8 @@ def finish_download(file: RemoteFile, statement: Statement, incomplete: Path) ->
     incomplete.parent.mkdir(parents=True, exist_ok=True)
     if incomplete.is_symlink():  # what it leads to is not ours to write to
         incomplete.unlink()
+    if is_no_file(incomplete):  # what is written to a pipe is never read
+        raise FileExistsError(errno.EEXIST, "Is no file; move it away", str(incomplete))
     incomplete.touch()
     have, size = incomplete.stat().st_size, statement.size
     _refuse_a_full_disk(incomplete.parent, size - have)

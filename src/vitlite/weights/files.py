@@ -25,6 +25,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from vitlite.disk import is_no_file
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.schema import MOST_BYTES, Check, by_name, read_json, table
 
@@ -117,6 +118,8 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
     entries: dict[str, Entry] = {}
     with ExitStack() as stack:
         for file in files:
+            if is_no_file(file):  # who opens a pipe may wait for ever
+                raise CheckpointError(f"{shown(str(file), 1000)} is no file.")
             with explain_damage(file):
                 found = _open_npz(file, stack) if file.suffix == ".npz" else _open_safetensors(file, stack)
                 _check_shapes(found)

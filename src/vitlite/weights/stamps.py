@@ -3,6 +3,7 @@
 A file is hashed once. Its stamp keeps the answer, with the file's size, times and inode, until one of these changes.
 """
 
+import errno
 import hashlib
 import os
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from vitlite import schema
+from vitlite.disk import is_no_file
 from vitlite.errors import DownloadError, shown
 from vitlite.folders import state_folder, write_state
 from vitlite.weights.remote import SHA256
@@ -127,6 +129,8 @@ def stamp_of(path: Path) -> Stamp:
 def hash_file(path: Path) -> Stamp:
     """A new stamp of a file, whatever is remembered of it."""
     try:
+        if is_no_file(path):  # who opens a pipe may wait for ever
+            raise FileNotFoundError(errno.ENOENT, "It is no file")
         _let_the_clock_tick(path)
         return Stamp(stat_of(path), _digest(path, hashlib.sha256()))
     except OSError as error:
