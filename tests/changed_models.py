@@ -76,7 +76,6 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that loading 
         lambda m: setattr(m, "labels", ("a", "b", "\ud800")),
         r"labels\[2\] must be a text of at most 1000",
     ),
-    "a hook": (lambda m: m.blocks[0].register_forward_hook(lambda *_: None), r"blocks\.0 has hooks"),
     "no numbers": (lambda m: m.norm.bias.data.fill_(float("nan")), r"norm\.bias has values that are not finite"),
     "eight bits": (lambda m: m.norm.to(torch.float8_e4m3fn), r"norm\.\w+ is of type .*float8_e4m3fn"),
     "a class of its own": (lambda m: setattr(m, "__class__", Halved), "is a Halved with its own forward"),

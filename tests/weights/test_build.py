@@ -107,10 +107,11 @@ def test_a_scanned_file_is_scanned_again_for_a_narrower_type(name: str, tmp_path
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn])
 def test_quantised_and_whole_numbers_are_refused_by_name(dtype: torch.dtype, tmp_path: Path) -> None:
-    path = written(
-        tmp_path / "vit.safetensors",
-        lambda state: state.update({"blocks.0.attn.qkv.weight": torch.ones(48, 16).to(dtype)}),
-    )
+    weight = torch.ones(48, 16).to(dtype)
+    try:
+        path = written(tmp_path / "vit.safetensors", lambda state: state.update({"blocks.0.attn.qkv.weight": weight}))
+    except KeyError:
+        pytest.skip(f"this safetensors writes no {dtype}")
     with pytest.raises(CheckpointError, match=r"blocks.0.attn.qkv.weight is of type \w+, and vitlite reads F64, F32"):
         load(path, config=ASK)
 

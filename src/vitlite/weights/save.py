@@ -23,7 +23,7 @@ from vitlite.config import ViTConfig
 from vitlite.disk import locked, refuse_content, replacing
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import recipe_alone
-from vitlite.model import COMPUTING, Linear, ViT, is_hooked, model_on_meta, replaced_method
+from vitlite.model import COMPUTING, Linear, ViT, model_on_meta, replaced_method
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.build import Source, is_finite, refuse_misfit
 from vitlite.weights.files import FLOATS, INDEX, WEIGHTS, Entry, WeightsFile, described_by, open_weights, path_of
@@ -54,7 +54,7 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
 
     `vitlite.load(folder)` gives the model back, in torch's default dtype unless told otherwise; and where timm can
     build such a model, so does `timm.create_model("local-dir:" + folder, pretrained=True)`; where it cannot, the log
-    and the config.json say why.
+    and the config.json say why. Hooks are no part of a model: what they change, they change in this program alone.
 
     Raises:
         CheckpointError: Loading would refuse it, or give something else; or the folder has a model that vitlite did not
@@ -233,14 +233,6 @@ def _refuse_other_methods(model: ViT) -> None:
 def _refuse_other_parts(model: ViT) -> None:
     """By the layers of a new model of the same config."""
     found = dict(model.named_modules())
-    for name, layer in found.items():
-        if is_hooked(layer):
-            raise CheckpointError(
-                f"{name or 'The model'} has hooks, which may change what it gives, and no file holds them.",
-                python="Remove them (what register_forward_hook gave has a method remove), or write the tensors alone: "
-                "vitlite.weights.save.write_tensors(file, model.state_dict()).",
-                command="",
-            )
     for name, wanted in model_on_meta(model.config).named_modules():
         layer = found.get(name)
         if name and not _is_alike(layer, wanted):

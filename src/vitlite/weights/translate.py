@@ -208,7 +208,7 @@ def _fold_token_rows(layout: Layout, found: dict[str, Found]) -> None:
     for i, name in enumerate(tokens):
         found[name] = found[name]._replace(parts=(parts[i], *table.parts, *parts[:i]), op="rows_of")
     rows = table.shape[1] - sum(found[name].shape[1] for name in tokens)
-    found["pos_embed"] = Found((*table.parts, *parts), "rows_after", (1, rows, table.shape[2]))
+    found["pos_embed"] = Found((*table.parts, *parts), "rows_after", (table.shape[0], rows, table.shape[2]))
 
 
 def with_folded_rows(translation: Translation) -> Translation:
