@@ -34,25 +34,28 @@ ROOMS = {
     ),
     "speed.onednn": Room("which operators this CPU is quick with, each proved before its use", "speed.verdicts"),
     "model": Room("the network", "positions stem pooling inputs speed.onednn config habits errors"),
+    "fingerprint": Room("what weights are known again by", "errors"),
     "decode": Room("a picture file becomes pixels, by Pillow", "errors"),
     "images": Room("pictures become tensors, as the weights saw them", "decode errors"),
     "predict": Room("pictures become answers", "images errors"),
     # Behind it.
     "weights": Room(
         "a name or a place becomes verified bytes, and these a filled model; and back",
-        "model positions images config costs schema folders disk errors",
+        "model fingerprint positions images config costs schema folders disk errors",
     ),
-    "factory": Room("create and load", "weights model images config habits errors"),
+    "factory": Room("create and load", "weights fingerprint model images config habits errors"),
     "convert": Room("weights in another library's layout", "factory weights model images config errors"),
     "speed": Room(
-        "a model becomes a fast one", "model pooling stem costs config errors speed.onednn speed.cpu speed.threads"
+        "a model becomes a fast one",
+        "fingerprint model pooling stem costs config errors speed.onednn speed.cpu speed.threads",
     ),
     "export": Room("a model becomes a file for other runtimes", "weights speed model images disk versions errors"),
     "draw": Room("what a model looks at, as pictures; and the curves of a run", "positions images disk errors"),
     "training": Room(
-        "labelled pictures become weights", "factory weights model images config speed.onednn schema disk errors"
+        "labelled pictures become weights",
+        "factory weights fingerprint model images config speed.onednn schema disk errors",
     ),
-    "bulk": Room("many pictures become rows", "speed predict images model schema disk errors"),
+    "bulk": Room("many pictures become rows", "fingerprint speed predict images model schema disk errors"),
     "vectors": Room(
         "pictures found by their vectors, and how good the vectors are", "bulk draw predict images schema errors"
     ),

@@ -702,7 +702,7 @@ def test_a_class_of_one_s_own_is_never_lost_on_the_way(vit, own, tmp_path):
         vit.save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
     with pytest.raises(ImageError, match="A file of vectors takes the recipe alone"):
-        identity_of(vit, "x", dtype=None, fast=False)
+        identity_of(vit, dtype=None, fast=False)
     if kind == "Inverted":
         assert training_preprocess_of(vit).pixels(picture(40, 40)).shape == (3, 32, 32)
     else:

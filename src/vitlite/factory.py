@@ -17,6 +17,7 @@ import torch
 
 from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError, closest, shown
+from vitlite.fingerprint import sample_of
 from vitlite.habits import CREATE, FIELDS
 from vitlite.images import Preprocess, Unprepared
 from vitlite.model import ViT
@@ -288,6 +289,7 @@ def _open(
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
     image_size = wish.config.size if record or options.image_size else None  # None: the file's own
     _attach_preprocessing(model, file, record, sidecar, image_size)
+    model.__dict__["_sample"] = sample_of(model)  # by which `hash_of_weights` knows whether they are still the file's
     return model.eval()
 
 

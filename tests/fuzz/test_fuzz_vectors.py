@@ -31,7 +31,7 @@ def good() -> tuple[dict[str, Any], bytes]:
     content = save({"vectors": vectors})
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    identity = json.loads(json.dumps(identity_of(tiny_model(), "tiny", dtype=None, fast=False)))
+    identity = json.loads(json.dumps(identity_of(tiny_model(), dtype=None, fast=False)))
     header[METADATA] = {"paths": [f"{row}.png" for row in range(ROWS)], "identity": identity, "model": "tiny"}
     return header, content[8 + length :]
 

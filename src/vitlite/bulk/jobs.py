@@ -120,7 +120,7 @@ def _run(
     on_resume: Callable[[int], None],
 ) -> Summary:
     """Puts the pictures that the output does not hold yet through actors, and counts what it holds then."""
-    identity = identity_of(model, name, dtype=actors.dtype, fast=True) | task.options
+    identity = identity_of(model, dtype=actors.dtype, fast=True) | task.options
     files, folder = locate(out)
     with claimed(files, folder, _columns(task.columns), identity) as output:
         if len(output.done):

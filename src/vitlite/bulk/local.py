@@ -121,20 +121,20 @@ def nothing_there(path: str, text: str) -> ImageError:
     return elsewhere.within(path) if elsewhere else ImageError(text)
 
 
-def identity_of(model: "ViT", name: str, *, dtype: str | None, fast: bool) -> dict[str, Any]:
+def identity_of(model: "ViT", *, dtype: str | None, fast: bool) -> dict[str, Any]:
     """All that decides the numbers of a vector, as JSON takes it.
 
     Args:
         model: What the vectors come from.
-        name: What to call its weights where it does not know their hash.
         dtype: What it computes in, if not what it is stored in.
         fast: Whether it is optimized.
     """
+    from vitlite.fingerprint import hash_of_weights
     from vitlite.images import recipe_alone
 
     recipe = recipe_alone(model.preprocess, "A file of vectors")
     identity = {
-        "weights": model.source.sha256 if model.source else name,
+        "weights": hash_of_weights(model),
         "config": model.config.to_dict(),
         "preprocessing": recipe.to_dict() if recipe else None,
         "dtype": dtype,

@@ -45,7 +45,7 @@ def _run_here(args: Namespace) -> int:
     check_names(target, paths)
     model = open_model(args)
     pictures = [Picture.at(path) for path in paths]
-    identity = identity_of(model, args.model, dtype=args.dtype, fast=args.fast)
+    identity = identity_of(model, dtype=args.dtype, fast=args.fast)
     of_this_run = {"working folder": os.getcwd(), KERNELS: kernels_of(model)} | identity
     with open_journal(target, of_this_run) as journal:
         missing = journal.missing(pictures)

@@ -3,7 +3,6 @@
 Shapes: n pictures in all, b of them in a batch, c channels, h and w pixels.
 """
 
-import ctypes
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from vitlite.disk import by_ending, files_below
 from vitlite.errors import TrainError, counted, shown
+from vitlite.fingerprint import bytes_of
 from vitlite.images import SUFFIXES, Preprocess, own_methods
 from vitlite.training import distributed
 
@@ -163,9 +163,7 @@ def digest(values: Iterable[Tensor | str]) -> str:
         if isinstance(value, str):
             found.update(value.encode(errors="surrogateescape") + b"\0")
         else:
-            whole = value.detach().cpu().resolve_neg().contiguous()  # whose memory holds its values
-            memory = (ctypes.c_char * whole.nbytes).from_address(whole.data_ptr())  # numpy need not be there
-            found.update(memory)
+            found.update(bytes_of(value))
     return f"sha256 {found.hexdigest()[:16]}"
 
 

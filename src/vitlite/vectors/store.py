@@ -76,7 +76,7 @@ class Vectors:
         Raises:
             InputError: It has other weights, another config or other preprocessing.
         """
-        ours = _comparable(json.loads(json.dumps(identity_of(model, self.model, dtype=None, fast=False))))
+        ours = _comparable(json.loads(json.dumps(identity_of(model, dtype=None, fast=False))))
         theirs = _comparable(self.identity)
         differing = [name for name in DECIDES if ours[name] != theirs[name]]
         if differing:

@@ -4,7 +4,6 @@ What is saved has timm's tensor names, and a config.json that vitlite reads back
 Written without numpy, and each file whole or not at all.
 """
 
-import ctypes
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from vitlite.config import ViTConfig
 from vitlite.disk import locked, refuse_content, replacing
 from vitlite.errors import CheckpointError, ConfigError, shown
+from vitlite.fingerprint import bytes_of
 from vitlite.images import recipe_alone
 from vitlite.model import COMPUTING, Linear, ViT, model_on_meta, replaced_method
 from vitlite.schema import anything, by_name, read_json
@@ -331,8 +331,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in in_file_order:
-            tensor = tensors[name].detach().cpu().resolve_neg().contiguous()  # whose memory holds its values
-            file.write((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+            file.write(bytes_of(tensors[name]))
 
 
 def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | None = None) -> str:
