@@ -281,6 +281,30 @@ def test_of_averaged_weights_and_others_none_is_taken_by_itself(tmp_path: Path) 
     assert "Choose, in Python: torch.save" in error.value.for_command_line()
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("model", "ema_model"), ("state_dict", "swa_state_dict"), ("model", "avg"), ("module", "student")],
+)
+def test_of_two_networks_none_is_taken_by_itself(one: str, other: str, tmp_path: Path) -> None:
+    state = tiny_model().state_dict()
+    wrapped = {"decay": 0.9, "module": {f"module.{name}": x for name, x in state.items()}}
+    torch.save({one: state, other: wrapped}, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=rf"vit\.pth has {one} and {other}, two networks of the same sizes"):
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+
+
+def test_neither_an_optimizer_nor_a_student_is_a_second_network(tmp_path: Path) -> None:
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(IMAGES).sum().backward()
+    optimizer.step()
+    state = model.state_dict()
+    script = {"teacher": state, "student": {f"module.{name}": x for name, x in state.items()}}
+    torch.save(script | {"optimizer": optimizer.state_dict(), "epoch": 3}, tmp_path / "vit.pth")
+    convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+    assert load_file(tmp_path / "vit.safetensors").keys() == state.keys()
+
+
 def test_a_checkpoint_of_a_training_script_is_converted(tmp_path: Path) -> None:
     state = tiny_model().state_dict()
     compiled = {f"_orig_mod.{name}".replace("blocks.0.", "blocks.0._orig_mod."): x for name, x in state.items()}

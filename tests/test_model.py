@@ -923,3 +923,21 @@ def test_labels_are_texts(labels: Any) -> None:
         model.labels = labels
     model.labels = iter(["cat", "dog"])  # or an array
     assert model.labels == ("cat", "dog")
+
+
+def test_float64_under_autocast_is_refused() -> None:
+    """Which autocast leaves as it is."""
+    model = tiny()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(InputError, match=r"Images are torch\.float64, the model torch\.float32"):
+            model(pictures().double())
+        with pytest.raises(InputError, match=r"Images are torch\.float32, the model torch\.float64"):
+            tiny().double()(pictures())
+        model(pictures())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch advises against traces
+def test_a_trace_is_the_same_with_gradients_and_without() -> None:
+    model, images = tiny(), pictures()
+    traced = torch.jit.trace(model, images)
+    torch.testing.assert_close(traced(images), model(images))

@@ -5,6 +5,7 @@ It also opens pickles (.pth, .bin), which nothing else in vitlite does, and only
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,7 @@ from vitlite.weights.files import (
     FLOATS,
     PICKLES,
     WEIGHTS,
+    Shape,
     WeightsFile,
     described_by,
     open_weights,
@@ -63,6 +65,7 @@ Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
 NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
 AVERAGED = ("model_ema", "state_dict_ema", "ema", "target_encoder")  # where they keep an average of its weights
+BESIDE = {"teacher": "student"}  # DINO's authors hand out and measure the teacher
 TORCHVISION = dict(LAYOUTS["torchvision"].fixed) | {  # what its model computes
     "class_token": True, "registers": 0, "positions": "learned", "head_dim": None, "mlp": "gelu", "final_norm": True,
     "stem": None,
@@ -304,24 +307,43 @@ def _network_in(pickle: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a training script keeps the network in.
 
     Raises:
-        CheckpointError: It is in none of the usual places, or an average of it is there too.
+        CheckpointError: It is in none of the usual places, or an average of it, or another like it, is there too.
     """
+    found = next((name for name in NESTED if isinstance(content.get(name), Mapping)), None)
     for name in content:
         if name in AVERAGED:
-            choice = (
-                f'torch.save(torch.load(path, weights_only=True)["{name}"], "chosen.pth"), after '
-                "torch.serialization.add_safe_globals([argparse.Namespace])."
-            )
-            raise CheckpointError(
-                f"{pickle} has averaged weights, {name}, beside others.",
-                python=f"Choose: {choice}",
-                command=f"Choose, in Python: {choice}",
-            )
-    for name in NESTED:
-        nested = content.get(name)
-        if isinstance(nested, Mapping):
-            return nested
+            raise _two_networks(f"{pickle} has averaged weights, {name}, beside others.", name)
+        if found and name not in (found, BESIDE.get(found)) and _are_alike(content[found], content[name]):
+            raise _two_networks(f"{pickle} has {found} and {shown(name)}, two networks of the same sizes.", name)
+    if found:
+        network: Mapping[str, Any] = content[found]
+        return network
     raise CheckpointError(f"{pickle} has no tensors, but: {shown(', '.join(map(str, content)))}.")
+
+
+def _two_networks(problem: str, name: str) -> CheckpointError:
+    choice = (
+        f"torch.save(torch.load(path, weights_only=True)[{name!r}], 'chosen.pth'), after "
+        "torch.serialization.add_safe_globals([argparse.Namespace])."
+    )
+    return CheckpointError(problem, python=f"Choose: {choice}", command=f"Choose, in Python: {choice}")
+
+
+def _are_alike(network: Mapping[str, Any], other: Any) -> bool:
+    """Whether what stands beside a network is one too: whether it has weights of most of the same shapes, by name."""
+    wanted, there = Counter(_shapes_in(network)), Counter(_shapes_in(other))
+    return wanted.total() > 0 and (wanted & there).total() > wanted.total() / 2
+
+
+def _shapes_in(content: Any) -> list[Shape]:
+    """The shapes of all matrices that have names, also deeper inside; an optimizer numbers its own."""
+    shapes: list[Shape] = []
+    if isinstance(content, Mapping):
+        for value in (content[name] for name in content if isinstance(name, str)):
+            if isinstance(value, Tensor) and value.ndim > 1:
+                shapes.append(tuple(value.shape))
+            shapes += _shapes_in(value)
+    return shapes
 
 
 def _common_dtype(file: WeightsFile) -> torch.dtype | None:

@@ -30,10 +30,15 @@ def check_images(images: Any, config: ViTConfig, device: torch.device, dtype: to
         raise InputError(
             f"Images are on {images.device}, the model on {device}.", python="Move one: images.to(model.device)."
         )
-    if images.dtype != dtype and not torch.is_autocast_enabled(images.device.type):
+    if images.dtype != dtype and not _are_cast(images, dtype):
         raise InputError(
             f"Images are {images.dtype}, the model {dtype}.", python="Convert one: images.to(model.dtype)."
         )
+
+
+def _are_cast(images: Tensor, dtype: torch.dtype) -> bool:
+    """Whether autocast brings images and weights to one type, which it does with all but float64."""
+    return torch.float64 not in (images.dtype, dtype) and torch.is_autocast_enabled(images.device.type)
 
 
 def _check_shape(shape: tuple[int, ...], config: ViTConfig) -> None:

@@ -122,7 +122,12 @@ def attention_map(q: Tensor, k: Tensor) -> Tensor:
 def _plain_is_faster(q: Tensor) -> bool:
     """On a CPU the fused kernel's backward is twice as slow; beyond 1,024 tokens, whole maps would take gigabytes."""
     trains_on_cpu = q.requires_grad and q.device.type == "cpu"
-    return trains_on_cpu and q.shape[2] <= 1024 and not torch.compiler.is_compiling()
+    return trains_on_cpu and q.shape[2] <= 1024 and not _is_recorded()
+
+
+def _is_recorded() -> bool:
+    """Whether what is computed now will run again elsewhere, with gradients or without."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 class QuickGELU(nn.Module):

@@ -48,6 +48,7 @@ OF_PYTHON_ALONE = {
     "model.labels has": "a file has as many labels as classes, or none that count",
     "model.labels takes a list": "a file's labels are texts, or refused where they are read",
     "its head was replaced": "the command replaces no head",
+    "optimized, nothing is ever dropped": "the command's models are in eval mode, all of them",
     "optimize needs them in one place": "the command's models are in one place and dtype",
     "An optimized model gives no gradients": "the command computes none of them",
     "Pictures takes images": "the command reads pictures",

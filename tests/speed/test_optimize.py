@@ -778,6 +778,32 @@ def test_only_a_vit_with_weights_is_taken() -> None:
         optimize(empty)
 
 
+def test_hooks_of_the_last_block_see_all_tokens() -> None:
+    """Where it would compute the class token alone; and its layers are called."""
+    model, images = made(depth=2), torch.randn(2, 3, 32, 32)
+    seen: list[Tensor] = []
+    wanted = model(images)
+    handle = model.blocks[-1].register_forward_hook(lambda *given: seen.append(given[-1]))
+    model(images)
+    handle.remove()
+    faster = optimized(model)
+    torch.testing.assert_close(faster(images), wanted)
+    faster.blocks[-1].register_forward_hook(lambda *given: seen.append(given[-1]))
+    calls: list[int] = []
+    faster.blocks[-1].attn.register_forward_hook(lambda *_: calls.append(1))
+    torch.testing.assert_close(faster(images), wanted)
+    torch.testing.assert_close(seen[1], seen[0])
+    assert calls == [1]
+
+
+def test_dropout_that_goes_on_in_eval_mode_is_refused() -> None:
+    model = made(dropout=0.1)
+    model.blocks[0].mlp.drop.train()
+    with pytest.raises(OptimizedError, match=r"blocks\.0\.mlp\.drop is in training mode, and the model is not"):
+        optimize(model)
+    optimize(model.train())
+
+
 def test_hooks_of_every_block_fire() -> None:
     faster = optimized(made(depth=3))
     seen: list[int] = []

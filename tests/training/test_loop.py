@@ -213,12 +213,14 @@ def test_pictures_that_do_not_fit_the_model(tmp_path):
     for other, text in ((large, sizes), (turned, classes), (three, "have 3 classes and the model 2")):
         with pytest.raises(TrainError, match=text):
             train(model, data, tmp_path / "out", settings(), validation=other)
+        assert model.labels is None  # nothing was trained
+        model.labels = data.classes
         with pytest.raises(TrainError, match=text):
             measure(model, other)
+        model.labels = None
     with pytest.raises(TrainError, match=sizes):
         train(model, large, tmp_path / "out", settings())
     assert not (tmp_path / "out").exists()
-    model.labels = None
     measure(model, turned)  # no names that would say otherwise
 
 
@@ -373,9 +375,12 @@ def test_a_log_of_somebody_else_stays(tmp_path, monkeypatch, mine):
     """Be it there before the run, or put there beside its state."""
     log = tmp_path / "log.jsonl"
     log.write_text(mine)
+    model = new_model()
+    model.labels = ("ant", "bee")
     with pytest.raises(TrainError, match=r"has log.jsonl, and no state.safetensors.* stay\. Name another `out`"):
-        train(new_model(), stripes(24), tmp_path, settings())
+        train(model, stripes(24), tmp_path, settings())
     assert contents(tmp_path) == {"log.jsonl": mine.encode()}
+    assert model.labels == ("ant", "bee")  # it has learned nothing else
     log.unlink()
     with pytest.raises(Killed):
         train(new_model(), stripes(24), tmp_path, settings(), after_epoch=stop)

@@ -260,7 +260,8 @@ class OptimizedViT(ViT):
         *blocks, last = cast("Sequence[FastBlock]", self.blocks)
         for block in blocks:
             x = block(x, *rotation)
-        return self.pre_logits(self.fc_norm(self._pool(last(x, *rotation, last=True))))
+        seen = any(is_hooked(part) for part in last.modules())  # by whom all tokens are wanted, and each layer called
+        return self.pre_logits(self.fc_norm(self._pool(last(x, *rotation, last=not seen))))
 
     def _tokens(self, images: Tensor) -> Tensor:
         added, _ = self._of_grid(self._grid(images))
@@ -505,7 +506,18 @@ def _check_plain(model: ViT) -> None:
             f"The model's modules are not those of its config: {', '.join(names[:5])}.",
             python="optimize rebuilds what the config describes; undo the change, or use the model as it is.",
         )
+    _check_dropout(model)
     _check_parameters(model)
+
+
+def _check_dropout(model: ViT) -> None:
+    """Refuses dropout that goes on while the rest of the model is in eval mode: optimized, there would be none."""
+    drops = [name for name, module in model.named_modules() if module.training]
+    if drops and not model.training:
+        raise OptimizedError(
+            f"{drops[0]} is in training mode, and the model is not: optimized, nothing is ever dropped.",
+            python="model.eval() first; or use the model as it is.",
+        )
 
 
 def _check_parameters(model: ViT) -> None:

@@ -79,22 +79,25 @@ def train(
         ImageError: A picture cannot be read.
     """
     _check_start(model, data, settings, validation)
-    model.labels = data.classes
-    check_fit(model, data)
-    if validation is not None:
-        check_fit(model, validation)
-    check_place(out)
-    _make_folder(out)
+    run: Run | None = None
+    before, model.labels = model.labels, data.classes
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     try:
+        check_fit(model, data)
+        if validation is not None:
+            check_fit(model, validation)
+        check_place(out)
+        _make_folder(out)
         with _alone(out):
             run = Run(model, data, settings, validation)
             _run_epochs(run, out, validation, Told(after_resume, after_step, after_epoch), save_every)
             if validation is not None:
                 _check_best(run, out, validation, after_best)
     finally:
-        for weight, before in trainable.items():  # a frozen backbone is frozen for this run only
-            weight.requires_grad_(before)
+        if run is None or run.progress == Progress():  # refused: nothing was trained, so it knows no other classes
+            model.labels = before
+        for weight, was_trainable in trainable.items():  # a frozen backbone is frozen for this run only
+            weight.requires_grad_(was_trainable)
     run.swap_averages()
     model.eval()
     return run.history

@@ -40,6 +40,8 @@ MOST_CANDIDATES = 4  # that an error names
 
 # Layouts whose code averages where there is no class token: I-JEPA's, and SigLIP's with a classifier.
 AVERAGED = ("transformers", "transformers-siglip-classifier")
+# Layouts whose heads always read the class token beside the mean.
+READ_BOTH = ("transformers-dinov2", "transformers-dinov2-gated")
 # Layouts whose code takes square images only: of others, as many patches may stand in another shape.
 SQUARE = ("torchvision", "google")
 # Layouts whose code takes any activation for the gate of an MLP.
@@ -81,7 +83,7 @@ class Word(NamedTuple):
     firm: bool
 
     def __str__(self) -> str:
-        return f"{self.who} {self.value}"
+        return f"{self.who} {shown(str(self.value))}"
 
 
 @dataclass(frozen=True)
@@ -539,6 +541,11 @@ def _check_pool(layout: Layout, settled: Mapping[str, Word]) -> None:
     distilled = way == "cls_and_distillation" and settled["registers"].value == 1
     if settled["class_token"].value and way not in layout.pools and not told and not distilled:
         raise CheckpointError(f"{layout.name} files pool {' or '.join(layout.pools)}, not {way!r}.")
+    if layout.name in READ_BOTH and settled["num_classes"].value and way != "cls_and_mean":
+        raise CheckpointError(
+            f"{layout.name} files have a head that reads the class token and the mean of the patches, twice the "
+            "width of a token; this one is narrower."
+        )
 
 
 def _check_norm_of_mean(layout: Layout, settled: Mapping[str, Word], words: Mapping[str, Sequence[Word]]) -> None:

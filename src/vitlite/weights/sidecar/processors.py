@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitlite.errors import CheckpointError
+from vitlite.errors import CheckpointError, shown
 from vitlite.images import Interpolation, Mode, Recipe
 from vitlite.schema import either, number, optional, table, verify, whole
 from vitlite.weights.sidecar.record import COLOURS, SIDE, SWITCH, WORD, as_json, crops_alike, not_understood, required
@@ -119,7 +119,7 @@ def _crop_and_size_before(
     keeps_proportions = set(resize) == {"shortest_edge"}
     known = keeps_proportions or set(resize) == {"height", "width"}
     if not known or set(crop) != {"height", "width"} or not config.get("do_resize", True):
-        raise not_understood(f"The config fixes no image size: size {resize}, crop {crop}.")
+        raise not_understood(f"The config fixes no image size: size {shown(str(resize))}, crop {shown(str(crop))}.")
     size = crop["height"], crop["width"]
     if keeps_proportions:
         return size, (resize["shortest_edge"], resize["shortest_edge"]), "center"

@@ -176,6 +176,8 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
     claims = _claims(config, args)
     usual = _usual(architecture, args, pretrained)
     pool = _pool(config, args, pretrained, architecture)
+    if pool == "cls_and_distillation" and claims.get("num_classes") == 0:
+        pool = None  # without heads, timm gives the mean of the two tokens
     claims["pool"] = pool  # None: somebody has to say
     claims["patch_size"] = _patch_size(architecture, args)
     if "img_size" in args and not args.get("dynamic_img_size"):  # then timm's model takes no other
@@ -322,7 +324,8 @@ def recipe_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None = N
     ...                   "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}).resize
     (248, 248)
     """
-    config = as_json(config.get("pretrained_cfg", config))
+    inner = config.get("pretrained_cfg")
+    config = as_json(inner if isinstance(inner, Mapping) else config)
     required(config, "crop_pct", "interpolation", "mean", "std")
     try:
         verify(config, PICTURES)
