@@ -23,10 +23,12 @@ def bytes_of(tensor: Tensor) -> "ctypes.Array[ctypes.c_char]":
     return memory
 
 
-def sample_of(model: "ViT") -> Tensor:
-    """Some numbers of each weight but the head's, by which training, pruning and the like are noticed."""
+def sample_of(model: "ViT") -> Tensor | None:
+    """Some numbers of each weight but the head's, by which training, pruning and the like are noticed; none of meta."""
     parts = []
     for name, weight in model.named_parameters():
+        if weight.is_meta:
+            return None
         if not name.startswith("head."):
             step = max(weight.numel() // SAMPLED, 1) | 1  # odd, so that it goes through all columns
             parts.append(weight.detach().flatten()[::step])
@@ -42,28 +44,37 @@ def hash_of_weights(model: "ViT") -> str:
         InputError: They are quantised or sharded: what they hold is not in memory as it seems.
     """
     kept: str | None = model.__dict__.get("_hash_of_weights")
-    if kept is not None:
-        return kept
+    return kept or hash_of_file(model) or _hash_of_memory(model)
+
+
+def hash_of_file(model: "ViT") -> str | None:
+    """Of the file that weights came from, if they are what they were; else none."""
+    loaded: Tensor | None = model.__dict__.get("_sample")
+    if model.source is None or loaded is None or _other_than_plain(model):
+        return None
+    now = sample_of(model)
+    return model.source.sha256 if now is not None and torch.equal(loaded.to(now.dtype), now) else None
+
+
+def _other_than_plain(model: "ViT") -> str:
+    """The first weight that is no plain one, and what it is; nothing where all are."""
     for name, weight in model.named_parameters():
-        if type(weight) is not nn.Parameter:
-            raise InputError(
-                f"{name} is a {type(weight).__name__}, and no plain tensor: its values tell of no other model.",
-                python="Use the model as it was created.",
-                command="",
-            )
-    if model.source is not None and _is_as_loaded(model):
-        return model.source.sha256
+        if type(weight) is not nn.Parameter or weight.is_meta:
+            return f"{name} is {'without values' if weight.is_meta else f'a {type(weight).__name__}'}"
+    return ""
+
+
+def _hash_of_memory(model: "ViT") -> str:
+    other = _other_than_plain(model)
+    if other:
+        raise InputError(
+            f"{other}, and no plain tensor: what vectors of it mean, nobody knows later.",
+            python="Use the model as it was created.",
+            command="",
+        )
     found = sha256()
     for name, weight in sorted(model.named_parameters()):
         if not name.startswith("head."):
             found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
             found.update(bytes_of(weight))
     return f"in memory {found.hexdigest()}"
-
-
-def _is_as_loaded(model: "ViT") -> bool:
-    loaded: Tensor | None = model.__dict__.get("_sample")
-    if loaded is None:
-        return False
-    now = sample_of(model)
-    return torch.equal(loaded.to(now.dtype), now)

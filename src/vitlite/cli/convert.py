@@ -99,12 +99,13 @@ def _check_writable(target: Path) -> None:
 
 def _check_target(source: str, target: Path) -> None:
     """Makes sure that nothing which is there is overwritten but a file that was named, and that is not the source."""
-    _check_writable(target)
     if target.is_dir() and any(target.iterdir()):
         raise CheckpointError(f"The folder {target} is not empty, and what is in it stays. Name one that is new.")
-    if not target.exists():
-        return
-    place = Path(source).expanduser()
-    in_folder = place.is_dir() and target.parent.samefile(place)
-    if in_folder or any(file.exists() and target.samefile(file) for file in weights_of(place)):
+    if target.exists() and _is_read(Path(source).expanduser(), target):
         raise CheckpointError(f"{target} is to be read and to be written. Name another file.")
+    _check_writable(target)
+
+
+def _is_read(source: Path, target: Path) -> bool:
+    in_folder = source.is_dir() and target.parent.samefile(source)
+    return in_folder or any(file.exists() and target.samefile(file) for file in weights_of(source))

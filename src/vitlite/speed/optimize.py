@@ -9,6 +9,7 @@ it found, so that every process of a machine computes alike.
 import copy
 import math
 import os
+import secrets
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError, shown
-from vitlite.fingerprint import hash_of_weights
+from vitlite.fingerprint import hash_of_file
 from vitlite.model import Block, Features, ViT, is_hooked, model_on_meta, replaced_method
 from vitlite.pooling import AttentionPool
 from vitlite.speed.blocks import (
@@ -440,13 +441,14 @@ def _refuse(action: str) -> NoReturn:
 @torch.no_grad()
 def _take_over(model: ViT, plan: Plan) -> None:
     """Turns `model` into an `OptimizedViT`, once all its weights are packed: until then nothing of it is changed."""
-    device, own_dtype, weights = model.device, model.dtype, hash_of_weights(model)
+    device, own_dtype, weights = model.device, model.dtype, hash_of_file(model)
     modules = model._modules | _packed(model, plan)
     parameters = dict(model._parameters)
     tokens = [parameters.pop(name, None) for name in ("cls_token", "reg_token", "pos_embed")]
     own_tokens = OwnTokens(*(None if token is None else token.detach() for token in tokens))
     model.__dict__.update(_modules=modules, _parameters=parameters)  # new ones: a shallow copy has the old
     model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, _plan=plan)
+    weights = weights or f"of no file {secrets.token_hex(16)}"  # as of no other model
     model.__dict__["_hash_of_weights"] = weights
     model.eval()
     model.__class__ = OptimizedViT
