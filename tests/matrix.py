@@ -63,7 +63,7 @@ ENVIRONMENTS = {
     "torch-2.10": Environment("between", ["torch==2.10.0", *EXTRAS], peers=True),
     "pinned": Environment("what constraints.txt pins", ["torch==2.13.0", *EXTRAS], peers=True),
     "newest": Environment("whatever is newest", ["torch", *EXTRAS], peers=True),
-    "without-numpy": Environment("no numpy, no Pillow, no peers", ["torch==2.13.0"], peers=False),
+    "without-numpy": Environment("no numpy, no peers", ["torch==2.13.0", "pillow", "tqdm"], peers=False),
     "python-3.10": Environment("an older Python", ["torch", *EXTRAS], peers=False, python="3.10"),
     "python-3.12": Environment("a newer Python", ["torch", *EXTRAS], peers=False, python="3.12"),
     "python-3.13": Environment("one more", ["torch", *EXTRAS], peers=False, python="3.13"),
