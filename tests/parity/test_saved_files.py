@@ -234,6 +234,26 @@ def test_the_images_half_of_a_siglip_whose_config_tells_little(tmp_path: Path) -
     assert any(name.startswith("text_model.") for name in ours.source.report.dropped)
 
 
+def test_a_distilled_deit_of_timm_without_heads_is_asked_how_it_pools(tmp_path: Path) -> None:
+    """timm gives the mean of its two tokens then, which is no pool of ours."""
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+    theirs = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=0, **sizes)
+    timm.models._hub.save_for_hf(theirs, tmp_path, model_args=sizes, safe_serialization=True)
+    with pytest.raises(ConfigError, match="The tensors do not tell pool"):
+        load(tmp_path)
+
+
+def test_a_head_of_dinov2_that_reads_one_token_is_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+    theirs = transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**sizes, num_labels=3))
+    theirs.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    state["classifier.weight"] = state["classifier.weight"][:, :32].clone()
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="twice the width of a token; this one is narrower"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("original", [True, False])
 def test_vit_msn_with_a_head(original: bool, tmp_path: Path) -> None:
     """Some of its names lack the prefix that others have."""

@@ -119,6 +119,17 @@ def test_periods_in_a_file_tell_that_it_turns_and_how_wide_a_head_is(dtype: torc
         load(path, config=ViTConfig(**said, dim=16, heads=4))
 
 
+def test_periods_are_compared_whatever_torch_s_default_type_is(tmp_path: Path) -> None:
+    said = {name: value for name, value in SAID.items() if name not in ("heads", "dim")}
+    path = written(tmp_path / "vit.safetensors", with_periods(torch.tensor([1.0, 10.0])), DINOV3)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert load(path, config=ViTConfig(**said)).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(usual)
+
+
 def test_other_periods_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", with_periods(torch.tensor([1.0, 100.0])), DINOV3)
     with pytest.raises(
