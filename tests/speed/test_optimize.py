@@ -779,7 +779,7 @@ def test_only_a_vit_with_weights_is_taken() -> None:
 
 
 def test_hooks_of_the_last_block_see_all_tokens() -> None:
-    """Where it would compute the class token alone; and its layers are called."""
+    """Where it would compute the class token alone."""
     model, images = made(depth=2), torch.randn(2, 3, 32, 32)
     seen: list[Tensor] = []
     wanted = model(images)
@@ -789,11 +789,38 @@ def test_hooks_of_the_last_block_see_all_tokens() -> None:
     faster = optimized(model)
     torch.testing.assert_close(faster(images), wanted)
     faster.blocks[-1].register_forward_hook(lambda *given: seen.append(given[-1]))
-    calls: list[int] = []
-    faster.blocks[-1].attn.register_forward_hook(lambda *_: calls.append(1))
     torch.testing.assert_close(faster(images), wanted)
     torch.testing.assert_close(seen[1], seen[0])
-    assert calls == [1]
+
+
+OTHER_PARTS = [{}, {"pool": "mean"}, {"pre_norm": True}, {"pool": "map", "class_token": False}, {"mlp": "swiglu"}]
+
+
+@pytest.mark.parametrize("options", OTHER_PARTS, ids=str)
+def test_a_hook_sees_what_it_sees_of_the_model_as_created_or_is_refused(options: dict[str, Any]) -> None:
+    """Any part, and the one of the same name: a fused MLP gave 4 d numbers, and of the dropout's hook no word came."""
+    model, images = made(dropout=0.1, **options), torch.randn(2, 3, 32, 32)
+    faster = optimized(model)
+    refused = []
+    for name, part in faster.named_modules():
+        seen: list[Tensor] = []
+        try:
+            handle = part.register_forward_hook(lambda *given, seen=seen: seen.append(given[-1]))
+        except OptimizedError as error:
+            assert "takes no hooks" in str(error)
+            refused.append(name)
+            continue
+        faster(images)
+        handle.remove()
+        handle = model.get_submodule(name).register_forward_hook(lambda *given, seen=seen: seen.append(given[-1]))
+        model(images)
+        handle.remove()
+        assert len(seen) in (0, 2), name
+        torch.testing.assert_close(seen[:1], seen[1:], msg=name)
+    with pytest.raises(OptimizedError, match="FastPatches takes no hooks"):
+        faster.patch_embed.register_forward_pre_hook(lambda *_: None)
+    kinds = {name.rpartition(".")[2] for name in refused}
+    assert kinds == {"patch_embed", "attn", "mlp"}
 
 
 def test_dropout_that_goes_on_in_eval_mode_is_refused() -> None:

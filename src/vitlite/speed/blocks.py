@@ -6,12 +6,13 @@ Shapes: b images, c channels, h and w patches down and across, p and q pixels of
 import copy
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, NoReturn, Protocol, cast
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from vitlite.errors import OptimizedError
 from vitlite.model import MLP, Attention, Block, PatchEmbed, RotaryAttention, SwiGLU
 from vitlite.pooling import AttentionPool
 from vitlite.speed.attention import ClassTokenAttention, attend_fused, attend_in_cache
@@ -73,7 +74,27 @@ class Floats:
         return 1.0
 
 
-class FastPatches(nn.Module):
+class Fused(nn.Module):
+    """Gives other numbers than the part whose name it has, some of the work being done before it or after it."""
+
+    def register_forward_hook(self, *_: object, **__: object) -> NoReturn:
+        """Refused: what a hook would see is not what it was written for."""
+        self._refuse_hooks()
+
+    def register_forward_pre_hook(self, *_: object, **__: object) -> NoReturn:
+        """Refused, as `register_forward_hook`."""
+        self._refuse_hooks()
+
+    def _refuse_hooks(self) -> NoReturn:
+        raise OptimizedError(
+            f"{type(self).__name__} takes no hooks: of an optimized model it gives other numbers than the part "
+            "that it stands for.",
+            python="Put the hook on a whole block (model.blocks[i]), call model.features or model.attention_maps, "
+            "or use the model as it was created.",
+        )
+
+
+class FastPatches(Fused):
     """Cuts images into patches and projects each, with everything that is added to them: (b, c, h, w) -> (b, n, d)."""
 
     def __init__(self, embed: PatchEmbed, prefix_tokens: int, dtype: torch.dtype, linear: Linear) -> None:
@@ -81,12 +102,12 @@ class FastPatches(nn.Module):
         kernel, bias = embed.proj.weight, embed.proj.bias
         self.patch_size, self.prefix_tokens, self.dtype = embed.patch_size, prefix_tokens, dtype
         self.backbone = _standardised_once(copy.deepcopy(embed.backbone)).to(dtype)
-        self.norm = copy.deepcopy(embed.norm).to(dtype)
         if embed.norm_in is None:  # then the bias is added with the positions
             self.norm_in = None
             self.proj = linear(kernel.flatten(1), None, dtype)
         else:  # then it comes before a norm
             self.norm_in = copy.deepcopy(embed.norm_in).to(dtype)
+            self.norm = copy.deepcopy(embed.norm).to(dtype)
             self.proj = linear(kernel.flatten(1), bias, dtype)
             bias = None
         self.bias = kernel.new_zeros(len(kernel)) if bias is None else bias.detach()
@@ -106,7 +127,7 @@ class FastPatches(nn.Module):
         return x + added
 
 
-class FastAttention(nn.Module):
+class FastAttention(Fused):
     """`Attention` with its queries scaled beforehand: (b, n, d), normed, -> (b, n, heads head_dim)."""
 
     def __init__(self, attn: Attention, arithmetic: Arithmetic, kernels: Kernels, class_token_only: bool) -> None:
@@ -144,7 +165,7 @@ class FastAttention(nn.Module):
         return (q @ k.mT).mul_(self.unit).softmax(-1)
 
 
-class FastMLP(nn.Module):
+class FastMLP(Fused):
     """`MLP` with what follows fused: (b, n, d), normed, -> (b, n, mlp_dim) of what its last layer takes."""
 
     def __init__(self, mlp: MLP, arithmetic: Arithmetic) -> None:
@@ -159,7 +180,7 @@ class FastMLP(nn.Module):
         return self.norm(self.fc1.activated(x, self.activation))
 
 
-class FastSwiGLU(nn.Module):
+class FastSwiGLU(Fused):
     """`SwiGLU` with its gate and its value in layers of their own: (b, n, d), normed, -> (b, n, mlp_dim)."""
 
     factor = 1.0

@@ -261,12 +261,12 @@ class OptimizedViT(ViT):
         *blocks, last = cast("Sequence[FastBlock]", self.blocks)
         for block in blocks:
             x = block(x, *rotation)
-        seen = any(is_hooked(part) for part in last.modules())  # by whom all tokens are wanted, and each layer called
+        seen = is_hooked(last)  # by whom all tokens are wanted
         return self.pre_logits(self.fc_norm(self._pool(last(x, *rotation, last=not seen))))
 
     def _tokens(self, images: Tensor) -> Tensor:
         added, _ = self._of_grid(self._grid(images))
-        return self.norm_pre(self.patch_embed(images, added).to(self._plan.stream))
+        return self.norm_pre(self.drop(self.patch_embed(images, added).to(self._plan.stream)))
 
     def _rotation(self, images: Tensor) -> tuple[Tensor, ...]:
         _, rotation = self._of_grid(self._grid(images))
