@@ -798,7 +798,7 @@ OTHER_PARTS = [{}, {"pool": "mean"}, {"pre_norm": True}, {"pool": "map", "class_
 
 @pytest.mark.parametrize("options", OTHER_PARTS, ids=str)
 def test_a_hook_sees_what_it_sees_of_the_model_as_created_or_is_refused(options: dict[str, Any]) -> None:
-    """Any part, beside the one of the same name: attention gave what its projection takes, and dropout was not called."""
+    """Any part, beside the one of the same name: attention gave other numbers, dropout no word."""
     model, images = made(dropout=0.1, **options), torch.randn(2, 3, 32, 32)
     faster = optimized(model)
     for name, part in faster.named_modules():
