@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from vitlite import disk
 from vitlite.folders import state_folder
-from vitlite.weights import hub, stamps
+from vitlite.weights import hub
 
 SIZE = 4 << 20  # 16 blocks of 1/4 MiB
 WEIGHTS = random.Random(0).randbytes(SIZE)
@@ -74,9 +75,9 @@ def flip(path: Path) -> None:
 
 def rot(path: Path) -> None:
     """A change that the stamp does not show."""
-    before = stamps.stat_of(path)
+    before = disk.stat_of(path)
     flip(path)
     for stamp in (state_folder() / "stamps").iterdir():
         content = json.loads(stamp.read_text())
         if content["stat"] == before:
-            stamp.write_text(json.dumps({**content, "stat": stamps.stat_of(path)}))
+            stamp.write_text(json.dumps({**content, "stat": disk.stat_of(path)}))

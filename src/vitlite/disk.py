@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +18,8 @@ STARS = re.compile(rf"(|.*?{SEPARATOR})\*\*(?:{SEPARATOR}+(.*))?", re.DOTALL)  #
 PARTIAL = ".partial"  # how the names of temporary files end
 PIPE = "pipe or device"  # in place of an ending: what is never read of a folder, as it may never end
 SHARED = 0o664  # of lock files: a cache may belong to several users
+CLOCK_TICK = 0.02  # s; a file system's clock may stand still as long as this,
+COARSE_TICK = 2.0  # s; or as long as this, where it keeps whole seconds (FAT: even ones)
 
 
 @contextmanager
@@ -140,6 +143,26 @@ def beginning_of(path: Path, most: int) -> bytes:
 def is_no_file(path: Path) -> bool:
     """Whether something is there that is no file: whoever opens a pipe may wait for ever."""
     return os.path.exists(path) and not os.path.isfile(path)
+
+
+def stat_of(path: Path) -> list[int]:
+    """What changes when a file does: its size, its times, and which file it is."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def settled_stat_of(path: Path) -> list[int]:
+    """The same, such that any later change shows in it: not before the file is older than a tick of its clock.
+
+    A second change within one tick would leave the times as they are.
+    """
+    stat = path.stat()
+    in_whole_seconds = stat.st_mtime_ns % 10**9 == stat.st_ctime_ns % 10**9 == 0
+    tick = COARSE_TICK if in_whole_seconds else CLOCK_TICK
+    age = time.time() - max(stat.st_mtime, stat.st_ctime)
+    if age < tick:  # below 0 where the clock was set back: nobody knows how old the file is
+        time.sleep(min(tick, tick - age))
+    return stat_of(path)
 
 
 class Below(NamedTuple):

@@ -297,6 +297,7 @@ def _fill(file: WeightsFile, translation: Translation, resolved: Resolved, wish:
     """The model that is wished for, and what became of each tensor; a file is scanned for damage once."""
     scan = not all(stamps.is_scanned(path) for path in file.files)
     model, report = build(file, translation, resolved.config, wish, resolved.said_by, scan=scan)
+    file.refuse_changes()
     if scan and not report.dropped:
         for path in file.files:
             stamps.mark_scanned(path)

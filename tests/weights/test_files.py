@@ -1,5 +1,6 @@
 """Damaged files are named, folders and shards are found, and reading is safe and exact."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -7,12 +8,17 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import zipfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from files_made import ASK, IMAGES, TINY, flax, trained, written
 from hypothesis import given, settings
@@ -253,6 +259,74 @@ def test_the_file_may_be_overwritten_and_deleted(tmp_path: Path) -> None:
         assert "vit.safetensors" not in Path("/proc/self/maps").read_text()
         open_files = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
         assert not any("vit.safetensors" in name for name in open_files)
+
+
+def _write_again(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(bytes(4))
+
+
+def _replace(path: Path) -> None:
+    shutil.copy(path, path.with_name("other"))
+    path.with_name("other").replace(path)
+
+
+@pytest.mark.parametrize("change", [_write_again, _replace, Path.unlink])
+@pytest.mark.parametrize("which", ["model.safetensors.index.json", "1.safetensors"])
+def test_what_changes_while_it_is_read_is_not_taken(change: Callable[[Path], None], which: str, tmp_path: Path) -> None:
+    """It would be of two files: a tensor of the first, and the next of the second."""
+    tensors = trained().state_dict()
+    save_file(tensors, tmp_path / "1.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "1.safetensors")}))
+
+    def read_and_change() -> None:
+        with open_weights(index) as file:
+            file.read("head.weight")
+            change(tmp_path / which)
+            file.read("head.bias")
+
+    with pytest.raises(CheckpointError, match=f"{which} was changed while it was read"):
+        read_and_change()
+
+
+def test_a_file_that_is_written_all_the_time_is_whole_or_refused(tmp_path: Path) -> None:
+    """By somebody who copies two fine-tunes to one place in turn, a piece at a time."""
+    config = TINY.replace(dim=256, heads=4, mlp_dim=1024, depth=6)
+    states = [trained(config, seed).state_dict() for seed in (0, 1)]
+    contents = [safetensors.torch.save(state) for state in states]
+    by_hash = {hashlib.sha256(content).hexdigest(): state for content, state in zip(contents, states, strict=True)}
+    path = tmp_path / "vit.safetensors"
+    path.write_bytes(contents[0])
+    over = threading.Event()
+
+    def write() -> None:
+        with path.open("r+b", buffering=0) as file:
+            while not over.is_set():
+                for content in reversed(contents):
+                    file.seek(0)
+                    for start in range(0, len(content), 1 << 20):
+                        file.write(content[start : start + (1 << 20)])
+                        time.sleep(0.001)
+                    over.wait(0.1)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+
+    def load_one() -> None:
+        model = load(path, config=ASK.replace(dim=256, heads=4))
+        wanted = by_hash[model.source.sha256]
+        assert all(torch.equal(wanted[name], tensor) for name, tensor in model.state_dict().items())
+
+    try:
+        for _ in range(40):
+            with suppress(CheckpointError):
+                load_one()
+    finally:
+        over.set()
+        writer.join()
+    load_one()
 
 
 def test_tensors_own_their_memory_and_learn(tmp_path: Path) -> None:

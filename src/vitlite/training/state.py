@@ -12,7 +12,7 @@ from torch import Tensor
 from vitlite.errors import TrainError, VitliteError, shown
 from vitlite.schema import Check, number, optional, parse_json, several, table, text, whole
 from vitlite.training.datasets import digest
-from vitlite.weights.files import Shape, metadata_of, open_weights
+from vitlite.weights.files import Shape, open_weights
 
 METADATA, CHECKSUM = "vitlite.run", "vitlite.checksum"  # in the header of the state
 MOST_BYTES = 100 * 2**20  # of it, which is what safetensors allows a header
@@ -85,16 +85,16 @@ def read_state(path: Path) -> State:
         TrainError: It is none, or damaged: the file and the field are named.
     """
     with damaged(path):
-        metadata = metadata_of(path)
-        if METADATA not in metadata:
-            raise TrainError(f"its header has no {METADATA}")
+        with open_weights(path) as weights:
+            metadata = weights.metadata
+            if METADATA not in metadata:
+                raise TrainError(f"its header has no {METADATA}")
+            weights.refuse_other_types(list(weights.entries))
+            tensors = {name: weights.read(name) for name in weights.entries}
         saved = parse_json(metadata[METADATA], _header, "its header", most_bytes=MOST_BYTES, error=TrainError)
         progress = Progress(**{field.name: saved["progress"][field.name] for field in fields(Progress)})
         if len(saved["history"]) != progress.epoch:
             raise TrainError(f"its history has {len(saved['history'])} epochs, and progress.epoch is {progress.epoch}")
-        with open_weights(path) as weights:
-            weights.refuse_other_types(list(weights.entries))
-            tensors = {name: weights.read(name) for name in weights.entries}
         if CHECKSUM in metadata and metadata[CHECKSUM] != checksum(metadata[METADATA], tensors):  # older ones have none
             raise TrainError("its checksum is that of other content")
     return State(saved["identity"], progress, saved["history"], frozenset(saved.get("unmoved", ())), tensors)

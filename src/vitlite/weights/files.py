@@ -25,7 +25,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from vitlite.disk import is_no_file
+from vitlite.disk import is_no_file, settled_stat_of, stat_of
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.schema import MOST_BYTES, Check, by_name, read_json, table
 
@@ -68,8 +68,11 @@ class Entry(NamedTuple):
 class WeightsFile:
     """What is in a weights file, or in all shards of one. `path` is that file, or the index of the shards."""
 
-    def __init__(self, path: Path, files: Sequence[Path], entries: Mapping[str, Entry]) -> None:
+    def __init__(
+        self, path: Path, files: Sequence[Path], entries: Mapping[str, Entry], stats: Mapping[Path, list[int]]
+    ) -> None:
         self.path, self.files, self.entries = path, files, entries
+        self.stats = stats  # of every file that is read, the index too, before it was opened
         self.shapes = {name: entry.shape for name, entry in entries.items()}
 
     @property
@@ -89,6 +92,19 @@ class WeightsFile:
         """
         with explain_damage(self.path):
             return self.entries[name].read()
+
+    def refuse_changes(self) -> None:
+        """Makes sure that all that was read so far, and hashed, is of the files that were there in the beginning.
+
+        Raises:
+            CheckpointError: One was written to, or another has its place.
+        """
+        for path, stat in self.stats.items():
+            if not path.exists() or stat_of(path) != stat:
+                raise CheckpointError(
+                    f"{shown(str(path), 1000)} was changed while it was read: what was read may be of two files. Load "
+                    "it again once it is written."
+                )
 
     def refuse_other_types(self, names: Sequence[str]) -> None:
         """Makes sure that these tensors are made of floats.
@@ -110,16 +126,17 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
     """Opens a file, a folder, or an index of shards.
 
     Raises:
-        CheckpointError: There are no weights, or they are damaged, or pickled.
+        CheckpointError: There are no weights, or they are damaged, or pickled; or they change before all is read.
     """
     if sys.byteorder != "little":
         raise CheckpointError(f"{path} cannot be read here: weights files are little-endian, and this machine is not.")
-    path, files = files_of(path)
+    path = _file_of(path)
+    stats = {path: _stat_of(path)}
+    files = _parts_of(path)
+    stats |= {file: _stat_of(file) for file in files}
     entries: dict[str, Entry] = {}
     with ExitStack() as stack:
         for file in files:
-            if is_no_file(file):  # who opens a pipe may wait for ever
-                raise CheckpointError(f"{shown(str(file), 1000)} is no file.")
             with explain_damage(file):
                 found = _open_npz(file, stack) if file.suffix == ".npz" else _open_safetensors(file, stack)
                 _check_shapes(found)
@@ -129,7 +146,16 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
             entries |= found
         if path.suffix == ".json":
             _refuse_absent(path, entries)
-        yield WeightsFile(path, files, entries)
+        weights = WeightsFile(path, files, entries, stats)
+        yield weights
+        weights.refuse_changes()
+
+
+def _stat_of(file: Path) -> list[int]:
+    if is_no_file(file):  # who opens a pipe may wait for ever
+        raise CheckpointError(f"{shown(str(file), 1000)} is no file.")
+    with explain_damage(file):
+        return settled_stat_of(file)
 
 
 @contextmanager
@@ -187,6 +213,16 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
     Raises:
         CheckpointError: There are none that vitlite reads.
     """
+    path = _file_of(path)
+    return path, _parts_of(path)
+
+
+def _file_of(path: Path) -> Path:
+    """The weights file, or the index of shards, that a path leads to.
+
+    Raises:
+        CheckpointError: There are none that vitlite reads.
+    """
     if path.is_dir():
         path = _weights_in(path)
     if path.suffix in PICKLES:
@@ -194,13 +230,11 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
             f"{path} is a pickle, which can run code when opened, so it is not loaded. Make it a safetensors file: "
             f"vitlite convert {path} OUT.safetensors --to timm"
         )
-    if path.suffix == ".json":
-        return path, _shards_of(path)
-    if path.suffix not in READABLE:
+    if path.suffix not in (*READABLE, ".json"):
         raise CheckpointError(
             f"{path} is no weights file that vitlite reads: .safetensors, .npz, {INDEX}, or a folder."
         )
-    return path, [path]
+    return path
 
 
 def _weights_in(folder: Path) -> Path:
@@ -226,9 +260,12 @@ def _folders_of_models(files: Sequence[Path]) -> list[Path]:
     return [file for file in files if (file / WEIGHTS).exists() or (file / INDEX).exists()]
 
 
-def _shards_of(index: Path) -> list[Path]:
-    names = sorted(set(read_json(index, SHARDS)["weight_map"].values()))
-    return [index.parent / name for name in names]
+def _parts_of(path: Path) -> list[Path]:
+    """The files that hold the tensors: of an index its shards."""
+    if path.suffix != ".json":
+        return [path]
+    names = sorted(set(read_json(path, SHARDS)["weight_map"].values()))
+    return [path.parent / name for name in names]
 
 
 def _refuse_absent(index: Path, entries: Mapping[str, Entry]) -> None:

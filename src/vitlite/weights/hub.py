@@ -14,7 +14,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from vitlite.disk import locked
+from vitlite.disk import locked, stat_of
 from vitlite.errors import DownloadError, VitliteError, shown
 from vitlite.folders import cache_folder, state_folder
 from vitlite.weights import stamps
@@ -379,7 +379,7 @@ def _download_blob(file: RemoteFile, blob: Path, request: _Request, statement: S
         stamp = stamps.hash_file(incomplete)
         verified = _compare(incomplete, stamp, request, statement.etag)
         incomplete.replace(blob)
-        stamps.remember(blob, Stamp(stamps.stat_of(blob), stamp.sha256, verified))
+        stamps.remember(blob, Stamp(stat_of(blob), stamp.sha256, verified))
     except WrongBytesError:
         incomplete.unlink(missing_ok=True)
         raise

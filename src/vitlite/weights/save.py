@@ -19,14 +19,24 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.config import ViTConfig
-from vitlite.disk import locked, refuse_content, replacing
+from vitlite.disk import is_no_file, locked, refuse_content, replacing
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.fingerprint import bytes_of
 from vitlite.images import recipe_alone
 from vitlite.model import COMPUTING, Linear, ViT, model_on_meta, replaced_method
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.build import Source, is_finite, refuse_misfit
-from vitlite.weights.files import FLOATS, INDEX, WEIGHTS, Entry, WeightsFile, described_by, open_weights, path_of
+from vitlite.weights.files import (
+    FLOATS,
+    INDEX,
+    WEIGHTS,
+    Entry,
+    WeightsFile,
+    described_by,
+    explain_damage,
+    metadata_of,
+    path_of,
+)
 from vitlite.weights.resolve import Claim, understand
 from vitlite.weights.sidecar import (
     CONFIG,
@@ -124,9 +134,9 @@ def _write_pair(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[s
 def _pair_in(weights: Path) -> str | None:
     """The mark of weights that vitlite wrote together with JSON."""
     try:
-        with open_weights(weights) as file:
-            return file.metadata.get(PAIR)
-    except (CheckpointError, OSError):
+        with explain_damage(weights):
+            return None if is_no_file(weights) else metadata_of(weights).get(PAIR)
+    except CheckpointError:
         return None
 
 
@@ -287,7 +297,7 @@ def _refuse_unreadable(path: Path, tensors: Mapping[str, Tensor], config: ViTCon
         if tensor.dtype in FLOATS.values() and not is_finite(tensor.detach()):
             raise CheckpointError(f"{name} has values that are not finite, and loading would refuse them.")
     try:
-        file = WeightsFile(path, [path], {name: _entry(tensor) for name, tensor in tensors.items()})
+        file = WeightsFile(path, [path], {name: _entry(tensor) for name, tensor in tensors.items()}, stats={})
         translation, resolved = understand(file, [Claim("its config says", config.to_dict(), knows_network=True)])
         refuse_misfit(file, translation, model_on_meta(resolved.config))
     except (CheckpointError, ConfigError) as error:

@@ -6,13 +6,12 @@ A file is hashed once. Its stamp keeps the answer, with the file's size, times a
 import errno
 import hashlib
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from vitlite import schema
-from vitlite.disk import is_no_file
+from vitlite.disk import is_no_file, settled_stat_of, stat_of
 from vitlite.errors import DownloadError, shown
 from vitlite.folders import state_folder, write_state
 from vitlite.weights.remote import SHA256
@@ -20,15 +19,13 @@ from vitlite.weights.remote import SHA256
 # Who says that bytes are right: the caller's sha256, the hash that the Hub states, or nobody but what came first.
 Verified = Literal["record", "hub", "first use"]
 
-CLOCK_TICK = 0.02  # s; a file system's clock may stand still as long as this,
-COARSE_TICK = 2.0  # s; or as long as this, where it keeps whole seconds (FAT: even ones)
 BLOCK = 1 << 20  # bytes read and hashed at once
 
 
 class Stamp(NamedTuple):
     """What was found in a file, and what the file looked like then."""
 
-    stat: list[int]  # size, mtime_ns, ctime_ns, inode
+    stat: list[int]  # as `disk.stat_of`
     sha256: str
     verified: Verified = "first use"
     finite: bool = False  # whether all its tensors were scanned, and found finite
@@ -131,8 +128,7 @@ def hash_file(path: Path) -> Stamp:
     try:
         if is_no_file(path):  # who opens a pipe may wait for ever
             raise FileNotFoundError(errno.ENOENT, "It is no file")
-        _let_the_clock_tick(path)
-        return Stamp(stat_of(path), _digest(path, hashlib.sha256()))
+        return Stamp(settled_stat_of(path), _digest(path, hashlib.sha256()))
     except OSError as error:
         raise DownloadError(
             f"Cannot read {shown(str(path))}: {error.strerror}.", python="Check the path and its permissions."
@@ -143,12 +139,6 @@ def git_hash(path: Path) -> str:
     """What git calls the content of a file, and the Hub too where the file is small."""
     header = b"blob %d\0" % path.stat().st_size
     return _digest(path, hashlib.sha1(header, usedforsecurity=False))
-
-
-def stat_of(path: Path) -> list[int]:
-    """What changes when a file does, in the order of `Stamp.stat`."""
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def read_stamp(path: Path) -> Stamp | None:
@@ -193,16 +183,6 @@ def _bytes_are_wanted() -> bool:
 def _stamp_path(path: Path) -> Path:
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
     return state_folder() / "stamps" / f"{name}.json"
-
-
-def _let_the_clock_tick(path: Path) -> None:
-    """A second change within one tick of the clock would leave the times as they are, and not show."""
-    stat = path.stat()
-    in_whole_seconds = stat.st_mtime_ns % 10**9 == stat.st_ctime_ns % 10**9 == 0
-    tick = COARSE_TICK if in_whole_seconds else CLOCK_TICK
-    age = time.time() - max(stat.st_mtime, stat.st_ctime)
-    if age < tick:  # below 0 where the clock was set back: nobody knows how old the file is
-        time.sleep(min(tick, tick - age))
 
 
 def _digest(path: Path, digest: Any) -> str:
