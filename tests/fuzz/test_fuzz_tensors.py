@@ -16,7 +16,8 @@ from references import distance, spread
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
-from vitlite import ViTConfig
+from vitlite import ViTConfig, load
+from vitlite.errors import CheckpointError
 
 EQUAL = 1e-5
 OTHER_TYPES = [torch.int32, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.complex64]
@@ -194,6 +195,19 @@ def test_an_empty_position_table(tmp_path: Path) -> None:
     save_file(state | {name: state[name][:0].clone()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes(config)
     assert attempt(tmp_path) is None
+
+
+def test_a_clip_without_the_projection_that_its_config_names(tmp_path: Path) -> None:
+    """Ever found: its features were given in place of projected ones, where transformers makes a projection up."""
+    state, config = saved("CLIPVisionModelWithProjection")
+    state = dict(state)
+    (tmp_path / "config.json").write_bytes(config)
+    save_file(state, tmp_path / "model.safetensors")
+    assert load(tmp_path).config.num_classes == state["visual_projection.weight"].shape[0]
+    del state["visual_projection.weight"]
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="num_classes"):
+        load(tmp_path)
 
 
 @cache

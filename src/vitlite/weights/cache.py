@@ -5,6 +5,7 @@ In it, `models--owner--name` has the bytes in `blobs`, by their hash; the files 
 Other libraries read and write the same; so a file here takes its place whole, and a branch moves last.
 """
 
+import hashlib
 import os
 import secrets
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from vitlite.disk import is_no_file, write_text
 from vitlite.folders import cache_folder
-from vitlite.weights.remote import COMMIT, AbsentError, RemoteFile
+from vitlite.weights.remote import COMMIT, AbsentError, RemoteFile, is_hash
 
 _YES = ("1", "ON", "YES", "TRUE")
 
@@ -54,7 +55,13 @@ def commit_of(path: Path, file: RemoteFile) -> str:
 
 
 def blob_of(file: RemoteFile, etag: str) -> Path:
-    """Where the bytes are kept."""
+    """Where the bytes of a commit's file are kept: by their hash, where the ETag is one.
+
+    Another ETag (of nginx: when a file was made, and its size) may be that of other bytes, too.
+    """
+    if not is_hash(etag):
+        about = hashlib.sha256(f"{file.revision}/{file.filename}/{etag}".encode()).hexdigest()
+        etag = f"{etag[:60]}.{about[:32]}"
     return _folder_of(file) / "blobs" / etag
 
 

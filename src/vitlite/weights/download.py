@@ -35,7 +35,7 @@ from vitlite.weights.network import (
     transport_error,
     with_retries,
 )
-from vitlite.weights.remote import COMMIT, AbsentError, RemoteFile, endpoint
+from vitlite.weights.remote import COMMIT, AbsentError, RemoteFile, endpoint, is_hash
 
 NEVER_HEARD = 20.0  # s of silence after which a Hub that has sent nothing is given up
 HEARD_BEFORE = 60.0  # s, where it has sent something: a network may come back
@@ -118,14 +118,21 @@ def _no_hub(file: RemoteFile, why: str) -> DownloadError:
 
 def _explained(file: RemoteFile, error: Any) -> DownloadError:
     """The Hub's refusal, as an error that says what to do."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     if isinstance(error, GatedRepoError):
         return _gated(file, error.response.status_code)
-    is_elsewhere = isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError))
-    if error.response.status_code == 404 and not is_elsewhere:
+    if isinstance(error, EntryNotFoundError):
         commit = error.response.headers.get("x-repo-commit") or ""
         return AbsentError(file, commit if COMMIT.fullmatch(commit) else None)
+    is_elsewhere = isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError))
+    if error.response.status_code == 404 and not is_elsewhere:  # of a proxy, who knows nothing of the repository
+        return _no_hub(file, "HTTP 404, and no word of which is absent, the file, the repository or the revision")
     why = shown(str(error).strip().partition("\n")[0])
     return _refused(file, why)
 
@@ -157,6 +164,7 @@ class _Progress:
         from huggingface_hub.utils import are_progress_bars_disabled, tqdm
 
         self.file, self.size, self.have, self.began_with = file, size, have, have
+        self.most = have  # a server without ranges begins anew each time
         self.heard = time.monotonic()  # when the last bytes came
         self.bar = tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=file.filename[-40:], disable=None)
         self.speaks = self.bar.disable and not are_progress_bars_disabled()
@@ -172,7 +180,7 @@ class _Progress:
 
     def reach(self, have: int) -> None:
         """So many bytes are there now."""
-        self.have, self.heard = have, time.monotonic()
+        self.have, self.most, self.heard = have, max(have, self.most), time.monotonic()
         self.bar.update(have - self.bar.n)
 
     @property
@@ -237,7 +245,7 @@ def finish_download(file: RemoteFile, statement: Statement, incomplete: Path) ->
         if have > size:  # what is there is of something else
             have = out.truncate(0)
         with _Progress(file, size, have) as progress:
-            _receive_all(statement.token, out, progress)
+            _receive_all(statement, out, progress)
         os.fsync(out.fileno())
 
 
@@ -247,18 +255,18 @@ def _refuse_a_full_disk(folder: Path, missing: int) -> None:
         raise OSError(errno.ENOSPC, f"the disk is full ({missing:,} bytes to come, {free:,} free)")
 
 
-def _receive_all(token: bool | None, out: FileIO, progress: _Progress) -> None:
+def _receive_all(statement: Statement, out: FileIO, progress: _Progress) -> None:
     """Asks for what is missing until all is there; a try that brings next to nothing has failed."""
     failed, pause = 0, 0.0
     while progress.have < progress.size:
-        before = progress.have
+        before, most = progress.have, progress.most
         try:
-            _receive(token, out, progress)
+            _receive(statement, out, progress)
         except _CutError as cut:
             why = str(cut)
         else:
             why = f"{progress.have - before:,} bytes came instead of {progress.size - before:,}"
-        if progress.have - before >= LEAST_PROGRESS or progress.have == progress.size:
+        if progress.most - most >= LEAST_PROGRESS or progress.have == progress.size:
             failed, pause = 0, 0.0
             continue
         failed, pause = failed + 1, next_pause(pause)
@@ -268,9 +276,9 @@ def _receive_all(token: bool | None, out: FileIO, progress: _Progress) -> None:
         time.sleep(pause)
 
 
-def _receive(token: bool | None, out: FileIO, progress: _Progress) -> None:
+def _receive(statement: Statement, out: FileIO, progress: _Progress) -> None:
     """Asks once, and writes what comes."""
-    send = partial(_open, progress.file, progress.have, progress.size, token)
+    send = partial(_open, progress.file, progress.have, progress.size, statement.token)
     how = patience("HF_HUB_DOWNLOAD_TIMEOUT", progress.longest_silence, was_reachable=True)
     pace = _Pace()
     try:
@@ -280,7 +288,9 @@ def _receive(token: bool | None, out: FileIO, progress: _Progress) -> None:
     with closing(answer) as response:
         have = _offset(response, progress)
         for piece in _pieces(response):
-            wanted = piece[: progress.size - have]  # what comes beyond the file's end is not looked at
+            wanted = piece[: progress.size - have]
+            if len(piece) > len(wanted) and not is_hash(statement.etag):  # else the hash decides about what is here
+                raise _no_hub(progress.file, f"it states {progress.size:,} bytes and sends more")
             _write(out, have, wanted)
             have += len(wanted)
             progress.reach(have)

@@ -331,6 +331,9 @@ def _cached_as_stated(file: RemoteFile, request: _Request, statement: Statement)
     path = look_up(file)
     if path is None:
         return None
+    if path.stat().st_size != statement.size:
+        _log.warning("%s: %s has another size than the Hub states. Fetching it again.", file, path)
+        return None
     try:
         return _check_and_pin(path, request, statement.commit, statement.etag)
     except WrongBytesError as damage:
@@ -363,7 +366,7 @@ def _download(file: RemoteFile, request: _Request, statement: Statement) -> Path
 
 
 def _is_right(blob: Path, request: _Request, statement: Statement) -> bool:
-    if not blob.is_file():
+    if not blob.is_file() or blob.stat().st_size != statement.size:
         return False
     try:
         _compare(blob, stamps.stamp_of(blob), request, statement.etag)

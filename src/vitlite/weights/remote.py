@@ -22,6 +22,11 @@ _ENDPOINT = re.compile(r"https?://(?:[\w.-]+|\[[\da-f:.]+\])(?::\d{1,5})?(?:/[\w
 _TOKEN = re.compile(r"[!-~]{1,10000}")
 
 
+def is_hash(etag: str) -> bool:
+    """Whether an ETag tells bytes apart: a sha256, of a large file, or git's own hash, of a small one."""
+    return bool(SHA256.fullmatch(etag) or COMMIT.fullmatch(etag))
+
+
 def is_repo(name: object) -> bool:
     """Whether this is the name of a repository, "owner/name"."""
     if not isinstance(name, str) or not _REPO.fullmatch(name):

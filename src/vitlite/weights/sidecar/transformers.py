@@ -206,6 +206,7 @@ FAMILIES = {
     ),
 }
 DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # of a classifier whose config has none
+DEFAULT_PROJECTION = 512  # numbers that CLIP's projection gives, where a config does not say
 CLASSES = {  # what is written, by model_type
     "vit": "ViT",
     "deit": "DeiT",
@@ -249,6 +250,8 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
     labels, unlabelled = labels_in_order(class_names)
     if class_names is not None:
         claims["num_classes"] = len(class_names)
+    if _is_projected(config):
+        claims["num_classes"] = config.get("projection_dim", DEFAULT_PROJECTION)
     if labels and config.get("problem_type") not in (None, "single_label_classification"):
         labels, unlabelled = None, f"problem_type is {config['problem_type']}, of which no softmax tells the scores"
     usual = {"image_size": 224, "heads": family.heads, "norm_eps": family.norm_eps, "gelu": GELUS[family.activation]}
@@ -364,6 +367,12 @@ def _class_names(config: Mapping[str, Any]) -> Mapping[str, str] | None:
     if not architectures[0].endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
         return None
     return config.get("id2label", DEFAULT_LABELS)
+
+
+def _is_projected(config: Mapping[str, Any]) -> bool:
+    """Whether CLIP's projection is part of the model, whose width takes the place of a number of classes."""
+    architectures = config.get("architectures") or [""]
+    return architectures[0].endswith(("VisionModelWithProjection", "CLIPModel", "MetaClip2Model"))
 
 
 def model_type(config: ViTConfig) -> str:
