@@ -169,6 +169,15 @@ def test_short_answers_are_continued(server: Hub) -> None:
     assert server.count("GET", "/cdn/") == 4
 
 
+def test_a_server_that_begins_anew_each_time_and_is_cut_is_given_up(server: Hub) -> None:
+    """Each second answer came further than the one before, for ever; none further than the second."""
+    server.ranges = False
+    server.cut.extend([SIZE // 8, SIZE // 4] * 20)
+    with pytest.raises(DownloadError, match="does not send it"):
+        fetch()
+    assert server.count("GET", "/cdn/") == 7
+
+
 def test_crumbs_are_given_up(server: Hub) -> None:
     def crumb(first: int, last: int) -> Answer:
         return Answer(206, part(first, first), WEIGHTS[first : first + 1])

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from fetching import FETCH, FILE, OTHER, REPO, SHA256, SIZE, WEIGHTS, fetch, finish, finished_files, flip, rot, start
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, scan_cache_dir, try_to_load_from_cache
-from server import Hub
+from server import Answer, Hub, Request
 
 from vitlite.errors import DownloadError
 from vitlite.folders import cache_folder
-from vitlite.weights import hub
+from vitlite.weights import hub, stamps
 from vitlite.weights.pins import all_pins
 
 
@@ -239,6 +239,53 @@ def test_files_that_may_be_absent(server: Hub, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DownloadError, match="HF_HUB_OFFLINE is set"):  # not knowing is not absence
         hub.fetch_optional(REPO, "unasked.json", revision=found.commit)
+
+
+def test_a_proxy_s_404_is_no_word_on_a_file(server: Hub) -> None:
+    """Taken for absent, a config.json left a fine-tune with the labels of another model."""
+    server.instead = lambda request: Answer(404, {"Content-Type": "text/html"}, b"<h1>blocked</h1>")
+    with pytest.raises(DownloadError, match=r"does not answer like a Hub \(HTTP 404, and no word of which is absent"):
+        hub.fetch_optional(REPO, "config.json")
+    server.instead = lambda request: None
+    assert hub.fetch_optional(REPO, "config.json")
+
+
+def states(content: dict[str, bytes], size: int | None = None) -> Callable[[Request], Answer | None]:
+    """Answers as a mirror that knows no hashes: its ETag is when a file was made, and all were made at once."""
+
+    def instead(request: Request) -> Answer | None:
+        commit = request.path.split("/")[4].replace("main", max(content))
+        if commit not in content:
+            return None
+        length = len(content[commit]) if size is None or request.method == "GET" else size
+        headers = {"ETag": '"65a1b2c3"', "X-Repo-Commit": commit, "Content-Length": str(length)}
+        return Answer(200, headers, content[commit])
+
+    return instead
+
+
+@pytest.mark.parametrize("newer", [OTHER[:1000], OTHER[:2000]])
+def test_an_etag_that_is_no_hash_says_nothing_of_another_commit(server: Hub, newer: bytes) -> None:
+    content = {"0" * 40: WEIGHTS[:1000]}
+    server.instead = states(content)
+    old = hub.fetch(REPO, FILE)
+    assert old.path.read_bytes() == WEIGHTS[:1000]
+    content["1" * 40] = newer
+    new = hub.fetch(REPO, FILE)
+    assert (new.commit, new.path.read_bytes(), new.verified) == ("1" * 40, newer, "first use")
+    assert old.path.read_bytes() == WEIGHTS[:1000]
+
+
+def test_without_a_hash_the_size_is_all_there_is_to_go_by(server: Hub) -> None:
+    content = {"0" * 40: WEIGHTS[:1000]}
+    server.instead = states(content, size=500)
+    with pytest.raises(DownloadError, match="it states 500 bytes and sends more"):
+        hub.fetch(REPO, FILE)
+    server.instead = states(content)
+    path = hub.fetch(REPO, FILE).path
+    os.truncate(path, 500)
+    stamps.forget(path)
+    assert hub.fetch(REPO, FILE).path.read_bytes() == WEIGHTS[:1000]
 
 
 def test_verify(server: Hub, tmp_path: Path) -> None:
