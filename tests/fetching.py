@@ -43,6 +43,12 @@ def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
     return out + err
 
 
+def open_to_all(folder: Path) -> None:
+    """Lets other users look into a folder, and into those above it: pytest keeps its own to itself."""
+    for place in (folder, *folder.parents):
+        place.chmod(place.stat().st_mode | 0o111)
+
+
 def in_namespace(command: str, kind: str = "-m") -> tuple[str, ...]:
     """Runs a program after mounting something that only it sees, or in a network of its own (`kind` "-n")."""
     wrapper = ("unshare", kind, "sh", "-c", command + ' && exec "$@"', "sh")

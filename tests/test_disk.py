@@ -26,6 +26,20 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="has no modes")
+def test_whoever_may_read_a_file_may_read_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    for mode in (0o600, 0o640, 0o444):
+        path.write_text("old")
+        path.chmod(mode)
+        with replacing(path) as temporary:
+            assert temporary.stat().st_mode & 0o777 == mode, "from the first byte on"
+            temporary.unlink()  # as some libraries write
+            temporary.write_text("new")
+        assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", mode)
+        path.unlink()
+
+
 def write_half(path: Path) -> None:
     with replacing(path) as temporary:
         temporary.write_text("half of the n")

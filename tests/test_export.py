@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -125,6 +126,9 @@ def test_large_weights_get_a_file_of_their_own(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "model.onnx.data").read_text() == "somebody's"
     images = torch.randn(1, 3, 32, 48)
     torch.testing.assert_close(run(path, "onnx", images), model(images), rtol=1e-4, atol=1e-5)
+    shutil.copy(path, tmp_path / "model.onnx.before")  # which names the same file of weights
+    export(model, path, to="onnx")
+    torch.testing.assert_close(run(tmp_path / "model.onnx.before", "onnx", images), model(images), rtol=1e-4, atol=1e-5)
 
 
 @MAY_BE_REFUSED

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,7 +28,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, whose file takes its place once all is written and on the disk.
 
     Where anything fails, also by a kill, what was there before is still there. What a killed process left of a file of
-    this name is removed: it has a lock of its own beside it, which nobody holds any more.
+    this name is removed: it has a lock of its own beside it, which nobody holds any more. Who might read the old file
+    may read the new one, and nobody else.
 
     Raises:
         OSError: `path` is in no folder, or is one, or a device or pipe, which a file must not take the place of.
@@ -38,7 +40,11 @@ def replacing(path: Path) -> Iterator[Path]:
     lock = _lock_of(temporary)
     with locked(lock, wait=True):  # for whoever looks at this very moment whether somebody holds it
         try:
+            if path.exists():
+                temporary.touch()
+            keep_mode(path, temporary)  # before anything is in it
             yield temporary
+            keep_mode(path, temporary)  # whoever wrote it may have made it anew
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -50,6 +56,12 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
             with suppress(OSError):  # on Windows it goes with the lock
                 lock.unlink()
+
+
+def keep_mode(path: Path, successor: Path) -> None:
+    """Lets those who may read a file, and nobody else, read the one that is to take its place."""
+    if path.exists():
+        shutil.copymode(path, successor)
 
 
 def _new_temporary(path: Path) -> Path:
@@ -157,12 +169,21 @@ def settled_stat_of(path: Path) -> list[int]:
     A second change within one tick would leave the times as they are.
     """
     stat = path.stat()
-    in_whole_seconds = stat.st_mtime_ns % 10**9 == stat.st_ctime_ns % 10**9 == 0
-    tick = COARSE_TICK if in_whole_seconds else CLOCK_TICK
+    tick = COARSE_TICK if in_whole_seconds(stat) else CLOCK_TICK
     age = time.time() - max(stat.st_mtime, stat.st_ctime)
     if age < tick:  # below 0 where the clock was set back: nobody knows how old the file is
         time.sleep(min(tick, tick - age))
     return stat_of(path)
+
+
+def in_whole_seconds(stat: os.stat_result) -> bool:
+    """Whether a file's times are, as on some disks, and in images of disks that are made to be the same each time."""
+    return stat.st_mtime_ns % 10**9 == stat.st_ctime_ns % 10**9 == 0
+
+
+def leads_nowhere(path: Path) -> bool:
+    """Whether this is a link to what is not there, or to itself."""
+    return os.path.islink(path) and not os.path.exists(path)
 
 
 class Below(NamedTuple):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from vitlite.disk import locked, obstacle, replacing
+from vitlite.disk import beginning_of, locked, obstacle, replacing
 from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing_extra, shown
 from vitlite.images import recipe_alone
 from vitlite.model import ViT
@@ -154,8 +154,15 @@ def _move_into_place(folder: Path, path: Path) -> None:
         with replacing(path.parent / file.name) as temporary:
             file.replace(temporary)
     for file in before:
-        with suppress(PermissionError):  # on Windows, of a session that has it open
-            file.unlink(missing_ok=True)
+        if not _is_named_beside(file):
+            with suppress(PermissionError):  # on Windows, of a session that has it open
+                file.unlink(missing_ok=True)
+
+
+def _is_named_beside(weights: Path) -> bool:
+    """Whether another file of the folder, such as a copy of an exported one, has its weights there."""
+    others = (file for file in weights.parent.iterdir() if file.suffix != weights.suffix)
+    return any(weights.name.encode() in beginning_of(file, MOST_WITHOUT_WEIGHTS) for file in others)
 
 
 def _weights_beside(path: Path) -> list[Path]:

@@ -66,7 +66,8 @@ def read_json(
             size = os.fstat(file.fileno()).st_size  # to ask for the most costs milliseconds of memory
             content = file.read(min(size, most_bytes) + 1)
     except OSError as problem:
-        raise error(f"{shown(str(path))} cannot be read: {problem.strerror}.") from None
+        reason = "it is a link that leads nowhere" if os.path.islink(path) else problem.strerror
+        raise error(f"{shown(str(path))} cannot be read: {reason}.") from None
     return parse_json(content, check, str(path), most_bytes=most_bytes, error=error)
 
 

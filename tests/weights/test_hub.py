@@ -9,7 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fetching import FETCH, FILE, OTHER, REPO, SHA256, SIZE, WEIGHTS, fetch, finish, finished_files, flip, rot, start
+from fetching import (
+    FETCH,
+    FILE,
+    OTHER,
+    REPO,
+    SHA256,
+    SIZE,
+    WEIGHTS,
+    fetch,
+    finish,
+    finished_files,
+    flip,
+    open_to_all,
+    rot,
+    start,
+)
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, scan_cache_dir, try_to_load_from_cache
 from server import Answer, Hub, Request
 
@@ -305,3 +320,24 @@ def test_verify(server: Hub, tmp_path: Path) -> None:
         hub.verify(path)
     with pytest.raises(DownloadError, match="Cannot verify nothing: it is neither a file nor a model"):
         hub.verify("nothing")
+
+
+OF_ANOTHER_USER = """
+import os
+from vitlite.errors import DownloadError
+from vitlite.weights import hub
+os.seteuid(65534)
+try:
+    hub.verify("vit")
+except DownloadError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs to become somebody else")
+@pytest.mark.parametrize("closed", ["pins", "hub"])
+def test_verify_in_a_cache_that_is_closed(server: Hub, tmp_path: Path, closed: str) -> None:
+    fetch()
+    open_to_all(tmp_path)
+    (tmp_path / "cache" / closed).chmod(0o700)
+    assert "Cannot verify vit: [Errno 13] Permission denied" in finish(start(OF_ANOTHER_USER))

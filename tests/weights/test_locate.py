@@ -1,15 +1,21 @@
 """A repository whose weights lie in shards is fetched whole, and each shard is compared with a hash of its own."""
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from fetching import open_to_all
 from files_made import ASK, IMAGES, trained
 from safetensors.torch import save
 from server import Hub
 
 from vitlite import load
+from vitlite.errors import CheckpointError
 from vitlite.weights.locate import locate
 
 REPO = "someone/sharded"
@@ -63,3 +69,55 @@ def test_a_branch_that_moves_between_shards_and_one_file(tmp_path: Path, monkeyp
         assert bias_of_main() == 3.0
         hub.publish(REPO, **{"model.safetensors": whole})
         assert bias_of_main() == 3.0
+
+
+def unplug(path: Path) -> None:
+    """As a link to a disk that is not mounted."""
+    path.symlink_to("/nowhere/model")
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def lead_away_above(path: Path) -> None:
+    path.parent.rmdir()
+    path.parent.symlink_to("/nowhere")
+
+
+@pytest.mark.parametrize("make", [unplug, loop, lead_away_above])
+def test_what_cannot_be_looked_at_is_not_fetched_from_a_stranger(
+    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where "models/mine" is a link that leads nowhere, the Hub's repository of that name is another model."""
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    make(Path("models/mine"))
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.publish("models/mine", model_safetensors=save(trained().state_dict()), config_json=b"{}")
+        with pytest.raises(CheckpointError, match=r"models/mine cannot be looked at: a link leads nowhere"):
+            load("models/mine", config=ASK)
+        assert not hub.log
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs to become somebody else")
+def test_nor_is_what_belongs_to_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "models/mine").mkdir(parents=True)
+    (tmp_path / "models").chmod(0o700)
+    program = f"""
+import os
+from pathlib import Path
+from vitlite.errors import CheckpointError
+from vitlite.weights.files import exists
+os.chdir({str(tmp_path)!r})
+os.seteuid(65534)
+try:
+    print(exists(Path("models/mine")))
+except CheckpointError as error:
+    print(error)
+"""
+    open_to_all(tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "models/mine cannot be looked at: Permission denied.\n"

@@ -176,6 +176,36 @@ def test_a_mark_that_is_none(two: tuple[ViT, ViT], tmp_path: Path, pair: str) ->
         load(tmp_path / "one")
 
 
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_a_link_that_leads_nowhere_is_no_file_that_is_absent(name: str, tmp_path: Path) -> None:
+    """Without its config.json a fine-tune would be taken for the checkpoint that it is given for."""
+    tiny_model().save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "model", "transformers", margin="down")
+    (tmp_path / "model" / name).unlink(missing_ok=True)
+    (tmp_path / "model" / name).symlink_to("/nowhere/blob")
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read: it is a link that leads nowhere"):
+        load(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=f"{name} is no file, and stands where one is to be written"):
+        tiny_model().save(tmp_path / "model")
+
+
+def test_somebodys_preprocessing_stays(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"crop_size": 224}')
+    with pytest.raises(CheckpointError, match=r"has preprocessor_config\.json, which vitlite did not write"):
+        tiny_model().save(tmp_path)
+    assert (tmp_path / "preprocessor_config.json").read_text() == '{"crop_size": 224}'
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no modes")
+def test_what_was_private_stays_so(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path)
+    for file in tmp_path.iterdir():
+        file.chmod(0o600)
+    tiny_model(norm_eps=1e-2).save(tmp_path)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+
+
 def test_what_only_looks_begun_stays(tmp_path: Path) -> None:
     mine = {"config.json.backup": "{}", f"config.json.{'0' * 32}": "{}", f"config.json.{'a' * 32}": "no JSON"}
     model = tiny_model()

@@ -1,6 +1,7 @@
 """What is saved is read back whole by vitlite, and by timm; and it goes to the Hub as it is."""
 
 import json
+import re
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -12,11 +13,12 @@ from changed_models import CHANGED, LoRA, Quantised
 from models import IMAGES, RECIPE, near, tiny_model
 from peers import timm, transformers
 from safetensors.torch import load_file, save_file
+from server import Hub
 from torch import nn
 
 from vitlite import load
 from vitlite.convert import convert
-from vitlite.errors import CheckpointError
+from vitlite.errors import CheckpointError, DownloadError
 from vitlite.images import Preprocess
 from vitlite.model import Attention
 from vitlite.training.datasets import digest
@@ -176,7 +178,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
 # ---- the Hub
 
 
-def test_push_uploads_a_folder_with_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_push_uploads_a_folder_with_a_card(server: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The server of the tests takes no uploads: what huggingface_hub would be given is looked at instead."""
     import huggingface_hub
 
@@ -200,6 +202,28 @@ def test_push_uploads_a_folder_with_a_card(monkeypatch: pytest.MonkeyPatch, tmp_
         (tmp_path / name).write_bytes(content)
     assert torch.equal(load(tmp_path)(IMAGES), tiny_model()(IMAGES))
     assert json.loads(files["config.json"])["vitlite"]["labels"] == ["ant", "bee", "cow"]
+    server.publish("me/vit", README_md=b"By hand.")
+    push_to_hub(tiny_model(), "me/vit")
+    assert set(calls[-1][1]) == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("repo", "token", "address", "words"),
+    [
+        ("a b", None, "", "'a b' is no repository of the Hub"),
+        ("../x", None, "", "is no repository of the Hub"),
+        (None, None, "", "None is no repository of the Hub"),
+        ("me/vit", "two\nlines", "", "characters that no token has"),
+        ("me/vit", None, "nonsense", "HF_ENDPOINT is no address of a Hub"),
+        ("me/vit", None, "http://127.0.0.1:9", "Cannot upload to http://127.0.0.1:9/me/vit: "),
+    ],
+)
+def test_what_cannot_be_pushed_is_said_in_words(
+    server: Hub, monkeypatch: pytest.MonkeyPatch, repo: Any, token: str | None, address: str, words: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address or server.url)
+    with pytest.raises(DownloadError, match=re.escape(words)):
+        push_to_hub(tiny_model(), repo, token=token)
 
 
 def test_the_card_says_how_to_use_the_model_and_where_it_came_from(tmp_path: Path) -> None:

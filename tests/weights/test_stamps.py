@@ -213,6 +213,37 @@ def test_a_disk_that_keeps_whole_seconds(server: Hub, tmp_path: Path) -> None:
     assert finish(start(TWICE.format(path=str(disk / "a")), *mounted)) == "True\n"
 
 
+IMAGES = """
+import subprocess
+from pathlib import Path
+from vitlite.weights import stamps
+for image in {images}:
+    subprocess.run(["mount", "-o", "loop,ro", image, {disk!r}], check=True)
+    print(stamps.stat_of(Path({disk!r}, "a")), stamps.check_file(Path({disk!r}, "a")))
+    subprocess.run(["umount", {disk!r}], check=True)
+"""
+
+
+@pytest.mark.skipif(shutil.which("debugfs") is None, reason="needs to make a file system")
+def test_images_of_disks_whose_files_have_the_same_times(server: Hub, tmp_path: Path) -> None:
+    """As those of containers have, so that they are the same each time they are made."""
+    disk, images = tmp_path / "disk", []
+    disk.mkdir()
+    for content in (WEIGHTS[:1000], OTHER[:1000]):
+        folder, image = tmp_path / f"{len(images)}", tmp_path / f"{len(images)}.image"
+        folder.mkdir()
+        (folder / "a").write_bytes(content)
+        subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", folder, image, "8M"], check=True, capture_output=True)
+        for field in ("ctime", "mtime"):
+            for command in (f"set_inode_field /a {field} 20260101000000", f"set_inode_field /a {field}_extra 0"):
+                subprocess.run(["debugfs", "-w", "-R", command, image], check=True, capture_output=True)
+        images.append(str(image))
+    found = finish(start(IMAGES.format(images=images, disk=str(disk)), *in_namespace("true"))).splitlines()
+    stats = [line.partition("]")[0] for line in found]
+    assert stats[0] == stats[1], "or this test says nothing"
+    assert [line[-64:] for line in found] == [hashlib.sha256(x[:1000]).hexdigest() for x in (WEIGHTS, OTHER)]
+
+
 def test_names_that_are_no_unicode(server: Hub, tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe.safetensors"))
     path.write_bytes(WEIGHTS)

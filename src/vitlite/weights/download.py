@@ -125,13 +125,14 @@ def _explained(file: RemoteFile, error: Any) -> DownloadError:
         RevisionNotFoundError,
     )
 
+    response = error.response
     if isinstance(error, GatedRepoError):
-        return _gated(file, error.response.status_code)
+        return _gated(file, response.status_code)
     if isinstance(error, EntryNotFoundError):
-        commit = error.response.headers.get("x-repo-commit") or ""
+        commit = response.headers.get("x-repo-commit") or ""
         return AbsentError(file, commit if COMMIT.fullmatch(commit) else None)
     is_elsewhere = isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError))
-    if error.response.status_code == 404 and not is_elsewhere:  # of a proxy, who knows nothing of the repository
+    if response.status_code == 404 and not is_elsewhere:  # of a proxy, who knows nothing of the repository
         return _no_hub(file, "HTTP 404, and no word of which is absent, the file, the repository or the revision")
     why = shown(str(error).strip().partition("\n")[0])
     return _refused(file, why)

@@ -8,6 +8,7 @@ Nothing here passes through numpy or unpickles.
 
 import ast
 import ctypes
+import errno
 import json
 import math
 import os
@@ -25,7 +26,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from vitlite.disk import is_no_file, settled_stat_of, stat_of
+from vitlite.disk import is_no_file, leads_nowhere, settled_stat_of, stat_of
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.schema import MOST_BYTES, Check, by_name, read_json, table
 
@@ -44,6 +45,7 @@ LONGEST_NAME = 500  # letters
 LONGEST_NPY_HEADER = 10_000  # bytes, as numpy has it
 ROOM_TO_UNPACK = 2**28  # bytes beside ten times the size of the archive: trained weights hardly shrink, a bomb does
 BLOCK = 2**24  # bytes read at once
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 
 
 def _is_beside(value: Any) -> bool:
@@ -193,11 +195,24 @@ def path_of(place: Any, what: str = "weights") -> Path:
 
 
 def exists(path: Path) -> bool:
-    """Whether something is there; what cannot even be asked for, such as a name of a thousand letters, is not."""
+    """Whether something is there; of a name that no file can have, nothing is.
+
+    Raises:
+        CheckpointError: Nobody can tell: who takes it for absent may take something else in its place.
+    """
     try:
-        return path.exists()
-    except OSError:
+        os.stat(path)
+    except ValueError:
         return False
+    except OSError as error:
+        if any(leads_nowhere(place) for place in (path, *path.parents)):
+            reason = "a link leads nowhere"
+        elif error.errno in NOT_THERE:
+            return False
+        else:
+            reason = str(error.strerror)
+        raise CheckpointError(f"{shown(str(path))} cannot be looked at: {reason}.") from None
+    return True
 
 
 def described_by(path: Path) -> Path | None:
@@ -240,7 +255,7 @@ def _file_of(path: Path) -> Path:
 def _weights_in(folder: Path) -> Path:
     """The weights of a folder: by their usual name, or the only ones there."""
     for name in (WEIGHTS, INDEX):
-        if (folder / name).exists():
+        if os.path.lexists(folder / name):
             return folder / name
     files = sorted(folder.iterdir())
     models = _folders_of_models(files)

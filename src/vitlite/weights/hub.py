@@ -143,6 +143,17 @@ def verify(target: Path | str, sha256: str | None = None) -> Fetched:
     if not isinstance(target, (str, Path)):
         raise DownloadError(f"Cannot verify {shown(repr(target))}: it is neither a name nor the path of a file.")
     _check_sha256(sha256)
+    try:
+        return _verify(target, sha256)
+    except DownloadError:
+        raise
+    except OSError as error:
+        raise DownloadError(
+            f"Cannot verify {shown(str(target))}: {shown(str(error))}.", python="Check the permissions of the cache."
+        ) from error
+
+
+def _verify(target: Path | str, sha256: str | None) -> Fetched:
     pin = read_pin(str(target))
     path: Path | None = Path(target)
     commit, expected, says_who = None, None, REMEMBERED

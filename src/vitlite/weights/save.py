@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vitlite.config import ViTConfig
 from vitlite.disk import is_no_file, locked, refuse_content, replacing
-from vitlite.errors import CheckpointError, ConfigError, shown
+from vitlite.errors import CheckpointError, ConfigError, DownloadError, shown
 from vitlite.fingerprint import bytes_of
 from vitlite.images import recipe_alone
 from vitlite.model import COMPUTING, Linear, ViT, model_on_meta, replaced_method
@@ -37,6 +37,8 @@ from vitlite.weights.files import (
     metadata_of,
     path_of,
 )
+from vitlite.weights.network import first_line, prepare_client, transport_error
+from vitlite.weights.remote import RemoteFile, checked_token, endpoint
 from vitlite.weights.resolve import Claim, understand
 from vitlite.weights.sidecar import (
     CONFIG,
@@ -45,6 +47,7 @@ from vitlite.weights.sidecar import (
     WRITER,
     begin_sidecars,
     end_sidecars,
+    is_paired,
     remove_begun,
     sidecar_content,
     unread_by_timm,
@@ -56,6 +59,7 @@ STORED_AS = {  # how safetensors calls what torch has
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+CARD = "README.md"
 CHANGES_NO_ANSWER = ("training", "checkpointing")  # settings of a layer
 
 
@@ -150,13 +154,16 @@ def refuse_to_overwrite(folder: Path) -> None:
         raise CheckpointError(f"{shown(str(folder))} is no folder. Name one.")
     with explained(folder):
         refuse_content(folder / f"{WEIGHTS}.lock")
-    there = [name for name in (WEIGHTS, INDEX, CONFIG, PICTURES) if (folder / name).exists()]
+    there = [name for name in (WEIGHTS, INDEX, CONFIG, PICTURES) if os.path.lexists(folder / name)]
     for name in there:
         if not (folder / name).is_file():
             raise CheckpointError(f"{shown(str(folder / name))} is no file, and stands where one is to be written.")
-    if there and not _is_ours(folder):
+    foreign = there if not _is_ours(folder) else []
+    if PICTURES in there and not is_paired(folder / PICTURES):  # added to ours by somebody
+        foreign = foreign or [PICTURES]
+    if foreign:
         raise CheckpointError(
-            f"{shown(str(folder))} has {', '.join(there)}, which vitlite did not write. What is there stays. Name a "
+            f"{shown(str(folder))} has {', '.join(foreign)}, which vitlite did not write. What is there stays. Name a "
             "folder that is new."
         )
 
@@ -167,7 +174,7 @@ def refuse_to_part(weights: Path) -> None:
     Raises:
         CheckpointError: It would.
     """
-    described = described_by(weights) is not None and (weights.parent / CONFIG).exists()
+    described = described_by(weights) is not None and os.path.lexists(weights.parent / CONFIG)
     if described and _pair_in(weights) is not None:
         raise CheckpointError(
             f"{shown(str(weights))} belongs to the {CONFIG} beside it, which would be wrong of other tensors. Name "
@@ -177,7 +184,7 @@ def refuse_to_part(weights: Path) -> None:
 
 def _is_ours(folder: Path) -> bool:
     """By its config.json; where there is none yet, since writing was stopped before, by its weights."""
-    if not (folder / CONFIG).exists():
+    if not os.path.lexists(folder / CONFIG):
         return _pair_in(folder / WEIGHTS) is not None
     try:
         config = read_json(folder / CONFIG, by_name(anything))
@@ -349,21 +356,34 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
 
     Args:
         model: What to upload.
-        repo: "owner/name".
+        repo: "owner/name". A README.md that is there stays.
         private: For a new repository: whether others see it.
         token: None: the one you are logged in with, or HF_TOKEN.
 
     Returns:
         The address of the commit.
+
+    Raises:
+        CheckpointError: The model cannot be saved.
+        DownloadError: `repo` is no repository, or the Hub cannot be reached, or refuses.
     """
+    prepare_client()
     from huggingface_hub import HfApi
 
-    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+    repo = RemoteFile(repo, CARD, "main").repo  # checked
+    hub = HfApi(endpoint=endpoint(), token=checked_token(token))
     with TemporaryDirectory() as folder:
         save(model, folder)
-        (Path(folder) / "README.md").write_text(card(model, repo), encoding="utf-8", newline="")
-        hub.create_repo(repo, private=private, exist_ok=True)
-        commit = hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload with vitlite")
+        try:
+            hub.create_repo(repo, private=private, exist_ok=True)
+            if not hub.file_exists(repo, CARD):
+                (Path(folder) / CARD).write_text(card(model, repo), encoding="utf-8", newline="")
+            commit = hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload with vitlite")
+        except (OSError, transport_error()) as error:
+            raise DownloadError(
+                f"Cannot upload to {endpoint()}/{repo}: {first_line(error)}.",
+                python="Check the name and the network. It takes a login, hf auth login, or a token that may write.",
+            ) from error
     return str(commit.commit_url)
 
 

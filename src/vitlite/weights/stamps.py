@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from vitlite import schema
-from vitlite.disk import is_no_file, settled_stat_of, stat_of
+from vitlite.disk import in_whole_seconds, is_no_file, settled_stat_of, stat_of
 from vitlite.errors import DownloadError, shown
 from vitlite.folders import state_folder, write_state
 from vitlite.weights.remote import SHA256
@@ -164,10 +164,15 @@ def forget(path: Path) -> None:
 
 
 def _fresh_stamp(path: Path) -> Stamp | None:
-    """The stamp of a file that has not changed since; None where VITLITE_VERIFY says to look at the bytes."""
+    """The stamp of a file that has not changed since; None where that cannot be known, or VITLITE_VERIFY is set.
+
+    Where times are whole seconds, all files of a disk's image may have been given the same, and so may the next image
+    that is mounted there.
+    """
     stamp = None if _bytes_are_wanted() else read_stamp(path)
     with suppress(OSError):  # it is gone meanwhile
-        if stamp is not None and stamp.stat == stat_of(path):
+        stat = path.stat()
+        if stamp is not None and stamp.stat == stat_of(path) and not in_whole_seconds(stat):
             return stamp
     return None
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from vitlite import __version__
 from vitlite.config import ViTConfig
-from vitlite.disk import write_json
+from vitlite.disk import keep_mode, write_json
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import Recipe
 from vitlite.schema import anything, by_name, read_json
@@ -56,6 +56,7 @@ __all__ = [
     "config_to_timm",
     "contradictions",
     "end_sidecars",
+    "is_paired",
     "layout_for_timm",
     "layout_of",
     "model_type",
@@ -113,7 +114,7 @@ def _read(file: Path, pair: str | None) -> tuple[Path, Mapping[str, Any]]:
     if pair is None or content.get(PAIR) == pair:
         return file, content
     begun = _begun(file, pair)
-    if PAIRS.fullmatch(pair) and begun.exists():
+    if PAIRS.fullmatch(pair) and os.path.lexists(begun):
         return begun, _table(begun)
     if PAIR in content:
         raise CheckpointError(
@@ -126,7 +127,7 @@ def _read(file: Path, pair: str | None) -> tuple[Path, Mapping[str, Any]]:
 
 
 def _table(file: Path) -> Mapping[str, Any]:
-    content: Mapping[str, Any] = read_json(file, TABLE) if file.exists() else {}
+    content: Mapping[str, Any] = read_json(file, TABLE) if os.path.lexists(file) else {}
     return content
 
 
@@ -224,10 +225,19 @@ def end_sidecars(folder: Path, contents: Mapping[str, Mapping[str, Any]], pair: 
     """Lets the files that were begun take their place; where nothing is said in one, what stood there was of others."""
     for name in (CONFIG, PICTURES):
         if name in contents:
+            keep_mode(folder / name, _begun(folder / name, pair))
             os.replace(_begun(folder / name, pair), folder / name)
         else:
             (folder / name).unlink(missing_ok=True)
     remove_begun(folder)
+
+
+def is_paired(file: Path) -> bool:
+    """Whether this is JSON that vitlite wrote beside weights."""
+    try:
+        return PAIR in _table(file)
+    except CheckpointError:
+        return False
 
 
 def remove_begun(folder: Path) -> None:
