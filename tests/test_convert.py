@@ -512,6 +512,41 @@ def test_of_a_folder_with_several_weights_and_a_pickle_none_is_taken_by_itself(t
         convert(folder, tmp_path / "out.safetensors", "timm")
 
 
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    """By whatever name, from Python too."""
+    model = model_for_transformers()
+    model.save(tmp_path / "run")
+    weights = tmp_path / "run" / "model.safetensors"
+    (tmp_path / "shards").mkdir()
+    save_shards(model.state_dict(), tmp_path / "shards")
+    save_file(model.state_dict(), tmp_path / "mine.safetensors")
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "mine.safetensors")
+    os.link(tmp_path / "mine.safetensors", tmp_path / "hard.safetensors")
+    torch.save(model.state_dict(), tmp_path / "run" / "epoch1.pth")
+    (tmp_path / "linked").symlink_to(tmp_path / "run")
+    before = everything(tmp_path)
+    for source, target in (
+        ("mine.safetensors", "mine.safetensors"),
+        ("mine.safetensors", "link.safetensors"),
+        ("link.safetensors", "mine.safetensors"),
+        ("mine.safetensors", "hard.safetensors"),
+        ("shards", "shards/model-1.safetensors"),
+        ("shards/model.safetensors.index.json", "shards/model-0.safetensors"),
+        ("run", "run"),
+        ("run", "linked"),
+        (weights, "run"),
+        (weights, "linked/../run"),
+        ("run/epoch1.pth", "run"),  # whose config.json is read
+    ):
+        with pytest.raises(CheckpointError, match=r" is to be read and to be written. Name another f"):
+            convert(tmp_path / source, tmp_path / target, "timm")
+        assert everything(tmp_path) == before
+
+
 def test_the_folder_for_temporary_files_is_named_where_it_cannot_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ from vitlite.weights.files import (
     Shape,
     WeightsFile,
     described_by,
+    files_of,
     open_weights,
     path_of,
 )
@@ -103,7 +104,8 @@ def convert(
             margin "down" for transformers, to the "nearest" even number for timm. Some are cut a pixel further on.
 
     Raises:
-        CheckpointError: `source` is no whole plain ViT, or the library has no model that computes the same.
+        CheckpointError: `source` is no whole plain ViT, or would be written over; or the library has no model that
+            computes the same.
         ConfigError: A folder is wanted, and `source` does not tell all of the config; or a pickle is wanted.
         UnknownNameError: The zoo has no such checkpoint.
     """
@@ -119,6 +121,7 @@ def convert(
     source, target = path_of(source, "convert"), path_of(target, "convert")
     if target.suffix in PICKLES:
         raise ConfigError(f"Cannot write {target}: no pickles are made. Name a folder, or a .safetensors file.")
+    refuse_to_write_over(source, target)
     if target.suffix == ".safetensors":
         _convert_tensors(source, target, to, config, record)
         return
@@ -127,6 +130,44 @@ def convert(
     if margin is not None:
         _cut_otherwise(model, margin)
     _write_folder(model, target, to)
+
+
+def refuse_to_write_over(source: Path, target: Path) -> None:
+    """Makes sure that nothing which is read is written, by whatever name: a link, a shard, or the folder it is in.
+
+    Raises:
+        CheckpointError: It would be.
+    """
+    read, written = _files_read(source), _files_written(target)
+    for file in written:
+        if any(_is_same(file, other) for other in read):
+            kind = "file" if written == [target] else "folder"
+            raise CheckpointError(f"{target} is to be read and to be written. Name another {kind}.")
+
+
+def _files_read(source: Path) -> list[Path]:
+    """The source, the files with its tensors, and the JSON beside them, where there is some."""
+    pickle = _pickle_of(source)
+    if pickle is None:
+        index, shards = files_of(source)
+        weights, folder = [index, *shards], described_by(source)
+    else:
+        weights, folder = [pickle], pickle.parent
+    described = [] if folder is None else [folder / CONFIG, folder / PICTURES]
+    return [source, *weights, *described]
+
+
+def _files_written(target: Path) -> list[Path]:
+    if target.suffix == ".safetensors":
+        return [target]
+    return [target, target / WEIGHTS, target / CONFIG, target / PICTURES]
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
 
 
 def _convert_tensors(

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import get_args
 
-from vitlite.cli.options import expanded, image_size, positive, weights_of
+from vitlite.cli.options import expanded, image_size, positive
 from vitlite.config import Gelu, Pool, Positions
 from vitlite.disk import obstacle, obstacle_in
 from vitlite.errors import CheckpointError, ConfigError, shown
@@ -103,13 +103,9 @@ def _check_writable(target: Path) -> None:
 
 def _check_target(source: Path, target: Path) -> None:
     """Makes sure that nothing which is there is overwritten but a file that was named, and that is not the source."""
+    from vitlite.convert import refuse_to_write_over
+
     if target.is_dir() and any(target.iterdir()):
         raise CheckpointError(f"The folder {target} is not empty, and what is in it stays. Name one that is new.")
-    if target.exists() and _is_read(source, target):
-        raise CheckpointError(f"{target} is to be read and to be written. Name another file.")
+    refuse_to_write_over(source, target)
     _check_writable(target)
-
-
-def _is_read(source: Path, target: Path) -> bool:
-    in_folder = source.is_dir() and target.parent.samefile(source)
-    return in_folder or any(file.exists() and target.samefile(file) for file in weights_of(source))
