@@ -59,6 +59,44 @@ def test_the_commands(folders, tmp_path, capsys):
         assert picture.width > 200
 
 
+def test_a_home_that_no_shell_spells_out(folders, tmp_path, capsys, monkeypatch):
+    """The run is where the commands look that are printed."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = [
+        "--model",
+        "vit_nano_4",
+        "--weights",
+        "none",
+        "--size",
+        "16",
+        "--epochs",
+        "1",
+        "--batch",
+        "8",
+        "--out=~/run",
+    ]
+    assert main(["train", "~/data", *words]) == 0
+    out = capsys.readouterr().out
+    assert os.listdir(tmp_path / "here") == []
+    for name in ("classify", "eval"):
+        (line,) = (line for line in out.splitlines() if line.startswith(f"  vitlite {name}"))
+        assert main(shlex.split(line)[1:]) == 0, line
+    photo = next((tmp_path / "data").rglob("*.png")).relative_to(tmp_path)
+    for line in (
+        f"embed ~/{photo} --model=~/run/best --out=~/v.safetensors",
+        "eval ~/data --model=~/run/best --out=~/figures",
+        "export ~/run/best --to torch --out=~/best.pt2",
+        f"attention ~/{photo} --model=~/run/best --out=~/map.png",
+        f"search ~/v.safetensors ~/{photo} --model=~/run/best --out=~/sheet.jpg",
+    ):
+        assert main(line.split()) == 0, line
+    for written in ("v.safetensors", "figures/eval.json", "best.pt2", "map.png", "sheet.jpg"):
+        assert (tmp_path / written).is_file(), written
+    assert os.listdir(tmp_path / "here") == []
+
+
 def test_the_commands_on_cifar10(tmp_path, capsys):
     data, out = small_cifar10(tmp_path / "data"), tmp_path / "run"
     assert main(f"train {data} --model vit_nano_4 --weights none --size 8 --epochs 1 --out {out}".split()) == 0

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitlite import disk
-from vitlite.cli.options import add_model_arguments, add_speed_arguments, open_model, refuse_inside
+from vitlite.cli.options import add_model_arguments, add_speed_arguments, expanded_path, open_model, refuse_inside
 from vitlite.cli.progress import Progress
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.draw import draw_confusion, is_plot_of_ours, need_matplotlib
@@ -30,16 +30,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite eval`."""
     parser.add_argument(
         "data",
-        type=Path,
+        type=expanded_path,
         metavar="DATA",
         help="a folder per class (or one with such a val/ or test/), or CIFAR-10's .bin files, of which the test set",
     )
     parser.add_argument(
-        "--split", type=Path, metavar="FILE", help="the pictures that a run of train held out: its split.json"
+        "--split", type=expanded_path, metavar="FILE", help="the pictures that a run of train held out: its split.json"
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=expanded_path,
         metavar="DIR",
         help="write eval.json (figures, and which pictures it is wrong on) and confusion.png there",
     )
