@@ -432,6 +432,26 @@ def test_a_small_pickle_does_not_become_a_large_file(write: Callable[[Path], Non
         convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
 
 
+def test_a_flipped_bit_in_a_pickle_is_noticed(tmp_path: Path) -> None:
+    """By the archive's checksum, which torch does not look at; where torch was told to write none, nobody can."""
+    weights = dict(tiny_model().state_dict())
+    path = tmp_path / "vit.pth"
+    torch.save(weights, path)
+    whole = bytearray(path.read_bytes())
+    whole[whole.find(weights["blocks.0.mlp.fc1.weight"].numpy().tobytes()) + 3] ^= 0x40
+    path.write_bytes(whole)
+    with pytest.raises(CheckpointError, match=r"in it does not have its checksum"):
+        convert(path, tmp_path / "out.safetensors", "timm")
+    assert not (tmp_path / "out.safetensors").exists()
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(weights, path)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    convert(path, tmp_path / "out.safetensors", "timm")
+
+
 def test_tied_and_strided_weights_of_a_pickle_are_converted(tmp_path: Path) -> None:
     state = dict(tiny_model().state_dict())
     state["blocks.1.norm1.weight"] = state["blocks.0.norm1.weight"]

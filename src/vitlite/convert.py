@@ -385,6 +385,9 @@ def _opened(pickle: Path) -> Any:
     """
     try:
         _refuse_bomb(pickle, _bytes_unpacked(pickle))
+        damaged = _damaged_member(pickle)
+        if damaged:
+            raise _unopened(pickle, f"{damaged} in it does not have its checksum")
         with torch.serialization.safe_globals([SCRIPT_OPTIONS]):
             return torch.load(pickle, map_location="cpu", weights_only=True)
     except CheckpointError:
@@ -395,11 +398,25 @@ def _opened(pickle: Path) -> Any:
 
 def _bytes_unpacked(pickle: Path) -> int:
     """What the archive of a pickle takes in memory; one that is none, as older versions of torch wrote, its size."""
-    with open(pickle, "rb") as file:
-        if file.read(len(ARCHIVE)) != ARCHIVE:
-            return pickle.stat().st_size
+    if not _is_archive(pickle):
+        return pickle.stat().st_size
     with zipfile.ZipFile(pickle) as archive:
         return sum(member.file_size for member in archive.infolist())
+
+
+def _damaged_member(pickle: Path) -> str | None:
+    """What in an archive is other than it was written, which torch does not look at; torch may leave checksums out."""
+    if not _is_archive(pickle):
+        return None
+    with zipfile.ZipFile(pickle) as archive:
+        if all(member.CRC == 0 for member in archive.infolist()):
+            return None
+        return archive.testzip()
+
+
+def _is_archive(pickle: Path) -> bool:
+    with open(pickle, "rb") as file:
+        return file.read(len(ARCHIVE)) == ARCHIVE
 
 
 def _refuse_bomb(pickle: Path, needed: int) -> None:
