@@ -53,6 +53,25 @@ def test_what_is_not_finite_is_near_to_nothing(tmp_path: Path) -> None:
         nearest(vectors, torch.full((1, vectors.dim), float("nan")))
 
 
+@pytest.mark.parametrize("scale", [1e300, 1e-60, 1.0])
+@pytest.mark.parametrize("stored", [1e200, 1e-200, 1.0])
+def test_long_and_short_vectors_of_float64_have_the_directions_that_they_have(
+    scale: float, stored: float, tmp_path: Path
+) -> None:
+    opened = open_vectors(written(tmp_path / "v.safetensors", stored * torch.eye(4, dtype=torch.float64)))
+    queries = scale * torch.tensor([[1, 0, 0, 0.1], [0, 0, 0, 0]], dtype=torch.float64)
+    found, nothing = nearest(opened, queries, top=2)
+    assert [match.picture for match in found] == ["0.png", "3.png"]
+    assert [match.score for match in found] == pytest.approx([0.995037, 0.099504], abs=1e-6)
+    assert [match.score for match in nothing] == [0, 0]
+
+
+def test_complex_vectors_are_refused(tmp_path: Path) -> None:
+    vectors = open_vectors(written(tmp_path / "v.safetensors", noise(3, 8)))
+    with pytest.raises(InputError, match=r"Vectors are real numbers, got torch\.complex64"):
+        nearest(vectors, noise(1, 8) * 1j)
+
+
 def test_a_search_holds_a_part_of_the_vectors_at_a_time(tmp_path: Path) -> None:
     opened = open_vectors(written(tmp_path / "v.safetensors", noise(200_000, 8)))
     assert max(len(part) for part in opened.parts()) == 2**16

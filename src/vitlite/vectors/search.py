@@ -56,15 +56,16 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
     """The pictures whose vectors have the largest cosine with each of some vectors (q, d), the largest first.
 
     Raises:
-        InputError: The vectors are of another width, or not finite; or `top` is not a positive whole number.
+        InputError: The vectors are of another width, complex or not finite; or `top` is not a positive whole number.
     """
     if type(top) is not int or top < 1:
         raise InputError(f"top is how many pictures to give: a whole number of at least 1, got {top!r}.")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
         raise InputError(f"The vectors are (n, {vectors.dim}), got {tuple(queries.shape)} to compare with them.")
+    refuse_complex(queries)
     if not queries.isfinite().all():
         raise InputError("Some of the vectors to compare with are not finite numbers: nothing is near to them.")
-    queries = of_length_one(queries.detach().float().cpu())
+    queries = of_length_one(queries.detach().cpu())
     directions = [queries[i : i + TOGETHER] for i in range(0, len(queries), TOGETHER)]
     best = [_Best(some.new_zeros(len(some), 0), torch.zeros(len(some), 0, dtype=torch.int64)) for some in directions]
     first = 0
@@ -96,7 +97,17 @@ def _better(best: _Best, cosines: Tensor, first: int, top: int) -> _Best:
     return _Best(scores, torch.cat([best.rows, numbers], dim=1).gather(1, places))
 
 
+def refuse_complex(vectors: Tensor) -> None:
+    """Makes sure that vectors are of real numbers: of others, torch would drop a half."""
+    if vectors.is_complex():
+        raise InputError(f"Vectors are real numbers, got {vectors.dtype}.", python="No model gives others.")
+
+
 def of_length_one(vectors: Tensor) -> Tensor:
-    """The directions of vectors (n, d); zeros stay. They are brought near to 1 first, where all squares are numbers."""
-    _, exponents = torch.frexp(vectors.abs().amax(1, keepdim=True))
-    return F.normalize(torch.ldexp(vectors, -exponents.clamp(-126, 126)), dim=1)
+    """The directions of vectors (n, d), in float32; zeros stay.
+
+    The largest number of each becomes 1 first, in float64 where they are: its square then is a number in float32, too.
+    """
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    largest = vectors.abs().amax(1, keepdim=True)
+    return F.normalize((vectors / largest.where(largest > 0, 1)).float(), dim=1)
