@@ -156,6 +156,32 @@ def test_frames_of_an_animation(vit, tmp_path):
         assert list(vit.predict(ImageSequence.Iterator(gif))) == vit.predict(copies)
 
 
+def test_two_threads_use_one_model_and_the_last_puts_its_modes_back(vit):
+    vit.train()
+    vit.blocks[0].norm1.eval()
+    modes = [module.training for module in vit.modules()]
+    began, second_began, seen = threading.Event(), threading.Event(), []
+
+    def first(images):
+        began.set()
+        assert second_began.wait(20)
+        return [0]
+
+    def second(images):
+        second_began.set()
+        thread.join(20)  # the first is done with the model
+        seen.extend(module.training for module in vit.modules())
+        return [0]
+
+    thread = threading.Thread(target=lambda: list(work_through(vit, pictures(1), first)))
+    thread.start()
+    assert began.wait(20)
+    list(work_through(vit, pictures(1), second))
+    assert seen
+    assert not any(seen)
+    assert [module.training for module in vit.modules()] == modes
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_leaves_everything_as_it_was(vit, training):
     vit.train(training)
