@@ -16,6 +16,7 @@ from torch import Tensor
 from vitlite import ViT, load, optimize
 from vitlite.bulk.local import identity_of
 from vitlite.errors import ImageError, InputError
+from vitlite.fingerprint import hash_of_file
 from vitlite.vectors import nearest, open_vectors, search
 from vitlite.weights.save import write_tensors
 
@@ -141,6 +142,21 @@ def test_weights_that_were_changed_since_they_were_read_are_others(tmp_path: Pat
     for other in (copy.deepcopy(trained), random, optimize(trained)):
         with pytest.raises(InputError, match="this model differs in weights: no distance to them"):
             opened.refuse_other_model(other)
+
+
+def test_a_number_of_a_small_weight_or_a_row_of_a_large_one_makes_other_weights(tmp_path: Path) -> None:
+    tiny_model(dim=160, mlp_dim=320).save(tmp_path / "model")
+    model = load(tmp_path / "model")
+    assert model.source
+    for name, weight in model.named_parameters():
+        large = weight.numel() > 10_000
+        rows = weight.data.flatten(1) if large else weight.data.view(-1, 1)
+        for row in {0, 1, min(rows.shape[1], len(rows) - 1), len(rows) - 1}:
+            before = rows[row].clone()
+            rows[row] += 1
+            assert hash_of_file(model) == (model.source.sha256 if name.startswith("head.") else None), (name, row)
+            rows[row] = before
+    assert hash_of_file(model) == model.source.sha256
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"image_size": 64}, {"pool": "mean"}])

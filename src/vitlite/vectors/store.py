@@ -73,7 +73,7 @@ class Vectors:
                 yield part
 
     def refuse_other_model(self, model: "ViT") -> None:
-        """Makes sure that a model makes vectors which can be compared with these.
+        """Makes sure that a model makes vectors which can be compared with these, as far as `search` says.
 
         Raises:
             InputError: It has other weights, another config or other preprocessing.
