@@ -189,7 +189,8 @@ def _prepared(
         try:
             while True:
                 for image in islice(source, 2 * batch - len(waiting)):
-                    pixels = background.submit(_pixels, preprocess, image, room)
+                    earlier = [pixels for _, pixels in waiting]
+                    pixels = background.submit(_pixels, preprocess, image, room, earlier)
                     waiting.append((image, pixels))
                     if not all_there:
                         wait([pixels])  # an iterator may give one object or file again and again, and change it
@@ -227,14 +228,16 @@ class _Room:
                 self.changed.notify_all()
 
 
-def _pixels(preprocess: Preprocess, image: Any, room: _Room) -> Tensor:
+def _pixels(preprocess: Preprocess, image: Any, room: _Room, earlier: Sequence["Future[Tensor]"]) -> Tensor:
     """What `preprocess.pixels` makes of a picture; of a file, beside others.
 
-    All else is alone, one after the other: a pipe may be slow, the same open file may come twice, and a class of one's
-    own need not be made for threads.
+    All else is alone and in its turn, once the earlier ones are done: several may come out of one pipe, the same open
+    file may come twice, and a class of one's own need not be made for threads.
     """
     beside_others = isinstance(image, (str, PathLike, bytes)) and not own_methods(preprocess, "pixels")
     pixels = pixels_in(image) if beside_others else None
+    if pixels is None:
+        wait(earlier)
     with room.taken(ROOM if pixels is None else pixels):
         return preprocess.pixels(image)
 

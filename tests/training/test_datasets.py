@@ -1,6 +1,7 @@
 """Pictures of folders and of CIFAR-10: what they are, and what they must not be."""
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -9,6 +10,7 @@ import torch
 from tiny_run import new_model, settings, small_cifar10, stripes
 
 from vitlite.errors import TrainError
+from vitlite.images import Preprocess
 from vitlite.training import datasets, distributed, train
 from vitlite.training.datasets import (
     HOLDOUT,
@@ -167,3 +169,19 @@ def test_pictures_are_listed_in_one_order_on_every_system(tmp_path: Path) -> Non
         assert [path.as_posix() for path in in_one_order([PureWindowsPath("D:/one", name) for name in order])] == [
             f"D:/one/{name}" for name in names
         ]
+
+
+def test_a_class_of_one_s_own_is_asked_for_one_picture_after_the_other(folders):
+    inside, model = [], new_model()
+
+    class Own(Preprocess):
+        def pixels(self, image):
+            inside.append(image)
+            time.sleep(0.002)
+            return super().pixels(inside.pop())
+
+    expected = read_folder(folders / "train", model.preprocess.pixels, ("lying", "standing"))
+    own = Own(model.preprocess.recipe, model)
+    found = read_folder(folders / "train", own.pixels, ("lying", "standing"))
+    every = torch.arange(24)
+    assert torch.equal(found.fetch(every), expected.fetch(every))

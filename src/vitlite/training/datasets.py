@@ -45,6 +45,8 @@ class Prepared:
         return len(self.pictures)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
+        if getattr(self.read, "__func__", None) is not Preprocess.pixels:  # one's own need not be made for threads
+            return torch.stack([self._picture(row) for row in rows.tolist()])  # (b, c, h, w)
         with ThreadPoolExecutor() as pool:
             return torch.stack(list(pool.map(self._picture, rows.tolist())))  # (b, c, h, w)
 
