@@ -1,5 +1,7 @@
 """The model that a run begins with, where it takes more than `create` or `load`."""
 
+from collections.abc import Sequence
+
 import torch
 
 from vitlite.config import ViTConfig
@@ -31,6 +33,19 @@ def random_model(
     )
     model.preprocess = Preprocess(usual_recipe(name, model.config), model)
     return model
+
+
+def head_for(model: ViT, classes: Sequence[str]) -> tuple[str, ...]:
+    """The classes to train on, in the order of the model's head: where it knows these very classes, that of its labels.
+
+    A head that knows others, as many by chance, is replaced by a new one, as one of another number is.
+    """
+    labels = tuple(model.labels or ())
+    if set(labels) == set(classes) and len(labels) == len(classes):
+        return labels
+    if labels:
+        model.reset_head(len(classes))
+    return tuple(classes)
 
 
 def usual_recipe(name: str, config: ViTConfig) -> Recipe:
