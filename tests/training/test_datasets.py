@@ -1,6 +1,7 @@
 """Pictures of folders and of CIFAR-10: what they are, and what they must not be."""
 
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -53,6 +54,24 @@ def test_links_to_folders_of_pictures_are_followed(tmp_path, folders):
     expected, found = (read_folder(place, torch.tensor, names) for place in (folders / "train", tmp_path / "linked"))
     assert found.labels.tolist() == expected.labels.tolist()
     assert [path.name for path in found.images.pictures] == [path.name for path in expected.images.pictures]
+
+
+def test_a_picture_is_taken_once_whatever_stands_beside_it(tmp_path, folders, caplog):
+    """Else one of its names would be held out, and another trained on."""
+    names = class_names(folders / "train")
+    expected = read_folder(folders / "train", torch.tensor, names).images.pictures
+    lying = folders / "train" / "lying"
+    shutil.copytree(lying, tmp_path / "copies")
+    (tmp_path / "copies").rename(lying / ".ipynb_checkpoints")
+    (lying / "linked").symlink_to(folders / "train" / "lying")  # back to where it is, and so no folder more
+    (lying / "z.png").symlink_to(expected[0])
+    os.link(expected[1], lying / "z1.png")
+    (folders / "train" / "standing" / "more").symlink_to(folders / "train" / "standing")
+    (tmp_path / "elsewhere").symlink_to(folders / "train" / "standing")
+    (folders / "train" / "standing" / "zz").symlink_to(tmp_path / "elsewhere")
+    assert read_folder(folders / "train", torch.tensor, names).images.pictures == expected
+    (said,) = caplog.messages
+    assert "skipped 2 repeated by a link (what is read ends in" in said
 
 
 WRONG = {
