@@ -224,7 +224,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
             "vitlite: %s: skipped %s (what is read ends in %s)",
             *(shown(str(folder)), counted(skipped), " ".join(sorted(SUFFIXES))),
         )
-    return Pictures(Prepared(paths, read, folder), torch.tensor(labels), tuple(classes))
+    return Pictures(Prepared(paths, read, folder), torch.tensor(labels, device="cpu"), tuple(classes))
 
 
 def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:

@@ -371,7 +371,7 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, flo
     alike, also where a batch has one more than another, and the mean over the steps is that over the pictures.
     """
     total = len(run.data) / run.steps
-    sums = torch.zeros(2, dtype=torch.float64)  # the loss, and the share of right answers
+    sums = torch.zeros(2, dtype=torch.float64, device="cpu")  # the loss, and the share of right answers
     parts = list(zip(images.chunk(run.settings.accumulate), labels.chunk(run.settings.accumulate), strict=True))
     for i, (x, y) in enumerate(parts, 1):
         is_last = i == len(parts)

@@ -175,14 +175,18 @@ def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Ten
 
 def some_of_each(labels: Tensor, count: int, seed: int) -> Tensor:
     """So many rows of each class that there is, drawn by the seed."""
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    order = _order(len(labels), seed)
     return torch.cat([order[labels[order] == label][:count] for label in sorted(set(labels.tolist()))])
+
+
+def _order(count: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
 
 
 def held_out(labels: Tensor, seed: int, share: float = 0.2) -> Tensor:
     """Which rows are to measure on: a share of each class, at least one of two and more: (n,) of bool."""
-    chosen = torch.zeros(len(labels), dtype=torch.bool)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    chosen = labels.new_zeros(len(labels), dtype=torch.bool)
+    order = _order(len(labels), seed)
     for label in sorted(set(labels.tolist())):
         rows = order[labels[order] == label]
         chosen[rows[: max(round(share * len(rows)), int(len(rows) > 1))]] = True

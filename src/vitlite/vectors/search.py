@@ -50,7 +50,7 @@ def _vectors_of(model: "ViT", images: Iterable[Any]) -> Tensor:
         if isinstance(vector, ImageError):
             raise vector
         found.append(vector)
-    return torch.stack(found) if found else torch.zeros(0, model.config.embed_dim)
+    return torch.stack(found) if found else torch.zeros(0, model.config.embed_dim, device="cpu")
 
 
 def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match]]:
@@ -68,7 +68,7 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
         raise InputError("Some of the vectors to compare with are not finite numbers: nothing is near to them.")
     queries = of_length_one(queries.detach().cpu())
     directions = [queries[i : i + TOGETHER] for i in range(0, len(queries), TOGETHER)]
-    best = [_Best(some.new_zeros(len(some), 0), torch.zeros(len(some), 0, dtype=torch.int64)) for some in directions]
+    best = [_Best(some.new_zeros(len(some), 0), some.new_zeros(len(some), 0, dtype=torch.int64)) for some in directions]
     first = 0
     for part in vectors.parts():
         known = of_length_one(part)
@@ -92,7 +92,7 @@ class _Best(NamedTuple):
 
 def _better(best: _Best, cosines: Tensor, first: int, top: int) -> _Best:
     """The same once the cosines (q, n) with further vectors are known, of which the first is number `first`."""
-    numbers = torch.arange(first, first + cosines.shape[1]).expand(len(cosines), -1)
+    numbers = torch.arange(first, first + cosines.shape[1], device="cpu").expand(len(cosines), -1)
     both = torch.cat([best.scores, cosines], dim=1)
     scores, places = both.topk(min(top, both.shape[1]))
     return _Best(scores, torch.cat([best.rows, numbers], dim=1).gather(1, places))

@@ -65,7 +65,8 @@ class Vectors:
                 )
             stored = file.get_slice("vectors")
             for first in range(0, len(self), rows):
-                part: Tensor = stored[first : first + rows]
+                with torch.device("cpu"):  # safetensors asks for torch's default device
+                    part: Tensor = stored[first : first + rows]
                 part = part.to(torch.promote_types(part.dtype, torch.float32))  # large ones of float64 stay numbers
                 if not part.isfinite().all():
                     name = shown(str(self.path), 1000)
