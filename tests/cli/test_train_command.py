@@ -83,7 +83,7 @@ def test_a_head_goes_on_with_its_own_classes_whatever_their_order(folders, tmp_p
     model = new_model()
     torch.nn.init.normal_(model.head.weight)
     words = "--epochs 1 --lr 1e-9 --augment none --dtype float32"
-    for labels in (("lying", "standing"), ("standing", "lying"), ("ant", "bee")):
+    for labels in (("lying", "standing"), ("standing", "lying"), ("ant", "lying")):
         out = tmp_path / f"run_{labels[0]}"
         model.labels = labels
         model.save(tmp_path / labels[0])

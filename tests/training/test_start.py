@@ -1,5 +1,6 @@
 """The model that a run begins with."""
 
+import pytest
 import torch
 from tiny_run import new_model
 
@@ -27,15 +28,19 @@ def test_a_name_without_a_record_gets_the_middle_of_the_picture() -> None:
     assert pixels.max() == 0
 
 
-def test_a_head_keeps_what_it_knows_of_these_classes_and_is_new_for_others() -> None:
+def test_a_head_keeps_what_it_knows_of_these_classes_and_is_new_for_others(caplog: pytest.LogCaptureFixture) -> None:
     model = new_model()
     torch.nn.init.normal_(model.head.weight)
     model.labels, head = ("standing", "lying"), model.head
     assert head_for(model, ("lying", "standing")) == ("standing", "lying")
+    assert not caplog.messages
+    assert head_for(model, ("n01", "n02")) == ("n01", "n02")
+    assert caplog.messages[0].endswith("so the head goes on in order: n01 for standing, n02 for lying")
     assert model.head is head
-    assert head_for(model, ("ant", "lying")) == ("ant", "lying")
-    assert model.head is not head
-    assert (model.labels, int(model.head.weight.count_nonzero())) == (None, 0)
+    for others in (("ant", "lying"), ("Lying", "Standing")):  # some of its own, and nearly its own
+        model.labels, model.head = ("standing", "lying"), head
+        assert head_for(model, others) == others
+        assert (model.labels, int(model.head.weight.count_nonzero())) == (None, 0)
     head = model.head
     assert head_for(model, ("ant", "bee")) == ("ant", "bee")
     assert model.head is head  # it knows none
