@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageDraw
 from tiny_run import CONFIG, RECIPE, new_model, small_cifar10, stop, stripes_in_folders
 
-from vitlite import ViT
+from vitlite import ViT, load
 from vitlite.cli import eval as eval_command
 from vitlite.cli import progress
 from vitlite.cli import train as train_command
@@ -115,6 +115,24 @@ def test_the_commands_on_cifar10(tmp_path, capsys):
     ViT(CONFIG).save(tmp_path / "bare")
     assert main(f"eval {data} --model {tmp_path / 'bare'}".split()) == 1
     assert "has no preprocessing" in capsys.readouterr().err
+
+
+def test_a_head_goes_on_with_its_own_classes_whatever_their_order(folders, tmp_path):
+    model = new_model()
+    torch.nn.init.normal_(model.head.weight)
+    words = "--epochs 1 --lr 1e-9 --augment none --dtype float32"
+    for labels in (("lying", "standing"), ("standing", "lying"), ("ant", "lying")):
+        out = tmp_path / f"run_{labels[0]}"
+        model.labels = labels
+        model.save(tmp_path / labels[0])
+        assert main(f"train {folders} --model {tmp_path / labels[0]} {words} --out {out}".split()) == 0
+        found = load(out / "last")
+        if labels[0] == "ant":
+            assert found.labels == ("lying", "standing")
+            assert found.head.weight.abs().max() < 1e-6  # a new one
+        else:
+            assert found.labels == labels
+            torch.testing.assert_close(found.head.weight, model.head.weight)
 
 
 def test_killed_with_sigkill_and_started_again(folders, tmp_path):

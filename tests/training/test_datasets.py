@@ -1,6 +1,8 @@
 """Pictures of folders and of CIFAR-10: what they are, and what they must not be."""
 
 import os
+import shutil
+import time
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -9,6 +11,7 @@ import torch
 from tiny_run import new_model, settings, small_cifar10, stripes
 
 from vitlite.errors import TrainError
+from vitlite.images import Preprocess
 from vitlite.training import datasets, distributed, train
 from vitlite.training.datasets import (
     HOLDOUT,
@@ -51,6 +54,24 @@ def test_links_to_folders_of_pictures_are_followed(tmp_path, folders):
     expected, found = (read_folder(place, torch.tensor, names) for place in (folders / "train", tmp_path / "linked"))
     assert found.labels.tolist() == expected.labels.tolist()
     assert [path.name for path in found.images.pictures] == [path.name for path in expected.images.pictures]
+
+
+def test_a_picture_is_taken_once_whatever_stands_beside_it(tmp_path, folders, caplog):
+    """Else one of its names would be held out, and another trained on."""
+    names = class_names(folders / "train")
+    expected = read_folder(folders / "train", torch.tensor, names).images.pictures
+    lying = folders / "train" / "lying"
+    shutil.copytree(lying, tmp_path / "copies")
+    (tmp_path / "copies").rename(lying / ".ipynb_checkpoints")
+    (lying / "linked").symlink_to(folders / "train" / "lying")  # back to where it is, and so no folder more
+    (lying / "z.png").symlink_to(expected[0])
+    os.link(expected[1], lying / "z1.png")
+    (folders / "train" / "standing" / "more").symlink_to(folders / "train" / "standing")
+    (tmp_path / "elsewhere").symlink_to(folders / "train" / "standing")
+    (folders / "train" / "standing" / "zz").symlink_to(tmp_path / "elsewhere")
+    assert read_folder(folders / "train", torch.tensor, names).images.pictures == expected
+    (said,) = caplog.messages
+    assert "skipped 2 repeated by a link (what is read ends in" in said
 
 
 WRONG = {
@@ -167,3 +188,19 @@ def test_pictures_are_listed_in_one_order_on_every_system(tmp_path: Path) -> Non
         assert [path.as_posix() for path in in_one_order([PureWindowsPath("D:/one", name) for name in order])] == [
             f"D:/one/{name}" for name in names
         ]
+
+
+def test_a_class_of_one_s_own_is_asked_for_one_picture_after_the_other(folders):
+    inside, model = [], new_model()
+
+    class Own(Preprocess):
+        def pixels(self, image):
+            inside.append(image)
+            time.sleep(0.002)
+            return super().pixels(inside.pop())
+
+    expected = read_folder(folders / "train", model.preprocess.pixels, ("lying", "standing"))
+    own = Own(model.preprocess.recipe, model)
+    found = read_folder(folders / "train", own.pixels, ("lying", "standing"))
+    every = torch.arange(24)
+    assert torch.equal(found.fetch(every), expected.fetch(every))

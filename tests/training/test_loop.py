@@ -364,6 +364,16 @@ def test_a_run_that_was_killed_before_its_first_step_is_nobodys_loss(tmp_path, m
     assert [record["loss"] for record in other[0]] == [record["loss"] for record in other[1]]
 
 
+@pytest.mark.parametrize("labels", [("standing", "lying"), ("ant", "lying")])
+def test_a_head_that_knows_a_class_in_another_place_is_refused(tmp_path, labels):
+    model = new_model()
+    model.labels = labels
+    with pytest.raises(TrainError, match=r"has learned the data's classes in another order: .*model\.reset_head\(2\)"):
+        train(model, stripes(24), tmp_path / "run", settings())
+    assert not (tmp_path / "run").exists()
+    assert model.labels == labels
+
+
 def stop_at_once(*_):
     raise Killed
 

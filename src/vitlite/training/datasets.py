@@ -27,6 +27,7 @@ _log = getLogger("vitlite")
 CACHE = 2**31  # bytes of prepared pictures kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red, green and blue planes
 CIFAR10_NAMES = "batches.meta.txt"
+AGAIN = "repeated by a link"  # in place of an ending
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
 
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
@@ -45,6 +46,8 @@ class Prepared:
         return len(self.pictures)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
+        if getattr(self.read, "__func__", None) is not Preprocess.pixels:  # one's own need not be made for threads
+            return torch.stack([self._picture(row) for row in rows.tolist()])  # (b, c, h, w)
         with ThreadPoolExecutor() as pool:
             return torch.stack(list(pool.map(self._picture, rows.tolist())))  # (b, c, h, w)
 
@@ -221,7 +224,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
             "vitlite: %s: skipped %s (what is read ends in %s)",
             *(shown(str(folder)), counted(skipped), " ".join(sorted(SUFFIXES))),
         )
-    return Pictures(Prepared(paths, read, folder), torch.tensor(labels), tuple(classes))
+    return Pictures(Prepared(paths, read, folder), torch.tensor(labels, device="cpu"), tuple(classes))
 
 
 def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:
@@ -245,9 +248,13 @@ def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:
 
 
 def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """The pictures, and how many other files there are of each ending."""
+    """The pictures, each once, and how many other files there are of each ending.
+
+    Hidden folders are left out, where programs put copies of what is beside them: one would be held out of training,
+    and the other trained on. So it would be with a file that has several names.
+    """
     try:
-        found, others = by_ending(files_below(str(folder)), SUFFIXES)
+        found, others = by_ending(files_below(str(folder), hidden=False), SUFFIXES)
     except OSError as error:
         raise TrainError(f"Cannot look into the folder {shown(str(error.filename))}: {error.strerror}.") from error
     if not found:
@@ -256,7 +263,23 @@ def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
             f"{folder} holds no pictures ({' '.join(sorted(SUFFIXES))}){there}.",
             python="Add some, or convert those that are there to JPEG or PNG, or remove the folder.",
         )
-    return in_one_order(map(Path, found)), others
+    once = _each_file_once(in_one_order(map(Path, found)))
+    if len(once) < len(found):
+        others[AGAIN] = len(found) - len(once)
+    return once, others
+
+
+def _each_file_once(paths: Sequence[Path]) -> list[Path]:
+    """The first of the names of each file; and what is none, which whoever reads it will say."""
+    once: dict[Any, Path] = {}
+    for path in paths:
+        try:
+            stat = path.stat()
+        except OSError:
+            once[path] = path
+        else:  # size and time too, since not every storage over a network has numbers of its own for files
+            once.setdefault((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns), path)
+    return list(once.values())
 
 
 def in_one_order(paths: Iterable[P]) -> list[P]:

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from logging import getLogger
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from vitlite.training.datasets import (
 )
 from vitlite.training.split import folder_of_classes, folder_to_measure, read_held_out
 
+_log = getLogger("vitlite")
 MOST_CONFUSED = 4096  # classes of which each is counted with each: a table of 134 MB; ImageNet-21k's would take 3.8 GB
 
 
@@ -95,12 +97,12 @@ def measure(
     model.eval()
     recipe, channels = preprocess_of(model).recipe, model.config.channels
     k, total = model.config.num_classes, len(pictures)
-    loss = torch.zeros((), dtype=torch.float64)
-    top5 = torch.zeros((), dtype=torch.int64)
-    counts = torch.zeros(3, k, dtype=torch.int64)  # of each class, taken for it, and both
-    meaningless = torch.zeros((), dtype=torch.int64)  # answers
-    confusion = torch.zeros(k * k if k <= MOST_CONFUSED else 0, dtype=torch.int64)
-    answers = torch.zeros(total, dtype=torch.int64)
+    loss = torch.zeros((), dtype=torch.float64, device="cpu")
+    top5 = torch.zeros((), dtype=torch.int64, device="cpu")
+    counts = torch.zeros(3, k, dtype=torch.int64, device="cpu")  # of each class, taken for it, and both
+    meaningless = torch.zeros((), dtype=torch.int64, device="cpu")  # answers
+    confusion = torch.zeros(k * k if k <= MOST_CONFUSED else 0, dtype=torch.int64, device="cpu")
+    answers = torch.zeros(total, dtype=torch.int64, device="cpu")
     mine = distributed.shard(total)
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
         for first in range(0, len(mine), batch):
@@ -141,7 +143,7 @@ def check_fit(model: ViT, pictures: Pictures) -> None:
         TrainError: They are of other classes, or of the same in another order; or of another size.
     """
     _check_classes(model, pictures.classes)
-    height, width = pictures.fetch(torch.tensor([0])).shape[2:]
+    height, width = pictures.fetch(torch.tensor([0], device="cpu")).shape[2:]
     wanted = preprocess_of(model).recipe.size
     if (height, width) != wanted:
         raise TrainError(
@@ -225,7 +227,9 @@ def read_to_measure(data: Path, model: ViT, name: str, split: Path | None = None
     preprocess = preprocess_of(model, name)
     if not is_cifar10(data):
         folder = _folder_per_class(data, split)
-        pictures = read_folder(folder, preprocess.pixels, classes_in_order(model, class_names(folder)))
+        names = class_names(folder)
+        _say_if_unlabelled(model, names)
+        pictures = read_folder(folder, preprocess.pixels, classes_in_order(model, names))
         return read_held_out(split, data, pictures) if split else pictures
     pictures = read_cifar10(data, "test", cifar10_reader(preprocess))
     if len(pictures.classes) != model.config.num_classes:
@@ -235,8 +239,15 @@ def read_to_measure(data: Path, model: ViT, name: str, split: Path | None = None
             command="Fine-tune it first: vitlite train.",
         )
     classes = classes_in_order(model, pictures.classes)
-    moved_to = torch.tensor([classes.index(name) for name in pictures.classes])
+    moved_to = torch.tensor([classes.index(name) for name in pictures.classes], device="cpu")
     return replace(pictures, labels=moved_to[pictures.labels], classes=classes)
+
+
+def _say_if_unlabelled(model: ViT, names: Sequence[str]) -> None:
+    """Says which class each folder is taken for, where the model has no labels that could."""
+    if model.labels is None and len(names) == model.config.num_classes and distributed.is_main():
+        pairs = [f"{shown(name)} for class {number}" for number, name in enumerate(names)]
+        _log.warning("vitlite: the model has no labels, so the folders are taken in order: %s", listed(pairs))
 
 
 def _folder_per_class(data: Path, split: Path | None) -> Path:

@@ -214,6 +214,7 @@ def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pic
             python="Create the model with num_classes= to match.",
         )
     refuse_shared_labels(data.classes, data.classes)
+    _refuse_moved_labels(model, data.classes)
     if settings.patience and validation is None:
         raise TrainError(
             f"patience {settings.patience} waits for a better epoch, and without validation pictures none is better.",
@@ -228,6 +229,23 @@ def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pic
             python="Raise Settings.batch, or start fewer processes.",
             command="Raise --batch, or start fewer processes.",
         )
+
+
+def _refuse_moved_labels(model: ViT, classes: Sequence[str]) -> None:
+    """Makes sure that what a head knows of a class is not taken for another's.
+
+    Raises:
+        TrainError: A label of the model stands elsewhere among the classes of the data.
+    """
+    for label, name in zip(model.labels or (), classes, strict=False):
+        if label != name and label in classes:
+            raise TrainError(
+                f"The model's head has learned the data's classes in another order: {shown(label)} where they have "
+                f"{shown(name)}.",
+                python="Give the data in its order, read_folder(..., model.labels); or begin with a new head, "
+                f"model.reset_head({len(classes)}).",
+                command="Begin with another --model.",
+            )
 
 
 def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_every: float) -> None:
@@ -353,7 +371,7 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, flo
     alike, also where a batch has one more than another, and the mean over the steps is that over the pictures.
     """
     total = len(run.data) / run.steps
-    sums = torch.zeros(2, dtype=torch.float64)  # the loss, and the share of right answers
+    sums = torch.zeros(2, dtype=torch.float64, device="cpu")  # the loss, and the share of right answers
     parts = list(zip(images.chunk(run.settings.accumulate), labels.chunk(run.settings.accumulate), strict=True))
     for i, (x, y) in enumerate(parts, 1):
         is_last = i == len(parts)
