@@ -788,6 +788,16 @@ def test_layers_that_are_neither_a_number_nor_several(layers: Any, method: str) 
         getattr(tiny(), method)(pictures(), layers=layers)
 
 
+def test_layers_are_those_of_the_blocks_that_there_are() -> None:
+    model = tiny()
+    whole = model.features(pictures(), layers=(1,)).layers[0]
+    model.blocks = model.blocks[:2]
+    assert torch.equal(model.features(pictures(), layers=(-1,)).layers[0], whole)
+    assert model.attention_maps(pictures()).shape[0] == 1
+    with pytest.raises(InputError, match="layers has 2; the 2 blocks are 0 to 1, or -2 to -1"):
+        model.features(pictures(), layers=2)
+
+
 @pytest.mark.parametrize("config", [None, {}, {"dim": 64}, "vit_base_16", ViTConfig], ids=repr)
 def test_a_vit_is_built_of_a_config(config: Any) -> None:
     with pytest.raises(ConfigError, match=r"ViT takes a ViTConfig, got .*vitlite\.create\(name, weights=None\)"):

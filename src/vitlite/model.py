@@ -480,7 +480,7 @@ class ViT(nn.Module):
         return self.tables.rotation(self.patch_embed.proj.weight, self._grid(images), config.prefix_tokens, width)
 
     def _layers(self, layers: Iterable[int] | int) -> list[int]:
-        depth = self.config.depth
+        depth = len(self.blocks)  # of which somebody may have taken some away
         try:
             wanted = [layers] if isinstance(layers, int) else list(layers)
         except TypeError:  # one thing, and no number

@@ -148,13 +148,9 @@ def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Ma
     kernel = found["patch_embed.proj.weight"]
     if translation.patch is None and len(shapes[kernel.parts[0]]) == 2:
         unclear["patch_size"] = "pixels are flattened: patches of other sides and channels have as many"
-    averaged = facts.get("pool") == "mean" and not layout.bare_proj and layout.name not in AVERAGED
-    if averaged:
-        unclear["pool"] = "without a class token it may be the mean, the maximum, both, or by attention"
-    if layout.name == "openai":
-        unclear["pool"] = "open_clip's may be the class token or a mean"
-    if facts.get("pool") == "map" and (facts["class_token"] or facts["registers"]):
-        unclear["pool"] = "attention may look at all tokens; vitlite's, 'map', looks at the patches alone"
+    pools = _unclear_pool(layout, facts)
+    if pools:
+        unclear["pool"] = pools
     scale = found.get("blocks.0.ls1.gamma")
     if scale is not None and scale.parts[0].endswith("gamma_1") and facts["position_rows"]:
         unclear["positions"] = "DeiT III calls its scales gamma_1, and so do networks that turn queries and keys"
@@ -162,6 +158,17 @@ def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Ma
     if facts["mlp"] == "swiglu" and layout.name in ANY_GATE and not gate.endswith("w12.weight"):  # which is Meta's name
         unclear["mlp"] = "a gate may be of any activation; vitlite's is of SiLU, 'swiglu'"
     return unclear
+
+
+def _unclear_pool(layout: Layout, facts: Mapping[str, Any]) -> str:
+    """Why the tensors do not tell what is pooled; nothing where they do, or where there is a usual way."""
+    if layout.name == "openai":
+        return "open_clip's may be the class token or a mean"
+    if facts.get("pool") == "map" and (facts["class_token"] or facts["registers"]):
+        return "attention may look at all tokens; vitlite's, 'map', looks at the patches alone"
+    if facts.get("pool") == "mean" and not layout.bare_proj and layout.name not in AVERAGED:
+        return "without a class token it may be the mean, the maximum, both, or by attention"
+    return ""
 
 
 def look_alike(translation: Translation, facts: Mapping[str, Any]) -> str:
