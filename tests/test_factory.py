@@ -159,7 +159,7 @@ def test_random_weights_are_asked_for() -> None:
 @pytest.mark.parametrize("weights", ["default", None])
 def test_a_device_that_is_not_here_is_answered(device: Any, weights: Any) -> None:
     with pytest.raises(
-        ConfigError, match=rf"device={re.escape(repr(device))} cannot be used here: .*device=\"cpu\"\.$"
+        ConfigError, match=rf"The device {re.escape(repr(device))} cannot be used here: .*device=\"cpu\"\.$"
     ):
         create("vit_nano_4", weights=weights, device=device)
 

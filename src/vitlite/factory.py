@@ -70,9 +70,9 @@ class Options(NamedTuple):
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, ImportError, TypeError) as error:  # depending on how torch was built
             raise ConfigError(
-                f"device={shown(repr(self.device))} cannot be used here: {shown(str(error).partition(chr(10))[0])}",
-                python='Leave it out, or: device="cpu".',
-                command="Leave it out, or: --device cpu.",
+                f"The device {shown(repr(self.device))} cannot be used here: {shown(str(error).splitlines()[0])}",
+                python='To run on the CPU: device="cpu".',
+                command="To run on the CPU: --device cpu.",
             ) from error
         return device
 

@@ -254,7 +254,6 @@ class ViT(nn.Module):
             raise ConfigError(
                 f"ViT takes a ViTConfig, got {shown(repr(config))}.",
                 python="ViT(ViTConfig(...)), or vitlite.create(name, weights=None) by the name of a preset.",
-                command="",
             )
         super().__init__()
         d, eps = config.dim, config.norm_eps

@@ -411,7 +411,7 @@ def test_an_adapter_beside_weights_is_not_left_out(tmp_path: Path) -> None:
     load(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
     for place in (tmp_path, tmp_path / "model.safetensors"):
-        with pytest.raises(CheckpointError, match=r"has an adapter beside its weights .* Merge it first, by peft's"):
+        with pytest.raises(CheckpointError, match=r"has an adapter beside its weights .* With the adapter: peft's"):
             load(place)
     with pytest.raises(CheckpointError, match="has an adapter beside its weights"):
         convert(tmp_path, tmp_path / "converted", "timm")

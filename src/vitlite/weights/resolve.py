@@ -468,15 +468,20 @@ def _refuse_without_rotation(facts: Mapping[str, Any], settled: Mapping[str, Wor
         CheckpointError: The caller's word on positions cannot be true of such tensors.
     """
     word = settled.get("positions")
-    if facts["rotary"] is None or word is None or word.who != CALLER:
+    if word is None or word.who != CALLER:
         return
+    if facts["rotary"] is None and word.value == "rope":
+        raise CheckpointError(
+            "It is not of the DINOv3 family, whose rotary positions are the only ones that vitlite runs. A class token, "
+            "registers, layer scale and no position table tell of them, or the periods of the rotation."
+        )
     if facts["rotary"] == "other":
         raise CheckpointError(
             "It has layer scale and no position table, as models have whose attention turns by position in another way "
             "than DINOv3's (RoPE-ViT, EVA-02, Perception Encoder). DINOv3's are told from them by a class token and "
             "registers, and are the only ones that vitlite runs."
         )
-    if word.value != "rope":
+    if facts["rotary"] == "dinov3" and word.value != "rope":
         raise CheckpointError(
             "It is of the DINOv3 family: a class token, registers, layer scale, and no position table. Its attention "
             f"turns queries and keys by position, and positions of the kind {word.value!r} would leave that out.",

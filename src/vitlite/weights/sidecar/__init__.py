@@ -115,8 +115,9 @@ def _refuse_adapter(folder: Path) -> None:
     if (folder / ADAPTER).exists():
         raise CheckpointError(
             f"{shown(str(folder))} has an adapter beside its weights ({ADAPTER}), which vitlite does not add to them, "
-            "as transformers does. Merge it first, by peft's merge_and_unload(), and save that; or for the weights "
-            "alone, copy them and their config.json into another folder.",
+            "as transformers does. For the weights alone, copy them and their config.json into another folder.",
+            python="With the adapter: peft's model.merge_and_unload().save_pretrained(folder), and load that.",
+            command="With the adapter: merge it into them by peft, in Python, and name the folder where that is saved.",
         )
 
 
