@@ -69,8 +69,9 @@ class Options(NamedTuple):
             device = torch.device(self.device)
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, ImportError, TypeError) as error:  # depending on how torch was built
+            reason = str(error).partition("\n")[0].rstrip(". ")
             raise ConfigError(
-                f"The device {shown(repr(self.device))} cannot be used here: {shown(str(error).splitlines()[0])}",
+                f"The device {shown(repr(self.device))} cannot be used here: {shown(reason)}.",
                 python='To run on the CPU: device="cpu".',
                 command="To run on the CPU: --device cpu.",
             ) from error

@@ -472,8 +472,8 @@ def _refuse_without_rotation(facts: Mapping[str, Any], settled: Mapping[str, Wor
         return
     if facts["rotary"] is None and word.value == "rope":
         raise CheckpointError(
-            "It is not of the DINOv3 family, whose rotary positions are the only ones that vitlite runs. A class token, "
-            "registers, layer scale and no position table tell of them, or the periods of the rotation."
+            "It is not of the DINOv3 family, whose rotary positions are the only ones that vitlite runs. A class "
+            "token, registers, layer scale and no position table tell of them, or the periods of the rotation."
         )
     if facts["rotary"] == "other":
         raise CheckpointError(
