@@ -269,9 +269,13 @@ def test_names_that_rotary_networks_share_are_not_lost_in_other_names(tmp_path: 
     state = tiny_model(layer_scale=0.1, cls_position=False).state_dict()
     old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for name, x in state.items()}
     torch.save(old, tmp_path / "deit.pth")
-    with pytest.raises(ConfigError, match=r"do not tell positions \(positions: DeiT III calls its scales gamma_1, and"):
-        convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm")
-    convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=ViTConfig(positions="learned"))
+    for config in (None, ViTConfig(positions="learned")):
+        with pytest.raises(ConfigError, match=r"do not tell which network it is, and no config says it: scales called"):
+            convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=config)
+    args = {"img_size": 32, "patch_size": 8, "num_heads": 4}
+    named = {"architecture": "deit3_small_patch16_224", "model_args": args}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm")
     assert load_file(tmp_path / "out.safetensors").keys() == state.keys()
 
 

@@ -780,6 +780,29 @@ def test_wrong_layers(layer: Any, method: str) -> None:
         getattr(tiny(), method)(pictures(), layers=[layer])
 
 
+@pytest.mark.parametrize("layers", [None, 1.5, torch.tensor(1), object], ids=repr)
+@pytest.mark.parametrize("method", ["features", "attention_maps"])
+def test_layers_that_are_neither_a_number_nor_several(layers: Any, method: str) -> None:
+    with pytest.raises(InputError, match=rf"layers has {re.escape(repr(layers))}; the 3 blocks are 0 to 2, or"):
+        getattr(tiny(), method)(pictures(), layers=layers)
+
+
+def test_layers_are_those_of_the_blocks_that_there_are() -> None:
+    model = tiny()
+    whole = model.features(pictures(), layers=(1,)).layers[0]
+    model.blocks = model.blocks[:2]
+    assert torch.equal(model.features(pictures(), layers=(-1,)).layers[0], whole)
+    assert model.attention_maps(pictures()).shape[0] == 1
+    with pytest.raises(InputError, match="layers has 2; the 2 blocks are 0 to 1, or -2 to -1"):
+        model.features(pictures(), layers=2)
+
+
+@pytest.mark.parametrize("config", [None, {}, {"dim": 64}, "vit_base_16", ViTConfig], ids=repr)
+def test_a_vit_is_built_of_a_config(config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"ViT takes a ViTConfig, got .*vitlite\.create\(name, weights=None\)"):
+        ViT(config)
+
+
 def test_layers_are_named_and_not_counted() -> None:
     with pytest.raises(InputError, match=r"layers has 3; .* They are named, not counted: .* layers=\(-2, -1\)\."):
         tiny().features(pictures(), layers=3)
