@@ -141,13 +141,13 @@ def rows_of(image: Any, channels: int, enough: Enough | None = None) -> Rows:
 # ---- files
 
 
-def pixels_in(file: str | PathLike[str] | bytes) -> int | None:
-    """How many pixels a picture file says that it has, without decoding it; 0 where nobody could read it.
+def is_read_once(file: str | PathLike[str] | bytes) -> bool:
+    """Whether this is a pipe or the like: what is read of it is gone, and the next reader gets the next picture."""
+    return not isinstance(file, bytes) and os.path.exists(file) and not os.path.isfile(file)
 
-    None: of a pipe, which can be read but once.
-    """
-    if not isinstance(file, bytes) and os.path.exists(file) and not os.path.isfile(file):
-        return None
+
+def pixels_in(file: str | PathLike[str] | bytes) -> int:
+    """How many pixels a picture file says that it has, without decoding it; 0 where nobody could read it."""
     try:
         from PIL import Image
 

@@ -19,6 +19,7 @@ from vitlite.decode import SUFFIXES as SUFFIXES
 from vitlite.decode import Rows, bytes_of, rows_of
 from vitlite.decode import fetch_first as fetch_first
 from vitlite.decode import is_one as is_one
+from vitlite.decode import is_read_once as is_read_once
 from vitlite.decode import pixels_in as pixels_in
 from vitlite.decode import read_image as read_image
 from vitlite.errors import ConfigError, ImageError, shown
