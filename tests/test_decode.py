@@ -173,6 +173,137 @@ def test_names_are_shown_short_and_visible():
     assert len(str(error.value)) < 3000
 
 
+# TIFFs
+
+
+SHADES = np.add.outer(np.arange(8) * 24, np.arange(12) * 5).astype(np.uint8)
+COLOURS = np.dstack([SHADES, 255 - SHADES, SHADES // 2])
+GREY = {258: [8], 262: [1], 277: [1]}
+RGB = {258: [8, 8, 8], 262: [2], 277: [3]}
+RGB16 = RGB | {258: [16, 16, 16]}
+CMYK = {258: [8] * 4, 262: [5], 277: [4]}
+YCBCR = RGB | {262: [6]}
+PALETTE = {258: [8], 262: [3], 277: [1]}
+MAP = [shade * 257 for _ in range(3) for shade in range(256)]
+
+
+def tiff_of(strips, tags):
+    """A TIFF of 12 x 8 pixels in strips of bytes; each tag has a list of 16-bit numbers, or None to leave it out."""
+    usual = {256: [12], 257: [8], 259: [1], 273: [0] * len(strips), 278: [8], 279: [len(strip) for strip in strips]}
+    tags = {tag: values for tag, values in (usual | tags).items() if values}
+    place = 8 + 2 + 12 * len(tags) + 4
+    lists = {tag: place for tag, values in tags.items() if len(values) > 2}
+    for tag in lists:
+        lists[tag], place = place, place + 2 * len(tags[tag])
+    tags[273] = [place + sum(map(len, strips[:i])) for i in range(len(strips))]
+    content = struct.pack("<4sIH", b"II*\0", 8, len(tags))
+    for tag, values in sorted(tags.items()):
+        inside = struct.pack(f"<{len(values)}H", *values)[:4].ljust(4, b"\0")
+        content += struct.pack("<HHI", tag, 3, len(values)) + (
+            struct.pack("<I", lists[tag]) if tag in lists else inside
+        )
+    content += bytes(4) + b"".join(struct.pack(f"<{len(tags[tag])}H", *tags[tag]) for tag in lists)
+    return content + b"".join(strips)
+
+
+def planes_of(pixels):
+    return [np.ascontiguousarray(pixels[..., i]).tobytes() for i in range(pixels.shape[2])]
+
+
+def wide(pixels):
+    return pixels.astype("<u2") * 257
+
+
+def in_strips(pixels, rows):
+    return [pixels[row : row + rows].tobytes() for row in range(0, len(pixels), rows)]
+
+
+@pytest.mark.parametrize(
+    ("strips", "tags", "pixels"),
+    [
+        ([SHADES.tobytes()], GREY, SHADES),
+        ([(255 - SHADES).tobytes()], GREY | {262: [0]}, SHADES),
+        (in_strips(SHADES, 3), GREY | {278: [3]}, SHADES),
+        ([wide(SHADES).tobytes()], GREY | {258: [16]}, SHADES),
+        ([COLOURS.tobytes()], RGB, COLOURS),
+        (planes_of(COLOURS), RGB | {284: [2]}, COLOURS),
+        ([wide(COLOURS).tobytes()], RGB16, COLOURS),
+        ([zlib.compress(plane) for plane in planes_of(wide(COLOURS))], RGB16 | {259: [8], 284: [2]}, COLOURS),
+        ([SHADES.tobytes()], PALETTE | {320: MAP}, SHADES),
+        ([SHADES.tobytes()], PALETTE | {320: [0] * 768}, SHADES * 0),
+        ([np.dstack([255 - COLOURS, SHADES * 0]).tobytes()], CMYK | {332: [1], 336: [0, 255]}, COLOURS),
+        ([np.dstack([SHADES, SHADES * 0 + 128, SHADES * 0 + 128]).tobytes()], YCBCR | {530: [1, 1]}, SHADES),
+    ],
+)
+def test_a_tiff_s_pixels_are_those_that_its_specification_says(strips, tags, pixels):
+    pixels = pixels if pixels.ndim == 3 else np.dstack([pixels] * 3)
+    assert torch.equal(read_image(tiff_of(strips, tags)), torch.from_numpy(pixels))
+
+
+BIT_ORDER = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+DIFFERENCES = np.diff(SHADES, axis=1, prepend=0).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("strips", "tags", "text"),
+    [
+        ([SHADES.tobytes()], GREY | {262: None}, "does not say whether 0 is black or white"),
+        ([(SHADES ^ 128).tobytes()], GREY | {339: [2]}, "of signed numbers"),
+        ([zlib.compress((SHADES ^ 128).tobytes())], GREY | {259: [8], 339: [2]}, "of signed numbers"),
+        ([SHADES.tobytes()], PALETTE | {320: [value // 257 for value in MAP]}, "with a palette of 8 bits"),
+        ([np.dstack([COLOURS, SHADES]).tobytes()], CMYK | {332: [2]}, "of other inks than CMYK"),
+        ([np.dstack([COLOURS, SHADES]).tobytes()], CMYK | {336: [255, 0]}, "or with 0 for all of an ink"),
+        (planes_of(wide(COLOURS)), RGB16 | {284: [2]}, "with a plane for each colour"),
+        (
+            planes_of(np.dstack([COLOURS, SHADES]).astype("<u2")),
+            CMYK | {258: [16] * 4, 284: [2]},
+            "with a plane for each",
+        ),
+        (planes_of(COLOURS), RGB | {262: [8], 284: [2]}, "with a plane for each"),
+        (
+            [zlib.compress(plane) for plane in planes_of(COLOURS)],
+            RGB | {259: [8], 262: [8], 284: [2]},
+            "with a plane for",
+        ),
+        ([(255 - SHADES).tobytes()], GREY | {262: [0], 284: [2]}, "with a plane for each"),
+        ([SHADES.tobytes().translate(BIT_ORDER)], GREY | {266: [2], 284: [2]}, "with a plane for each"),
+        ([b"".join(planes_of(COLOURS))], RGB | {284: [2]}, "whose strips or tiles do not add up"),
+        ([SHADES[:3].tobytes()], GREY | {278: [3]}, "whose strips or tiles do not add up"),
+        ([*in_strips(SHADES, 4), bytes(48)], GREY | {278: [4]}, "whose strips or tiles do not add up"),
+        ([DIFFERENCES.tobytes()], GREY | {317: [2]}, "of differences"),
+        ([b"\x5f" + DIFFERENCES.tobytes()], GREY | {259: [32773], 317: [2]}, "of differences"),
+        ([COLOURS.tobytes()], YCBCR, "in YCbCr that does not say how coarse"),
+        ([zlib.compress(COLOURS.tobytes())], YCBCR | {259: [8]}, "in YCbCr that does not say how coarse"),
+        ([COLOURS.tobytes()], YCBCR | {530: [2, 2]}, "in YCbCr with coarse colours"),
+        ([COLOURS.tobytes()], YCBCR | {530: [1, 1], 532: [16, 235, 128, 240, 128, 240]}, "or of another range"),
+        (
+            [zlib.compress(b"".join(planes_of(COLOURS)))],
+            YCBCR | {259: [8], 284: [2], 530: [1, 1]},
+            "whose strips or tiles",
+        ),
+    ],
+)
+def test_a_tiff_that_pillow_takes_for_another_picture_is_refused(strips, tags, text):
+    content = tiff_of(strips, tags)
+    for picture in (content, Image.open(io.BytesIO(content))):
+        with pytest.raises(ImageError, match=rf"as a picture: a TIFF .*{text}.*which Pillow may take for another"):
+            rows_of(picture, 3)
+
+
+def test_tiles_that_do_not_add_up_are_refused():
+    tile = np.zeros((16, 16), np.uint8)
+    tile[:8, :12] = SHADES
+    assert torch.equal(read_image(tiled(tile.tobytes(), 12)), torch.from_numpy(np.dstack([SHADES] * 3)))
+    with pytest.raises(ImageError, match="a TIFF whose strips or tiles do not add up to it"):
+        read_image(tiled(tile.tobytes(), 24))
+
+
+def tiled(tile, width):
+    """A TIFF of 8 rows of one tile of 16 x 16 bytes, which may be wider than it."""
+    tags = {256: width, 257: 8, 258: 8, 259: 1, 262: 1, 277: 1, 322: 16, 323: 16, 324: 8, 325: len(tile)}
+    return tiff(tags, tile)
+
+
 # how large
 
 
