@@ -178,6 +178,7 @@ def test_names_are_shown_short_and_visible():
 
 SHADES = np.add.outer(np.arange(8) * 24, np.arange(12) * 5).astype(np.uint8)
 COLOURS = np.dstack([SHADES, 255 - SHADES, SHADES // 2])
+WITHOUT_COLOUR = np.dstack([SHADES, SHADES * 0 + 128, SHADES * 0 + 128])  # in YCbCr
 GREY = {258: [8], 262: [1], 277: [1]}
 RGB = {258: [8, 8, 8], 262: [2], 277: [3]}
 RGB16 = RGB | {258: [16, 16, 16]}
@@ -232,7 +233,7 @@ def in_strips(pixels, rows):
         ([SHADES.tobytes()], PALETTE | {320: MAP}, SHADES),
         ([SHADES.tobytes()], PALETTE | {320: [0] * 768}, SHADES * 0),
         ([np.dstack([255 - COLOURS, SHADES * 0]).tobytes()], CMYK | {332: [1], 336: [0, 255]}, COLOURS),
-        ([np.dstack([SHADES, SHADES * 0 + 128, SHADES * 0 + 128]).tobytes()], YCBCR | {530: [1, 1]}, SHADES),
+        ([zlib.compress(WITHOUT_COLOUR.tobytes())], YCBCR | {259: [8], 530: [1, 1]}, SHADES),
     ],
 )
 def test_a_tiff_s_pixels_are_those_that_its_specification_says(strips, tags, pixels):
