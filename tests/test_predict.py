@@ -435,23 +435,31 @@ def test_a_pipe_is_read_once(vit: ViT, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pillow leaves the pipe open
-def test_a_pipe_that_comes_several_times_is_read_in_order(vit: ViT, two_threads: None, tmp_path: Path) -> None:
+def test_a_pipe_that_comes_several_times_is_read_in_order(
+    vit: ViT, two_threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos = []
     for level in range(0, 250, 25):
         photos.append(tmp_path / f"{level}.png")
         Image.new("RGB", (40, 40), (level, 255 - level, 60)).save(photos[-1])
-    pipe = tmp_path / "pipe.png"
+    of_files = [vector for _, vector in embed(vit, photos)]
+    pipe, pixels, is_read = tmp_path / "pipe.png", Preprocess.pixels, threading.Semaphore()
     os.mkfifo(pipe)
 
     def write() -> None:
         for photo in photos:
+            is_read.acquire()
             pipe.write_bytes(photo.read_bytes())
-            time.sleep(0.1)  # whoever reads this one is done, and the next one waits
 
+    def read(self: Preprocess, image: Path) -> torch.Tensor:
+        made = pixels(self, image)
+        is_read.release()
+        return made
+
+    monkeypatch.setattr(Preprocess, "pixels", read)
     threading.Thread(target=write, daemon=True).start()
     of_pipe = [vector for _, vector in embed(vit, [pipe] * len(photos), batch=4)]
-    of_files = [vector for _, vector in embed(vit, photos)]
-    for i, (read, wanted) in enumerate(zip(of_pipe, of_files, strict=True)):
-        assert isinstance(read, torch.Tensor)
+    for i, (there, wanted) in enumerate(zip(of_pipe, of_files, strict=True)):
+        assert isinstance(there, torch.Tensor)
         assert isinstance(wanted, torch.Tensor)
-        assert torch.equal(read, wanted), f"picture {i}"
+        assert torch.equal(there, wanted), f"picture {i}"

@@ -107,7 +107,7 @@ class Tag(IntEnum):
     YCBCR_RANGE = 532
 
 
-WHITE_IS_0, BLACK_IS_0, RGB, PALETTE, CMYK, YCBCR, LAB = 0, 1, 2, 3, 5, 6, 8  # what a TIFF's numbers mean
+BLACK_IS_0, RGB, PALETTE, CMYK, YCBCR, LAB = 1, 2, 3, 5, 6, 8  # what a TIFF's numbers mean
 UNCOMPRESSED, PACKBITS, JPEGS = 1, 32773, (6, 7)  # of a TIFF
 SIGNED = 2
 USUAL_YCBCR = {  # how Pillow reads it where no decoder does
@@ -115,7 +115,10 @@ USUAL_YCBCR = {  # how Pillow reads it where no decoder does
     Tag.YCBCR_STEPS: (1, 1),
     Tag.YCBCR_RANGE: (0, 255, 128, 255, 128, 255),
 }
-SIXTEEN_BITS = {"I": ("PNG", "PPM"), "I;16": ("PNG", "TIFF", "JPEG2000")}  # by Pillow's mode, of which white is 65535
+SIXTEEN_BITS = {  # the formats of which white is 65535, by Pillow's mode; of "I", some keep 16 bits in 32
+    "I": ("PNG", "PPM"),
+    "I;16": ("PNG", "PPM", "TIFF", "JPEG2000"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +319,7 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
     if image.format == "PNG" and getattr(image, "tile", None):  # not decoded yet
         _refuse_damaged_png(image.fp)
     _refuse_misread_tiff(image)
-    sixteen_bits = image.format in SIXTEEN_BITS.get(image.mode[:4], ())  # asked here, since a turned copy has no format
+    sixteen_bits = image.format in SIXTEEN_BITS.get(image.mode[:4], ())  # asked now: a turned copy has no format
     image = _upright(image, enough)
     if image.mode.startswith(("I", "F")) and not sixteen_bits:
         no_file = "" if image.format else ", where it is of no file"
@@ -533,9 +536,10 @@ def _misread_numbers(tags: Any, mode: str) -> str:
         return "of 12 bits, or of 16 with white as 0"
     if meaning == PALETTE and 0 < max(tags.get(Tag.PALETTE, (0,))) < 2**8:
         return "with a palette of 8 bits, where TIFF's have 16"
-    first, last = tags.get(Tag.INK_RANGE, (0, 1))[:2]
-    if meaning == CMYK and (tags.get(Tag.INKS, 1) != 1 or first > last):
-        return "of other inks than CMYK, or with 0 for all of an ink"
+    if meaning == CMYK:
+        first, last = tags.get(Tag.INK_RANGE, (0, 1))[:2]
+        if tags.get(Tag.INKS, 1) != 1 or first > last:
+            return "of other inks than CMYK, or with 0 for all of an ink"
     return ""
 
 
