@@ -173,6 +173,138 @@ def test_names_are_shown_short_and_visible():
     assert len(str(error.value)) < 3000
 
 
+# TIFFs
+
+
+SHADES = np.add.outer(np.arange(8) * 24, np.arange(12) * 5).astype(np.uint8)
+COLOURS = np.dstack([SHADES, 255 - SHADES, SHADES // 2])
+WITHOUT_COLOUR = np.dstack([SHADES, SHADES * 0 + 128, SHADES * 0 + 128])  # in YCbCr
+GREY = {258: [8], 262: [1], 277: [1]}
+RGB = {258: [8, 8, 8], 262: [2], 277: [3]}
+RGB16 = RGB | {258: [16, 16, 16]}
+CMYK = {258: [8] * 4, 262: [5], 277: [4]}
+YCBCR = RGB | {262: [6]}
+PALETTE = {258: [8], 262: [3], 277: [1]}
+MAP = [shade * 257 for _ in range(3) for shade in range(256)]
+
+
+def tiff_of(strips, tags):
+    """A TIFF of 12 x 8 pixels in strips of bytes; each tag has a list of 16-bit numbers, or None to leave it out."""
+    usual = {256: [12], 257: [8], 259: [1], 273: [0] * len(strips), 278: [8], 279: [len(strip) for strip in strips]}
+    tags = {tag: values for tag, values in (usual | tags).items() if values}
+    place = 8 + 2 + 12 * len(tags) + 4
+    lists = {tag: place for tag, values in tags.items() if len(values) > 2}
+    for tag in lists:
+        lists[tag], place = place, place + 2 * len(tags[tag])
+    tags[273] = [place + sum(map(len, strips[:i])) for i in range(len(strips))]
+    content = struct.pack("<4sIH", b"II*\0", 8, len(tags))
+    for tag, values in sorted(tags.items()):
+        inside = struct.pack(f"<{len(values)}H", *values)[:4].ljust(4, b"\0")
+        content += struct.pack("<HHI", tag, 3, len(values)) + (
+            struct.pack("<I", lists[tag]) if tag in lists else inside
+        )
+    content += bytes(4) + b"".join(struct.pack(f"<{len(tags[tag])}H", *tags[tag]) for tag in lists)
+    return content + b"".join(strips)
+
+
+def planes_of(pixels):
+    return [np.ascontiguousarray(pixels[..., i]).tobytes() for i in range(pixels.shape[2])]
+
+
+def wide(pixels):
+    return pixels.astype("<u2") * 257
+
+
+def in_strips(pixels, rows):
+    return [pixels[row : row + rows].tobytes() for row in range(0, len(pixels), rows)]
+
+
+@pytest.mark.parametrize(
+    ("strips", "tags", "pixels"),
+    [
+        ([SHADES.tobytes()], GREY, SHADES),
+        ([(255 - SHADES).tobytes()], GREY | {262: [0]}, SHADES),
+        (in_strips(SHADES, 3), GREY | {278: [3]}, SHADES),
+        ([wide(SHADES).tobytes()], GREY | {258: [16]}, SHADES),
+        ([COLOURS.tobytes()], RGB, COLOURS),
+        (planes_of(COLOURS), RGB | {284: [2]}, COLOURS),
+        ([wide(COLOURS).tobytes()], RGB16, COLOURS),
+        ([zlib.compress(plane) for plane in planes_of(wide(COLOURS))], RGB16 | {259: [8], 284: [2]}, COLOURS),
+        ([SHADES.tobytes()], PALETTE | {320: MAP}, SHADES),
+        ([SHADES.tobytes()], PALETTE | {320: [0] * 768}, SHADES * 0),
+        ([np.dstack([255 - COLOURS, SHADES * 0]).tobytes()], CMYK | {332: [1], 336: [0, 255]}, COLOURS),
+        ([zlib.compress(WITHOUT_COLOUR.tobytes())], YCBCR | {259: [8], 530: [1, 1]}, SHADES),
+    ],
+)
+def test_a_tiff_s_pixels_are_those_that_its_specification_says(strips, tags, pixels):
+    pixels = pixels if pixels.ndim == 3 else np.dstack([pixels] * 3)
+    assert torch.equal(read_image(tiff_of(strips, tags)), torch.from_numpy(pixels))
+
+
+BIT_ORDER = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+DIFFERENCES = np.diff(SHADES, axis=1, prepend=0).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("strips", "tags", "text"),
+    [
+        ([SHADES.tobytes()], GREY | {262: None}, "does not say whether 0 is black or white"),
+        ([(SHADES ^ 128).tobytes()], GREY | {339: [2]}, "of signed numbers"),
+        ([zlib.compress((SHADES ^ 128).tobytes())], GREY | {259: [8], 339: [2]}, "of signed numbers"),
+        ([SHADES.tobytes()], PALETTE | {320: [value // 257 for value in MAP]}, "with a palette of 8 bits"),
+        ([np.dstack([COLOURS, SHADES]).tobytes()], CMYK | {332: [2]}, "of other inks than CMYK"),
+        ([np.dstack([COLOURS, SHADES]).tobytes()], CMYK | {336: [255, 0]}, "or with 0 for all of an ink"),
+        (planes_of(wide(COLOURS)), RGB16 | {284: [2]}, "with a plane for each colour"),
+        (
+            planes_of(np.dstack([COLOURS, SHADES]).astype("<u2")),
+            CMYK | {258: [16] * 4, 284: [2]},
+            "with a plane for each",
+        ),
+        (planes_of(COLOURS), RGB | {262: [8], 284: [2]}, "with a plane for each"),
+        (
+            [zlib.compress(plane) for plane in planes_of(COLOURS)],
+            RGB | {259: [8], 262: [8], 284: [2]},
+            "with a plane for",
+        ),
+        ([(255 - SHADES).tobytes()], GREY | {262: [0], 284: [2]}, "with a plane for each"),
+        ([SHADES.tobytes().translate(BIT_ORDER)], GREY | {266: [2], 284: [2]}, "with a plane for each"),
+        ([b"".join(planes_of(COLOURS))], RGB | {284: [2]}, "whose strips or tiles do not add up"),
+        ([SHADES[:3].tobytes()], GREY | {278: [3]}, "whose strips or tiles do not add up"),
+        ([*in_strips(SHADES, 4), bytes(48)], GREY | {278: [4]}, "whose strips or tiles do not add up"),
+        ([DIFFERENCES.tobytes()], GREY | {317: [2]}, "of differences"),
+        ([b"\x5f" + DIFFERENCES.tobytes()], GREY | {259: [32773], 317: [2]}, "of differences"),
+        ([COLOURS.tobytes()], YCBCR, "in YCbCr that does not say how coarse"),
+        ([zlib.compress(COLOURS.tobytes())], YCBCR | {259: [8]}, "in YCbCr that does not say how coarse"),
+        ([COLOURS.tobytes()], YCBCR | {530: [2, 2]}, "in YCbCr with coarse colours"),
+        ([COLOURS.tobytes()], YCBCR | {530: [1, 1], 532: [16, 235, 128, 240, 128, 240]}, "or of another range"),
+        (
+            [zlib.compress(b"".join(planes_of(COLOURS)))],
+            YCBCR | {259: [8], 284: [2], 530: [1, 1]},
+            "whose strips or tiles",
+        ),
+    ],
+)
+def test_a_tiff_that_pillow_takes_for_another_picture_is_refused(strips, tags, text):
+    content = tiff_of(strips, tags)
+    for picture in (content, Image.open(io.BytesIO(content))):
+        with pytest.raises(ImageError, match=rf"as a picture: a TIFF .*{text}.*which Pillow may take for another"):
+            rows_of(picture, 3)
+
+
+def test_tiles_that_do_not_add_up_are_refused():
+    tile = np.zeros((16, 16), np.uint8)
+    tile[:8, :12] = SHADES
+    assert torch.equal(read_image(tiled(tile.tobytes(), 12)), torch.from_numpy(np.dstack([SHADES] * 3)))
+    with pytest.raises(ImageError, match="a TIFF whose strips or tiles do not add up to it"):
+        read_image(tiled(tile.tobytes(), 24))
+
+
+def tiled(tile, width):
+    """A TIFF of 8 rows of one tile of 16 x 16 bytes, which may be wider than it."""
+    tags = {256: width, 257: 8, 258: 8, 259: 1, 262: 1, 277: 1, 322: 16, 323: 16, 324: 8, 325: len(tile)}
+    return tiff(tags, tile)
+
+
 # how large
 
 
@@ -265,64 +397,6 @@ def test_a_raw_photo_s_thumbnail_is_not_taken_for_it():
     with pytest.raises(ImageError, match="a TIFF that begins with a small copy, as raw photos do"):
         read_image(tiff(tags, bytes(16)))
     assert read_image(tiff(tags | {254: 0}, bytes(16))).shape == (4, 4, 3)
-
-
-def apart(bits, channels, strips, kind=1):
-    """An RGB or grey TIFF of 4 x 4 pixels with a plane for each channel, uncompressed, and its pixels."""
-    pixels = torch.arange(16 * channels).view(channels, 4, 4) * 5
-    sign = 128 if kind == 2 else 0
-    data = b"".join(
-        ((value - sign) * (257 if bits == 16 else 1) % 2**bits).to_bytes(bits // 8, "little")
-        for value in pixels.flatten().tolist()
-    )
-    lists = {
-        258: [bits] * channels,
-        273: [8 + len(data) // strips * i for i in range(strips)],
-        279: [len(data) // strips] * strips,
-        339: [kind] * channels,
-    }
-    tags = {256: 4, 257: 4, 259: 1, 262: 2 if channels == 3 else 1, 277: channels, 278: 4, 284: 2}
-    entries, extra = [], b""
-    for tag, values in sorted({**lists, **{tag: [value] for tag, value in tags.items()}}.items()):
-        entries.append(
-            struct.pack("<HHII", tag, 4, len(values), values[0] if len(values) == 1 else 8 + len(data) + len(extra))
-        )
-        extra += struct.pack(f"<{len(values)}I", *values) if len(values) > 1 else b""
-    ends = struct.pack("<H", len(entries)) + b"".join(entries) + bytes(4)
-    return struct.pack("<4sI", b"II*\0", 8 + len(data) + len(extra)) + data + extra + ends, pixels
-
-
-@pytest.mark.parametrize(
-    ("layout", "text"),
-    [
-        ((8, 1, 1, 2), "a TIFF of signed numbers"),
-        ((16, 3, 3), "a TIFF of channels that stand apart"),
-        ((8, 3, 1), "a TIFF of channels that stand apart"),
-    ],
-)
-def test_tiffs_that_pillow_takes_for_others_are_refused(layout, text):
-    with pytest.raises(ImageError, match=text):
-        read_image(apart(*layout)[0])
-
-
-def test_tiffs_in_planes_that_pillow_reads_are_read():
-    content, pixels = apart(8, 3, 3)
-    assert torch.equal(read_image(content).int(), pixels.permute(1, 2, 0).int())
-
-
-@pytest.mark.parametrize(
-    "change", [Image.Image.copy, lambda image: image.crop((0, 0, 4, 4)), lambda image: image.rotate(0)]
-)
-def test_a_copy_of_a_tiff_of_many_bits_does_not_say_what_white_is(change):
-    tags = {256: 4, 257: 4, 258: 16, 259: 1, 262: 1, 273: 8, 277: 1, 278: 4, 279: 32}
-    levels = tiff(tags, struct.pack("<16H", *range(0, 65536, 4096)))
-    with Image.open(io.BytesIO(levels)) as image:
-        assert rows_of(image, 1).between(0, 4).flatten().tolist() == [round(4096 * i * 255 / 65535) for i in range(16)]
-        with pytest.raises(ImageError, match="a copy of a TIFF of more than 8 bits, which does not say any more"):
-            rows_of(change(image), 1)
-    png = encoded("PNG", Image.fromarray(np.arange(0, 65536, 4096, dtype=np.uint16).reshape(4, 4)))
-    with Image.open(io.BytesIO(png)) as image:
-        assert torch.equal(rows_of(image.copy(), 1).between(0, 4), rows_of(image, 1).between(0, 4))
 
 
 def test_arrays_have_sides_too():

@@ -475,6 +475,28 @@ def test_what_is_no_file_is_prepared_one_by_one(vit, two_threads, monkeypatch):
     assert at_once(vit, [PHOTOS / "chelsea.png"] * 6, monkeypatch, 0.02) == 1
 
 
+def in_turn(number):
+    """A picture that says where it stands; every third is large, and takes longer."""
+    return torch.full((3, 40 + 400 * (number % 3), 50), number, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("way", [list, iter])
+@pytest.mark.parametrize("task", [classify, embed])
+def test_a_class_of_one_s_own_gets_the_pictures_in_their_order(vit, two_threads, task, way):
+    seen = []
+
+    class Own(Preprocess):
+        def pixels(self, image):
+            seen.append(int(image[0, 0, 0]))
+            return super().pixels(image)
+
+    vit.preprocess = Own(RECIPE, vit)
+    for _ in range(3):
+        seen.clear()
+        list(task(vit, way([in_turn(number) for number in range(40)]), batch=8))
+        assert seen == list(range(40))
+
+
 def test_a_pace_says_what_takes_long(vit):
     pace = Pace()
     list(classify(vit, [PHOTOS / "coffee.png"] * 8, batch=4, pace=pace))
@@ -493,3 +515,34 @@ def test_a_pipe_is_read_once(vit: ViT, tmp_path: Path) -> None:
     assert isinstance(of_pipe, torch.Tensor)
     assert isinstance(of_file, torch.Tensor)
     assert torch.equal(of_pipe, of_file)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pillow leaves the pipe open
+def test_a_pipe_that_comes_several_times_is_read_in_order(
+    vit: ViT, two_threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = []
+    for level in range(0, 250, 25):
+        photos.append(tmp_path / f"{level}.png")
+        Image.new("RGB", (40, 40), (level, 255 - level, 60)).save(photos[-1])
+    of_files = [vector for _, vector in embed(vit, photos)]
+    pipe, pixels, is_read = tmp_path / "pipe.png", Preprocess.pixels, threading.Semaphore()
+    os.mkfifo(pipe)
+
+    def write() -> None:
+        for photo in photos:
+            is_read.acquire()
+            pipe.write_bytes(photo.read_bytes())
+
+    def read(self: Preprocess, image: Path) -> torch.Tensor:
+        made = pixels(self, image)
+        is_read.release()
+        return made
+
+    monkeypatch.setattr(Preprocess, "pixels", read)
+    threading.Thread(target=write, daemon=True).start()
+    of_pipe = [vector for _, vector in embed(vit, [pipe] * len(photos), batch=4)]
+    for i, (there, wanted) in enumerate(zip(of_pipe, of_files, strict=True)):
+        assert isinstance(there, torch.Tensor)
+        assert isinstance(wanted, torch.Tensor)
+        assert torch.equal(there, wanted), f"picture {i}"

@@ -11,8 +11,9 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from os import PathLike, fspath
 from typing import Any, BinaryIO
 
@@ -79,6 +80,47 @@ LOCATOR = re.compile(r"([a-z][a-z0-9+.-]+):/|(data):", re.IGNORECASE)  # of a UR
 Enough = Callable[[int, int], tuple[int, int]]
 
 
+class Tag(IntEnum):
+    """What a TIFF says of its pixels, by the numbers of TIFF 6.0."""
+
+    PURPOSE = 254
+    WIDTH = 256
+    HEIGHT = 257
+    BITS = 258
+    COMPRESSION = 259
+    MEANING = 262
+    BIT_ORDER = 266
+    STRIPS = 273  # where each begins
+    SAMPLES = 277
+    ROWS = 278  # of a strip
+    PLANES = 284  # 1: the colours of a pixel stand together; 2: each colour is a plane
+    PREDICTOR = 317
+    PALETTE = 320
+    TILE_WIDTH = 322
+    TILE_HEIGHT = 323
+    TILES = 324  # where each begins
+    INKS = 332
+    INK_RANGE = 336
+    NUMBERS = 339
+    YCBCR_WEIGHTS = 529
+    YCBCR_STEPS = 530
+    YCBCR_RANGE = 532
+
+
+BLACK_IS_0, RGB, PALETTE, CMYK, YCBCR, LAB = 1, 2, 3, 5, 6, 8  # what a TIFF's numbers mean
+UNCOMPRESSED, PACKBITS, JPEGS = 1, 32773, (6, 7)  # of a TIFF
+SIGNED = 2
+USUAL_YCBCR = {  # how Pillow reads it where no decoder does
+    Tag.YCBCR_WEIGHTS: (0.299, 0.587, 0.114),
+    Tag.YCBCR_STEPS: (1, 1),
+    Tag.YCBCR_RANGE: (0, 255, 128, 255, 128, 255),
+}
+SIXTEEN_BITS = {  # the formats of which white is 65535, by Pillow's mode; of "I", some keep 16 bits in 32
+    "I": ("PNG", "PPM"),
+    "I;16": ("PNG", "PPM", "TIFF", "JPEG2000"),
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """A picture, turned upright. Its rows become pixels where they are asked for: `between(2, 5)` is (3, w, c)."""
@@ -141,13 +183,13 @@ def rows_of(image: Any, channels: int, enough: Enough | None = None) -> Rows:
 # ---- files
 
 
-def pixels_in(file: str | PathLike[str] | bytes) -> int | None:
-    """How many pixels a picture file says that it has, without decoding it; 0 where nobody could read it.
+def is_read_once(file: str | PathLike[str] | bytes) -> bool:
+    """Whether this is a pipe or the like: what is read of it is gone, and the next reader gets the next picture."""
+    return not isinstance(file, bytes) and os.path.exists(file) and not os.path.isfile(file)
 
-    None: of a pipe, which can be read but once.
-    """
-    if not isinstance(file, bytes) and os.path.exists(file) and not os.path.isfile(file):
-        return None
+
+def pixels_in(file: str | PathLike[str] | bytes) -> int:
+    """How many pixels a picture file says that it has, without decoding it; 0 where nobody could read it."""
     try:
         from PIL import Image
 
@@ -276,11 +318,13 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
     _check_size(image)
     if image.format == "PNG" and getattr(image, "tile", None):  # not decoded yet
         _refuse_damaged_png(image.fp)
-    sixteen_bits = _has_sixteen_bits(image)  # of which its format tells: a turned copy has none
+    _refuse_misread_tiff(image)
+    sixteen_bits = image.format in SIXTEEN_BITS.get(image.mode[:4], ())  # asked now: a turned copy has no format
     image = _upright(image, enough)
-    if image.mode in ("I", "F") and not sixteen_bits:
+    if image.mode.startswith(("I", "F")) and not sixteen_bits:
+        no_file = "" if image.format else ", where it is of no file"
         raise ImageError(
-            f"mode {image.mode!r} has no value for white.",
+            f"mode {image.mode!r} has no value for white{no_file}.",
             python="Scale it to 0..1 and pass an array.",
             command="Save it with 8 or 16 bits.",
         )
@@ -371,32 +415,11 @@ def _high_bytes(image: Any, channels: int) -> Tensor:
     return levels.to(torch.uint8).view(image.height, image.width, 1).expand(-1, -1, channels)
 
 
-def _has_sixteen_bits(image: Any) -> bool:
-    """Whether a Pillow image has grey levels from 0 to 65535.
-
-    Raises:
-        ImageError: A TIFF has others, which Pillow does not scale.
-    """
-    widened = image.mode == "I" and image.format in ("PNG", "PPM")  # Pillow keeps 16 bits of these in 32
-    if not widened and not image.mode.startswith("I;16"):
-        return False
-    tags = getattr(image, "tag_v2", {})  # of a TIFF: 258 is its bits, 262 what zero means, 0 white and 1 black
-    if not tags and image.format is None and "compression" in image.info:  # Pillow hands that on, and no tags
-        raise ImageError(
-            "a copy of a TIFF of more than 8 bits, which does not say any more what white is in it.",
-            python="Pass the image as it was opened, or its file.",
-            command="",
-        )
-    if tags and (tags.get(258), tags.get(262)) != ((16,), 1):
-        raise ImageError("a TIFF of 12 bits, or with white as 0; save it with 8 or 16 bits and black as 0")
-    return True
-
-
 def _check_size(image: Any) -> None:
     """Makes sure that a picture is read in bounded time and memory, before it is.
 
     Raises:
-        ImageError: It is too large, a reduced copy beside a larger picture, or a TIFF that Pillow misreads.
+        ImageError: It is too large, or a reduced copy beside a larger picture.
     """
     from PIL import Image
 
@@ -409,28 +432,8 @@ def _check_size(image: Any) -> None:
             python="Trusted: raise PIL.Image.MAX_IMAGE_PIXELS.",
             command="Make it smaller.",
         )
-    tags = getattr(image, "tag_v2", {})  # of a TIFF
-    if tags.get(254, 0) & 1:  # what the picture is for
+    if getattr(image, "tag_v2", {}).get(Tag.PURPOSE, 0) & 1:
         raise ImageError("a TIFF that begins with a small copy, as raw photos do; save the photo itself")
-    _refuse_misread_tiff(tags)
-
-
-def _refuse_misread_tiff(tags: Mapping[int, Any]) -> None:
-    """Makes sure that a TIFF has none of the layouts that Pillow takes for another, without an error.
-
-    Args:
-        tags: 258 are the bits of each channel, 259 the compression, 273 and 324 where strips and tiles begin, 277 the
-            number of channels, 284 whether they stand apart, 339 the kind of numbers.
-
-    Raises:
-        ImageError: It has.
-    """
-    if 2 in tags.get(339, ()):
-        raise ImageError("a TIFF of signed numbers; save it with numbers from 0 on")
-    apart, packed = tags.get(284) == 2, tags.get(259) != 1
-    parts = len(tags.get(273, ())) + len(tags.get(324, ()))
-    if apart and not packed and (max(tags.get(258, (1,))) > 8 or parts < tags.get(277, 1)):
-        raise ImageError("a TIFF of channels that stand apart, of 16 bits or in one piece; save it with 8 bits")
 
 
 def _check_sides(height: int, width: int) -> None:
@@ -444,8 +447,8 @@ def _work(image: Any) -> float:
     work = max(WORK.get(kind, 1) for kind in kinds)
     if "jpeg" in kinds:
         work = max(WORK["progressive"] if image.info.get("progressive") else 1, _scans(image) / SCANS)
-    tags = getattr(image, "tag_v2", {})  # of a TIFF: 322 and 323 are the sides of its tiles, each decoded as a whole
-    tile = tags.get(322, 0) * tags.get(323, 0)
+    tags = getattr(image, "tag_v2", {})
+    tile = tags.get(Tag.TILE_WIDTH, 0) * tags.get(Tag.TILE_HEIGHT, 0)  # of a TIFF, each decoded as a whole
     return max(work, tile / (image.width * image.height))
 
 
@@ -499,6 +502,89 @@ def _refuse_damaged_png(file: BinaryIO) -> None:
         if len(written) == 4 and int.from_bytes(written, "big") != checksum:  # one that is cut short, Pillow refuses
             raise ImageError("its pixels do not have the checksum that is written beside them.")
     file.seek(place)
+
+
+# ---- TIFF, of which Pillow reads some as another picture, without an error
+
+
+def _refuse_misread_tiff(image: Any) -> None:
+    """Makes sure that Pillow takes a TIFF for what it is, as far as its tags tell.
+
+    Raises:
+        ImageError: It would not, or nobody can know.
+    """
+    tags = getattr(image, "tag_v2", None)
+    if not tags:
+        return
+    reason = _misread_numbers(tags, image.mode) or _misread_order(tags) or _misread_ycbcr(tags)
+    if reason:
+        raise ImageError(
+            f"a TIFF {reason}, which Pillow may take for another picture.",
+            python="Pass an array of what another library reads, such as tifffile.",
+            command="Save it with 8 bits, or as PNG.",
+        )
+
+
+def _misread_numbers(tags: Any, mode: str) -> str:
+    """What is special about what the numbers of a TIFF mean, where Pillow does not look; nothing where it does."""
+    meaning = tags.get(Tag.MEANING)
+    if meaning is None:
+        return "that does not say whether 0 is black or white"
+    if SIGNED in tags.get(Tag.NUMBERS, ()):
+        return "of signed numbers"
+    if mode.startswith("I;16") and (tags.get(Tag.BITS), meaning) != ((16,), BLACK_IS_0):
+        return "of 12 bits, or of 16 with white as 0"
+    if meaning == PALETTE and 0 < max(tags.get(Tag.PALETTE, (0,))) < 2**8:
+        return "with a palette of 8 bits, where TIFF's have 16"
+    if meaning == CMYK:
+        first, last = tags.get(Tag.INK_RANGE, (0, 1))[:2]
+        if tags.get(Tag.INKS, 1) != 1 or first > last:
+            return "of other inks than CMYK, or with 0 for all of an ink"
+    return ""
+
+
+def _misread_order(tags: Any) -> str:
+    """What is special about where a TIFF has its numbers, where Pillow looks elsewhere; nothing where it does not."""
+    compression, meaning = tags.get(Tag.COMPRESSION, UNCOMPRESSED), tags.get(Tag.MEANING)
+    if tags.get(Tag.PREDICTOR, 1) != 1 and compression in (UNCOMPRESSED, PACKBITS):
+        return "of differences, without a compression that undoes them"
+    in_planes = tags.get(Tag.PLANES, 1) != 1
+    if in_planes and (meaning == LAB or (compression == UNCOMPRESSED and not _are_plain_bytes(tags))):
+        return "with a plane for each colour, which are not of 8 bits or not RGB"
+    if compression == UNCOMPRESSED or meaning == YCBCR:
+        starts = tags.get(Tag.STRIPS) or tags.get(Tag.TILES, ())
+        planes = tags.get(Tag.SAMPLES, 1) if in_planes else 1
+        if len(starts) != planes * _parts(tags):
+            return "whose strips or tiles do not add up to it"
+    return ""
+
+
+def _are_plain_bytes(tags: Any) -> bool:
+    """Whether each number of a TIFF is a byte that is used as it is."""
+    as_they_are = tags.get(Tag.MEANING) in (BLACK_IS_0, RGB, PALETTE, CMYK) and tags.get(Tag.BIT_ORDER, 1) == 1
+    return as_they_are and set(tags.get(Tag.BITS, ())) == {8}
+
+
+def _parts(tags: Any) -> int:
+    """In how many strips or tiles each plane of a TIFF is cut."""
+    width, height = tags[Tag.WIDTH], tags[Tag.HEIGHT]
+    if Tag.STRIPS in tags:
+        return math.ceil(height / max(1, tags.get(Tag.ROWS, height)))
+    return math.ceil(height / tags[Tag.TILE_HEIGHT]) * math.ceil(width / tags[Tag.TILE_WIDTH])
+
+
+def _misread_ycbcr(tags: Any) -> str:
+    """What is special about a TIFF in YCbCr, where Pillow takes it for the usual kind; nothing where it is that."""
+    compression = tags.get(Tag.COMPRESSION, UNCOMPRESSED)
+    if tags.get(Tag.MEANING) != YCBCR or compression in JPEGS:  # which say it themselves
+        return ""
+    if Tag.YCBCR_STEPS not in tags:
+        return "in YCbCr that does not say how coarse its colours are"
+    for tag, usual in USUAL_YCBCR.items():
+        there = tuple(round(float(number), 3) for number in tags.get(tag, usual))
+        if compression == UNCOMPRESSED and there != usual:
+            return "in YCbCr with coarse colours, or of another range"
+    return ""
 
 
 # ---- arrays and tensors

@@ -7,7 +7,7 @@ Shapes: b images, c channels, h and w pixels.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -19,6 +19,7 @@ from vitlite.decode import SUFFIXES as SUFFIXES
 from vitlite.decode import Rows, bytes_of, rows_of
 from vitlite.decode import fetch_first as fetch_first
 from vitlite.decode import is_one as is_one
+from vitlite.decode import is_read_once as is_read_once
 from vitlite.decode import pixels_in as pixels_in
 from vitlite.decode import read_image as read_image
 from vitlite.errors import ConfigError, ImageError, shown
@@ -30,7 +31,12 @@ P = TypeVar("P", bound="Preprocess")
 
 PIXELS = 2**24  # of the crop at most, which is 4096 x 4096
 SIDE = 2**16  # of the picture before the crop, at most
-NUMBERS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6), "scale": (1e-9, 1e6)}  # what each is between, exact in float32
+NUMBERS = {  # what each is between; but for the share, exact in float32
+    "mean": (-1e6, 1e6),
+    "std": (1e-6, 1e6),
+    "scale": (1e-9, 1e6),
+    "share": (1e-6, 1.0),
+}
 PRECISION = 22  # bits behind the point in Pillow's 8-bit resampling
 TAPS = 4096  # of a pixel, that are looked at together
 ENOUGH = 2  # times what a picture is resized to: no less is decoded where JPEGs are decoded quickly
@@ -56,6 +62,7 @@ class Recipe:
     std: tuple[float, ...]
     scale: float = 1 / 255  # multiplies the pixels, 0..255, before mean and std
     margin: Margin = "nearest"  # half of an odd margin: to the nearest even (torchvision, timm) or down (transformers)
+    share: float | None = field(default=None, compare=False)  # what the crop keeps of each side, for `scaled`, if known
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -64,25 +71,32 @@ class Recipe:
         _check_choices(self)
         _check_sizes(self)
         _check_numbers(self)
+        if self.share is not None and _before_crop(self.size, self.share) != self.resize:
+            object.__setattr__(self, "share", None)  # of other sizes, from which dataclasses.replace made this one
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON takes them."""
-        return asdict(self)
+        """What decides the pixels, as JSON takes it: all fields but the share, which counts for other sizes."""
+        fields = asdict(self)
+        del fields["share"]
+        return fields
 
     def scaled(self, size: tuple[int, int]) -> "Recipe":
-        """The recipe for images of another size: the roundest crop share that gives this one gives that one too.
+        """The recipe for images of another size, of which the crop keeps the same share.
 
         >>> Recipe(size=(224, 224), resize=(248, 248), mode="center", interpolation="bicubic",
         ...        mean=(0.5,), std=(0.5,)).scaled((384, 384)).resize  # as timm counts with its .9
         (426, 426)
         """
+        share = self.crop_share()
+        if share:
+            return replace(self, size=size, resize=_before_crop(size, share), share=share)
         (crop_height, crop_width), (height, width) = self.size, self.resize
-        for digits in range(1, 9):
-            share = min(crop_height * 10**digits // height, crop_width * 10**digits // width) / 10**digits
-            if share and (math.floor(crop_height / share), math.floor(crop_width / share)) == self.resize:
-                return replace(self, size=size, resize=(math.floor(size[0] / share), math.floor(size[1] / share)))
         resize = height * size[0] // crop_height, width * size[1] // crop_width  # each side has a share of its own
         return replace(self, size=size, resize=resize)
+
+    def crop_share(self) -> float | None:
+        """What the crop keeps of each side: as it was read, or the roundest number that gives both; None: none does."""
+        return self.share or _roundest_share(self.size, self.resize)
 
     def crop(self, height: int, width: int) -> "Crop":
         """What is cut out of a picture of this size once it is resized."""
@@ -102,6 +116,21 @@ class Recipe:
             return int(rows * height / width), rows
         ratio = min(height / rows, width / columns)  # timm's ResizeKeepRatio rounds it
         return round(height / ratio), round(width / ratio)
+
+
+def _before_crop(size: tuple[int, int], share: float) -> tuple[int, int]:
+    """What is resized to where a crop of this size is to be such a share of it, as timm counts."""
+    return math.floor(size[0] / share), math.floor(size[1] / share)
+
+
+def _roundest_share(size: tuple[int, int], resize: tuple[int, int]) -> float | None:
+    """The share with the fewest digits that leads from a crop to what is resized to; None where none does."""
+    for digits in range(1, 9):
+        sides = (crop * 10**digits // before for crop, before in zip(size, resize, strict=True))
+        share = min(sides) / 10**digits
+        if share and _before_crop(size, share) == resize:
+            return share
+    return None
 
 
 def _check_choices(recipe: Recipe) -> None:
@@ -139,6 +168,8 @@ def _check_numbers(recipe: Recipe) -> None:
         for value in values:
             _check_number(name, value)
     _check_number("scale", recipe.scale)
+    if recipe.share is not None:
+        _check_number("share", recipe.share)
     if len(recipe.mean) != len(recipe.std):
         raise ConfigError(
             f"Recipe: need one mean and std per channel, got {len(recipe.mean)} means and {len(recipe.std)} stds."

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vitlite.errors import ImageError, InputError, not_finite, shown
-from vitlite.images import Preprocess, is_one, own_methods, pictures, pixels_in, preprocess_of
+from vitlite.images import Preprocess, is_one, is_read_once, own_methods, pictures, pixels_in, preprocess_of
 
 if TYPE_CHECKING:
     from vitlite.model import ViT
@@ -184,13 +184,14 @@ def _prepared(
     all_there = isinstance(images, (list, tuple))
     waiting: deque[tuple[Any, Future[Tensor]]] = deque()
     source, room = iter(images), _Room()
-    readers = min(READERS, torch.get_num_threads())
-    with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="vitlite-images") as background:
+    with _threads(min(READERS, torch.get_num_threads())) as at_once, _threads(1) as in_order:
         try:
             while True:
                 for image in islice(source, 2 * batch - len(waiting)):
-                    earlier = [pixels for _, pixels in waiting]
-                    pixels = background.submit(_pixels, preprocess, image, room, earlier)
+                    if _goes_beside_others(preprocess, image):
+                        pixels = at_once.submit(_pixels_beside_others, preprocess, image, room)
+                    else:
+                        pixels = in_order.submit(_pixels_alone, preprocess, image, room)
                     waiting.append((image, pixels))
                     if not all_there:
                         wait([pixels])  # an iterator may give one object or file again and again, and change it
@@ -228,17 +229,30 @@ class _Room:
                 self.changed.notify_all()
 
 
-def _pixels(preprocess: Preprocess, image: Any, room: _Room, earlier: Sequence["Future[Tensor]"]) -> Tensor:
-    """What `preprocess.pixels` makes of a picture; of a file, beside others.
+def _threads(most: int) -> ThreadPoolExecutor:
+    """So many threads at most, which do what they are given in its order."""
+    return ThreadPoolExecutor(max_workers=most, thread_name_prefix="vitlite-images")
 
-    All else is alone and in its turn, once the earlier ones are done: several may come out of one pipe, the same open
-    file may come twice, and a class of one's own need not be made for threads.
+
+def _goes_beside_others(preprocess: Preprocess, image: Any) -> bool:
+    """Whether a picture can be prepared at the same time as others, before or after them: a file or its bytes.
+
+    All else is done one by one, in order. The same open file or pipe may come several times, with another picture in it
+    each time, and a class of one's own need not be made for threads and may count.
     """
-    beside_others = isinstance(image, (str, PathLike, bytes)) and not own_methods(preprocess, "pixels")
-    pixels = pixels_in(image) if beside_others else None
-    if pixels is None:
-        wait(earlier)
-    with room.taken(ROOM if pixels is None else pixels):
+    is_file = isinstance(image, (str, PathLike, bytes)) and not is_read_once(image)
+    return is_file and not own_methods(preprocess, "pixels")
+
+
+def _pixels_beside_others(preprocess: Preprocess, image: Any, room: _Room) -> Tensor:
+    """What `preprocess.pixels` makes of a file, once there is room for it."""
+    with room.taken(pixels_in(image)):
+        return preprocess.pixels(image)
+
+
+def _pixels_alone(preprocess: Preprocess, image: Any, room: _Room) -> Tensor:
+    """What `preprocess.pixels` makes of a picture, while no other is prepared."""
+    with room.taken(ROOM):
         return preprocess.pixels(image)
 
 

@@ -91,6 +91,61 @@ def test_recipe_survives_json():
         recipe_from_vitlite(RECIPE.to_dict() | {"size": "big"})
 
 
+OTHER_SIZES = [(side, side) for side in range(32, 1030, 33)] + [(64, 448), (512, 384)]
+
+
+@pytest.mark.parametrize("size", [(64, 64), (224, 224), (378, 378), (96, 64)])
+@pytest.mark.parametrize("crop_pct", [0.93, 0.8873, 0.984375, 0.875, 0.9, 1.0])
+def test_a_recipe_that_was_saved_scales_as_the_one_that_was_read(
+    size: tuple[int, int], crop_pct: float, tmp_path: Path
+) -> None:
+    words = {"crop_pct": crop_pct, "interpolation": "bicubic", "mean": [0.5], "std": [0.25]}
+    config = json.loads(json.dumps(sidecar_content(TINY, None, recipe_from_timm(words, size))))
+    for_timm = {name: content for name, content in config.items() if name != "vitlite"}
+    for saved in (config, for_timm | {"pretrained_cfg": for_timm["pretrained_cfg"] | {"input_size": [3, *size]}}):
+        sidecar = beside(tmp_path, saved)
+        for other in OTHER_SIZES:
+            again = recipe_of(sidecar, other)
+            assert again is not None
+            assert again.resize == recipe_from_timm(words, other).resize
+            assert again.scaled(size).resize == recipe_from_timm(words, size).resize
+
+
+def test_a_share_that_nobody_said_is_guessed_once(tmp_path: Path) -> None:
+    """224 of 248 are .9 of it as well as .903, which at other sizes is something else."""
+    recipe = replace(RECIPE, size=(224, 224), resize=(248, 248))
+    assert recipe.share is None
+    assert "share" not in sidecar_content(TINY, None, recipe)["vitlite"]["preprocess"]
+    config = json.loads(json.dumps(sidecar_content(TINY.replace(image_size=224), None, recipe)))
+    of_vitlite = beside(tmp_path, config)
+    del config["vitlite"]
+    of_timm = beside(tmp_path, config)
+    for size in OTHER_SIZES:
+        wanted = recipe.scaled(size).resize
+        for sidecar in (of_vitlite, of_timm):
+            again = recipe_of(sidecar, size)
+            assert again is not None
+            assert again.resize == wanted
+
+
+def test_a_share_of_other_sizes_is_none() -> None:
+    recipe = replace(RECIPE, size=(224, 224), resize=(240, 240), share=0.93)
+    assert recipe.share == 0.93
+    changed = replace(recipe, resize=(256, 256))
+    assert changed.share is None
+    assert changed.scaled((448, 448)).resize == (512, 512)
+    assert recipe == replace(recipe, share=None)  # the same pixels
+    for share in (0, 1.5, "much", True):
+        with pytest.raises(ConfigError, match="share must be made of numbers from 1e-06 to 1, got"):
+            recipe_from_vitlite(recipe.to_dict() | {"share": share})
+
+
+def test_a_share_is_no_contradiction(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, size=(224, 224), resize=(240, 240))
+    sidecar = beside(tmp_path, json.loads(json.dumps(sidecar_content(TINY, None, recipe))))
+    assert contradictions(sidecar, None, replace(recipe, share=0.93)) == []
+
+
 # ---- timm's
 
 

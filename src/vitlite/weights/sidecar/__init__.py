@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +180,7 @@ def contradictions(sidecar: Sidecar, labels: Sequence[str] | None, recipe: Recip
     except ConfigError as error:
         return [*different, error.text]
     if own is not None:
-        for name, there in asdict(recipe).items():
+        for name, there in recipe.to_dict().items():
             here = getattr(own, name)
             if here != there and name != "margin":  # which no other library's files tell
                 different.append(f"{name} is {here}, not {there}")

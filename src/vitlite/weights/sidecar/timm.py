@@ -354,6 +354,7 @@ def _recipe(config: Mapping[str, Any], size: tuple[int, int] | None) -> Recipe:
         interpolation=config["interpolation"],
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
+        share=crop_pct,
     )
 
 
@@ -518,6 +519,9 @@ def recipe_to_timm(recipe: Recipe) -> dict[str, Any] | None:
 
 def _crop_pct(recipe: Recipe) -> float | None:
     """The one share of the resized picture that the crop keeps; None where none gives both sides, rounded down."""
+    share = recipe.crop_share()
+    if share:
+        return share
     sides = list(zip(recipe.size, recipe.resize, strict=True))
     most = min(size / resize for size, resize in sides)
     least = max(size / (resize + 1) for size, resize in sides)

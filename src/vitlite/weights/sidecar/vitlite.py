@@ -47,7 +47,7 @@ def sidecar_from_vitlite(config: Mapping[str, Any]) -> Sidecar:
 
 
 def recipe_from_vitlite(fields: Mapping[str, Any], size: tuple[int, int] | None = None) -> Recipe:
-    """The recipe that `Recipe.to_dict` gave, also by way of JSON; `size` scales its own numbers.
+    """The recipe of `config_to_vitlite` or `Recipe.to_dict`, also by way of JSON; `size` scales its own numbers.
 
     Raises:
         ConfigError: It is none.
@@ -71,6 +71,12 @@ def config_to_vitlite(config: ViTConfig, labels: Sequence[str] | None, recipe: R
             "version": __version__,
             "config": config.to_dict(),
             "labels": labels,
-            "preprocess": recipe.to_dict() if recipe else None,
+            "preprocess": _recipe_to_vitlite(recipe) if recipe else None,
         }
     }
+
+
+def _recipe_to_vitlite(recipe: Recipe) -> dict[str, Any]:
+    """All of a recipe; of its share nothing where none is known."""
+    share = {} if recipe.share is None else {"share": recipe.share}
+    return recipe.to_dict() | share
