@@ -116,7 +116,7 @@ CLASSIFY = "classify a.png --model "
         ),
         (
             "train data --model vit_nano_4 --weights none --epochs 1 --out out --layer-decay 2",
-            "error: --layer-decay must be from 0.001 to 1, got 2.",
+            "error: --layer-decay must be a number from 0.001 to 1, got 2.0.",
         ),
     ],
 )

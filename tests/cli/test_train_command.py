@@ -296,7 +296,7 @@ def test_its_own_words_for_what_is_to_be_done(folders, tmp_path, capsys):
         return capsys.readouterr().err
 
     assert "Begin again with a lower --lr and another --out." in error("--lr 1000 --clip inf")
-    assert "error: --layer-decay must be from 0.001 to 1, got 2." in error("--layer-decay 2")
+    assert "error: --layer-decay must be a number from 0.001 to 1, got 2.0." in error("--layer-decay 2")
     assert main(begin.split()) == 0
     capsys.readouterr()
     assert f"perhaps with --model {tmp_path / 'run' / 'last'} and another --out" in error("--seed 1")
