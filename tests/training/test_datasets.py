@@ -1,14 +1,18 @@
 """Pictures of folders and of CIFAR-10: what they are, and what they must not be."""
 
 import os
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import pytest
 import torch
-from tiny_run import new_model, settings, small_cifar10, stripes
+from tiny_run import RECIPE, new_model, settings, small_cifar10, stripes
 
 from vitlite.errors import TrainError
+from vitlite.images import Preprocess
 from vitlite.training import datasets, distributed, train
 from vitlite.training.datasets import (
     HOLDOUT,
@@ -147,6 +151,36 @@ def test_prepared_pictures_are_read_once_while_there_is_room(monkeypatch):
         prepared[torch.tensor([1])]
         prepared[torch.tensor([2])]
     assert len(read) == 4
+
+
+class Counting(Preprocess):
+    """Prepares pictures in a way of its own, and notes how many threads are in it."""
+
+    def pixels(self, image: Any) -> torch.Tensor:
+        self.inside.append(image)
+        time.sleep(0.001)
+        self.most.append(len(self.inside))
+        self.inside.remove(image)
+        return super().pixels(image)
+
+
+def test_a_way_of_ones_own_is_called_for_one_picture_after_the_other(folders: Path) -> None:
+    """As `predict` does: a class of one's own need not be made for threads."""
+    model = new_model()
+    way = Counting(RECIPE, model)
+    way.__dict__.update(inside=[], most=[])
+    model.preprocess = way
+    way = model.preprocess
+    pictures = read_folder(folders / "train", way.pixels, ("lying", "standing"))
+    assert pictures.images[torch.arange(24)].shape == (24, 3, 16, 16)
+    assert way.most == [1] * 24
+
+
+def test_pixels_as_they_are_come_from_several_threads(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+    monkeypatch.setattr(Prepared, "_picture", lambda *_: (threads.add(threading.current_thread()), torch.zeros(1))[1])
+    Prepared([folders] * 9, new_model().preprocess.pixels)[torch.arange(9)]
+    assert threading.current_thread() not in threads
 
 
 def test_the_digest_is_the_same_on_every_system() -> None:

@@ -45,8 +45,15 @@ class Prepared:
         return len(self.pictures)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
+        if not self._beside_others:
+            return torch.stack([self._picture(row) for row in rows.tolist()])  # (b, c, h, w)
         with ThreadPoolExecutor() as pool:
             return torch.stack(list(pool.map(self._picture, rows.tolist())))  # (b, c, h, w)
+
+    @property
+    def _beside_others(self) -> bool:
+        """Whether several are read at once: whatever is no `Preprocess.pixels` as it is need not be made for threads."""
+        return getattr(self.read, "__func__", None) is Preprocess.pixels
 
     def _picture(self, row: int) -> Tensor:
         if row in self._kept:
@@ -194,7 +201,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
 
     Args:
         folder: Holds folders named after classes, with pictures anywhere below.
-        read: `Preprocess.pixels` of the model.
+        read: `Preprocess.pixels` of the model; one of your own is called for one picture after the other.
         classes: Those that the model knows, in order.
 
     Raises:
