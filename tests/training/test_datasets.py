@@ -1,6 +1,7 @@
 """Pictures of folders and of CIFAR-10: what they are, and what they must not be."""
 
 import os
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -55,6 +56,35 @@ def test_links_to_folders_of_pictures_are_followed(tmp_path, folders):
     expected, found = (read_folder(place, torch.tensor, names) for place in (folders / "train", tmp_path / "linked"))
     assert found.labels.tolist() == expected.labels.tolist()
     assert [path.name for path in found.images.pictures] == [path.name for path in expected.images.pictures]
+
+
+def test_what_is_hidden_is_no_picture(folders: Path) -> None:
+    """Jupyter leaves copies in .ipynb_checkpoints: one side of a split would hold what is on the other."""
+    place = folders / "train" / "lying"
+    for name in (".ipynb_checkpoints/0.png", "deeper/.cache/1.png", "._2.png"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(place / "0.png", place / name)
+    assert len(read_folder(folders / "train", torch.tensor, ("lying", "standing"))) == 24
+
+
+def test_a_file_counts_once_under_all_its_names(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train = folders / "train"
+    before = [str(path) for path in read_folder(train, torch.tensor, ("lying", "standing")).images.pictures]
+    (train / "standing" / "zz.png").hardlink_to(train / "standing" / "1.png")
+    (train / "standing" / "nowhere.png").symlink_to("gone.png")  # whoever reads it says so
+    found = read_folder(train, torch.tensor, ("lying", "standing"))
+    assert [str(path) for path in found.images.pictures if path.name != "nowhere.png"] == before
+    assert len(found) == 25
+    (said,) = caplog.messages
+    which = "standing/zz.png, which is standing/1.png"
+    assert said == f"vitlite: {train}: left out what is there already, by a link: 1 pictures, such as {which}"
+
+
+def test_a_file_of_two_classes_is_refused(folders: Path) -> None:
+    train = folders / "train"
+    (train / "standing" / "more").symlink_to(train / "lying")
+    with pytest.raises(TrainError, match=r"lying/0\.png and standing/more/0\.png are one file, by a link, and of two"):
+        read_folder(train, torch.tensor, ("lying", "standing"))
 
 
 WRONG = {

@@ -29,6 +29,7 @@ RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red
 CIFAR10_NAMES = "batches.meta.txt"
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
 
+FileNumber = tuple[int, int]  # of the disk, and of the file on it
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
 
 
@@ -52,7 +53,7 @@ class Prepared:
 
     @property
     def _beside_others(self) -> bool:
-        """Whether several are read at once: whatever is no `Preprocess.pixels` as it is need not be made for threads."""
+        """Whether several are read at once: what is not `Preprocess.pixels` itself need not be made for threads."""
         return getattr(self.read, "__func__", None) is Preprocess.pixels
 
     def _picture(self, row: int) -> Tensor:
@@ -197,7 +198,7 @@ def folders_in(folder: Path) -> list[str]:
 
 
 def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
-    """Lists the pictures of a folder per class.
+    """Lists the pictures of a folder per class, each file once, whatever links lead to it, and nothing that is hidden.
 
     Args:
         folder: Holds folders named after classes, with pictures anywhere below.
@@ -205,7 +206,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
         classes: Those that the model knows, in order.
 
     Raises:
-        TrainError: A folder that is none of the classes or could be several, or has no pictures.
+        TrainError: A folder that is none of the classes or could be several, or has no pictures; or a file is in two.
     """
     names = class_names(folder)
     strange = [name for name in names if name not in classes]
@@ -218,17 +219,94 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
     paths: list[Path] = []
     labels: list[int] = []
     skipped: Counter[str] = Counter()
+    first_names: dict[FileNumber, Path] = {}
+    repeats: list[tuple[Path, Path]] = []
     for name in names:
         found, others = _pictures_below(folder / name)
-        paths += found
-        labels += [classes.index(name)] * len(found)
+        once, again = _parted_by_file(found, first_names)
+        _refuse_files_of_two_classes(again, folder)
+        paths += once
+        labels += [classes.index(name)] * len(once)
         skipped += others
-    if skipped and distributed.is_main():
+        repeats += again
+    if distributed.is_main():
+        _say_what_is_left_out(folder, skipped, repeats)
+    return Pictures(Prepared(paths, read, folder), torch.tensor(labels), tuple(classes))
+
+
+def file_number(path: Path) -> FileNumber | None:
+    """What a file has in common under all its names; None of one that is not there, or where files have no numbers."""
+    try:
+        stat = os.stat(path)
+    except OSError:  # whoever reads it says so
+        return None
+    return (stat.st_dev, stat.st_ino) if stat.st_ino else None
+
+
+def _parted_by_file(
+    paths: Iterable[Path], first_names: dict[FileNumber, Path]
+) -> tuple[list[Path], list[tuple[Path, Path]]]:
+    """The paths that are no file's second name; and those that are, each with the first, which `first_names` keeps."""
+    once, again = [], []
+    for path in paths:
+        number = file_number(path)
+        first = path if number is None else first_names.setdefault(number, path)
+        if first is path:
+            once.append(path)
+        else:
+            again.append((path, first))
+    return once, again
+
+
+def _refuse_files_of_two_classes(repeats: Iterable[tuple[Path, Path]], folder: Path) -> None:
+    for path, first in repeats:
+        name, other = path.relative_to(folder), first.relative_to(folder)
+        if name.parts[0] != other.parts[0]:
+            raise TrainError(
+                f"In {shown(str(folder))}, {shown(str(other))} and {shown(str(name))} are one file, by a link, and of "
+                "two classes.",
+                python="Remove the link from the class that the picture does not show.",
+            )
+
+
+def _say_what_is_left_out(folder: Path, skipped: Counter[str], repeats: Sequence[tuple[Path, Path]]) -> None:
+    if skipped:
         _log.warning(
             "vitlite: %s: skipped %s (what is read ends in %s)",
             *(shown(str(folder)), counted(skipped), " ".join(sorted(SUFFIXES))),
         )
-    return Pictures(Prepared(paths, read, folder), torch.tensor(labels), tuple(classes))
+    if repeats:
+        path, first = repeats[0]
+        _log.warning(
+            "vitlite: %s: left out what is there already, by a link: %d pictures, such as %s, which is %s",
+            *(shown(str(folder)), len(repeats)),
+            *(shown(str(each.relative_to(folder))) for each in (path, first)),
+        )
+
+
+def files_of(pictures: Pictures) -> list[Path]:
+    """The files that pictures are read from; none of those in memory."""
+    if isinstance(pictures.images, Tensor) or isinstance(pictures.images.pictures, Tensor):
+        return []
+    return list(pictures.images.pictures)
+
+
+def refuse_shared_files(trained_on: Iterable[Path], measured_on: Iterable[Path]) -> None:
+    """Makes sure that no file is among both, by a link. Among one of them, none is there twice, says `read_folder`.
+
+    Raises:
+        TrainError: One is, so the measurement would flatter.
+    """
+    first_names: dict[FileNumber, Path] = {}
+    _parted_by_file(trained_on, first_names)
+    _, shared = _parted_by_file(measured_on, first_names)
+    if shared:
+        path, first = shared[0]
+        raise TrainError(
+            f"{len(shared)} of the pictures to measure on are files that are trained on, by a link, such as "
+            f"{shown(str(path))}, which is {shown(str(first))}.",
+            python="Put each picture on one side.",
+        )
 
 
 def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:
@@ -254,7 +332,7 @@ def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:
 def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
     """The pictures, and how many other files there are of each ending."""
     try:
-        found, others = by_ending(files_below(str(folder)), SUFFIXES)
+        found, others = by_ending(files_below(str(folder), hidden=False), SUFFIXES)
     except OSError as error:
         raise TrainError(f"Cannot look into the folder {shown(str(error.filename))}: {error.strerror}.") from error
     if not found:
