@@ -205,6 +205,16 @@ def test_models_that_do_not_fit_the_data(tmp_path):
         assert "--model NAME --weights PATH" in caught.value.for_command_line()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_another_type_are_not_trained(tmp_path, dtype):
+    """In bfloat16, most steps are rounded away; in float16, torch's autocast fails."""
+    for model in (new_model().to(dtype), new_model()):
+        model.blocks[1].norm1.to(dtype)  # of one of them, this alone
+        with pytest.raises(TrainError, match=rf"in float32, and its \S+ is of {dtype}\. model\.float\(\) first; with"):
+            train(model, stripes(8), tmp_path / "out", settings(bfloat16=True))
+        assert not (tmp_path / "out").exists()
+
+
 def test_pictures_that_do_not_fit_the_model(tmp_path):
     model, data = new_model(), stripes(8)
     large = replace(data, images=data.images.repeat(1, 1, 2, 2))

@@ -207,6 +207,7 @@ def _check_best(run: Run, out: Path, validation: Pictures, after_best: Callable[
 def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pictures | None) -> None:
     """Whether model, data, recipe and processes can go together at all."""
     preprocess_of(model)
+    _refuse_other_types(model)
     if len(data.classes) < 2 or model.config.num_classes != len(data.classes):
         raise TrainError(
             f"The data have {len(data.classes)} classes and the model's head {model.config.num_classes}; both must "
@@ -228,6 +229,17 @@ def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pic
             python="Raise Settings.batch, or start fewer processes.",
             command="Raise --batch, or start fewer processes.",
         )
+
+
+def _refuse_other_types(model: ViT) -> None:
+    """Makes sure that weights are of float32: the steps of a fine-tune are smaller than what shorter types can tell."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.dtype != torch.float32:
+            raise TrainError(
+                f"The model is trained in float32, and its {name} is of {weight.dtype}.",
+                python="model.float() first; with Settings.bfloat16, as it is by default, it computes in bfloat16 all "
+                "the same (autocast).",
+            )
 
 
 def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_every: float) -> None:
