@@ -61,7 +61,7 @@ class Draws:
     """Uniform numbers in [0, 1), one per sample and name."""
 
     def __init__(self, seed: int, epoch: int, samples: Tensor) -> None:
-        self.keys = _scramble(_scramble(_scramble(torch.tensor(seed)) + epoch) + samples)  # (b,)
+        self.keys = _scramble(_scramble(_scramble(torch.tensor(seed, device="cpu")) + epoch) + samples)  # (b,)
 
     def __call__(self, name: str, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Between low and high: (b,)."""
@@ -75,8 +75,8 @@ class Draws:
 
 def shuffled(seed: int, epoch: int, count: int) -> Tensor:
     """The order in which an epoch visits the samples: (count,)."""
-    keys = _scramble(_scramble(torch.tensor(seed)) + ~epoch)
-    return torch.argsort(_scramble(keys + torch.arange(count)))
+    keys = _scramble(_scramble(torch.tensor(seed, device="cpu")) + ~epoch)
+    return torch.argsort(_scramble(keys + torch.arange(count, device="cpu")))
 
 
 def augment(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
@@ -123,7 +123,7 @@ def _affine(h: int, w: int, draws: Draws, augmentation: Augmentation) -> Tensor:
     the picture is not.
     """
     shift = augmentation.shift
-    flip = torch.where(draws.chance("flip", augmentation.flip), -1.0, 1.0)
+    flip = 1 - 2 * draws.chance("flip", augmentation.flip).float()  # -1 where a picture is mirrored
     right = draws("right", -shift, shift).mul(w).round() * 2 / w
     down = draws("down", -shift, shift).mul(h).round() * 2 / h
     warp = draws.chance("warp", augmentation.warp).float()
@@ -164,7 +164,7 @@ def _rectangle(draws: Draws, name: str, images: Tensor, low: float, high: float)
 def _interval(where: Tensor, length: Tensor, side: int) -> Tensor:
     """A mask with so many places of a side, as near to its end as `where` says, from 0 to 1: (b,) -> (b, side)."""
     first = rearrange((where * (side - length + 1)).floor(), "b -> b 1")
-    places = torch.arange(side)
+    places = torch.arange(side, device="cpu")
     return (places >= first) & (places < first + rearrange(length, "b -> b 1"))
 
 

@@ -231,7 +231,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
         repeats += again
     if distributed.is_main():
         _say_what_is_left_out(folder, skipped, repeats)
-    return Pictures(Prepared(paths, read, folder), torch.tensor(labels), tuple(classes))
+    return Pictures(Prepared(paths, read, folder), torch.tensor(labels, device="cpu"), tuple(classes))
 
 
 def file_number(path: Path) -> FileNumber | None:

@@ -138,14 +138,14 @@ def _comes_from_a_lost_process(error: Exception) -> bool:
 
 def paired_share(count: int) -> Tensor:
     """This rank's places in a batch of `count`: with each place its mirror image, as mixing two pictures needs it."""
-    places = torch.arange(count)
+    places = torch.arange(count, device="cpu")
     pairs = torch.minimum(places, places.flip(0))  # the first place of a pair stands for both
     return places[pairs % world_size() == rank()]
 
 
 def shard(count: int) -> Tensor:
     """This rank's places among `count`, each of which exactly one rank has."""
-    return torch.arange(rank(), count, world_size())
+    return torch.arange(rank(), count, world_size(), device="cpu")
 
 
 def all_reduce(*tensors: Tensor) -> None:
@@ -164,7 +164,7 @@ def assert_equal_on_all_ranks(what: str, *values: int) -> None:
     """
     if world_size() == 1:
         return
-    extremes = torch.tensor([values, [-value for value in values]])
+    extremes = torch.tensor([values, [-value for value in values]], device="cpu")
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     highest, lowest = extremes[0].tolist(), (-extremes[1]).tolist()
     if highest != lowest:

@@ -62,12 +62,12 @@ class Measured:
     @property
     def recall(self) -> Tensor:
         """Of the pictures of each class, the share that was recognised: (k,), NaN where there are none."""
-        return self.right / self.pictures
+        return self.right.float() / self.pictures
 
     @property
     def precision(self) -> Tensor:
         """Of the pictures taken for each class, the share that was of it: (k,), NaN where there are none."""
-        return self.right / self.taken
+        return self.right.float() / self.taken
 
 
 def measure(
@@ -95,12 +95,12 @@ def measure(
     model.eval()
     recipe, channels = preprocess_of(model).recipe, model.config.channels
     k, total = model.config.num_classes, len(pictures)
-    loss = torch.zeros((), dtype=torch.float64)
-    top5 = torch.zeros((), dtype=torch.int64)
-    counts = torch.zeros(3, k, dtype=torch.int64)  # of each class, taken for it, and both
-    meaningless = torch.zeros((), dtype=torch.int64)  # answers
-    confusion = torch.zeros(k * k if k <= MOST_CONFUSED else 0, dtype=torch.int64)
-    answers = torch.zeros(total, dtype=torch.int64)
+    loss = torch.zeros((), dtype=torch.float64, device="cpu")
+    top5 = torch.zeros((), dtype=torch.int64, device="cpu")
+    counts = torch.zeros(3, k, dtype=torch.int64, device="cpu")  # of each class, taken for it, and both
+    meaningless = torch.zeros((), dtype=torch.int64, device="cpu")  # answers
+    confusion = torch.zeros(k * k if k <= MOST_CONFUSED else 0, dtype=torch.int64, device="cpu")
+    answers = torch.zeros(total, dtype=torch.int64, device="cpu")
     mine = distributed.shard(total)
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
         for first in range(0, len(mine), batch):
@@ -141,7 +141,7 @@ def check_fit(model: ViT, pictures: Pictures) -> None:
         TrainError: They are of other classes, or of the same in another order; or of another size.
     """
     _check_classes(model, pictures.classes)
-    height, width = pictures.fetch(torch.tensor([0])).shape[2:]
+    height, width = pictures.fetch(torch.tensor([0], device="cpu")).shape[2:]
     wanted = preprocess_of(model).recipe.size
     if (height, width) != wanted:
         raise TrainError(
@@ -235,7 +235,7 @@ def read_to_measure(data: Path, model: ViT, name: str, split: Path | None = None
             command="Fine-tune it first: vitlite train.",
         )
     classes = classes_in_order(model, pictures.classes)
-    moved_to = torch.tensor([classes.index(name) for name in pictures.classes])
+    moved_to = torch.tensor([classes.index(name) for name in pictures.classes], device="cpu")
     return replace(pictures, labels=moved_to[pictures.labels], classes=classes)
 
 

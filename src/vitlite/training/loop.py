@@ -365,7 +365,7 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, flo
     alike, also where a batch has one more than another, and the mean over the steps is that over the pictures.
     """
     total = len(run.data) / run.steps
-    sums = torch.zeros(2, dtype=torch.float64)  # the loss, and the share of right answers
+    sums = torch.zeros(2, dtype=torch.float64, device="cpu")  # the loss, and the share of right answers
     parts = list(zip(images.chunk(run.settings.accumulate), labels.chunk(run.settings.accumulate), strict=True))
     for i, (x, y) in enumerate(parts, 1):
         is_last = i == len(parts)
@@ -373,7 +373,7 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, flo
             with torch.autocast(x.device.type, torch.bfloat16, enabled=run.settings.bfloat16):
                 logits = run.network(x).float()  # (b, k)
             loss = F.cross_entropy(logits, y, reduction="sum") / total
-            right = (logits.argmax(1) == y.argmax(1)).sum() / total
+            right = (logits.argmax(1) == y.argmax(1)).sum().float() / total
             scaled = loss * distributed.world_size()  # as the ranks' gradients are averaged, and are to be summed
             scaled.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack([loss.detach(), right]).cpu()

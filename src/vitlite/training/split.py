@@ -178,7 +178,7 @@ def hold_out(pictures: Pictures, share: float = SHARE, seed: int = 0) -> tuple[P
     if not least <= share <= most:
         raise TrainError(f"val_share must be from {least:g} to {most:g}, got {share:g}.", field="val_share")
     names = pictures.names()
-    held = torch.zeros(len(pictures), dtype=torch.bool)
+    held = torch.zeros(len(pictures), dtype=torch.bool, device="cpu")
     for k, name in enumerate(pictures.classes):
         rows = (pictures.labels == k).nonzero()[:, 0].tolist()
         if len(rows) == 1:
@@ -246,4 +246,4 @@ def read_held_out(path: Path, data: Path, pictures: Pictures) -> Pictures:
             python="Give the data that this run was trained on.",
         )
     chosen = set(wanted)
-    return pictures.part(torch.tensor([name in chosen for name in names]))
+    return pictures.part(torch.tensor([name in chosen for name in names], device="cpu"))
