@@ -62,8 +62,8 @@ def _evaluate(args: Namespace) -> int:
     model = open_model(args)
     pictures = read_to_measure(args.data, model, args.weights or args.model, args.split)
     classes = tuple(model.labels or pictures.classes)  # other names of folders are in the labels' order
-    if distributed.is_main() and classes != pictures.classes:
-        _say_what_stands_for_what(pictures.classes, classes)
+    if distributed.is_main() and not _are_labels(pictures.classes, model):
+        _say_what_stands_for_what(pictures.classes, model.labels)
     progress = Progress(len(distributed.shard(len(pictures))), visible=distributed.is_main())
     with progress.bar:
         measured = measure(model, replace(pictures, classes=classes), batch=args.batch, after_batch=progress.add)
@@ -113,10 +113,19 @@ def _write(out: Path, figures: dict[str, Any], measured: Measured, pictures: Pic
         ) from error
 
 
-def _say_what_stands_for_what(names: Sequence[str], labels: Sequence[str]) -> None:
-    """Says which label each folder is taken for, where none is named after one."""
-    pairs = [f"{name} for {label}" for name, label in zip(names, labels, strict=True)]
-    text = f"no folder is named after a label, so they are taken in order: {listed(pairs)}"
+def _are_labels(names: Sequence[str], model: ViT) -> bool:
+    """Whether the classes of the data are the model's by their names, and not by their order alone."""
+    return model.labels is not None and tuple(names) == tuple(model.labels)
+
+
+def _say_what_stands_for_what(names: Sequence[str], labels: Sequence[str] | None) -> None:
+    """Says which class each folder is taken for, where none is named after a label."""
+    reason, classes = "no folder is named after a label, so they are taken", labels
+    if classes is None:
+        reason = "the model has no labels, so the folders are taken for its classes"
+        classes = [str(number) for number in range(len(names))]
+    pairs = [f"{name} for {label}" for name, label in zip(names, classes, strict=True)]
+    text = f"{reason} in order: {listed(pairs)}"
     print(f"vitlite: {fit_to_print(text)}", file=sys.stderr)
 
 
@@ -152,6 +161,8 @@ def _figures(name: str, model: ViT, measured: Measured, pictures: Pictures) -> d
         **_accuracies(measured),
         "loss": measured.loss,
         "classes": pictures.classes,
+        "labels": model.labels,  # what the model calls them
+        "paired by": "name" if _are_labels(pictures.classes, model) else "order",
         "confusion": None if measured.confusion is None else measured.confusion.tolist(),
         "wrong": _wrong(measured, pictures),
     }
