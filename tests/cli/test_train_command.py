@@ -18,6 +18,7 @@ import torch
 from PIL import Image, ImageDraw
 from tiny_run import CONFIG, RECIPE, new_model, small_cifar10, stop, stripes_in_folders
 
+import vitlite
 from vitlite import ViT
 from vitlite.cli import eval as eval_command
 from vitlite.cli import progress
@@ -234,6 +235,33 @@ def test_the_commands_say_what_is_wrong(folders, tmp_path, capsys):
     (folders / "val" / "third").mkdir()
     assert main(["eval", str(folders), "--model", str(tmp_path / "model")]) == 1
     assert "Of the model's 2 classes, none is named lying, sitting, third. Name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("labels", "bias", "said"),
+    [
+        (("standing", "lying"), [2, 1], ""),
+        (("hot", "cold"), [0, 0], "vitlite: the head is a new one, as the model's own knew hot, cold, and the classes"),
+        (
+            None,
+            [1, 2],
+            "vitlite: the model has no labels, so its head is taken to know these classes in order: lying, s",
+        ),
+    ],
+)
+def test_what_becomes_of_the_head(folders, tmp_path, caplog, labels, bias, said):
+    """Of the same classes in another order, of others, and where nobody said what they are."""
+    model = new_model()
+    model.head.bias.data.copy_(torch.tensor([1.0, 2.0]))
+    model.labels = labels
+    model.save(tmp_path / "model")
+    words = f"--model {tmp_path / 'model'} --epochs 1 --batch 16 --lr 1e-9 --out {tmp_path / 'run'}".split()
+    assert main(["train", str(folders), *words]) == 0
+    trained = vitlite.load(tmp_path / "run" / "last")
+    assert trained.labels == ("lying", "standing")
+    assert trained.head.bias.tolist() == pytest.approx(bias, abs=1e-6)
+    assert "".join(caplog.messages).startswith(said)
+    assert len(caplog.messages) == bool(said)
 
 
 @pytest.mark.parametrize("name", ["split.json", "curves.png", "best/config.json"])

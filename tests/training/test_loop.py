@@ -234,6 +234,38 @@ def test_pictures_that_do_not_fit_the_model(tmp_path):
     measure(model, turned)  # no names that would say otherwise
 
 
+def test_classes_in_another_order_keep_what_the_head_knows(tmp_path, caplog):
+    """The rows had other names given to them: a classifier was turned against its own classes."""
+    model, data = new_model(), stripes(64)
+    train(model, data, tmp_path / "first", settings(epochs=8, optimizer="muon", lr=5e-3))
+    before = measure(model, data)
+    assert before.top1 > 0.8
+    turned = replace(data, labels=1 - data.labels, classes=data.classes[::-1])
+    train(model, turned, tmp_path / "second", settings(epochs=1, lr=1e-9))
+    assert measure(model, turned).top1 == before.top1
+    assert not caplog.messages
+
+
+def test_other_classes_begin_with_a_new_head(tmp_path, caplog):
+    model, other = new_model(), stripes(8, classes=("hot", "cold"))
+    model.labels = ("lying", "standing")
+    nn.init.ones_(model.head.weight)
+    small = replace(other, images=other.images[..., :8])
+    with pytest.raises(TrainError, match="are of 16 x 8 pixels"):
+        train(model, small, tmp_path / "refused", settings())
+    assert model.labels == ("lying", "standing")
+    assert model.head.weight.eq(1).all()  # what is refused changes nothing
+    assert not caplog.messages
+    with pytest.raises(Killed):
+        train(model, other, tmp_path / "run", settings(lr=1e-9), after_epoch=stop)
+    assert model.head.weight.abs().max() < 1e-6
+    (said,) = caplog.messages
+    assert said.startswith("vitlite: the head is a new one, as the model's own knew lying, standing, and the classes")
+    model.labels = ("lying", "standing")
+    train(model, other, tmp_path / "run", settings(lr=1e-9))
+    assert len(caplog.messages) == 1  # a run that goes on has its head
+
+
 def grey_model():
     """Of the zoo, whose pictures had three channels."""
     return vitlite.create("vit_nano_4.cifar10", channels=1, num_classes=2, image_size=16)

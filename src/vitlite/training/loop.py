@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from logging import getLogger
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +31,11 @@ from vitlite.training.evaluate import Measured, check_fit, measure, preprocess_o
 from vitlite.training.run import BEST, LAST, LOCK, LOG, STATE, History, Run
 from vitlite.training.schedule import learning_rate
 from vitlite.training.settings import Settings
+from vitlite.training.start import take_classes
 from vitlite.training.state import Progress
 from vitlite.weights.save import refuse_to_overwrite
+
+_log = getLogger("vitlite")
 
 
 class Told(NamedTuple):
@@ -58,7 +62,8 @@ def train(
     """Trains a model, or goes on with the run that `out` holds.
 
     Args:
-        model: Random or trained, with as many classes as the data, and with its preprocessing.
+        model: Random or trained, with as many classes as the data, and with its preprocessing. Of the same classes in
+            another order, the rows of its head are moved; of other ones than its labels, the head is a new one.
         data: What to train on.
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
         settings: The recipe.
@@ -80,14 +85,17 @@ def train(
     """
     _check_start(model, data, settings, validation)
     run: Run | None = None
-    before, model.labels = model.labels, data.classes
+    before, head = model.labels, [weight.detach().clone() for weight in model.head.parameters()]
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     try:
+        about_head = take_classes(model, data.classes)
         check_fit(model, data)
         if validation is not None:
             check_fit(model, validation)
         check_place(out)
         _make_folder(out)
+        if about_head and distributed.is_main() and not (out / STATE).exists():  # what goes on has a head by then
+            _log.warning("vitlite: %s", about_head)
         with _alone(out):
             run = Run(model, data, settings, validation)
             _run_epochs(run, out, validation, Told(after_resume, after_step, after_epoch), save_every)
@@ -96,6 +104,8 @@ def train(
     finally:
         if run is None or run.progress == Progress():  # refused: nothing was trained, so it knows no other classes
             model.labels = before
+            for weight, old in zip(model.head.parameters(), head, strict=True):
+                weight.data.copy_(old)
         for weight, was_trainable in trainable.items():  # a frozen backbone is frozen for this run only
             weight.requires_grad_(was_trainable)
     run.swap_averages()
