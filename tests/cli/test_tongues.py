@@ -48,6 +48,8 @@ OF_PYTHON_ALONE = {
     "model.labels has": "a file has as many labels as classes, or none that count",
     "model.labels takes a list": "a file's labels are texts, or refused where they are read",
     "its head was replaced": "the command replaces no head",
+    "The head knows the classes": "a file's head is linear",
+    "The model is trained in float32": "the command's models are, whatever their files are",
     "optimized, nothing is ever dropped": "the command's models are in eval mode, all of them",
     "optimize needs them in one place": "the command's models are in one place and dtype",
     "An optimized model gives no gradients": "the command computes none of them",
