@@ -94,8 +94,9 @@ def of_arguments() -> Iterator[str]:
 For every argument of these classes a small model with another value than the default, saved by its library, and loaded:
 its folder by `load`; its weights alone, where what is asked for is answered as somebody does who knows the model; and
 its folder by `create` with the name of a checkpoint. It is equal, or refused, or asked about where vitlite has no word
-for the truth; "assumed" is what names cannot tell, and what `model.source.report` says was assumed. The arguments are
-read from the libraries' own signatures: with a new one, the tests fail until it has a row.
+for the truth, or where published weights of another network have such names; "assumed" is what names cannot tell where
+nobody publishes such weights, and what `model.source.report` says was assumed. The arguments are read from the
+libraries' own signatures: with a new one, the tests fail until it has a row.
 
 | class | argument | value | folder | weights alone | as a checkpoint |
 |---|---|---|---|---|---|"""

@@ -1,7 +1,11 @@
 """Conversions keep the logits: timm, transformers and torchvision load them, and they come back as they were."""
 
 import argparse
+import errno
 import json
+import os
+import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -265,9 +269,13 @@ def test_names_that_rotary_networks_share_are_not_lost_in_other_names(tmp_path: 
     state = tiny_model(layer_scale=0.1, cls_position=False).state_dict()
     old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for name, x in state.items()}
     torch.save(old, tmp_path / "deit.pth")
-    with pytest.raises(ConfigError, match=r"do not tell positions \(positions: DeiT III calls its scales gamma_1, and"):
-        convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm")
-    convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=ViTConfig(positions="learned"))
+    for config in (None, ViTConfig(positions="learned")):
+        with pytest.raises(ConfigError, match=r"do not tell which network it is, and no config says it: scales called"):
+            convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=config)
+    args = {"img_size": 32, "patch_size": 8, "num_heads": 4}
+    named = {"architecture": "deit3_small_patch16_224", "model_args": args}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm")
     assert load_file(tmp_path / "out.safetensors").keys() == state.keys()
 
 
@@ -397,6 +405,217 @@ def test_pickles_are_neither_made_nor_guessed(tmp_path: Path) -> None:
         torch.save(tiny_model().state_dict(), tmp_path / "two" / name)
     with pytest.raises(CheckpointError, match=r"no model.safetensors, nor one other weights file; it has a.pth, b.pth"):
         convert(tmp_path / "two", tmp_path / "out", "timm")
+
+
+def expanded(path: Path) -> None:
+    torch.save({"head.weight": torch.zeros(1).expand(10**12)}, path)
+
+
+def expanded_as_before(path: Path) -> None:
+    torch.save({"head.weight": torch.zeros(1).expand(10**12)}, path, _use_new_zipfile_serialization=False)
+
+
+def one_storage_a_thousand_times(path: Path) -> None:
+    large = torch.zeros(10**5)
+    torch.save({f"{number}.weight": large for number in range(1000)}, path)
+
+
+def compressed_zeros(path: Path) -> None:
+    plain = path.with_suffix(".plain")
+    torch.save({"head.weight": torch.zeros(75 * 2**20)}, plain)
+    with zipfile.ZipFile(plain) as archive, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as small:
+        for name in archive.namelist():
+            small.writestr(name, archive.read(name))
+    plain.unlink()
+
+
+@pytest.mark.parametrize("write", [expanded, expanded_as_before, one_storage_a_thousand_times, compressed_zeros])
+def test_a_small_pickle_does_not_become_a_large_file(write: Callable[[Path], None], tmp_path: Path) -> None:
+    write(tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=r"vit\.pth would unpack to \d+ bytes from \d+, as no trained weights do"):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
+def test_a_flipped_bit_in_a_pickle_is_noticed(tmp_path: Path) -> None:
+    """By the archive's checksum, which torch does not look at; where torch was told to write none, nobody can."""
+    weights = dict(tiny_model().state_dict())
+    path = tmp_path / "vit.pth"
+    torch.save(weights, path)
+    whole = bytearray(path.read_bytes())
+    whole[whole.find(weights["blocks.0.mlp.fc1.weight"].numpy().tobytes()) + 3] ^= 0x40
+    path.write_bytes(whole)
+    with pytest.raises(CheckpointError, match=r"in it does not have its checksum"):
+        convert(path, tmp_path / "out.safetensors", "timm")
+    assert not (tmp_path / "out.safetensors").exists()
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(weights, path)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    convert(path, tmp_path / "out.safetensors", "timm")
+
+
+def test_tied_and_strided_weights_of_a_pickle_are_converted(tmp_path: Path) -> None:
+    state = dict(tiny_model().state_dict())
+    state["blocks.1.norm1.weight"] = state["blocks.0.norm1.weight"]
+    state["head.weight"] = state["head.weight"].T.contiguous().T
+    state["norm.bias"] = state["norm.bias"][:1].expand(len(state["norm.bias"]))
+    torch.save(state, tmp_path / "vit.pth")
+    convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+    written = load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(tensor, written[name]) for name, tensor in state.items())
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|nested)")  # torch's, that they are new
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(4).to_sparse(),
+        lambda: torch.eye(4).to_sparse_csr(),
+        lambda: torch.empty(10**12, device="meta"),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+)
+def test_tensors_without_values_of_their_own_are_no_weights(make: Callable[[], torch.Tensor], tmp_path: Path) -> None:
+    torch.save({"head.weight": make()}, tmp_path / "vit.pth")
+    with pytest.raises(
+        CheckpointError, match=r"head.weight in .*vit\.pth is a sparse tensor, a nested one, or one with"
+    ):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
+def test_tables_in_themselves_come_to_an_end(tmp_path: Path) -> None:
+    circle: dict[str, Any] = {}
+    circle["model"] = circle
+    torch.save(circle, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match="has no tensors with names in its first 10 tables, each in the other"):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+    many: dict[str, Any] = {}
+    for _ in range(40):  # of which a walk that counts each again would see 2**40
+        many = {"one": many, "other": many}
+    torch.save({"model": tiny_model().state_dict(), "other": many, "circle": circle}, tmp_path / "vit.pth")
+    convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+    torch.save({3: torch.ones(2, 2)}, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=r"vit\.pth has no tensors, but: 3"):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
+def save_shards(state: dict[str, torch.Tensor], folder: Path) -> None:
+    """Two files, and an index that names both."""
+    names = sorted(state)
+    file_of = {name: f"model-{int(place >= len(names) // 2)}.safetensors" for place, name in enumerate(names)}
+    for file in set(file_of.values()):
+        save_file({name: state[name] for name in names if file_of[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
+
+
+@pytest.mark.parametrize("in_shards", [True, False])
+def test_of_a_folder_what_load_takes_is_converted_and_no_pickle(in_shards: bool, tmp_path: Path) -> None:
+    state, folder = tiny_model().state_dict(), tmp_path / "run"
+    folder.mkdir()
+    if in_shards:
+        save_shards(state, folder)
+    else:
+        save_file(state, folder / "final.safetensors")
+    torch.save({name: tensor / 2 for name, tensor in state.items()}, folder / "epoch1.pth")
+    convert(folder, tmp_path / "out.safetensors", "timm")
+    written = load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(tensor, written[name]) for name, tensor in state.items())
+
+
+def test_of_a_folder_with_several_weights_and_a_pickle_none_is_taken_by_itself(tmp_path: Path) -> None:
+    state, folder = tiny_model().state_dict(), tmp_path / "run"
+    folder.mkdir()
+    torch.save(state, folder / "c.pth")
+    for name in ("a.safetensors", "b.safetensors"):
+        save_file(state, folder / name)
+    with pytest.raises(
+        CheckpointError, match=r"it has a\.safetensors, b\.safetensors, c\.pth\. Name the one of them\.$"
+    ):
+        convert(folder, tmp_path / "out.safetensors", "timm")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    """By whatever name, from Python too."""
+    model = model_for_transformers()
+    model.save(tmp_path / "run")
+    weights = tmp_path / "run" / "model.safetensors"
+    (tmp_path / "shards").mkdir()
+    save_shards(model.state_dict(), tmp_path / "shards")
+    save_file(model.state_dict(), tmp_path / "mine.safetensors")
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "mine.safetensors")
+    os.link(tmp_path / "mine.safetensors", tmp_path / "hard.safetensors")
+    torch.save(model.state_dict(), tmp_path / "run" / "epoch1.pth")
+    (tmp_path / "linked").symlink_to(tmp_path / "run")
+    before = everything(tmp_path)
+    for source, target in (
+        ("mine.safetensors", "mine.safetensors"),
+        ("mine.safetensors", "link.safetensors"),
+        ("link.safetensors", "mine.safetensors"),
+        ("mine.safetensors", "hard.safetensors"),
+        ("shards", "shards/model-1.safetensors"),
+        ("shards/model.safetensors.index.json", "shards/model-0.safetensors"),
+        ("run", "run"),
+        ("run", "linked"),
+        (weights, "run"),
+        (weights, "linked/../run"),
+        ("run/epoch1.pth", "run"),  # whose config.json is read
+    ):
+        with pytest.raises(CheckpointError, match=r" is to be read and to be written. Name another f"):
+            convert(tmp_path / source, tmp_path / target, "timm")
+        assert everything(tmp_path) == before
+
+
+def test_the_folder_for_temporary_files_is_named_where_it_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(tiny_model().state_dict(), tmp_path / "vit.pth")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match=r"vit\.pth cannot .*: No such file .*nowhere.*the variable TMPDIR\.$"):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as on_a_full_disk:
+        on_a_full_disk.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match=r"vit\.pth cannot .*: No space left on device \(.*Make room there"):
+            convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+    assert os.listdir(tmp_path) == ["vit.pth"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nothing")])
+def test_what_describes_a_pickle_must_be_a_file(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+    """Without it, the weights could be taken for those of another model."""
+    torch.save(tiny_model().state_dict(), tmp_path / "vit.pth")
+    make(tmp_path / name)
+    with pytest.raises(
+        CheckpointError, match=rf"/{name} is no file, or a link that leads nowhere, and would say what vit"
+    ):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
+def test_what_is_wrong_beside_a_pickle_is_named_where_it_is(tmp_path: Path) -> None:
+    torch.save(tiny_model().state_dict(), tmp_path / "vit.pth")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=str(tmp_path / "config.json")):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nothing")])
+def test_a_pickle_that_is_no_file_is_not_waited_for(make: Callable[[Path], None], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    make(tmp_path / "run" / "vit.pth")
+    for source in (tmp_path / "run", tmp_path / "run" / "vit.pth"):
+        with pytest.raises(CheckpointError, match=r"There is no file .*/run/vit\.pth\.$"):
+            convert(source, tmp_path / "out.safetensors", "timm")
 
 
 def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:

@@ -267,6 +267,64 @@ def test_a_raw_photo_s_thumbnail_is_not_taken_for_it():
     assert read_image(tiff(tags | {254: 0}, bytes(16))).shape == (4, 4, 3)
 
 
+def apart(bits, channels, strips, kind=1):
+    """An RGB or grey TIFF of 4 x 4 pixels with a plane for each channel, uncompressed, and its pixels."""
+    pixels = torch.arange(16 * channels).view(channels, 4, 4) * 5
+    sign = 128 if kind == 2 else 0
+    data = b"".join(
+        ((value - sign) * (257 if bits == 16 else 1) % 2**bits).to_bytes(bits // 8, "little")
+        for value in pixels.flatten().tolist()
+    )
+    lists = {
+        258: [bits] * channels,
+        273: [8 + len(data) // strips * i for i in range(strips)],
+        279: [len(data) // strips] * strips,
+        339: [kind] * channels,
+    }
+    tags = {256: 4, 257: 4, 259: 1, 262: 2 if channels == 3 else 1, 277: channels, 278: 4, 284: 2}
+    entries, extra = [], b""
+    for tag, values in sorted({**lists, **{tag: [value] for tag, value in tags.items()}}.items()):
+        entries.append(
+            struct.pack("<HHII", tag, 4, len(values), values[0] if len(values) == 1 else 8 + len(data) + len(extra))
+        )
+        extra += struct.pack(f"<{len(values)}I", *values) if len(values) > 1 else b""
+    ends = struct.pack("<H", len(entries)) + b"".join(entries) + bytes(4)
+    return struct.pack("<4sI", b"II*\0", 8 + len(data) + len(extra)) + data + extra + ends, pixels
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ((8, 1, 1, 2), "a TIFF of signed numbers"),
+        ((16, 3, 3), "a TIFF of channels that stand apart"),
+        ((8, 3, 1), "a TIFF of channels that stand apart"),
+    ],
+)
+def test_tiffs_that_pillow_takes_for_others_are_refused(layout, text):
+    with pytest.raises(ImageError, match=text):
+        read_image(apart(*layout)[0])
+
+
+def test_tiffs_in_planes_that_pillow_reads_are_read():
+    content, pixels = apart(8, 3, 3)
+    assert torch.equal(read_image(content).int(), pixels.permute(1, 2, 0).int())
+
+
+@pytest.mark.parametrize(
+    "change", [Image.Image.copy, lambda image: image.crop((0, 0, 4, 4)), lambda image: image.rotate(0)]
+)
+def test_a_copy_of_a_tiff_of_many_bits_does_not_say_what_white_is(change):
+    tags = {256: 4, 257: 4, 258: 16, 259: 1, 262: 1, 273: 8, 277: 1, 278: 4, 279: 32}
+    levels = tiff(tags, struct.pack("<16H", *range(0, 65536, 4096)))
+    with Image.open(io.BytesIO(levels)) as image:
+        assert rows_of(image, 1).between(0, 4).flatten().tolist() == [round(4096 * i * 255 / 65535) for i in range(16)]
+        with pytest.raises(ImageError, match="a copy of a TIFF of more than 8 bits, which does not say any more"):
+            rows_of(change(image), 1)
+    png = encoded("PNG", Image.fromarray(np.arange(0, 65536, 4096, dtype=np.uint16).reshape(4, 4)))
+    with Image.open(io.BytesIO(png)) as image:
+        assert torch.equal(rows_of(image.copy(), 1).between(0, 4), rows_of(image, 1).between(0, 4))
+
+
 def test_arrays_have_sides_too():
     with pytest.raises(ImageError, match="sides of 1 to 100000 pixels, got 100001 x 1"):
         rows_of(np.zeros((1, SIDE + 1), np.uint8), 3)

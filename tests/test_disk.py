@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from closed import refuse_new_files
 
-from vitlite.disk import files_below, locked, obstacle, obstacle_in, replacing, write_json, write_text
+from vitlite.disk import files_below, locked, obstacle, obstacle_in, refuse_content, replacing, write_json, write_text
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -153,6 +153,24 @@ def test_only_files_are_replaced(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="No such folder"):
         write_text(tmp_path / "none" / "a.txt", "new")
     assert os.listdir(tmp_path) == ["pipe"]
+
+
+KILLED_WITHOUT_LOCKS = """
+import os, signal, sys
+from filelock import SoftFileLock
+lock = SoftFileLock(sys.argv[1])
+lock.acquire()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_on_a_disk_without_locks_is_a_lock(tmp_path: Path) -> None:
+    path = tmp_path / "a.lock"
+    subprocess.run([sys.executable, "-c", KILLED_WITHOUT_LOCKS, path], check=False)
+    assert path.read_text()
+    refuse_content(path)
+    with locked(path, wait=False):
+        pass
 
 
 @pytest.mark.parametrize("wait", [False, True])

@@ -166,6 +166,13 @@ def test_a_file_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_an_engine_cannot_open_is_said_in_words(dtype: torch.dtype, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=rf"in {dtype}, does not run: .* Export it in float32"):
+        export(tiny().to(dtype), tmp_path / "model.onnx", to="onnx")
+    assert not list(tmp_path.iterdir())
+
+
 def test_models_that_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"Cannot export to 'pt2'\. Valid: onnx, torch\."):
         export(tiny(), tmp_path / "model.pt2", to="pt2")  # type: ignore[arg-type]

@@ -155,6 +155,15 @@ def test_random_weights_are_asked_for() -> None:
         model.preprocess("x.png")
 
 
+@pytest.mark.parametrize("device", ["foo", "", "xla", "hpu", "cuda:99", 99, 2.5, [], torch.device("cuda:99")], ids=repr)
+@pytest.mark.parametrize("weights", ["default", None])
+def test_a_device_that_is_not_here_is_answered(device: Any, weights: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"The device {re.escape(repr(device))} cannot be used here: .*device=\"cpu\"\.$"
+    ):
+        create("vit_nano_4", weights=weights, device=device)
+
+
 @pytest.mark.parametrize("name", ["vit_base_patch16_224", "timm/vit_base_patch16_224"])
 def test_timm_s_name_of_a_network_has_random_weights_only(name: str) -> None:
     model = create(name, weights=None, device="meta")

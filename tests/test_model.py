@@ -517,9 +517,8 @@ def test_compiles_whole_in_three_graphs(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", COMPILED, ids=str)
 def test_compiled_training_equals_plain(options: dict[str, Any]) -> None:
     model, twin = (tiny(depth=2, checkpointing=True, **options).train() for _ in range(2))
-    # torch 2.13 has no backward with symbolic sizes for the antialiased bicubic: a graph for each size
-    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager", dynamic=False)
-    for size in ((32, 32), (48, 24)):
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for size in ((32, 32), (48, 24), (24, 40)):
         model(pictures(2, *size)).square().sum().backward()
         compiled(pictures(2, *size)).square().sum().backward()
     for (name, mine), other in zip(model.named_parameters(), twin.parameters(), strict=True):
@@ -779,6 +778,29 @@ def test_wrong_images(images: Any, text: str, method: str) -> None:
 def test_wrong_layers(layer: Any, method: str) -> None:
     with pytest.raises(InputError, match=rf"layers has {layer!r}; the 3 blocks are 0 to 2, or -3 to -1\."):
         getattr(tiny(), method)(pictures(), layers=[layer])
+
+
+@pytest.mark.parametrize("layers", [None, 1.5, torch.tensor(1), object], ids=repr)
+@pytest.mark.parametrize("method", ["features", "attention_maps"])
+def test_layers_that_are_neither_a_number_nor_several(layers: Any, method: str) -> None:
+    with pytest.raises(InputError, match=rf"layers has {re.escape(repr(layers))}; the 3 blocks are 0 to 2, or"):
+        getattr(tiny(), method)(pictures(), layers=layers)
+
+
+def test_layers_are_those_of_the_blocks_that_there_are() -> None:
+    model = tiny()
+    whole = model.features(pictures(), layers=(1,)).layers[0]
+    model.blocks = model.blocks[:2]
+    assert torch.equal(model.features(pictures(), layers=(-1,)).layers[0], whole)
+    assert model.attention_maps(pictures()).shape[0] == 1
+    with pytest.raises(InputError, match="layers has 2; the 2 blocks are 0 to 1, or -2 to -1"):
+        model.features(pictures(), layers=2)
+
+
+@pytest.mark.parametrize("config", [None, {}, {"dim": 64}, "vit_base_16", ViTConfig], ids=repr)
+def test_a_vit_is_built_of_a_config(config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"ViT takes a ViTConfig, got .*vitlite\.create\(name, weights=None\)"):
+        ViT(config)
 
 
 def test_layers_are_named_and_not_counted() -> None:

@@ -156,6 +156,89 @@ def test_frames_of_an_animation(vit, tmp_path):
         assert list(vit.predict(ImageSequence.Iterator(gif))) == vit.predict(copies)
 
 
+@pytest.fixture
+def several_readers(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+
+
+def test_a_class_of_one_s_own_prepares_pictures_in_their_order(vit, several_readers):
+    seen, inside = [], []
+
+    class Own(Preprocess):
+        def pixels(self, image):
+            inside.append(image)
+            assert len(inside) == 1
+            time.sleep(0.001 * (int(image[0, 0, 0]) % 3))
+            seen.append(int(image[0, 0, 0]))
+            return super().pixels(inside.pop())
+
+    vit.preprocess = Own(RECIPE, vit)
+    images = [np.full((40, 40, 3), i, dtype=np.uint8) for i in range(70)]
+    for _ in range(5):
+        seen.clear()
+        list(classify(vit, images))
+        assert seen == list(range(70))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have names")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pillow leaves the pipe open
+def test_what_comes_out_of_one_pipe_keeps_its_order(vit, several_readers, tmp_path, monkeypatch):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    files = []
+    for image in pictures(8):
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "png")
+        files.append(file.getvalue())
+    right = vit.predict(files)
+    was_read, pixels = threading.Semaphore(0), Preprocess.pixels
+
+    def noted(self, image):
+        try:
+            return pixels(self, image)
+        finally:
+            was_read.release()
+
+    monkeypatch.setattr(Preprocess, "pixels", noted)
+
+    def write():
+        for file in files:
+            pipe.write_bytes(file)
+            was_read.acquire()  # else the reader of this one would read on into the next
+
+    for _ in range(5):
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        assert vit.predict([pipe] * len(files)) == right
+        writer.join()
+
+
+def test_two_threads_use_one_model_and_the_last_puts_its_modes_back(vit):
+    vit.train()
+    vit.blocks[0].norm1.eval()
+    modes = [module.training for module in vit.modules()]
+    began, second_began, seen = threading.Event(), threading.Event(), []
+
+    def first(images):
+        began.set()
+        assert second_began.wait(20)
+        return [0]
+
+    def second(images):
+        second_began.set()
+        thread.join(20)  # the first is done with the model
+        seen.extend(module.training for module in vit.modules())
+        return [0]
+
+    thread = threading.Thread(target=lambda: list(work_through(vit, pictures(1), first)))
+    thread.start()
+    assert began.wait(20)
+    list(work_through(vit, pictures(1), second))
+    assert seen
+    assert not any(seen)
+    assert [module.training for module in vit.modules()] == modes
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_leaves_everything_as_it_was(vit, training):
     vit.train(training)

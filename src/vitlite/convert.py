@@ -3,11 +3,13 @@
 It also opens pickles (.pth, .bin), which nothing else in vitlite does, and only with weights_only=True.
 """
 
+import os
 import re
 import shutil
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -28,11 +30,15 @@ from vitlite.weights import zoo
 from vitlite.weights.build import Wish, build
 from vitlite.weights.files import (
     FLOATS,
+    INDEX,
     PICKLES,
+    READABLE,
+    ROOM_TO_UNPACK,
     WEIGHTS,
     Shape,
     WeightsFile,
     described_by,
+    files_of,
     open_weights,
     path_of,
 )
@@ -63,8 +69,10 @@ from vitlite.weights.translate import Translation, patch_facts, translate
 SCRIPT_OPTIONS = SimpleNamespace, "argparse.Namespace"  # which training scripts keep beside weights; it runs no code
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
+ARCHIVE = b"PK\3\4"  # how a pickle begins that torch opens as an archive
 NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
 AVERAGED = ("model_ema", "state_dict_ema", "ema", "target_encoder")  # where they keep an average of its weights
+DEEPEST = 10  # tables in tables until there are tensors
 BESIDE = {"teacher": "student"}  # DINO's authors hand out and measure the teacher
 TORCHVISION = dict(LAYOUTS["torchvision"].fixed) | {  # what its model computes
     "class_token": True, "registers": 0, "positions": "learned", "head_dim": None, "mlp": "gelu", "final_norm": True,
@@ -96,7 +104,8 @@ def convert(
             margin "down" for transformers, to the "nearest" even number for timm. Some are cut a pixel further on.
 
     Raises:
-        CheckpointError: `source` is no whole plain ViT, or the library has no model that computes the same.
+        CheckpointError: `source` is no whole plain ViT, or would be written over; or the library has no model that
+            computes the same.
         ConfigError: A folder is wanted, and `source` does not tell all of the config; or a pickle is wanted.
         UnknownNameError: The zoo has no such checkpoint.
     """
@@ -112,6 +121,7 @@ def convert(
     source, target = path_of(source, "convert"), path_of(target, "convert")
     if target.suffix in PICKLES:
         raise ConfigError(f"Cannot write {target}: no pickles are made. Name a folder, or a .safetensors file.")
+    refuse_to_write_over(source, target)
     if target.suffix == ".safetensors":
         _convert_tensors(source, target, to, config, record)
         return
@@ -120,6 +130,44 @@ def convert(
     if margin is not None:
         _cut_otherwise(model, margin)
     _write_folder(model, target, to)
+
+
+def refuse_to_write_over(source: Path, target: Path) -> None:
+    """Makes sure that nothing which is read is written, by whatever name: a link, a shard, or the folder it is in.
+
+    Raises:
+        CheckpointError: It would be.
+    """
+    read, written = _files_read(source), _files_written(target)
+    for file in written:
+        if any(_is_same(file, other) for other in read):
+            kind = "file" if written == [target] else "folder"
+            raise CheckpointError(f"{target} is to be read and to be written. Name another {kind}.")
+
+
+def _files_read(source: Path) -> list[Path]:
+    """The source, the files with its tensors, and the JSON beside them, where there is some."""
+    pickle = _pickle_of(source)
+    if pickle is None:
+        index, shards = files_of(source)
+        weights, folder = [index, *shards], described_by(source)
+    else:
+        weights, folder = [pickle], pickle.parent
+    described = [] if folder is None else [folder / CONFIG, folder / PICTURES]
+    return [source, *weights, *described]
+
+
+def _files_written(target: Path) -> list[Path]:
+    if target.suffix == ".safetensors":
+        return [target]
+    return [target, target / WEIGHTS, target / CONFIG, target / PICTURES]
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
 
 
 def _convert_tensors(
@@ -227,49 +275,183 @@ def _without_pickles(source: Path) -> Iterator[Path]:
     if pickle is None:
         yield source
         return
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        copy = folder / WEIGHTS
-        write_tensors(copy, _unpickled(pickle))
-        for beside in (CONFIG, PICTURES):
-            if pickle.with_name(beside).exists():
-                shutil.copy(pickle.with_name(beside), folder)
+    tensors = _unpickled(pickle)
+    with ExitStack() as stack:
+        with _explained_aside(pickle):
+            folder = Path(stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
+            write_tensors(folder / WEIGHTS, tensors)
+            _copy_sidecars(pickle, folder)
+        del tensors  # or they would be in memory twice
         try:
             yield folder
-        except (CheckpointError, ConfigError) as error:  # which names a file that nobody knows of
-            error.text = error.text.replace(str(copy), str(pickle))
+        except (CheckpointError, ConfigError) as error:  # which names files that nobody knows of
+            error.text = error.text.replace(str(folder / WEIGHTS), str(pickle)).replace(str(folder), str(pickle.parent))
             raise
 
 
+@contextmanager
+def _explained_aside(pickle: Path) -> Iterator[None]:
+    """Says what to do where what a pickle holds cannot be put into a file of its own."""
+    try:
+        yield
+    except OSError as error:
+        place = "" if error.filename is None else f" ({shown(str(error.filename), 1000)})"
+        raise CheckpointError(
+            f"{pickle} cannot be rewritten in the folder for temporary files, which comes first: "
+            f"{error.strerror or error}{place}. Make room there, or name another folder in the variable TMPDIR."
+        ) from None
+
+
+def _copy_sidecars(pickle: Path, folder: Path) -> None:
+    """Puts the JSON that stands beside a pickle into a folder.
+
+    Raises:
+        CheckpointError: It is there, and is no file: without it, the weights would be taken for others.
+        OSError: It cannot be read, or not be written.
+    """
+    for name in (CONFIG, PICTURES):
+        beside = pickle.with_name(name)
+        if not os.path.lexists(beside):
+            continue
+        if not os.path.isfile(beside):  # who opens a pipe may wait for ever
+            raise CheckpointError(
+                f"{beside} is no file, or a link that leads nowhere, and would say what {pickle.name} is. Put the file "
+                "there, or move it away."
+            )
+        shutil.copyfile(beside, folder / name)
+
+
 def _pickle_of(source: Path) -> Path | None:
-    """The pickle that is to be opened: the source, or in a folder without other weights the only one."""
-    if source.suffix in PICKLES and not source.exists():
-        raise CheckpointError(f"There is no file {source}.")
-    if source.is_file():
-        return source if source.suffix in PICKLES else None
-    if not source.is_dir() or (source / WEIGHTS).exists():
+    """The pickle that is to be opened: the source, or in a folder without other weights the only one.
+
+    Raises:
+        CheckpointError: It is no file; or which of several is meant, nobody said.
+    """
+    pickle = source if source.suffix in PICKLES else None
+    if os.path.isdir(source):
+        pickle = _only_pickle_in(source)
+    if pickle is not None and not os.path.isfile(pickle):
+        raise CheckpointError(f"There is no file {pickle}.")
+    return pickle
+
+
+def _only_pickle_in(folder: Path) -> Path | None:
+    """The pickle of a folder; none where there is anything for `load`, which goes first.
+
+    Raises:
+        CheckpointError: There are several; or several files for `load` beside it; or nobody may look.
+    """
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"Cannot look into the folder {folder}: {error.strerror}.") from None
+    weights = [file for file in files if file.suffix in READABLE]
+    pickles = [file for file in files if file.suffix in PICKLES and not file.is_dir()]
+    if not pickles or len(weights) == 1 or any(file.name in (WEIGHTS, INDEX) for file in files):
         return None
-    pickles = [file for file in source.iterdir() if file.suffix in PICKLES]
-    return pickles[0] if len(pickles) == 1 else None
+    candidates = [*weights, *pickles]
+    if len(candidates) > 1:
+        names = shown(", ".join(file.name for file in candidates), 1000)
+        raise CheckpointError(
+            f"The folder {folder} has no {WEIGHTS}, nor one other weights file; it has {names}. Name the one of them."
+        )
+    return pickles[0]
 
 
 def _unpickled(pickle: Path) -> dict[str, Tensor]:
     """The tensors of a network in a pickle, however deep a training script put them.
 
     Raises:
-        CheckpointError: It holds more than tensors and plain values, or no network.
+        CheckpointError: It holds more than tensors and plain values, or no network; or it is small, and they are not.
     """
-    try:
-        with torch.serialization.safe_globals([SCRIPT_OPTIONS]):
-            content = torch.load(pickle, map_location="cpu", weights_only=True)
-    except Exception as error:  # a file that is no pickle makes torch raise nearly anything
-        raise _unopened(pickle, str(error)) from None
-    while isinstance(content, Mapping):
-        tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    content = _opened(pickle)
+    for _ in range(DEEPEST):
+        if not isinstance(content, Mapping):
+            raise CheckpointError(f"{pickle} has no tensors with names, but one {type(content).__name__}.")
+        tensors = _tensors_with_names(content)
         if tensors:
+            _refuse_valueless(pickle, tensors)
+            _refuse_bomb(pickle, sum(tensor.numel() * tensor.itemsize for tensor in tensors.values()))
             return _without_compiler_s_word(pickle, tensors)
         content = _network_in(pickle, content)
-    raise CheckpointError(f"{pickle} has no tensors with names, but one {type(content).__name__}.")
+    raise CheckpointError(f"{pickle} has no tensors with names in its first {DEEPEST} tables, each in the other.")
+
+
+def _opened(pickle: Path) -> Any:
+    """What a pickle holds: tensors, plain values, and options of a script.
+
+    Raises:
+        CheckpointError: It holds more, is damaged, or is packed as no weights are.
+    """
+    try:
+        _refuse_bomb(pickle, _bytes_unpacked(pickle))
+        damaged = _damaged_member(pickle)
+        if damaged:
+            raise _unopened(pickle, f"{damaged} in it does not have its checksum")
+        with torch.serialization.safe_globals([SCRIPT_OPTIONS]):
+            return torch.load(pickle, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a file that is no pickle makes torch raise nearly anything
+        raise _unopened(pickle, str(error)) from None
+
+
+def _bytes_unpacked(pickle: Path) -> int:
+    """What the archive of a pickle takes in memory; one that is none, as older versions of torch wrote, its size."""
+    if not _is_archive(pickle):
+        return pickle.stat().st_size
+    with zipfile.ZipFile(pickle) as archive:
+        return sum(member.file_size for member in archive.infolist())
+
+
+def _damaged_member(pickle: Path) -> str | None:
+    """What in an archive is other than it was written, which torch does not look at; torch may leave checksums out."""
+    if not _is_archive(pickle):
+        return None
+    with zipfile.ZipFile(pickle) as archive:
+        if all(member.CRC == 0 for member in archive.infolist()):
+            return None
+        return archive.testzip()
+
+
+def _is_archive(pickle: Path) -> bool:
+    with open(pickle, "rb") as file:
+        return file.read(len(ARCHIVE)) == ARCHIVE
+
+
+def _refuse_bomb(pickle: Path, needed: int) -> None:
+    """Makes sure that a pickle becomes no larger than weights may: one number may stand for a million in it.
+
+    Raises:
+        CheckpointError: It would, by the limit that an .npz has.
+    """
+    size = pickle.stat().st_size
+    if needed > 10 * size + ROOM_TO_UNPACK:
+        raise CheckpointError(
+            f"{pickle} would unpack to {needed} bytes from {size}, as no trained weights do. Get the weights from "
+            "somewhere else."
+        )
+
+
+def _tensors_with_names(content: Mapping[Any, Any]) -> dict[str, Tensor]:
+    tensors = {}
+    for name, value in content.items():
+        if isinstance(name, str) and isinstance(value, Tensor):
+            tensors[name] = value
+    return tensors
+
+
+def _refuse_valueless(pickle: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Makes sure that tensors have all their values in memory, one beside the other.
+
+    Raises:
+        CheckpointError: One is sparse, nested, or of torch's meta device.
+    """
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+            raise CheckpointError(
+                f"{shown(name)} in {pickle} is a sparse tensor, a nested one, or one without values, and no plain one."
+            )
 
 
 def _without_compiler_s_word(pickle: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -338,11 +520,16 @@ def _are_alike(network: Mapping[str, Any], other: Any) -> bool:
 def _shapes_in(content: Any) -> list[Shape]:
     """The shapes of all matrices that have names, also deeper inside; an optimizer numbers its own."""
     shapes: list[Shape] = []
-    if isinstance(content, Mapping):
-        for value in (content[name] for name in content if isinstance(name, str)):
-            if isinstance(value, Tensor) and value.ndim > 1:
+    waiting, seen = [content], set()
+    while waiting:
+        table = waiting.pop()
+        if not isinstance(table, Mapping) or id(table) in seen:  # a table may be in itself
+            continue
+        seen.add(id(table))
+        waiting += [value for name, value in table.items() if isinstance(name, str)]
+        for value in _tensors_with_names(table).values():
+            if value.ndim > 1 and not value.is_nested:  # of which each row has its own
                 shapes.append(tuple(value.shape))
-            shapes += _shapes_in(value)
     return shapes
 
 

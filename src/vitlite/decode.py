@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, BinaryIO
@@ -381,6 +381,12 @@ def _has_sixteen_bits(image: Any) -> bool:
     if not widened and not image.mode.startswith("I;16"):
         return False
     tags = getattr(image, "tag_v2", {})  # of a TIFF: 258 is its bits, 262 what zero means, 0 white and 1 black
+    if not tags and image.format is None and "compression" in image.info:  # Pillow hands that on, and no tags
+        raise ImageError(
+            "a copy of a TIFF of more than 8 bits, which does not say any more what white is in it.",
+            python="Pass the image as it was opened, or its file.",
+            command="",
+        )
     if tags and (tags.get(258), tags.get(262)) != ((16,), 1):
         raise ImageError("a TIFF of 12 bits, or with white as 0; save it with 8 or 16 bits and black as 0")
     return True
@@ -390,7 +396,7 @@ def _check_size(image: Any) -> None:
     """Makes sure that a picture is read in bounded time and memory, before it is.
 
     Raises:
-        ImageError: It is too large, or a reduced copy beside a larger picture.
+        ImageError: It is too large, a reduced copy beside a larger picture, or a TIFF that Pillow misreads.
     """
     from PIL import Image
 
@@ -403,8 +409,28 @@ def _check_size(image: Any) -> None:
             python="Trusted: raise PIL.Image.MAX_IMAGE_PIXELS.",
             command="Make it smaller.",
         )
-    if getattr(image, "tag_v2", {}).get(254, 0) & 1:  # of a TIFF: what the picture is for
+    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    if tags.get(254, 0) & 1:  # what the picture is for
         raise ImageError("a TIFF that begins with a small copy, as raw photos do; save the photo itself")
+    _refuse_misread_tiff(tags)
+
+
+def _refuse_misread_tiff(tags: Mapping[int, Any]) -> None:
+    """Makes sure that a TIFF has none of the layouts that Pillow takes for another, without an error.
+
+    Args:
+        tags: 258 are the bits of each channel, 259 the compression, 273 and 324 where strips and tiles begin, 277 the
+            number of channels, 284 whether they stand apart, 339 the kind of numbers.
+
+    Raises:
+        ImageError: It has.
+    """
+    if 2 in tags.get(339, ()):
+        raise ImageError("a TIFF of signed numbers; save it with numbers from 0 on")
+    apart, packed = tags.get(284) == 2, tags.get(259) != 1
+    parts = len(tags.get(273, ())) + len(tags.get(324, ()))
+    if apart and not packed and (max(tags.get(258, (1,))) > 8 or parts < tags.get(277, 1)):
+        raise ImageError("a TIFF of channels that stand apart, of 16 bits or in one piece; save it with 8 bits")
 
 
 def _check_sides(height: int, width: int) -> None:

@@ -322,7 +322,9 @@ def locked(path: Path, *, wait: bool | float) -> Iterator[None]:
 
 
 def refuse_content(path: Path) -> None:
-    """Makes sure that a file is no one's data: to lock it empties it. Ours are empty, or have a process and a host.
+    """Makes sure that a file is no one's data: to lock it empties it.
+
+    Ours are empty; or, where a disk has no locks, have a process, its host, and in later versions when it began.
 
     Raises:
         FileExistsError: It has something else in it, or is none.
@@ -330,7 +332,7 @@ def refuse_content(path: Path) -> None:
     if is_no_file(path):
         raise FileExistsError(errno.EEXIST, "Is no file, and no lock of vitlite's; move it away", str(path))
     with suppress(FileNotFoundError), open(path, "rb") as file:
-        if not re.fullmatch(rb"(\d+\n[^\n]*\n?)?", file.read(300)):
+        if not re.fullmatch(rb"(\d+\n[^\n]*\n?(\d[\d.]*\n?)?)?", file.read(300)):
             raise FileExistsError(errno.EEXIST, "Is no lock of vitlite's; move it away", str(path))
 
 

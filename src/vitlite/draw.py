@@ -70,7 +70,7 @@ def rollout(model: "ViT", images: Tensor) -> Tensor:
     """
     with torch.no_grad():
         maps = model.attention_maps(images, layers=range(model.config.depth)).float().mean(2)  # (layers, b, n, n)
-    keep = torch.eye(maps.shape[-1], device=maps.device)
+    keep = torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
     rolled = keep
     for layer in maps:
         rolled = (layer + keep) / 2 @ rolled
@@ -110,8 +110,8 @@ def attention_distances(model: "ViT", images: Tensor) -> Tensor:
         maps = model.attention_maps(images, layers=range(model.config.depth))
     first, p = model.config.prefix_tokens, model.config.patch_size
     between_patches = maps[..., first:, first:].float()
-    rows, columns = torch.arange(images.shape[2] // p), torch.arange(images.shape[3] // p)
-    centres = p * torch.cartesian_prod(rows, columns).float().to(maps.device)  # (n, 2)
+    rows, columns = (torch.arange(side // p, device=maps.device) for side in images.shape[2:])
+    centres = p * torch.cartesian_prod(rows, columns).float()  # (n, 2)
     apart = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
     far = reduce(between_patches * apart, "layers b heads n m -> b layers heads", "sum")
     paid = reduce(between_patches, "layers b heads n m -> b layers heads", "sum")
@@ -273,7 +273,7 @@ def picture_of_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     for name, few in curves:
-        shares = [100 * torch.tensor(list(few[count])) for count in sorted(few)]
+        shares = [100 * torch.tensor(list(few[count]), dtype=torch.float64, device="cpu") for count in sorted(few)]
         means = [float(share.mean()) for share in shares]
         deviations = [float(share.std(correction=0)) for share in shares]
         axes.errorbar(sorted(few), means, deviations, marker=".", markersize=9, capsize=4, label=_plain(name))
@@ -320,7 +320,9 @@ def overlaid(photo: Tensor, grid: Tensor) -> Tensor:
 
 def colored(values: Tensor, anchors: str) -> Tensor:
     """Numbers from 0 to 1 in a colour map: (...) -> (..., 3), 0..255."""
-    colors = torch.tensor([list(bytes.fromhex(anchor)) for anchor in anchors.split()], dtype=torch.float32)
+    colors = torch.tensor(
+        [list(bytes.fromhex(anchor)) for anchor in anchors.split()], dtype=torch.float32, device=values.device
+    )
     place = values * (len(colors) - 1)
     below = place.long().clamp(max=len(colors) - 2)
     return torch.lerp(colors[below], colors[below + 1], (place - below)[..., None])
@@ -350,7 +352,7 @@ def _with_scale(sheet: "Image", low: float) -> "Image":
     height = max(sheet.height, 2 * GAP + 3 * CAPTION)  # room for both numbers beside a narrow strip
     wide = pillow.image.new("RGB", (sheet.width + 80, height), "white")
     wide.paste(sheet, (0, 0))
-    falling = torch.linspace(1, 0, height - 2 * GAP)
+    falling = torch.linspace(1, 0, height - 2 * GAP, dtype=torch.float32, device="cpu")
     bar = colored(falling[:, None].expand(-1, 16), VIRIDIS)
     wide.paste(to_pillow(bar), (sheet.width + 6, GAP))
     pen = pillow.draw.Draw(wide)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
 
 Format = Literal["onnx", "torch"]
+Run = Callable[[Tensor], Tensor]  # images -> logits
+Opened = Callable[[Path], Run | None]  # an exported file -> what runs it, where its engine is installed
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
 LEAST = {"onnx": 1, "torch": 2}  # patches each way: of torch.export, a side of one is another program's
 NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}  # max |difference| / max |logit|
@@ -83,7 +85,7 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
             else:
                 _write_torch(model, file)
             for engine, opened in ENGINES[to].items():
-                run = opened(file)
+                run = _opened_by(engine, opened, file, model)
                 if run is not None:
                     compared[engine] = _compare(model, run, engine)
             _move_into_place(folder, path)
@@ -285,12 +287,12 @@ def _description(model: ViT) -> str:
     return json.dumps({"config": model.config.to_dict(), "labels": model.labels, "preprocess": pictures})
 
 
-def _open_torch(file: Path) -> Callable[[Tensor], Tensor]:
+def _open_torch(file: Path) -> Run:
     with _quietly():  # torch 2.10 warns of its own buffers
         return torch.export.load(file).module()
 
 
-def _open_onnx(file: Path) -> Callable[[Tensor], Tensor] | None:
+def _open_onnx(file: Path) -> Run | None:
     """What runs the file, or None where onnxruntime is missing."""
     try:
         import onnxruntime  # type: ignore[import-untyped]
@@ -305,7 +307,7 @@ def _open_onnx(file: Path) -> Callable[[Tensor], Tensor] | None:
     return run
 
 
-def _open_openvino(file: Path) -> Callable[[Tensor], Tensor] | None:
+def _open_openvino(file: Path) -> Run | None:
     """The same by OpenVINO, in the precision of the file, which it would change on some CPUs."""
     try:
         import openvino  # type: ignore[import-not-found]
@@ -320,13 +322,29 @@ def _open_openvino(file: Path) -> Callable[[Tensor], Tensor] | None:
     return run
 
 
-ENGINES: dict[str, dict[str, Callable[[Path], Callable[[Tensor], Tensor] | None]]] = {
+ENGINES: dict[str, dict[str, Opened]] = {
     "onnx": {"onnxruntime": _open_onnx, "openvino": _open_openvino},
     "torch": {"torch": _open_torch},
 }
 
 
-def _compare(model: ViT, run: Callable[[Tensor], Tensor], engine: str) -> float:
+def _opened_by(engine: str, opened: Opened, file: Path, model: ViT) -> Run | None:
+    """What runs a file, or None where the engine is missing.
+
+    Raises:
+        ExportError: It cannot open it.
+    """
+    try:
+        return opened(file)
+    except Exception as error:  # each engine has errors of its own
+        advice = "" if model.dtype is torch.float32 else "Export it in float32, for which engines have all operators."
+        raise ExportError(
+            f"The exported file, in {model.dtype}, does not run: {engine} says: {shown(str(error))}. Nothing was "
+            f"written. {advice or _fault()}"
+        ) from error
+
+
+def _compare(model: ViT, run: Run, engine: str) -> float:
     """How far the file is from the model at most, on images of three sizes."""
     limit = NEAR.get(model.dtype, NEAR_OTHERS)
     farthest = 0.0
@@ -344,7 +362,7 @@ def _compare(model: ViT, run: Callable[[Tensor], Tensor], engine: str) -> float:
     return farthest
 
 
-def _answer(run: Callable[[Tensor], Tensor], images: Tensor, engine: str) -> Tensor:
+def _answer(run: Run, images: Tensor, engine: str) -> Tensor:
     """What an engine makes of a file.
 
     Raises:

@@ -58,10 +58,24 @@ class Options(NamedTuple):
 
     @property
     def placed_on(self) -> torch.device:
-        """Where the weights go."""
+        """Where the weights go.
+
+        Raises:
+            ConfigError: It is no device, or none of this machine's.
+        """
         if self.device is None:
             return torch.empty(0).device  # torch.get_default_device of 2.6 does not see a `with torch.device(...)`
-        return torch.device(self.device)
+        try:
+            device = torch.device(self.device)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, ImportError, TypeError) as error:  # depending on how torch was built
+            reason = str(error).partition("\n")[0].rstrip(". ")
+            raise ConfigError(
+                f"The device {shown(repr(self.device))} cannot be used here: {shown(reason)}.",
+                python='To run on the CPU: device="cpu".',
+                command="To run on the CPU: --device cpu.",
+            ) from error
+        return device
 
     @property
     def made_of(self) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,17 @@ def write_state(path: Path, content: Mapping[str, Any]) -> OSError | None:
 
 
 def _expanded(folder: str) -> Path:
-    """The folder that a variable names; absolute, because a program may change its own folder later."""
+    """The folder that a variable names."""
     path = os.path.expanduser(os.path.expandvars(folder))
     if path.startswith("~"):
         raise DownloadError(
             f"There is no home folder for {folder}, so nothing says where weights are kept.",
             python="Set VITLITE_CACHE to a folder that can be written.",
         )
+    return _anchored(path)
+
+
+@cache
+def _anchored(path: str) -> Path:
+    """From where the program was when this folder was first asked for, as it may change its own folder later."""
     return Path(path).absolute()

@@ -20,6 +20,12 @@ def check_images(images: Any, config: ViTConfig, device: torch.device, dtype: to
             f"The model takes a tensor (batch, {config.channels}, height, width), got {type(images).__name__}.",
             python="For pictures: model.predict(picture), or model(model.preprocess(picture)).",
         )
+    if images.is_nested or images.layout != torch.strided:  # whose shapes may not be asked for
+        kind = "nested" if images.is_nested else str(images.layout)
+        raise InputError(
+            f"The model takes dense tensors, got one that is {kind}.",
+            python="images.to_dense(); of a nested one of equal shapes: torch.stack(images.unbind()).",
+        )
     _check_shape(tuple(images.shape), config)
     if not images.is_floating_point():
         raise InputError(

@@ -250,6 +250,11 @@ class ViT(nn.Module):
     """
 
     def __init__(self, config: ViTConfig) -> None:
+        if not isinstance(config, ViTConfig):
+            raise ConfigError(
+                f"ViT takes a ViTConfig, got {shown(repr(config))}.",
+                python="ViT(ViTConfig(...)), or vitlite.create(name, weights=None) by the name of a preset.",
+            )
         super().__init__()
         d, eps = config.dim, config.norm_eps
         self.config = config
@@ -474,8 +479,11 @@ class ViT(nn.Module):
         return self.tables.rotation(self.patch_embed.proj.weight, self._grid(images), config.prefix_tokens, width)
 
     def _layers(self, layers: Iterable[int] | int) -> list[int]:
-        depth = self.config.depth
-        wanted = [layers] if isinstance(layers, int) else list(layers)
+        depth = len(self.blocks)  # of which somebody may have taken some away
+        try:
+            wanted = [layers] if isinstance(layers, int) else list(layers)
+        except TypeError:  # one thing, and no number
+            wanted = [layers]  # type: ignore[list-item]
         for i in wanted:
             if type(i) is not int or not -depth <= i < depth:
                 text = f"layers has {i!r}; the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1."

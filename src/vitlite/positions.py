@@ -32,7 +32,8 @@ def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -
     """Stretches a position table to another grid, in float32; rows before the patches' stay: (1, rows, d)."""
     first = table.shape[1] - grid[0] * grid[1]
     image = rearrange(table[:, first:].float(), "1 (h w) d -> 1 h w d", h=grid[0], w=grid[1])
-    if torch.onnx.is_in_onnx_export():
+    # torch.compile has no backward of the antialiased bicubic for sizes that vary.
+    if torch.onnx.is_in_onnx_export() or (torch.compiler.is_compiling() and torch.is_grad_enabled()):
         stretched = _stretched_by_products(image, new, **RESAMPLE[method])
         return torch.cat([table[:, :first], rearrange(stretched, "1 h w d -> 1 (h w) d").to(table.dtype)], dim=1)
     if image.device.type == "mps":  # has no antialiased bicubic

@@ -2,6 +2,7 @@
 
 Of a list, the files of the next batch are read in the background, several at once, while the model works on this one.
 Nothing else about the process or the model is changed: training mode, gradients, threads and types are as they were.
+Several threads may use one model.
 """
 
 import time
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from os import PathLike
-from threading import Condition
+from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -30,6 +31,9 @@ S = TypeVar("S", bound=Sized)
 
 READERS = 8  # files at once, at most
 ROOM = 100_000_000  # pixels of files that are decoded at once, unless one alone has more: 400 MB; twice that if turned
+
+_changing_modes = Lock()
+_paused: dict[torch.nn.Module, int] = {}  # parts of models that were in training mode, and how many threads use them
 
 
 @dataclass
@@ -185,7 +189,8 @@ def _prepared(
         try:
             while True:
                 for image in islice(source, 2 * batch - len(waiting)):
-                    pixels = background.submit(_pixels, preprocess, image, room)
+                    earlier = [pixels for _, pixels in waiting]
+                    pixels = background.submit(_pixels, preprocess, image, room, earlier)
                     waiting.append((image, pixels))
                     if not all_there:
                         wait([pixels])  # an iterator may give one object or file again and again, and change it
@@ -223,14 +228,16 @@ class _Room:
                 self.changed.notify_all()
 
 
-def _pixels(preprocess: Preprocess, image: Any, room: _Room) -> Tensor:
+def _pixels(preprocess: Preprocess, image: Any, room: _Room, earlier: Sequence["Future[Tensor]"]) -> Tensor:
     """What `preprocess.pixels` makes of a picture; of a file, beside others.
 
-    All else is alone, one after the other: a pipe may be slow, the same open file may come twice, and a class of one's
-    own need not be made for threads.
+    All else is alone and in its turn, once the earlier ones are done: several may come out of one pipe, the same open
+    file may come twice, and a class of one's own need not be made for threads.
     """
     beside_others = isinstance(image, (str, PathLike, bytes)) and not own_methods(preprocess, "pixels")
     pixels = pixels_in(image) if beside_others else None
+    if pixels is None:
+        wait(earlier)
     with room.taken(ROOM if pixels is None else pixels):
         return preprocess.pixels(image)
 
@@ -251,16 +258,25 @@ def _outcome(pixels: Future[Tensor]) -> Tensor | ImageError:
 
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; afterwards each part of the model is in the mode it was in."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
+    """Eval mode without gradients; afterwards each part of the model is in the mode it was in.
+
+    Where several threads use a model, the last of them puts it back: until then, one of them needs eval mode.
+    """
+    with _changing_modes:
+        paused = [module for module in model.modules() if module.training or module in _paused]
+        for module in paused:
             module.training = False
+            _paused[module] = _paused.get(module, 0) + 1
+    try:
         with torch.no_grad():
             yield
     finally:
-        for module in training:
-            module.training = True
+        with _changing_modes:
+            for module in paused:
+                _paused[module] -= 1
+                if not _paused[module]:
+                    del _paused[module]
+                    module.training = True
 
 
 def _labels(model: "ViT") -> Sequence[str]:

@@ -126,14 +126,12 @@ def test_folders_in_the_order_of_the_labels(photos: Path, tmp_path: Path, capsys
 
 
 def test_what_folders_are_taken_for_where_the_model_has_no_labels(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     new_model().save(tmp_path / "model")
     assert main(["eval", str(photos), "--model", str(tmp_path / "model"), "--out", str(tmp_path / "out")]) == 0
-    said = (
-        "vitlite: the model has no labels, so the folders are taken for its classes in order: cat for 0, horse for 1\n"
-    )
-    assert capsys.readouterr().err == said
+    (said,) = caplog.messages
+    assert said.endswith("no labels, so the folders are taken in order: cat for class 0, horse for class 1")
     found = json.loads((tmp_path / "out" / "eval.json").read_text())
     assert (found["classes"], found["labels"], found["paired by"]) == (["cat", "horse"], None, "order")
 

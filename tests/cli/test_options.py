@@ -1,6 +1,8 @@
 """Options that several commands share."""
 
+import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -8,7 +10,12 @@ import pytest
 import torch
 from commands import Run
 
+from vitlite.cli.main import COMMANDS, Parser, command
 from vitlite.cli.options import is_place
+
+NO_PATHS = {  # options with a text that is no place on the disk
+    "list": {"words"}, "download": {"names"}, "convert": {"--like"}, "bench": {"--models", "--device"},
+}  # fmt: skip
 
 
 def test_options_reach_the_model(run: Run, model: Path, pictures: Path) -> None:
@@ -65,3 +72,36 @@ def test_a_url_is_answered_with_what_fetches_it(run: Run, line: str, url: str) -
     code, _, err = run(*line.format(url).split())
     assert code == 1
     assert f"vitlite: error: {url}: it is a URL, and vitlite opens files. Fetch it, and name the file: curl" in err
+
+
+def takes_text(action: argparse.Action) -> bool:
+    """Whether any text will do: no number, and no choice of some words."""
+    if action.nargs == 0 or action.choices:
+        return False
+    try:
+        (action.type or str)("~/x")  # type: ignore[operator]
+    except (argparse.ArgumentTypeError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_path_on_the_command_line_has_its_home_spelt_out(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in --out=~/run, where no shell does it. Of a new option that takes a text, NO_PATHS says if it is none."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = Parser()
+    command(name).add_arguments(parser)
+    for action in parser._actions:
+        option = action.option_strings[0] if action.option_strings else action.dest
+        if takes_text(action) and option not in NO_PATHS.get(name, {"--device"}):
+            assert action.type, option
+            assert str(action.type("~/x")) == os.path.join(tmp_path, "x"), option  # type: ignore[operator]
+
+
+def test_an_empty_path_is_not_the_current_folder(run: Run, pictures: Path) -> None:
+    for words in (("train", pictures, "--model", "vit_nano_4", "--out", ""), ("eval", ""), ("bench", "--out", " ")):
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        assert "' is no path (was a variable not set?). The current folder is '.'" in err

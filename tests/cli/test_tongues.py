@@ -40,6 +40,8 @@ OF_PYTHON_ALONE = {
     "A picture has all its pixels": "the command's pictures are files",
     "A picture must be a dense tensor": "the command's pictures are files",
     "The model takes a tensor": "the command prepares its pictures",
+    "The model takes dense tensors": "the command prepares its pictures",
+    "ViT takes a ViTConfig": "no option is a config",
     "The model takes normalised floats": "the command prepares its pictures",
     "Images are on": "the command prepares its pictures",
     "Convert one: images.to": "the command prepares its pictures",

@@ -18,8 +18,7 @@ import torch
 from PIL import Image, ImageDraw
 from tiny_run import CONFIG, RECIPE, new_model, small_cifar10, stop, stripes_in_folders
 
-import vitlite
-from vitlite import ViT
+from vitlite import ViT, load
 from vitlite.cli import eval as eval_command
 from vitlite.cli import progress
 from vitlite.cli import train as train_command
@@ -60,6 +59,44 @@ def test_the_commands(folders, tmp_path, capsys):
         assert picture.width > 200
 
 
+def test_a_home_that_no_shell_spells_out(folders, tmp_path, capsys, monkeypatch):
+    """The run is where the commands look that are printed."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = [
+        "--model",
+        "vit_nano_4",
+        "--weights",
+        "none",
+        "--size",
+        "16",
+        "--epochs",
+        "1",
+        "--batch",
+        "8",
+        "--out=~/run",
+    ]
+    assert main(["train", "~/data", *words]) == 0
+    out = capsys.readouterr().out
+    assert os.listdir(tmp_path / "here") == []
+    for name in ("classify", "eval"):
+        (line,) = (line for line in out.splitlines() if line.startswith(f"  vitlite {name}"))
+        assert main(shlex.split(line)[1:]) == 0, line
+    photo = next((tmp_path / "data").rglob("*.png")).relative_to(tmp_path)
+    for line in (
+        f"embed ~/{photo} --model=~/run/best --out=~/v.safetensors",
+        "eval ~/data --model=~/run/best --out=~/figures",
+        "export ~/run/best --to torch --out=~/best.pt2",
+        f"attention ~/{photo} --model=~/run/best --out=~/map.png",
+        f"search ~/v.safetensors ~/{photo} --model=~/run/best --out=~/sheet.jpg",
+    ):
+        assert main(line.split()) == 0, line
+    for written in ("v.safetensors", "figures/eval.json", "best.pt2", "map.png", "sheet.jpg"):
+        assert (tmp_path / written).is_file(), written
+    assert os.listdir(tmp_path / "here") == []
+
+
 def test_the_commands_on_cifar10(tmp_path, capsys):
     data, out = small_cifar10(tmp_path / "data"), tmp_path / "run"
     assert main(f"train {data} --model vit_nano_4 --weights none --size 8 --epochs 1 --out {out}".split()) == 0
@@ -78,6 +115,25 @@ def test_the_commands_on_cifar10(tmp_path, capsys):
     ViT(CONFIG).save(tmp_path / "bare")
     assert main(f"eval {data} --model {tmp_path / 'bare'}".split()) == 1
     assert "has no preprocessing" in capsys.readouterr().err
+
+
+def test_a_head_goes_on_with_its_own_classes_whatever_their_order(folders, tmp_path):
+    model = new_model()
+    torch.nn.init.normal_(model.head.weight)
+    words = "--epochs 1 --lr 1e-9 --augment none --dtype float32"
+    for labels in (("lying", "standing"), ("standing", "lying"), ("ant", "lying")):
+        out = tmp_path / f"run_{labels[0]}"
+        model.labels = labels
+        model.save(tmp_path / labels[0])
+        assert main(f"train {folders} --model {tmp_path / labels[0]} {words} --out {out}".split()) == 0
+        found = load(out / "last")
+        if labels[0] == "ant":
+            assert found.labels == ("lying", "standing")
+            assert found.head.weight.abs().max() < 1e-6  # a new one
+        else:
+            assert found.labels == ("lying", "standing")
+            rows = [labels.index(name) for name in found.labels]  # go with their names
+            torch.testing.assert_close(found.head.weight, model.head.weight[rows])
 
 
 def test_killed_with_sigkill_and_started_again(folders, tmp_path):
@@ -257,7 +313,7 @@ def test_what_becomes_of_the_head(folders, tmp_path, caplog, labels, bias, said)
     model.save(tmp_path / "model")
     words = f"--model {tmp_path / 'model'} --epochs 1 --batch 16 --lr 1e-9 --out {tmp_path / 'run'}".split()
     assert main(["train", str(folders), *words]) == 0
-    trained = vitlite.load(tmp_path / "run" / "last")
+    trained = load(tmp_path / "run" / "last")
     assert trained.labels == ("lying", "standing")
     assert trained.head.bias.tolist() == pytest.approx(bias, abs=1e-6)
     assert "".join(caplog.messages).startswith(said)

@@ -188,6 +188,7 @@ def _as_json(value: Any) -> Any:
 ROOT_ALONE = partial(timm.layers.HybridEmbed, backbone=timm.models.vision_transformer_hybrid._resnetv2(()))
 DROPS = ("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate")
 AVERAGE = {"global_pool": "avg", "fc_norm": False}
+RPN = {"class_token": False, "global_pool": "avg", "qkv_bias": False}  # of which weights are published
 TIMM_VALUES: dict[str, list[Value]] = {
     "img_size": [told(96, image_size=96), told((160, 96), image_size=(160, 96))],
     "patch_size": [told(32, patch_size=32), Value((16, 32))],
@@ -196,6 +197,7 @@ TIMM_VALUES: dict[str, list[Value]] = {
     "global_pool": [
         told("avg", pool="mean"),
         Value("map", also={"class_token": False}),
+        Value("map", {"pool": "map"}, also={"reg_tokens": 2}),
         *(unsayable(pool, "pool") for pool in ("avgmax", "max", "prr", "")),
     ],
     "embed_dim": [told(32, dim=32)],
@@ -213,9 +215,12 @@ TIMM_VALUES: dict[str, list[Value]] = {
     "no_embed_class": [told(True, cls_position=False)],
     "reg_tokens": [Value(2), Value(2, also={"no_embed_class": True})],
     "pre_norm": [Value(True)],
-    "final_norm": [told(False, final_norm=False)],
+    "final_norm": [told(False, final_norm=False), Value(False, {"final_norm": False}, also={"pre_norm": True})],
     "fc_norm": [Value(True)],
-    "pool_include_prefix": [Value(True, {"pool": "mean_with_cls"}, also=AVERAGE)],
+    "pool_include_prefix": [
+        Value(True, {"pool": "mean_with_cls"}, also=AVERAGE),
+        Value(True, unsayable="pool", also={"global_pool": "map"}),
+    ],
     "dynamic_img_size": [Value(True)],
     "dynamic_img_pad": [Value(True)],
     **{name: [Value(0.5)] for name in DROPS},
@@ -231,8 +236,9 @@ TIMM_VALUES: dict[str, list[Value]] = {
         unsayable("silu", "gelu"),
     ],
     "block_fn": [
-        Value(timm_vit.ResPostBlock, assumed=True), Value(timm_vit.ParallelScalingBlock),
-        Value(timm_vit.ParallelThingsBlock), Value(timm_vit.DiffParallelScalingBlock),
+        Value(timm_vit.ResPostBlock, assumed=True), Value(timm_vit.ResPostBlock, {"pool": "mean"}, also=RPN),
+        Value(timm_vit.ParallelScalingBlock), Value(timm_vit.ParallelThingsBlock),
+        Value(timm_vit.DiffParallelScalingBlock),
     ],
     "mlp_layer": [
         Value(timm.layers.SwiGLU), Value(timm.layers.SwiGLUPacked), Value(timm.layers.GluMlp),

@@ -50,7 +50,31 @@ def assert_equal(source: Path, reference: Reference, theirs: nn.Module, config: 
     return ours
 
 
-@pytest.mark.parametrize("reference", of("timm"))
+def named_by_timm(state: Mapping[str, Tensor], architecture: str, config: ViTConfig, folder: Path) -> Path:
+    """A folder of timm's: these tensors beside a config.json that names their network, of which no field tells."""
+    save_file(dict(state), folder / "bare.safetensors")
+    with pytest.raises(ConfigError, match="do not tell which network it is"):
+        load(folder / "bare.safetensors", config=config)
+    (folder / "bare.safetensors").rename(folder / "model.safetensors")
+    args = {"img_size": config.image_size, "patch_size": config.patch_size, "num_heads": config.heads}
+    said = {
+        "architecture": architecture,
+        "model_args": args,
+        "global_pool": "avg" if config.pool == "mean" else "token",
+    }
+    (folder / "config.json").write_text(json.dumps(said))
+    return folder
+
+
+def test_a_folder_of_timm_s_eva(tmp_path: Path) -> None:
+    reference = find("timm", "EVA")
+    theirs = spread(reference.build())
+    state = theirs.state_dict()
+    folder = named_by_timm(state, "eva_giant_patch14_224", reference.config, tmp_path)
+    assert assert_equal(folder, reference, theirs).config.to_dict() == reference.config.to_dict()
+
+
+@pytest.mark.parametrize("reference", [case for case in of("timm") if case.values[0].option != "EVA"])
 def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
     theirs = spread(reference.build())
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
@@ -658,11 +682,11 @@ def test_meta_names_of_deit_iii_and_headless_files(tmp_path: Path) -> None:
     state = {
         rename(name, {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}): x for name, x in theirs.state_dict().items()
     }
-    save_file(state, tmp_path / "deit.safetensors")
-    ask = untold(reference, "image_size", "positions", "heads", "norm_eps", "gelu", "pool")
-    assert_equal(tmp_path / "deit.safetensors", reference, theirs, ask)
-    save_file({name: x for name, x in state.items() if not name.startswith("head.")}, tmp_path / "dino.safetensors")
+    folder = named_by_timm(state, "deit3_small_patch16_224", reference.config, tmp_path)
+    assert_equal(folder, reference, theirs)
     theirs.reset_classifier(0)
+    save_file(theirs.state_dict(), tmp_path / "dino.safetensors")
+    ask = untold(reference, "image_size", "heads", "norm_eps", "gelu", "pool")
     assert_equal(tmp_path / "dino.safetensors", reference, theirs, ask)
 
 

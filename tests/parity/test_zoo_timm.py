@@ -141,7 +141,7 @@ def test_tensors(record: Record, tmp_path: Path):
     path = tmp_path / "model.safetensors"
     write_shapes(path, shapes(peer))
     with open_weights(path) as file:
-        translation, resolved = understand(file, [Claim("the row says", record.config.to_dict())])
+        translation, resolved = understand(file, [Claim("the row says", record.config.to_dict(), knows_network=True)])
     path.unlink()
     assert translation.layout.name == record.layout
     assert not translation.unknown

@@ -816,6 +816,30 @@ def test_a_hook_sees_what_it_sees_of_the_model_as_created_or_is_refused(options:
         torch.testing.assert_close(seen[:1], seen[1:], msg=name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", OTHER_PARTS, ids=str)
+def test_what_others_do_to_the_old_weights_changes_no_answer(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """An optimizer or an average that holds them, or a copy that is trained on: it became a mixture of old and new."""
+    model, images = made(registers=2, cls_position=False, **options).to(dtype), torch.randn(2, 3, 32, 32, dtype=dtype)
+    held = list(model.parameters())
+    faster = optimize(model)
+    wanted, larger = faster(images), torch.randn(1, 3, 48, 32, dtype=dtype)
+    with torch.no_grad():
+        wanted_of_larger = optimized(made(registers=2, cls_position=False, **options).to(dtype))(larger)
+        for weight in held:
+            weight.mul_(2).add_(1)
+    torch.testing.assert_close(faster(images), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(faster(larger), wanted_of_larger)
+
+
+def test_autocast_around_optimize_rounds_nothing() -> None:
+    model, images = made(pool="map", class_token=False), torch.randn(2, 3, 32, 32)
+    wanted = optimized(model)(images)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        faster = optimized(model)
+    torch.testing.assert_close(faster(images), wanted, rtol=0, atol=0)
+
+
 def test_dropout_that_goes_on_in_eval_mode_is_refused() -> None:
     model = made(dropout=0.1)
     model.blocks[0].mlp.drop.train()

@@ -215,3 +215,14 @@ def test_what_is_confused_most() -> None:
     assert measured.confused(most=1) == [(1, 2, 3)]
     assert replace(measured, confusion=torch.eye(3, dtype=torch.int64)).confused() == []
     assert replace(measured, confusion=None).confused() == []
+
+
+def test_of_a_model_without_labels_it_is_said_which_class_each_folder_is(folders, caplog):
+    model = new_model()
+    assert read_to_measure(folders, model, "mine").classes == ("lying", "standing")
+    (said,) = caplog.messages
+    assert said.endswith("no labels, so the folders are taken in order: lying for class 0, standing for class 1")
+    caplog.clear()
+    model.labels = ("lying", "standing")
+    read_to_measure(folders, model, "mine")
+    assert not caplog.messages

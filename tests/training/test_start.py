@@ -67,6 +67,18 @@ def test_other_classes_get_a_new_head_and_it_is_said() -> None:
     assert not any(weight.any() for weight in model.head.parameters())
 
 
+@pytest.mark.parametrize("classes", [("n01", "n02", "n03"), ("001", "002", "010")])
+def test_a_head_goes_on_with_the_numbers_of_its_classes(classes: Sequence[str]) -> None:
+    model = model_of(("a", "b", "c"))
+    said = take_classes(model, classes)
+    assert said.startswith(f"no folder is named after a label, so the head goes on in order: {classes[0]} for a, ")
+    assert model.head.bias.tolist() == [1, 2, 3]
+    model = model_of(("a1", "b2", "c3"))
+    assert "new one" in take_classes(model, ("x2", "y", "z3"))  # one says nothing of a number
+    model = model_of(("a", "b", "c"))
+    assert "new one" in take_classes(model, ("1", "2", "10"))  # of two orders
+
+
 def test_a_head_of_a_kind_of_its_own_is_not_changed() -> None:
     model = model_of(("a", "b", "c"))
     model.head = nn.Sequential(nn.Linear(32, 3))

@@ -1,5 +1,7 @@
 """What a probe measures: its closed forms against the definitions, and that it does not flatter."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -106,3 +108,59 @@ def test_what_does_not_go_together() -> None:
         probe(x, labels, x[:, 1:], labels)
     with pytest.raises(InputError, match="not finite"):
         probe(x / 0, labels, x, labels)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e200])
+def test_what_is_measured_does_not_depend_on_how_long_vectors_are(scale: float) -> None:
+    """Cosines and standardised numbers are the same, where float32 and squares would be infinite or nothing."""
+    vectors, labels = clusters(90, spread=6)
+    unseen, right = clusters(60, spread=6, seed=1)
+    vectors, unseen = vectors.double(), unseen.double()
+    assert probe(scale * vectors, labels, scale * unseen, right) == probe(vectors, labels, unseen, right)
+
+
+def test_vectors_without_any_number_but_zero_tell_nothing() -> None:
+    labels = torch.arange(30) % 3
+    assert probe(torch.zeros(30, 4), labels, torch.zeros(30, 4), labels).linear == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_torch_s_default_type_changes_nothing(default: torch.dtype) -> None:
+    right = probe(*clusters(90, spread=6), *clusters(60, spread=6, seed=1))
+    given = (*clusters(90, spread=6), *clusters(60, spread=6, seed=1))
+    torch.set_default_dtype(default)
+    try:
+        found = probe(*given)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == right
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"shots": [-1]}, r"shots are .*: whole numbers from 1, got \[-1\]"),
+        ({"shots": [5, 0]}, r"got \[5, 0\]"),
+        ({"shots": [1.5]}, r"got \[1.5\]"),
+        ({"shots": 5}, "got 5"),
+        ({"draws": 0}, "draws is .* at least 1, got 0"),
+        ({"draws": 2.0}, r"got 2\.0"),
+        ({"seed": 0.5}, r"seed says .* got 0\.5"),
+        ({"seed": 10**20}, "at most 18 digits, got 1000"),
+    ],
+)
+def test_arguments_that_are_none(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        probe(*clusters(9), *clusters(9), **wrong)
+
+
+def test_vectors_and_labels_that_are_none() -> None:
+    x, labels = clusters(9)
+    with pytest.raises(InputError, match="Labels are whole numbers from 0, got -1"):
+        probe(x, labels - 1, x, labels - 1)
+    with pytest.raises(InputError, match=r"real numbers, got torch\.complex64"):
+        probe(x, labels, x * 1j, labels)
+    with pytest.raises(InputError, match="too large beside those to fit to"):
+        probe(1e-200 * x.double(), labels, 1e200 * x.double(), labels)
+    with pytest.raises(InputError, match=r"takes vectors \(n, d\)"):
+        probe(x[:, :0], labels, x[:, :0], labels)

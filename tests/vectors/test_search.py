@@ -16,6 +16,7 @@ from torch import Tensor
 from vitlite import ViT, load, optimize
 from vitlite.bulk.local import identity_of
 from vitlite.errors import ImageError, InputError
+from vitlite.fingerprint import hash_of_file
 from vitlite.vectors import nearest, open_vectors, search
 from vitlite.weights.save import write_tensors
 
@@ -51,6 +52,25 @@ def test_what_is_not_finite_is_near_to_nothing(tmp_path: Path) -> None:
     vectors = open_vectors(written(tmp_path / "v.safetensors", noise(3, 8)))
     with pytest.raises(InputError, match="not finite numbers: nothing is near to them"):
         nearest(vectors, torch.full((1, vectors.dim), float("nan")))
+
+
+@pytest.mark.parametrize("scale", [1e300, 1e-60, 1.0])
+@pytest.mark.parametrize("stored", [1e200, 1e-200, 1.0])
+def test_long_and_short_vectors_of_float64_have_the_directions_that_they_have(
+    scale: float, stored: float, tmp_path: Path
+) -> None:
+    opened = open_vectors(written(tmp_path / "v.safetensors", stored * torch.eye(4, dtype=torch.float64)))
+    queries = scale * torch.tensor([[1, 0, 0, 0.1], [0, 0, 0, 0]], dtype=torch.float64)
+    found, nothing = nearest(opened, queries, top=2)
+    assert [match.picture for match in found] == ["0.png", "3.png"]
+    assert [match.score for match in found] == pytest.approx([0.995037, 0.099504], abs=1e-6)
+    assert [match.score for match in nothing] == [0, 0]
+
+
+def test_complex_vectors_are_refused(tmp_path: Path) -> None:
+    vectors = open_vectors(written(tmp_path / "v.safetensors", noise(3, 8)))
+    with pytest.raises(InputError, match=r"Vectors are real numbers, got torch\.complex64"):
+        nearest(vectors, noise(1, 8) * 1j)
 
 
 def test_a_search_holds_a_part_of_the_vectors_at_a_time(tmp_path: Path) -> None:
@@ -122,6 +142,21 @@ def test_weights_that_were_changed_since_they_were_read_are_others(tmp_path: Pat
     for other in (copy.deepcopy(trained), random, optimize(trained)):
         with pytest.raises(InputError, match="this model differs in weights: no distance to them"):
             opened.refuse_other_model(other)
+
+
+def test_a_number_of_a_small_weight_or_a_row_of_a_large_one_makes_other_weights(tmp_path: Path) -> None:
+    tiny_model(dim=160, mlp_dim=320).save(tmp_path / "model")
+    model = load(tmp_path / "model")
+    assert model.source
+    for name, weight in model.named_parameters():
+        large = weight.numel() > 10_000
+        rows = weight.data.flatten(1) if large else weight.data.view(-1, 1)
+        for row in {0, 1, min(rows.shape[1], len(rows) - 1), len(rows) - 1}:
+            before = rows[row].clone()
+            rows[row] += 1
+            assert hash_of_file(model) == (model.source.sha256 if name.startswith("head.") else None), (name, row)
+            rows[row] = before
+    assert hash_of_file(model) == model.source.sha256
 
 
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"image_size": 64}, {"pool": "mean"}])

@@ -32,6 +32,15 @@ def test_where_things_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_a_folder_from_where_one_is_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_CACHE", "weights of mine")
+    monkeypatch.chdir(tmp_path)
+    assert cache_folder() == tmp_path / "weights of mine/hub"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cache_folder() == tmp_path / "weights of mine/hub"
+
+
 def test_a_read_only_cache(server: Hub, tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     found = fetch()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from files_made import ASK, IMAGES, TINY, trained, written
-from peers import timm
+from peers import timm, transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -92,6 +92,23 @@ def test_rotary_positions_of_another_kind_are_refused(without: tuple[str, ...], 
     pool = "mean" if "cls_token" in without else "cls"
     with pytest.raises(CheckpointError, match=r"turns by position in another way than DINOv3's"):
         load(path, config=ViTConfig(**SAID | {"pool": pool}, positions=positions))
+
+
+def test_rotary_positions_are_no_answer_where_nothing_tells_of_dinov3(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=TINY.replace(positions="none"))
+    with pytest.raises(CheckpointError, match="not of the DINOv3 family, whose rotary positions are the only ones"):
+        load(path, config=ASK.replace(positions="rope"))
+    assert load(path, config=ASK.replace(positions="none")).config.positions == "none"
+
+
+@pytest.mark.parametrize("positions", ["none", "rope", "sincos2d"])
+def test_a_siglip_without_a_table_turns_by_position(positions: Any, tmp_path: Path) -> None:
+    """VideoLLaMA3's, which has SigLIP's names: no answer leaves the rotation out."""
+    sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, patch_size=8)
+    theirs = transformers.VideoLlama3VisionModel(transformers.VideoLlama3VisionConfig(**sizes))
+    path = bare(tmp_path / "vit.safetensors", theirs.state_dict())
+    with pytest.raises(CheckpointError, match=r"It has no embeddings\.position_embedding\.weight, which every file of"):
+        load(path, config=ASK.replace(positions=positions, pool="mean", gelu="tanh"))
 
 
 def test_a_table_and_a_rotation_are_a_contradiction(tmp_path: Path) -> None:

@@ -151,6 +151,17 @@ def test_shards_without_what_their_index_names_are_no_other_model(tmp_path: Path
         load(tmp_path, config=ASK)
 
 
+def test_one_of_several_shards_is_no_network(tmp_path: Path) -> None:
+    """Without the head, which was in another, it was a network that gives features."""
+    tensors = {name: tensor for name, tensor in trained().state_dict().items() if not name.startswith("head.")}
+    save_file(tensors, tmp_path / "model-00001-of-00002.safetensors")
+    for place in (tmp_path, tmp_path / "model-00001-of-00002.safetensors"):
+        with pytest.raises(CheckpointError, match=r"is one of 2 shards, and without the others another network"):
+            load(place, config=ASK)
+    (tmp_path / "model-00001-of-00002.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    assert load(tmp_path, config=ASK).config.num_classes == 0
+
+
 def test_the_folder_of_a_run_names_the_models_in_it(tmp_path: Path) -> None:
     for name in ("best", "last"):
         (tmp_path / name).mkdir()

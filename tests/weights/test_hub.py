@@ -265,11 +265,13 @@ def test_a_proxy_s_404_is_no_word_on_a_file(server: Hub) -> None:
     assert hub.fetch_optional(REPO, "config.json")
 
 
-def states(content: dict[str, bytes], size: int | None = None) -> Callable[[Request], Answer | None]:
+def states(
+    content: dict[str, bytes], size: int | None = None, at: str | None = "main"
+) -> Callable[[Request], Answer | None]:
     """Answers as a mirror that knows no hashes: its ETag is when a file was made, and all were made at once."""
 
     def instead(request: Request) -> Answer | None:
-        commit = request.path.split("/")[4].replace("main", max(content))
+        commit = request.path.split("/")[4].replace("main", max(content)) if at else max(content)
         if commit not in content:
             return None
         length = len(content[commit]) if size is None or request.method == "GET" else size
@@ -277,6 +279,35 @@ def states(content: dict[str, bytes], size: int | None = None) -> Callable[[Requ
         return Answer(200, headers, content[commit])
 
     return instead
+
+
+def test_another_commit_than_the_one_asked_for_is_refused(server: Hub) -> None:
+    """By a mirror that knows no revisions, and has one commit: it says so itself."""
+    first = fetch().commit
+    assert first
+    server.publish(REPO, model_safetensors=OTHER, config_json=b"[]")
+    wanted = first.replace(first[0], "0" if first[0] != "0" else "1")
+    server.instead = states({"2" * 40: OTHER}, at=None)
+    with pytest.raises(DownloadError, match=f"asked for that commit, it has {'2' * 40}"):
+        hub.fetch(REPO, FILE, revision=wanted)
+
+
+@pytest.mark.parametrize("written", [str.upper, lambda etag: f"{etag}-gzip", lambda etag: f"{etag};br"])
+@pytest.mark.parametrize("name", [FILE, "config.json"])
+def test_a_hash_that_a_mirror_writes_otherwise_is_one(server: Hub, name: str, written: Callable[[str], str]) -> None:
+    etag = SHA256 if name == FILE else hashlib.sha1(b"blob 2\0{}").hexdigest()
+
+    def instead(request: Request) -> Answer | None:
+        content = WEIGHTS if name == FILE else b"{}"
+        headers = {"ETag": f'"{written(etag)}"', "X-Repo-Commit": "3" * 40, "Content-Length": str(len(content))}
+        return Answer(200, headers, content[::-1] if request.method == "GET" and damaged else content)
+
+    server.instead = instead
+    damaged = True
+    with pytest.raises(DownloadError, match=f"expected hash {etag}"):
+        hub.fetch(REPO, name)
+    damaged = False
+    assert hub.fetch(REPO, name).verified == "hub"
 
 
 @pytest.mark.parametrize("newer", [OTHER[:1000], OTHER[:2000]])

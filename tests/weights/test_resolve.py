@@ -249,7 +249,7 @@ def test_no_answer_makes_a_rotary_network_a_plain_one(name: str, tmp_path: Path)
     theirs = timm.create_model(name, img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=7)
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
     ask = ViTConfig(image_size=32, dim=48, heads=4, norm_eps=1e-6, gelu="exact", pool="cls")
-    with pytest.raises(VitliteError, match="positions"):
+    with pytest.raises(VitliteError, match=r"positions|networks that turn queries and keys as well"):
         load(tmp_path / "vit.safetensors", config=ask)
     for positions in ("none", "sincos2d"):
         for cls_position in (True, False):
@@ -258,15 +258,110 @@ def test_no_answer_makes_a_rotary_network_a_plain_one(name: str, tmp_path: Path)
                 load(tmp_path / "vit.safetensors", config=said)
 
 
+WITHOUT_TELLING = r"do not tell which network it is, and no config says it: "
+
+
+def renamed(state: dict[str, Any], words: dict[str, str]) -> dict[str, Any]:
+    """Tensors under other names."""
+    for ours, theirs in words.items():
+        state = {name.replace(ours, theirs): tensor for name, tensor in state.items()}
+    return state
+
+
 def test_meta_s_deit_iii_has_the_names_of_rotary_networks(tmp_path: Path) -> None:
     config = TINY.replace(layer_scale=0.1, cls_position=False)
     state = trained(config).state_dict()
-    old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for name, x in state.items()}
-    save_file(old, tmp_path / "vit.safetensors")
-    with pytest.raises(ConfigError, match=r"do not tell positions \(positions: DeiT III calls its scales gamma_1, and"):
-        load(tmp_path / "vit.safetensors", config=ASK)
-    model = load(tmp_path / "vit.safetensors", config=ASK.replace(positions="learned"))
-    assert torch.equal(model(IMAGES), trained(config)(IMAGES))
+    save_file(renamed(state, {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}), tmp_path / "vit.safetensors")
+    for said in (ASK, ASK.replace(positions="learned"), ASK.replace(positions="learned", cls_position=False)):
+        with pytest.raises(ConfigError, match=WITHOUT_TELLING + "scales called gamma_1 beside a position table are"):
+            load(tmp_path / "vit.safetensors", config=said)
+    save_file(state, tmp_path / "vit.safetensors")  # as timm calls them in a plain ViT, and nowhere else
+    assert torch.equal(load(tmp_path / "vit.safetensors", config=ASK)(IMAGES), trained(config)(IMAGES))
+
+
+def test_a_deit_iii_of_meta_s_is_known_by_its_name(tmp_path: Path) -> None:
+    theirs = timm.create_model("deit3_small_patch16_224").eval()
+    save_file(renamed(theirs.state_dict(), {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}), tmp_path / "vit.st")
+    path = (tmp_path / "vit.st").rename(tmp_path / "vit.safetensors")
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert "those of vit_small_16.deit3_fb_in1k" in str(error.value)
+    with pytest.raises(ConfigError, match=WITHOUT_TELLING):  # the name of a shape tells nothing of it
+        create("vit_small_16", weights=path)
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert near(create("vit_small_16.deit3_fb_in1k", weights=path)(images), theirs(images))
+
+
+PUBLISHED = {  # networks with the names of plain ViTs, and what is said of them
+    "vit_base_patch16_rope_ape_224": "scales called gamma_1 .*RoPE-ViT",
+    "vit_pe_lang_large_patch14_448": "scales called gamma_1 .* the Perception Encoder",
+    "vit_pe_spatial_gigantic_patch14_448": "scales called gamma_1 .* the Perception Encoder",
+    "vit_pe_core_base_patch16_224": "a norm before the blocks, .* Perception Encoder has, which turns queries and keys",
+    "vit_pe_core_gigantic_patch14_448": "a norm before the blocks, ",
+    "vit_pe_spatial_base_patch16_512": "a norm before the blocks, ",
+    "eva02_enormous_patch14_clip_224": "biases called q_bias and v_bias .* whose norms stand after attention and MLP",
+    "vit_base_patch16_rpn_224": "a ViT without class token, .* whose norms stand after attention and MLP",
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_answer_makes_a_published_look_alike_a_plain_one(name: str, tmp_path: Path) -> None:
+    patch = int(name.split("patch")[1].split("_")[0])
+    theirs = timm.create_model(name, img_size=4 * patch, embed_dim=48, depth=2, num_heads=2, num_classes=7)
+    path = tmp_path / "vit.safetensors"
+    save_file(theirs.state_dict(), path)
+    rest = {"image_size": 4 * patch, "patch_size": patch, "dim": 48, "heads": 2, "norm_eps": 1e-5, "gelu": "exact"}
+    final_norm = any(word.startswith(("norm.", "fc_norm.")) for word in theirs.state_dict())
+    for pool in ("cls", "mean", "map"):
+        said = ViTConfig(**rest, pool=pool, positions="learned", final_norm=final_norm, mlp="gelu")
+        with pytest.raises(VitliteError):
+            load(path, config=said)
+    with pytest.raises(ConfigError, match=WITHOUT_TELLING + PUBLISHED[name]):
+        load(path)
+
+
+def test_meta_s_own_perception_encoder_is_asked_about(tmp_path: Path) -> None:
+    """It has the names of OpenAI's CLIP, but for a norm after the blocks."""
+    config = TINY.replace(pre_norm=True, num_classes=0, norm_eps=1e-5)
+    state = dict(to_their_names(LAYOUTS["openai"], "", dict(trained(config).state_dict())))
+    ask = ASK.replace(norm_eps=1e-5, gelu="quick", pool="cls")
+    save_file({name: x.contiguous() for name, x in state.items()}, tmp_path / "vit.safetensors")
+    assert torch.equal(
+        load(tmp_path / "vit.safetensors", config=ask)(IMAGES), trained(config.replace(gelu="quick"))(IMAGES)
+    )
+    without = {name: x.contiguous() for name, x in state.items() if not name.startswith("ln_post")}
+    save_file(without, tmp_path / "vit.safetensors")
+    with pytest.raises(ConfigError, match=WITHOUT_TELLING + "a norm before the blocks, and after them none"):
+        load(tmp_path / "vit.safetensors", config=ask.replace(final_norm=False))
+
+
+def test_an_eva_giant_is_known_by_its_name_and_by_a_config(tmp_path: Path) -> None:
+    small = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+    theirs = timm.create_model("eva_giant_patch14_224", **small, mlp_ratio=2).eval()
+    timm.models.save_for_hf(theirs, tmp_path, model_config={"model_args": small}, safe_serialization=True)
+    with torch.no_grad():
+        assert near(load(tmp_path)(IMAGES), theirs(IMAGES))
+    bare = (tmp_path / "model.safetensors").rename(tmp_path / "bare.safetensors")
+    with pytest.raises(ConfigError, match=WITHOUT_TELLING + "biases called q_bias"):
+        load(bare, config=ASK.replace(pool="mean"))
+
+
+def test_whether_attention_pools_all_tokens_is_asked_for(tmp_path: Path) -> None:
+    config = TINY.replace(pool="map", registers=2, cls_position=False)
+    for without in ("nothing", "cls_token"):
+        own = config.replace(class_token=without == "nothing")
+        path = written(tmp_path / "vit.safetensors", config=own)
+        ask = ViTConfig(image_size=16, dim=16, heads=2, norm_eps=1e-6, gelu="exact")
+        with pytest.raises(
+            ConfigError, match=r"do not tell pool \(pool: attention may look at all tokens; vitlite's, 'map'"
+        ):
+            load(path, config=ask)
+        assert torch.equal(load(path, config=ask.replace(pool="map"))(IMAGES), trained(own)(IMAGES))
+        with pytest.raises(CheckpointError, match=r"does not fit its config(.|\n)*attn_pool.latent"):
+            load(path, config=ask.replace(pool="mean"))
+    path = written(tmp_path / "vit.safetensors", config=TINY.replace(pool="map", class_token=False))
+    assert load(path, config=ask).config.pool == "map"  # there are patches alone
 
 
 def test_a_table_is_not_overlooked_because_somebody_says_so(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from models import RECIPE, TINY
 
+from vitlite import ViT, load
+from vitlite.convert import convert
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.weights.sidecar import (
     Sidecar,
@@ -400,3 +402,16 @@ def test_preprocessing_that_is_not_understood_has_a_remedy_in_both_tongues():
             recipe_from_transformers(wrong)
         assert f"{text}: --model NAME --weights PATH." in error.value.for_command_line()
         assert "Recipe" not in error.value.for_command_line()
+
+
+def test_an_adapter_beside_weights_is_not_left_out(tmp_path: Path) -> None:
+    """transformers adds it to the weights that it opens, whoever wrote them there."""
+    model = ViT(TINY)
+    model.save(tmp_path)
+    load(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+    for place in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(CheckpointError, match=r"has an adapter beside its weights .* With the adapter: peft's"):
+            load(place)
+    with pytest.raises(CheckpointError, match="has an adapter beside its weights"):
+        convert(tmp_path, tmp_path / "converted", "timm")

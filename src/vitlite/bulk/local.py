@@ -41,7 +41,7 @@ def gather(
     skipped: Counter[str] = Counter()
     for source in sources:
         if source == "-":
-            found += _listed(listing)
+            found += listed(listing)
         elif os.path.isdir(source):
             found += _in_folder(source, skipped)
         elif glob.has_magic(source) and not os.path.exists(source):
@@ -55,7 +55,8 @@ def gather(
     return found
 
 
-def _listed(listing: Iterable[str]) -> list[str]:
+def listed(listing: Iterable[str]) -> list[str]:
+    """The files that the lines of a list name."""
     return [line.rstrip("\r\n") for line in listing if line.strip()]
 
 

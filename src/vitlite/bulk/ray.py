@@ -11,7 +11,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, TypeVar
 
 from vitlite.bulk.folder import READERS
-from vitlite.bulk.sources import locate
+from vitlite.bulk.sources import CONTENT, TEXT, check_kind, locate
 from vitlite.errors import ImageError, InputError
 
 if TYPE_CHECKING:
@@ -144,14 +144,17 @@ def _check_table(table: "pa.Table") -> None:
             f"This takes Arrow tables with a column path, got {given}.",
             python='In map_batches, say batch_format="pyarrow"; in read_binary_files, include_paths=True.',
         )
+    check_kind("path", table["path"].type, TEXT)
+    if "bytes" in columns:
+        check_kind("bytes", table["bytes"].type, CONTENT)
 
 
 class _Picture(BytesIO):
     """A picture file in memory, by its name. One that could not be read says why when it is opened, as a broken one."""
 
-    def __init__(self, name: str, content: bytes | Exception | None) -> None:
+    def __init__(self, name: str | None, content: bytes | Exception | None) -> None:
         super().__init__(content if isinstance(content, bytes) else b"")
-        self.name = name
+        self.name = str(name)
         self.error: Exception | None = None
         if not isinstance(content, bytes):
             self.error = content or InputError("the column bytes is null")
@@ -165,9 +168,9 @@ class _Picture(BytesIO):
         return repr(self.name)
 
 
-def _read_ahead(paths: Sequence[str]) -> Iterator[BytesIO]:
+def _read_ahead(paths: Sequence[str | None]) -> Iterator[BytesIO]:
     """The pictures in their order, some of them read while others are decoded."""
-    reading: deque[tuple[str, Future[bytes | Exception]]] = deque()
+    reading: deque[tuple[str | None, Future[bytes | Exception]]] = deque()
     with ThreadPoolExecutor(READERS, "vitlite-files") as readers:
         for path in paths:
             reading.append((path, readers.submit(_contents, path)))
@@ -178,12 +181,14 @@ def _read_ahead(paths: Sequence[str]) -> Iterator[BytesIO]:
             yield _Picture(path, content.result())
 
 
-def _contents(path: str) -> bytes | Exception:
+def _contents(path: str | None) -> bytes | Exception:
     import pyarrow as pa
 
+    if path is None:
+        return InputError("the column path is null")
     try:
         files, place = locate(path)
         with files.open_input_stream(place, compression=None) as file:
             return file.read()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, InputError) as error:
         return error

@@ -1,5 +1,6 @@
 """What a job on Ray works through: pictures in a folder, a list or Parquet, on a disk or at a URL; and what is left."""
 
+import io
 import math
 import os
 from collections import Counter
@@ -10,15 +11,18 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlite.bulk.folder import READERS
-from vitlite.bulk.local import closed
+from vitlite.bulk.local import closed, listed
 from vitlite.disk import Below, by_ending, files_below
-from vitlite.errors import ImageError, InputError
+from vitlite.errors import ImageError, InputError, shown
 from vitlite.images import SUFFIXES
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.fs import FileSystem
     from ray.data import Dataset
+
+TEXT = ("string", "large_string", "string_view")  # Arrow's types that paths have, encoded in dictionaries or not
+CONTENT = ("binary", "large_binary", "binary_view")  # and pictures
 
 
 class Source(NamedTuple):
@@ -40,11 +44,14 @@ def find_pictures(name: str) -> Source:
 
     Raises:
         ImageError: There is nothing of this name, or no picture in it.
-        InputError: Parquet without a column `path`.
+        InputError: Parquet that cannot be read, or without a path for each row; a name that is no Unicode, or a URL of
+            an unknown kind.
     """
     from pyarrow.fs import FileType
 
     name = name.rstrip("/") or name
+    if not name or "\0" in name:  # the first would be the current folder, the second pyarrow refuses to look for
+        raise ImageError(f"No such folder, list or Parquet file: {shown(name) or 'the name is empty'}")
     files, place = locate(name)
     kind = files.get_file_info(place).type
     if kind == FileType.NotFound:
@@ -67,28 +74,62 @@ def _no_pictures(name: str) -> ImageError:
 
 def _source_of_parquet(name: str, files: "FileSystem", place: str) -> Source:
     """Paths in a column, or the pictures themselves in another beside it."""
+    import pyarrow as pa
     from pyarrow import dataset
 
-    rows = dataset.dataset(place, filesystem=files, format="parquet")
-    columns = rows.schema.names
-    if "path" not in columns:
-        raise InputError(f"{name} needs a column path, and bytes if it holds the pictures: {columns}.")
-    if "bytes" in columns and rows.count_rows() > 0:
-        return Source(name, None, Counter())
-    paths = rows.to_table(columns=["path"])["path"].to_pylist()
+    try:
+        rows = dataset.dataset(place, filesystem=files, format="parquet")
+        _check_columns(name, rows)
+        if "bytes" in rows.schema.names and rows.count_rows() > 0:
+            return Source(name, None, Counter())
+        paths = rows.to_table(columns=["path"])["path"].to_pylist()
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise InputError(f"{shown(name, 1000)} cannot be read as Parquet: {shown(str(error))}") from error
     if not paths:
         raise _no_pictures(name)
     return Source(name, _unique(paths), Counter())
 
 
+def _check_columns(name: str, rows: "Dataset") -> None:
+    """Makes sure that each row has a path, and that pictures, where there are some, are bytes.
+
+    Raises:
+        InputError: There are no such columns.
+    """
+    from pyarrow import dataset
+
+    columns = rows.schema.names
+    if "path" not in columns:
+        raise InputError(f"{name} needs a column path, and bytes if it holds the pictures: {columns}.")
+    for column, kinds in (("path", TEXT), ("bytes", CONTENT)):
+        if column in columns:
+            check_kind(column, rows.schema.field(column).type, kinds)
+    nameless = rows.count_rows(filter=dataset.field("path").is_null())
+    if nameless:
+        raise InputError(
+            f"{shown(name, 1000)} has rows without a path: {nameless} of {rows.count_rows()}.",
+            python="Leave them out, and files without a column path.",
+        )
+
+
+def check_kind(column: str, kind: "pa.DataType", kinds: Sequence[str]) -> None:
+    """Makes sure that a column is of one of these types.
+
+    Raises:
+        InputError: It is of another.
+    """
+    if str(getattr(kind, "value_type", kind)) not in kinds:  # a dictionary says what it is of
+        raise InputError(f"The column {column} must be of the type {kinds[0]}, got {kind}.")
+
+
 def _source_of_list(name: str, files: "FileSystem", place: str) -> Source:
-    """A path a line, in UTF-8 or whatever the file system writes."""
+    """A path a line, in UTF-8."""
     with files.open_input_stream(place, compression=None) as file:
         content = file.read()
     if b"\0" in content:
         raise ImageError(f"{name} is no list of pictures, a path a line, and no picture by its name.")
-    lines = content.decode(errors="surrogateescape").splitlines()
-    paths = [line for line in lines if line.strip()]
+    with io.TextIOWrapper(io.BytesIO(content), "utf-8", "surrogateescape") as lines:
+        paths = listed(lines)  # as from standard input: names may have in them what `str.splitlines` ends a line at
     if not paths:
         raise _no_pictures(name)
     return Source(name, _unique(paths), Counter())
@@ -118,11 +159,22 @@ def _as_asked_for(paths: Sequence[str], name: str, place: str) -> list[str]:
 
 
 def _unique(paths: Sequence[str]) -> "pa.Array":
-    """Each path once, and absolute, since the cluster works elsewhere."""
+    """Each path once, and absolute, since the cluster works elsewhere.
+
+    Raises:
+        InputError: A name is no Unicode.
+    """
     import pyarrow as pa
 
     absolute = [path if "://" in path else os.path.abspath(path) for path in paths]
-    return pa.chunked_array([absolute], pa.string()).unique()
+    try:
+        return pa.chunked_array([absolute], pa.string()).unique()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{shown(error.object, 1000)} is a name that is no Unicode, and paths go to Ray and into Parquet as text.",
+            python="Rename it.",
+            command="Rename it, or leave out --engine ray.",
+        ) from error
 
 
 def remaining(source: Source, done: "pa.Array", unit: int) -> "tuple[Dataset | None, int]":
@@ -195,11 +247,16 @@ def _read_row_group(files: "FileSystem", path: str, number: int, unit: int) -> "
 
     with files.open_input_file(path) as file:
         for rows in parquet.ParquetFile(file).iter_batches(unit, row_groups=[number], columns=["path", "bytes"]):
-            yield pa.Table.from_batches([rows])
+            table = pa.Table.from_batches([rows])
+            yield table.set_column(0, "path", table["path"].cast(pa.string()))  # to compare with what is done
 
 
 def locate(path: str) -> tuple["FileSystem", str]:
-    """The file system of a path or URL, and what it calls the place."""
+    """The file system of a path or URL, and what it calls the place.
+
+    Raises:
+        InputError: A URL of a kind that pyarrow does not know.
+    """
     from pyarrow.fs import LocalFileSystem
 
     scheme, separator, location = path.partition("://")
@@ -212,6 +269,13 @@ def locate(path: str) -> tuple["FileSystem", str]:
 
 @lru_cache(maxsize=64)
 def _file_system(url: str) -> tuple["FileSystem", str]:
+    import pyarrow as pa
     from pyarrow.fs import FileSystem
 
-    return FileSystem.from_uri(url)
+    try:
+        return FileSystem.from_uri(url)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"{shown(url, 1000)} cannot be opened: {shown(str(error))}. URLs begin with file, s3, gs, abfs or hdfs.",
+            python="Fetch what is elsewhere, and name the folder that it is in.",
+        ) from error

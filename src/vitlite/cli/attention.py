@@ -5,14 +5,14 @@ from pathlib import Path
 
 from vitlite.bulk.local import nothing_there
 from vitlite.cli import picture
-from vitlite.cli.options import add_model_arguments, open_model
+from vitlite.cli.options import add_model_arguments, expanded, open_model
 from vitlite.draw import check_target, picture_of_attention
 from vitlite.errors import ImageError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite attention`."""
-    parser.add_argument("image", metavar="IMAGE", help="the photo to draw on")
+    parser.add_argument("image", type=expanded, metavar="IMAGE", help="the photo to draw on")
     picture.add_out(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--layer", type=int, default=-1, metavar="N", help="the block, from 0; default: -1, the last")

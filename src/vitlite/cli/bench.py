@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vitlite.cli.options import check_device, positive, positives
+from vitlite.cli.options import check_device, expanded_path, positive, positives
 from vitlite.cli.tables import bold
 from vitlite.config import ViTConfig, preset
 from vitlite.disk import obstacle, write_json
@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--quick", action="store_true", help="vit_base_16 alone, if no --models are named, and fewer turns")
     add(
         "--out",
-        type=Path,
+        type=expanded_path,
         metavar="FILE",
         help="write the figures there as JSON, in place of what is there; default: nowhere",
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vitlite.bulk.local import gather
 from vitlite.cli.engine import add_work_arguments, run_on_ray
-from vitlite.cli.options import add_paths, open_model, positive
+from vitlite.cli.options import add_paths, expanded, open_model, positive
 from vitlite.cli.progress import Watch, say_skipped
 from vitlite.cli.tables import bold, terminal_width
 from vitlite.errors import InputError, shown
@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_paths(parser)
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels a picture; default: %(default)s")
     parser.add_argument("--format", choices=("table", "jsonl", "csv"), default="table", help="default: %(default)s")
-    parser.add_argument("--out", metavar="FOLDER", help="where --engine ray writes")
+    parser.add_argument("--out", type=expanded, metavar="FOLDER", help="where --engine ray writes")
     add_work_arguments(parser)
 
 

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import get_args
 
-from vitlite.cli.options import image_size, positive, weights_of
+from vitlite.cli.options import expanded, image_size, positive
 from vitlite.config import Gelu, Pool, Positions
 from vitlite.disk import obstacle, obstacle_in
 from vitlite.errors import CheckpointError, ConfigError, shown
@@ -25,9 +25,12 @@ SAID = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite convert`."""
-    parser.add_argument("source", metavar="IN", help="a file, also .pth, .pth.tar or .bin, a folder, or an .npz")
+    parser.add_argument(
+        "source", type=expanded, metavar="IN", help="a file, also .pth, .pth.tar or .bin, a folder, or an .npz"
+    )
     parser.add_argument(
         "target",
+        type=expanded,
         metavar="OUT",
         help="the .safetensors file to write, replaced if it is there; or a folder, new or empty",
     )
@@ -59,9 +62,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Rewrites weights in another library's layout."""
     from vitlite.convert import convert
+    from vitlite.weights.files import path_of
 
     _check_source(args.source)
-    _check_target(args.source, Path(args.target).expanduser())
+    _check_target(path_of(args.source, "convert"), path_of(args.target, "convert"))
     said = {field: getattr(args, field) for field in SAID if getattr(args, field) is not None}
     convert(args.source, args.target, args.to, config=said or None, like=args.like, margin=args.margin)
     alone = ""
@@ -75,7 +79,7 @@ def run(args: Namespace) -> int:
 
 def _check_source(source: str) -> None:
     """Tells a name of the zoo from a file that is not there."""
-    if Path(source).expanduser().exists():
+    if Path(source).exists():
         return
     if source in zoo.NAMES:
         raise ConfigError(
@@ -97,15 +101,11 @@ def _check_writable(target: Path) -> None:
         )
 
 
-def _check_target(source: str, target: Path) -> None:
+def _check_target(source: Path, target: Path) -> None:
     """Makes sure that nothing which is there is overwritten but a file that was named, and that is not the source."""
+    from vitlite.convert import refuse_to_write_over
+
     if target.is_dir() and any(target.iterdir()):
         raise CheckpointError(f"The folder {target} is not empty, and what is in it stays. Name one that is new.")
-    if target.exists() and _is_read(Path(source).expanduser(), target):
-        raise CheckpointError(f"{target} is to be read and to be written. Name another file.")
+    refuse_to_write_over(source, target)
     _check_writable(target)
-
-
-def _is_read(source: Path, target: Path) -> bool:
-    in_folder = source.is_dir() and target.parent.samefile(source)
-    return in_folder or any(file.exists() and target.samefile(file) for file in weights_of(source))

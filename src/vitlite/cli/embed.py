@@ -9,7 +9,7 @@ from pathlib import Path
 from vitlite.bulk.journal import KERNELS, WRITERS, Picture, check_names, check_target, open_journal
 from vitlite.bulk.local import embed_into, gather, identity_of
 from vitlite.cli.engine import add_work_arguments, run_on_ray
-from vitlite.cli.options import add_paths, open_model, refuse_inputs
+from vitlite.cli.options import add_paths, expanded, open_model, refuse_inputs
 from vitlite.cli.progress import Watch, say_resumed, say_skipped
 from vitlite.errors import shown
 
@@ -20,6 +20,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     suffixes = ", ".join(WRITERS)
     parser.add_argument(
         "--out",
+        type=expanded,
         required=True,
         metavar="FILE",
         help=f"ends in {suffixes}; replaced if it is there; with --engine ray a folder",

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitlite import disk
-from vitlite.cli.options import add_model_arguments, add_speed_arguments, open_model, refuse_inside
+from vitlite.cli.options import add_model_arguments, add_speed_arguments, expanded_path, open_model, refuse_inside
 from vitlite.cli.progress import Progress
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.draw import draw_confusion, is_plot_of_ours, need_matplotlib
@@ -30,16 +30,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite eval`."""
     parser.add_argument(
         "data",
-        type=Path,
+        type=expanded_path,
         metavar="DATA",
         help="a folder per class (or one with such a val/ or test/), or CIFAR-10's .bin files, of which the test set",
     )
     parser.add_argument(
-        "--split", type=Path, metavar="FILE", help="the pictures that a run of train held out: its split.json"
+        "--split", type=expanded_path, metavar="FILE", help="the pictures that a run of train held out: its split.json"
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=expanded_path,
         metavar="DIR",
         help="write eval.json (figures, and which pictures it is wrong on) and confusion.png there",
     )
@@ -62,8 +62,8 @@ def _evaluate(args: Namespace) -> int:
     model = open_model(args)
     pictures = read_to_measure(args.data, model, args.weights or args.model, args.split)
     classes = tuple(model.labels or pictures.classes)  # other names of folders are in the labels' order
-    if distributed.is_main() and not _are_labels(pictures.classes, model):
-        _say_what_stands_for_what(pictures.classes, model.labels)
+    if distributed.is_main() and classes != pictures.classes:
+        _say_what_stands_for_what(pictures.classes, classes)
     progress = Progress(len(distributed.shard(len(pictures))), visible=distributed.is_main())
     with progress.bar:
         measured = measure(model, replace(pictures, classes=classes), batch=args.batch, after_batch=progress.add)
@@ -118,14 +118,10 @@ def _are_labels(names: Sequence[str], model: ViT) -> bool:
     return model.labels is not None and tuple(names) == tuple(model.labels)
 
 
-def _say_what_stands_for_what(names: Sequence[str], labels: Sequence[str] | None) -> None:
-    """Says which class each folder is taken for, where none is named after a label."""
-    reason, classes = "no folder is named after a label, so they are taken", labels
-    if classes is None:
-        reason = "the model has no labels, so the folders are taken for its classes"
-        classes = [str(number) for number in range(len(names))]
-    pairs = [f"{name} for {label}" for name, label in zip(names, classes, strict=True)]
-    text = f"{reason} in order: {listed(pairs)}"
+def _say_what_stands_for_what(names: Sequence[str], labels: Sequence[str]) -> None:
+    """Says which label each folder is taken for, where none is named after one."""
+    pairs = [f"{name} for {label}" for name, label in zip(names, labels, strict=True)]
+    text = f"no folder is named after a label, so they are taken in order: {listed(pairs)}"
     print(f"vitlite: {fit_to_print(text)}", file=sys.stderr)
 
 

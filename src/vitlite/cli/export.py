@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import get_args
 
-from vitlite.cli.options import add_model_arguments, open_model
+from vitlite.cli.options import add_model_arguments, expanded, open_model
 from vitlite.errors import ExportError, shown
 from vitlite.export import LEAST, SUFFIX, Format, check_target, export, need_onnx
 
@@ -15,6 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--to", choices=get_args(Format), required=True, help="the kind of file")
     parser.add_argument(
         "--out",
+        type=expanded,
         metavar="FILE",
         help="replaced if it is there; default: a new one here that is called as MODEL ends, such as best.onnx of "
         "runs/pets/best",

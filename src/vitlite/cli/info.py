@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vitlite import costs
-from vitlite.cli.options import add_weights, is_place
+from vitlite.cli.options import add_weights, expanded, is_place
 from vitlite.cli.tables import bold, count, table, terminal_width, with_bold_header
 from vitlite.config import PRESETS, ViTConfig
 from vitlite.costs import Layer, layers
@@ -34,7 +34,9 @@ class About(NamedTuple):
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite info`."""
     parser.add_argument(
-        "name", help="a name of `vitlite list`, timm's full name; or a folder, a file, a repository (owner/name)"
+        "name",
+        type=expanded,
+        help="a name of `vitlite list`, timm's full name; or a folder, a file, a repository (owner/name)",
     )
     add_weights(parser)
     parser.add_argument("--json", action="store_true", help="the record and its layers, for programs")

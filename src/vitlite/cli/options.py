@@ -1,5 +1,6 @@
 """What several commands share: which model, how fast, which pictures, and the values of their options."""
 
+import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from contextlib import suppress
@@ -22,11 +23,11 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
     """
     what = "a name of `vitlite list`, a folder, a file, or a repository of the Hub (owner/name)"
     if named:
-        parser.add_argument("model", metavar="MODEL", help=what)
+        parser.add_argument("model", type=expanded, metavar="MODEL", help=what)
     elif default:
-        parser.add_argument("--model", help=f"{what}; default: {default}")
+        parser.add_argument("--model", type=expanded, help=f"{what}; default: {default}")
     else:
-        parser.add_argument("--model", default="vit_base_16", help=f"{what}; default: %(default)s")
+        parser.add_argument("--model", type=expanded, default="vit_base_16", help=f"{what}; default: %(default)s")
     add_weights(parser)
     parser.add_argument(
         "--size", type=image_size, metavar="PIXELS", help="image size other than the model's: 384, 384x512"
@@ -36,7 +37,9 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
 
 def add_weights(parser: ArgumentParser) -> None:
     """Whose weights a named model gets."""
-    parser.add_argument("--weights", metavar="PATH", help="a file to fill the named model with, in place of its own")
+    parser.add_argument(
+        "--weights", type=expanded, metavar="PATH", help="a file to fill the named model with, in place of its own"
+    )
 
 
 def add_speed_arguments(parser: ArgumentParser) -> None:
@@ -50,6 +53,7 @@ def add_speed_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--calibrate",
+        type=expanded,
         metavar="FOLDER",
         help=f"for --fast --dtype int8: pictures like those to come, of which {CALIBRATION} are looked at",
     )
@@ -59,6 +63,7 @@ def add_paths(parser: ArgumentParser) -> None:
     """Which pictures a command takes."""
     parser.add_argument(
         "paths",
+        type=expanded,
         nargs="+",
         metavar="PATH",
         help="files, folders with all below them, patterns such as '**/*.jpg', or - for a list on standard input",
@@ -114,7 +119,7 @@ def refuse_inputs(out: Path, args: Namespace, pictures: Iterable[str] = ()) -> N
         return
     read = [Path(path) for path in (*args.paths, *pictures)]
     for word in (args.model, args.weights):
-        read += weights_of(Path(word).expanduser()) if word else []
+        read += weights_of(Path(word)) if word else []
     for file in read:
         if file.exists() and out.samefile(file):
             raise InputError(f"--out {shown(str(out))} is to be read, too. Name another file.")
@@ -179,6 +184,21 @@ def check_device(device: str | None) -> None:
 def is_place(model: str) -> bool:
     """Whether this is a path or a repository, for `load`, and no name of the zoo."""
     return model not in zoo.NAMES and (Path(model).exists() or "/" in model)
+
+
+def expanded(text: str) -> str:
+    """The value of an option that names a file or a folder, or may do so: with ~ spelt out.
+
+    A shell does that for words of their own alone, and not in `--out=~/run`.
+    """
+    return os.path.expanduser(text)
+
+
+def expanded_path(text: str) -> Path:
+    """The same, for what can be no name; an empty one is no path: Python would take the current folder."""
+    if not text.strip():
+        raise ArgumentTypeError(f"{text!r} is no path (was a variable not set?). The current folder is '.'")
+    return Path(expanded(text))
 
 
 def image_size(text: str) -> int | tuple[int, int]:

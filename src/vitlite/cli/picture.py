@@ -3,6 +3,7 @@
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING
 
+from vitlite.cli.options import expanded
 from vitlite.draw import save_picture
 from vitlite.errors import shown
 
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
 
 def add_out(parser: ArgumentParser) -> None:
     """The file for the picture; `vitlite.draw.check_target` says at once whether it can be written."""
-    parser.add_argument("--out", required=True, metavar="PNG", help="the picture to write, replaced if it is there")
+    parser.add_argument(
+        "--out", type=expanded, required=True, metavar="PNG", help="the picture to write, replaced if it is there"
+    )
 
 
 def write(picture: "Image", out: str) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from vitlite.cli.options import (
     add_model_arguments,
     add_speed_arguments,
+    expanded,
+    expanded_path,
     open_model,
     positives,
     refuse_inside,
@@ -50,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite probe`."""
     parser.add_argument(
         "data",
-        type=Path,
+        type=expanded_path,
         metavar="FOLDER",
         help="a folder per class, a fifth of each to measure on; or train/ and val/ (or test/) with such folders",
     )
@@ -62,9 +64,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="how few pictures of each class to fit to, beside all; default: %(default)s",
     )
     parser.add_argument(
-        "--beside", action="append", default=[], metavar="MODEL", help="another model for the same pictures; repeatable"
+        "--beside",
+        type=expanded,
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="another model for the same pictures; repeatable",
     )
-    parser.add_argument("--out", metavar="PNG", help="a curve for each model by --shots, replaced if it is there")
+    parser.add_argument(
+        "--out", type=expanded, metavar="PNG", help="a curve for each model by --shots, replaced if it is there"
+    )
     parser.add_argument(
         "--seed", type=seed, default=0, metavar="N", help="which pictures are drawn; default: %(default)s"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlite.bulk.local import gather
-from vitlite.cli.options import add_model_arguments, add_paths, open_model, positive, refuse_inputs
+from vitlite.cli.options import add_model_arguments, add_paths, expanded, open_model, positive, refuse_inputs
 from vitlite.cli.progress import say_skipped
 from vitlite.cli.tables import bold
 from vitlite.errors import InputError, VitliteError, shown
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite search`."""
-    parser.add_argument("vectors", metavar="VECTORS", help="the .safetensors file that `vitlite embed` wrote")
+    parser.add_argument(
+        "vectors", type=expanded, metavar="VECTORS", help="the .safetensors file that `vitlite embed` wrote"
+    )
     add_paths(parser)
     parser.add_argument("--top", type=positive, default=10, metavar="N", help="how many; default: %(default)s")
-    parser.add_argument("--out", metavar="JPG", help="a contact sheet to draw, replaced if it is there")
+    parser.add_argument("--out", type=expanded, metavar="JPG", help="a contact sheet to draw, replaced if it is there")
     parser.add_argument("--format", choices=("table", "jsonl"), default="table", help="default: %(default)s")
     add_model_arguments(parser, default="that which made the vectors")
 

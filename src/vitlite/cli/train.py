@@ -6,7 +6,16 @@ from typing import Any
 
 import torch
 
-from vitlite.cli.options import check_device, create_or_load, image_size, positive, refuse_inside, seed
+from vitlite.cli.options import (
+    check_device,
+    create_or_load,
+    expanded,
+    expanded_path,
+    image_size,
+    positive,
+    refuse_inside,
+    seed,
+)
 from vitlite.cli.run_report import CURVES, Report
 from vitlite.draw import is_plot_of_ours
 from vitlite.errors import InputError, shown
@@ -34,13 +43,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     default, add = Settings(epochs=1), parser.add_argument
     add(
         "data",
-        type=Path,
+        type=expanded_path,
         metavar="DATA",
         help="a folder per class; or train/ and val/ with such folders in each; or CIFAR-10's .bin files",
     )
-    add("--model", required=True, help="a name of `vitlite list`, a folder or a file; with --weights none a preset too")
-    add("--weights", metavar="none|PATH", help="what to begin with, none being random; default: the model's own")
-    add("--out", type=Path, required=True, metavar="DIR", help="for checkpoints, log and state; a killed run goes on")
+    model = "a name of `vitlite list`, a folder or a file; with --weights none a preset too"
+    weights = "what to begin with, none being random; default: the model's own"
+    out = "for checkpoints, log and state; a killed run goes on"
+    add("--model", type=expanded, required=True, help=model)
+    add("--weights", type=expanded, metavar="none|PATH", help=weights)
+    add("--out", type=expanded_path, required=True, metavar="DIR", help=out)
     held = f"of each class, to hold out where there is no val/; default: {SHARE}"
     epochs = f"how often to see every picture; default: {usual_epochs(FEW)}, of few pictures {usual_epochs(1)}"
     batch = f"pictures of a step at most; default: {usual_batch(FEW)}, of few pictures {usual_batch(1)}"
@@ -111,7 +123,7 @@ def _check_out(args: Namespace) -> None:
     """
     refuse_inside(args.out, args.data)
     for word in (args.model, args.weights):
-        if word and _writes_over(args.out.resolve(), Path(word).expanduser().resolve()):
+        if word and _writes_over(args.out.resolve(), Path(word).resolve()):
             raise InputError(
                 f"--out {args.out} would write over the model to begin with, {shown(word)}. Name another folder."
             )

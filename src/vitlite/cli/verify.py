@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
+from vitlite.cli.options import expanded
 from vitlite.errors import UnknownNameError, VitliteError, fit_to_print
 from vitlite.weights import hub, zoo
 from vitlite.weights.pins import pinned_names
@@ -9,7 +10,9 @@ from vitlite.weights.pins import pinned_names
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite verify`."""
-    parser.add_argument("targets", nargs="*", metavar="NAME|PATH", help="default: every name downloaded so far")
+    parser.add_argument(
+        "targets", type=expanded, nargs="*", metavar="NAME|PATH", help="default: every name downloaded so far"
+    )
 
 
 def run(args: Namespace) -> int:

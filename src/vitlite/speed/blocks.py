@@ -91,6 +91,7 @@ class Fused(nn.Module):
             "that it stands for.",
             python="Put the hook on a whole block (model.blocks[i]), call model.features or model.attention_maps, "
             "or use the model as it was created.",
+            command="Leave --fast out.",
         )
 
 

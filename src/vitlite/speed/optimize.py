@@ -48,6 +48,7 @@ from vitlite.speed.onednn import (
 from vitlite.speed.slices import compute, cut, join
 
 NARROW = (torch.bfloat16, torch.float16)
+TOKENS = ("cls_token", "reg_token", "pos_embed")  # parameters of the model itself
 MOST_GRIDS = 16  # for which what is added to the patches is kept
 
 
@@ -84,7 +85,7 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
         return model
     _check_plain(model)
     _check_dtype(model, dtype)
-    with torch.device(model.device):  # whatever the default is
+    with torch.device(model.device), torch.autocast(model.device.type, enabled=False):  # whatever the default is
         _take_over(model, _plan(model, dtype or model.dtype, calibrate))
     return model
 
@@ -442,16 +443,31 @@ def _refuse(action: str) -> NoReturn:
 def _take_over(model: ViT, plan: Plan) -> None:
     """Turns `model` into an `OptimizedViT`, once all its weights are packed: until then nothing of it is changed."""
     device, own_dtype, weights = model.device, model.dtype, hash_of_file(model)
-    modules = model._modules | _packed(model, plan)
-    parameters = dict(model._parameters)
-    tokens = [parameters.pop(name, None) for name in ("cls_token", "reg_token", "pos_embed")]
-    own_tokens = OwnTokens(*(None if token is None else token.detach() for token in tokens))
+    alone = _alone(model, plan)
+    modules = model._modules | _packed(alone, plan)
+    own_tokens = OwnTokens(alone.cls_token, alone.reg_token, alone.pos_embed)
+    parameters = {name: value for name, value in model._parameters.items() if name not in TOKENS}
     model.__dict__.update(_modules=modules, _parameters=parameters)  # new ones: a shallow copy has the old
     model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, _plan=plan)
     weights = weights or f"of no file {secrets.token_hex(16)}"  # as of no other model
     model.__dict__["_hash_of_weights"] = weights
     model.eval()
     model.__class__ = OptimizedViT
+
+
+def _alone(model: ViT, plan: Plan) -> ViT:
+    """The same model with weights of its own, but for those that packing copies.
+
+    Whoever holds the others, such as an optimizer or a copy of the model, may go on to change them: of some old weights
+    and some new ones nobody knows the answers.
+    """
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        is_copied = plan.kernels.linear is PackedLinear and tensor.ndim == 2
+        weights[name] = tensor if is_copied else tensor.clone()
+    alone = model_on_meta(model.config)
+    alone.load_state_dict(weights, assign=True)
+    return alone.requires_grad_(False)
 
 
 def _packed(model: ViT, plan: Plan) -> dict[str, nn.Module]:

@@ -164,7 +164,7 @@ def _rectangle(draws: Draws, name: str, images: Tensor, low: float, high: float)
 def _interval(where: Tensor, length: Tensor, side: int) -> Tensor:
     """A mask with so many places of a side, as near to its end as `where` says, from 0 to 1: (b,) -> (b, side)."""
     first = rearrange((where * (side - length + 1)).floor(), "b -> b 1")
-    places = torch.arange(side, device="cpu")
+    places = torch.arange(side, device=first.device)
     return (places >= first) & (places < first + rearrange(length, "b -> b 1"))
 
 

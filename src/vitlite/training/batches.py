@@ -36,6 +36,6 @@ def importance_of_classes(data: Pictures, *, balance: bool) -> Tensor:
     """
     count = torch.bincount(data.labels, minlength=len(data.classes))
     if not balance:
-        return torch.ones(len(count), dtype=torch.float32, device="cpu")
+        return torch.ones_like(count, dtype=torch.float32)
     there = int((count > 0).sum())
-    return torch.where(count > 0, len(data) / (there * count.clamp(min=1).float()), 0.0)
+    return torch.where(count > 0, len(data) / (there * count.clamp(min=1)).float(), 0.0)

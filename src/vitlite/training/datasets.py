@@ -27,9 +27,10 @@ _log = getLogger("vitlite")
 CACHE = 2**31  # bytes of prepared pictures kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 picture: its label, then the red, green and blue planes
 CIFAR10_NAMES = "batches.meta.txt"
+AGAIN = "repeated by a link"  # in place of an ending
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
 
-FileNumber = tuple[int, int]  # of the disk, and of the file on it
+FileNumber = tuple[int, int, int, int]  # of the disk, of the file on it, its size, and when it was written
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
 
 
@@ -46,15 +47,10 @@ class Prepared:
         return len(self.pictures)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        if not self._beside_others:
+        if getattr(self.read, "__func__", None) is not Preprocess.pixels:  # one's own need not be made for threads
             return torch.stack([self._picture(row) for row in rows.tolist()])  # (b, c, h, w)
         with ThreadPoolExecutor() as pool:
             return torch.stack(list(pool.map(self._picture, rows.tolist())))  # (b, c, h, w)
-
-    @property
-    def _beside_others(self) -> bool:
-        """Whether several are read at once: what is not `Preprocess.pixels` itself need not be made for threads."""
-        return getattr(self.read, "__func__", None) is Preprocess.pixels
 
     def _picture(self, row: int) -> Tensor:
         if row in self._kept:
@@ -220,7 +216,6 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
     labels: list[int] = []
     skipped: Counter[str] = Counter()
     first_names: dict[FileNumber, Path] = {}
-    repeats: list[tuple[Path, Path]] = []
     for name in names:
         found, others = _pictures_below(folder / name)
         once, again = _parted_by_file(found, first_names)
@@ -228,19 +223,24 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
         paths += once
         labels += [classes.index(name)] * len(once)
         skipped += others
-        repeats += again
-    if distributed.is_main():
-        _say_what_is_left_out(folder, skipped, repeats)
+        if again:
+            skipped[AGAIN] += len(again)
+    if skipped and distributed.is_main():
+        _log.warning(
+            "vitlite: %s: skipped %s (what is read ends in %s)",
+            *(shown(str(folder)), counted(skipped), " ".join(sorted(SUFFIXES))),
+        )
     return Pictures(Prepared(paths, read, folder), torch.tensor(labels, device="cpu"), tuple(classes))
 
 
 def file_number(path: Path) -> FileNumber | None:
-    """What a file has in common under all its names; None of one that is not there, or where files have no numbers."""
+    """What a file has in common under all its names; None of one that is not there."""
     try:
         stat = os.stat(path)
     except OSError:  # whoever reads it says so
         return None
-    return (stat.st_dev, stat.st_ino) if stat.st_ino else None
+    # Size and time too, since not every storage over a network has numbers of its own for files.
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _parted_by_file(
@@ -267,21 +267,6 @@ def _refuse_files_of_two_classes(repeats: Iterable[tuple[Path, Path]], folder: P
                 "two classes.",
                 python="Remove the link from the class that the picture does not show.",
             )
-
-
-def _say_what_is_left_out(folder: Path, skipped: Counter[str], repeats: Sequence[tuple[Path, Path]]) -> None:
-    if skipped:
-        _log.warning(
-            "vitlite: %s: skipped %s (what is read ends in %s)",
-            *(shown(str(folder)), counted(skipped), " ".join(sorted(SUFFIXES))),
-        )
-    if repeats:
-        path, first = repeats[0]
-        _log.warning(
-            "vitlite: %s: left out what is there already, by a link: %d pictures, such as %s, which is %s",
-            *(shown(str(folder)), len(repeats)),
-            *(shown(str(each.relative_to(folder))) for each in (path, first)),
-        )
 
 
 def files_of(pictures: Pictures) -> list[Path]:
@@ -330,7 +315,11 @@ def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:
 
 
 def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """The pictures, and how many other files there are of each ending."""
+    """The pictures, and how many other files there are of each ending.
+
+    What is hidden is left out: programs put copies of what is beside it there, of which one would be held out of
+    training, and the other trained on.
+    """
     try:
         found, others = by_ending(files_below(str(folder), hidden=False), SUFFIXES)
     except OSError as error:

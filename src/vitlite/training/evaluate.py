@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from logging import getLogger
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from vitlite.training.datasets import (
 from vitlite.training.names import better_place, letters_of
 from vitlite.training.split import folder_of_classes, folder_to_measure, read_held_out
 
+_log = getLogger("vitlite")
 MOST_CONFUSED = 4096  # classes of which each is counted with each: a table of 134 MB; ImageNet-21k's would take 3.8 GB
 
 
@@ -225,7 +227,9 @@ def read_to_measure(data: Path, model: ViT, name: str, split: Path | None = None
     preprocess = preprocess_of(model, name)
     if not is_cifar10(data):
         folder = _folder_per_class(data, split)
-        pictures = read_folder(folder, preprocess.pixels, classes_in_order(model, class_names(folder)))
+        names = class_names(folder)
+        _say_if_unlabelled(model, names)
+        pictures = read_folder(folder, preprocess.pixels, classes_in_order(model, names))
         return read_held_out(split, data, pictures) if split else pictures
     pictures = read_cifar10(data, "test", cifar10_reader(preprocess))
     if len(pictures.classes) != model.config.num_classes:
@@ -237,6 +241,13 @@ def read_to_measure(data: Path, model: ViT, name: str, split: Path | None = None
     classes = classes_in_order(model, pictures.classes)
     moved_to = torch.tensor([classes.index(name) for name in pictures.classes], device="cpu")
     return replace(pictures, labels=moved_to[pictures.labels], classes=classes)
+
+
+def _say_if_unlabelled(model: ViT, names: Sequence[str]) -> None:
+    """Says which class each folder is taken for, where the model has no labels that could."""
+    if model.labels is None and len(names) == model.config.num_classes and distributed.is_main():
+        pairs = [f"{shown(name)} for class {number}" for number, name in enumerate(names)]
+        _log.warning("vitlite: the model has no labels, so the folders are taken in order: %s", listed(pairs))
 
 
 def _folder_per_class(data: Path, split: Path | None) -> Path:

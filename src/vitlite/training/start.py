@@ -1,5 +1,6 @@
 """The model that a run begins with, where it takes more than `create` or `load`, with the classes that it learns."""
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,7 @@ from vitlite.factory import create
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import ViT
 from vitlite.training.datasets import listed
+from vitlite.training.evaluate import classes_in_order
 from vitlite.training.names import rows_by_name
 from vitlite.weights import zoo
 from vitlite.weights.sidecar import recipe_from_record
@@ -50,8 +52,9 @@ def usual_recipe(name: str, config: ViTConfig) -> Recipe:
 def take_classes(model: ViT, classes: Sequence[str]) -> str:
     """Gives a model as many other labels, and the rows of its head to those whom they are of.
 
-    The same classes in another order keep their rows; of other classes, the head is a new one of zeros, as it would be
-    of another number. Where nobody said what a trained head knows, it stays as it is.
+    The same classes in another order keep their rows. Other classes get a new head of zeros, as of another number they
+    would; but where their names are numbers, such as ImageNet's n01440764, they are those of the labels in order, as
+    `eval` takes them. Where nobody said what a trained head knows, it stays as it is.
 
     Args:
         model: With as many classes.
@@ -63,27 +66,47 @@ def take_classes(model: ViT, classes: Sequence[str]) -> str:
     Raises:
         TrainError: It is a head whose rows nobody knows.
     """
-    labels, model.labels = model.labels, classes
-    names = listed([shown(name) for name in classes])
-    if labels is None:
+    if model.labels is None:
+        model.labels = classes
         if model.source is None or not any(weight.any() for weight in model.head.parameters()):
             return ""  # there is nothing in it, or it is of the caller's making
-        return f"the model has no labels, so its head is taken to know these classes in order: {names}"
-    rows = rows_by_name(labels, classes)
-    if rows == list(range(len(labels))):
-        return ""
-    known = listed([shown(label) for label in labels])
+        return f"the model has no labels, so its head is taken to know these classes in order: {_listed(classes)}"
+    labels, rows, said = model.labels, rows_by_name(model.labels, classes), ""
+    if rows is None and _are_numbers_of_labels(model, classes):
+        rows = list(range(len(labels)))
+        pairs = [f"{name} for {label}" for name, label in zip(classes, labels, strict=True)]
+        said = f"no folder is named after a label, so the head goes on in order: {_listed(pairs)}"
+    elif rows is None:
+        said = (
+            f"the head is a new one, as the model's own knew {_listed(labels)}, and the classes are "
+            f"{_listed(classes)}; classes that are named after its labels keep it"
+        )
+    _move_rows(model, rows, classes)
+    model.labels = classes
+    return said
+
+
+def _listed(names: Sequence[str]) -> str:
+    return listed([shown(name) for name in names])
+
+
+def _are_numbers_of_labels(model: ViT, classes: Sequence[str]) -> bool:
+    """Whether the names say nothing but their order, and that is certain."""
+    try:
+        return all(re.search("[0-9]", name) for name in classes) and bool(classes_in_order(model, classes))
+    except TrainError:
+        return False
+
+
+def _move_rows(model: ViT, rows: Sequence[int] | None, classes: Sequence[str]) -> None:
+    """Puts the rows of the head in another order; None: zeros in their place."""
+    if rows == list(range(len(classes))):
+        return
     if not isinstance(model.head, nn.Linear):
         raise TrainError(
-            f"The head knows the classes {known}, the data have {names}, and which weights of a "
-            f"{type(model.head).__name__} are whose is not known.",
+            f"The head knows the classes {_listed(model.labels or ())}, the data have {_listed(classes)}, and which "
+            f"weights of a {type(model.head).__name__} are whose is not known.",
             python="Where it is meant for the classes of the data: model.labels = data.classes.",
         )
     for weight in model.head.parameters():
         weight.data.copy_(torch.zeros_like(weight) if rows is None else weight.data[rows])
-    if rows is not None:
-        return ""
-    return (
-        f"the head is a new one, as the model's own knew {known}, and the classes are {names}; classes that are named "
-        "after its labels keep it"
-    )

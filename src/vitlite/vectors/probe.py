@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import InputError
-from vitlite.vectors.search import of_length_one
+from vitlite.vectors.search import of_length_one, refuse_complex
 
 PENALTIES = [10.0**power for power in range(-6, 4)]  # as shares of the mean squared singular value
 NEIGHBOURS, WARMTH = 20, 0.07  # how many vote, and exp(cosine / WARMTH) is the weight of a vote: DINO's
@@ -68,15 +68,19 @@ def probe(
         labels: Their classes, from 0.
         test_vectors: Of the pictures to measure on.
         test_labels: Their classes.
-        shots: How many pictures of each class to fit to, beside all; what a class does not have is left out.
-        draws: How often such few are drawn.
-        seed: Which are drawn.
+        shots: How many pictures of each class to fit to, beside all: whole numbers from 1; what a class does not have
+            is left out.
+        draws: How often such few are drawn: a whole number from 1.
+        seed: Which are drawn: a whole number.
 
     Raises:
-        InputError: Vectors and labels do not go together, or a class to measure on is none to fit to.
+        InputError: Vectors and labels do not go together, a class to measure on is none to fit to, or `shots`, `draws`
+            or `seed` is not what it is to be.
     """
     _check(vectors, labels, test_vectors, test_labels)
-    vectors, test_vectors = vectors.detach().cpu(), test_vectors.detach().cpu()
+    _check_draws(shots, draws, seed)
+    vectors, test_vectors = _near_one(vectors, test_vectors)
+    labels, test_labels = labels.cpu(), test_labels.cpu()
     classes = int(labels.max()) + 1
     counts = labels.bincount(minlength=classes)
     classifier = fit(vectors, labels, classes)
@@ -94,15 +98,18 @@ def probe(
 
 def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: Tensor) -> None:
     for rows, classes in ((vectors, labels), (test_vectors, test_labels)):
-        if rows.ndim != 2 or classes.shape != (len(rows),) or not len(rows) or classes.dtype != torch.int64:
+        if rows.ndim != 2 or classes.shape != (len(rows),) or not rows.numel() or classes.dtype != torch.int64:
             raise InputError(
                 f"A probe takes vectors (n, d) and a label of int64 for each, got {tuple(rows.shape)} and "
                 f"{tuple(classes.shape)} of {classes.dtype}.",
                 python="Give as many of both.",
                 command="",
             )
+        refuse_complex(rows)
         if not rows.isfinite().all():
             raise InputError("Some of the vectors are not finite numbers: they tell nothing.")
+        if int(classes.min()) < 0:
+            raise InputError(f"Labels are whole numbers from 0, got {int(classes.min())}.")
     if vectors.shape[1] != test_vectors.shape[1]:
         raise InputError(f"Vectors of {vectors.shape[1]} numbers do not go with some of {test_vectors.shape[1]}.")
     if len(set(labels.tolist())) < 2:
@@ -110,6 +117,22 @@ def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: T
     unseen = sorted(set(test_labels.tolist()) - set(labels.tolist()))
     if unseen:
         raise InputError(f"Some pictures to measure on are of classes that no picture to fit to has: {unseen[:8]}.")
+
+
+def _check_draws(shots: Sequence[int], draws: int, seed: int) -> None:
+    if not isinstance(shots, Sequence) or not all(type(count) is int and count >= 1 for count in shots):
+        raise InputError(f"shots are how many pictures of a class to fit to: whole numbers from 1, got {shots!r}.")
+    if type(draws) is not int or draws < 1:
+        raise InputError(f"draws is how often such few are drawn: a whole number of at least 1, got {draws!r}.")
+    if type(seed) is not int or abs(seed) >= 10**18:
+        raise InputError(f"seed says which pictures are drawn: a whole number of at most 18 digits, got {seed!r}.")
+
+
+def _near_one(vectors: Tensor, test_vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float64, divided by the largest number to fit to: of very large ones, squares are no numbers."""
+    vectors, test_vectors = vectors.detach().cpu().double(), test_vectors.detach().cpu().double()
+    largest = vectors.abs().max()
+    return (vectors / largest, test_vectors / largest) if largest > 0 else (vectors, test_vectors)
 
 
 def fit(vectors: Tensor, labels: Tensor, classes: int) -> Linear:
@@ -140,26 +163,30 @@ def left_out_error(left: Tensor, kept: Tensor, answers: Tensor, targets: Tensor)
 
 def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
     """How much the nearest neighbours of each query speak for each class: (q, k)."""
-    known = of_length_one(vectors.float())
+    known = of_length_one(vectors)
     found = []
     for first in range(0, len(queries), ROWS):
         part = queries[first : first + ROWS]
-        cosines, rows = (of_length_one(part.float()) @ known.mT).topk(min(NEIGHBOURS, len(known)))
+        cosines, rows = (of_length_one(part) @ known.mT).topk(min(NEIGHBOURS, len(known)))
         weights = (cosines / WARMTH).softmax(1)
-        found.append(torch.zeros(len(part), classes).scatter_add(1, labels[rows], weights))
+        found.append(weights.new_zeros(len(part), classes).scatter_add(1, labels[rows], weights))
     return torch.cat(found)
 
 
 def some_of_each(labels: Tensor, count: int, seed: int) -> Tensor:
     """So many rows of each class that there is, drawn by the seed."""
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    order = _order(len(labels), seed)
     return torch.cat([order[labels[order] == label][:count] for label in sorted(set(labels.tolist()))])
+
+
+def _order(count: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
 
 
 def held_out(labels: Tensor, seed: int, share: float = 0.2) -> Tensor:
     """Which rows are to measure on: a share of each class, at least one of two and more: (n,) of bool."""
-    chosen = torch.zeros(len(labels), dtype=torch.bool)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    chosen = labels.new_zeros(len(labels), dtype=torch.bool)
+    order = _order(len(labels), seed)
     for label in sorted(set(labels.tolist())):
         rows = order[labels[order] == label]
         chosen[rows[: max(round(share * len(rows)), int(len(rows) > 1))]] = True
@@ -167,5 +194,11 @@ def held_out(labels: Tensor, seed: int, share: float = 0.2) -> Tensor:
 
 
 def _share(answers: Tensor, labels: Tensor) -> float:
-    """Of right answers."""
+    """Of right answers.
+
+    Raises:
+        InputError: Some answers are no numbers.
+    """
+    if not answers.isfinite().all():
+        raise InputError("The vectors to measure on are too large beside those to fit to: the answers are not finite.")
     return float((answers.argmax(1) == labels).double().mean())

@@ -30,7 +30,8 @@ def search(vectors: Vectors, model: "ViT", images: Any, top: int = 10) -> list[l
 
     Args:
         vectors: `open_vectors(path)`.
-        model: That which made them.
+        model: That which made them. If its weights were changed since they were read, as by training, it is refused;
+            but for single numbers of a large weight, not all of which are compared.
         images: What `model.preprocess` takes: one picture, or a list.
         top: How many; all of them where there are fewer.
 
@@ -49,24 +50,25 @@ def _vectors_of(model: "ViT", images: Iterable[Any]) -> Tensor:
         if isinstance(vector, ImageError):
             raise vector
         found.append(vector)
-    return torch.stack(found) if found else torch.zeros(0, model.config.embed_dim)
+    return torch.stack(found) if found else torch.zeros(0, model.config.embed_dim, device="cpu")
 
 
 def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match]]:
     """The pictures whose vectors have the largest cosine with each of some vectors (q, d), the largest first.
 
     Raises:
-        InputError: The vectors are of another width, or not finite; or `top` is not a positive whole number.
+        InputError: The vectors are of another width, complex or not finite; or `top` is not a positive whole number.
     """
     if type(top) is not int or top < 1:
         raise InputError(f"top is how many pictures to give: a whole number of at least 1, got {top!r}.")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
         raise InputError(f"The vectors are (n, {vectors.dim}), got {tuple(queries.shape)} to compare with them.")
+    refuse_complex(queries)
     if not queries.isfinite().all():
         raise InputError("Some of the vectors to compare with are not finite numbers: nothing is near to them.")
-    queries = of_length_one(queries.detach().float().cpu())
+    queries = of_length_one(queries.detach().cpu())
     directions = [queries[i : i + TOGETHER] for i in range(0, len(queries), TOGETHER)]
-    best = [_Best(some.new_zeros(len(some), 0), torch.zeros(len(some), 0, dtype=torch.int64)) for some in directions]
+    best = [_Best(some.new_zeros(len(some), 0), some.new_zeros(len(some), 0, dtype=torch.int64)) for some in directions]
     first = 0
     for part in vectors.parts():
         known = of_length_one(part)
@@ -90,13 +92,23 @@ class _Best(NamedTuple):
 
 def _better(best: _Best, cosines: Tensor, first: int, top: int) -> _Best:
     """The same once the cosines (q, n) with further vectors are known, of which the first is number `first`."""
-    numbers = torch.arange(first, first + cosines.shape[1]).expand(len(cosines), -1)
+    numbers = torch.arange(first, first + cosines.shape[1], device="cpu").expand(len(cosines), -1)
     both = torch.cat([best.scores, cosines], dim=1)
     scores, places = both.topk(min(top, both.shape[1]))
     return _Best(scores, torch.cat([best.rows, numbers], dim=1).gather(1, places))
 
 
+def refuse_complex(vectors: Tensor) -> None:
+    """Makes sure that vectors are of real numbers: of others, torch would drop a half."""
+    if vectors.is_complex():
+        raise InputError(f"Vectors are real numbers, got {vectors.dtype}.", python="No model gives others.")
+
+
 def of_length_one(vectors: Tensor) -> Tensor:
-    """The directions of vectors (n, d); zeros stay. They are brought near to 1 first, where all squares are numbers."""
-    _, exponents = torch.frexp(vectors.abs().amax(1, keepdim=True))
-    return F.normalize(torch.ldexp(vectors, -exponents.clamp(-126, 126)), dim=1)
+    """The directions of vectors (n, d), in float32; zeros stay.
+
+    The largest number of each becomes 1 first, in float64 where they are: its square then is a number in float32, too.
+    """
+    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    largest = vectors.abs().amax(1, keepdim=True)
+    return F.normalize((vectors / largest.where(largest > 0, 1)).float(), dim=1)

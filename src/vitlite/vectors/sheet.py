@@ -84,11 +84,11 @@ def _thumbnail(picture: str) -> Tensor:
     try:
         pixels = rearrange(read_image(picture).float(), "h w c -> 1 c h w")
     except ImageError:  # it was moved since
-        return torch.full((SIDE, SIDE, 3), EMPTY)
+        return torch.full((SIDE, SIDE, 3), EMPTY, device="cpu")
     height, width = pixels.shape[2:]
     shrink = SIDE / max(height, width)
     small = F.interpolate(pixels, (max(1, round(height * shrink)), max(1, round(width * shrink))), mode="area")[0]
-    square = torch.full((SIDE, SIDE, 3), PAPER)
+    square = torch.full((SIDE, SIDE, 3), PAPER, device="cpu")
     top, left = (SIDE - small.shape[1]) // 2, (SIDE - small.shape[2]) // 2
     square[top : top + small.shape[1], left : left + small.shape[2]] = rearrange(small, "c h w -> h w c")
     return square

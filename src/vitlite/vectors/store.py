@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -50,7 +51,7 @@ class Vectors:
         return tuple(size) if isinstance(size, list) else size
 
     def parts(self, rows: int = PART) -> Iterator[Tensor]:
-        """The vectors, so many at a time: (rows, d) each, the last with fewer.
+        """The vectors, so many at a time: (rows, d) each in float32, or float64 if the file has that.
 
         Raises:
             InputError: There are numbers among them that are not finite; or the file was replaced since it was opened.
@@ -64,14 +65,16 @@ class Vectors:
                 )
             stored = file.get_slice("vectors")
             for first in range(0, len(self), rows):
-                part: Tensor = stored[first : first + rows].float()
+                with torch.device("cpu"):  # safetensors asks for torch's default device
+                    part: Tensor = stored[first : first + rows]
+                part = part.to(torch.promote_types(part.dtype, torch.float32))  # large ones of float64 stay numbers
                 if not part.isfinite().all():
                     name = shown(str(self.path), 1000)
                     raise InputError(f"{name} has vectors that are not finite numbers. Embed the pictures again.")
                 yield part
 
     def refuse_other_model(self, model: "ViT") -> None:
-        """Makes sure that a model makes vectors which can be compared with these.
+        """Makes sure that a model makes vectors which can be compared with these, as far as `search` says.
 
         Raises:
             InputError: It has other weights, another config or other preprocessing.

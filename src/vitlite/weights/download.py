@@ -47,6 +47,7 @@ PIECE = 1 << 18  # bytes written at once, at most
 
 _log = getLogger("vitlite")
 _ETAG = re.compile(r"\w[\w.-]{0,199}", re.ASCII)  # it becomes a file's name
+_HASH = re.compile(r"([0-9a-f]{64}|[0-9a-f]{40})(?![0-9a-z])", re.ASCII | re.IGNORECASE)
 
 
 class Statement(NamedTuple):
@@ -103,10 +104,18 @@ def _ask(file: RemoteFile, tries: int, token: bool | None) -> Statement:
     waiting = f"{file}: waiting for {endpoint()}, which is given up after {how.silence:.0f} s without an answer."
     with said_after_a_while(f"{waiting} Ctrl-C stops at once."):
         stated = with_retries(file, send, how)
-    commit, etag, size = stated.commit_hash or "", stated.etag or "", stated.size
+    commit, etag, size = stated.commit_hash or "", _plain(stated.etag or ""), stated.size
+    if file.is_at_commit and commit != file.revision:
+        raise _no_hub(file, f"asked for that commit, it has {shown(commit)}")
     if not COMMIT.fullmatch(commit) or size is None or size < 0 or not _ETAG.fullmatch(etag):
         raise _no_hub(file, "no commit, hash or size")
     return Statement(commit, etag, size, token)
+
+
+def _plain(etag: str) -> str:
+    """The hash in an ETag, which a mirror may write in capitals, or with an ending; where there is none, all of it."""
+    found = _HASH.match(etag)
+    return found[1].lower() if found else etag
 
 
 def _no_hub(file: RemoteFile, why: str) -> DownloadError:

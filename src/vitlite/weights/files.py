@@ -12,6 +12,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 NPY_TYPES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
 
 MOST_TENSORS = 20_000  # of a file: a ViT of 40 blocks has 500, one with a text tower and its optimizer's state 4,000
+SHARD_OF_SEVERAL = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
 LONGEST_SIDE = 2**63 - 1  # of a tensor
 LONGEST_NAME = 500  # letters
 LONGEST_NPY_HEADER = 10_000  # bytes, as numpy has it
@@ -244,6 +246,12 @@ def _file_of(path: Path) -> Path:
         raise CheckpointError(
             f"{path} is a pickle, which can run code when opened, so it is not loaded. Make it a safetensors file: "
             f"vitlite convert {path} OUT.safetensors --to timm"
+        )
+    shard = SHARD_OF_SEVERAL.search(path.name)
+    if shard and int(shard[1]) > 1:
+        raise CheckpointError(
+            f"{shown(str(path), 1000)} is one of {int(shard[1])} shards, and without the others another network. Name "
+            f"the index that lies beside them, {INDEX}, or its folder."
         )
     if path.suffix not in (*READABLE, ".json"):
         raise CheckpointError(

@@ -46,12 +46,24 @@ READ_BOTH = ("transformers-dinov2", "transformers-dinov2-gated")
 SQUARE = ("torchvision", "google")
 # Layouts whose code takes any activation for the gate of an MLP.
 ANY_GATE = ("timm", "transformers-dinov3")
-# What names cannot tell, and nobody is asked: networks of the same names that hardly anybody trains.
+# What names cannot tell, and nobody is asked: networks of the same names that nobody publishes weights of.
 SAME_NAMES = {
     "timm": ("norms", "assumed, because timm's ResPostBlock has the same names: before attention and MLP, not after"),
     "vit-pytorch": ("tokens", "assumed, because vit-pytorch's ats_vit has the same names: all go through all blocks"),
 }
 SAME_NAMES["vit-pytorch before 1.0"] = SAME_NAMES["vit-pytorch"]
+# What names cannot tell, and no field of a config says: networks of the same names whose weights are published. What
+# the tensors have in common, and in what the others differ from a plain ViT.
+LOOK_ALIKES = {
+    "scales": "scales called gamma_1 beside a position table are those of DeiT III, and of networks that turn queries "
+    "and keys as well (RoPE-ViT, the Perception Encoder)",
+    "biases": "biases called q_bias and v_bias beside a position table are those of EVA's giants, and of EVA-02-CLIP's "
+    "enormous one, whose norms stand after attention and MLP",
+    "norms": "a norm before the blocks, and after them none, or a pool by attention, is what the Perception Encoder "
+    "has, which turns queries and keys as well",
+    "nothing": "a ViT without class token, without scales and without biases of queries, keys and values may be timm's "
+    "vit_base_patch16_rpn_224, whose norms stand after attention and MLP",
+}
 
 
 class Claim(NamedTuple):
@@ -73,6 +85,7 @@ class Evidence(NamedTuple):
     facts: Mapping[str, Any]  # what they say: `translate.facts_of`
     claims: Sequence[Claim]  # of others, the weightiest first
     unclear: Mapping[str, str] = {}  # fields of which tensors and layout are no witness, and why: `ambiguities`
+    look_alike: str = ""  # which other networks have such tensors, where there are some: `look_alike`
 
 
 class Word(NamedTuple):
@@ -112,7 +125,7 @@ def understand(file: WeightsFile, claims: Sequence[Claim]) -> tuple[Translation,
         unclear = ambiguities(translation, file.shapes, facts)
         if any(claim.knows_network for claim in claims):  # a class that is computed has the gate that is computed
             unclear.pop("mlp", None)
-        resolved = resolve(Evidence(translation.layout, facts, claims, unclear))
+        resolved = resolve(Evidence(translation.layout, facts, claims, unclear, look_alike(translation, facts)))
         if facts["token_rows"] and facts["position_rows"] != math.prod(resolved.config.grid):
             translation = with_folded_rows(translation)
         return translation, resolved
@@ -135,11 +148,9 @@ def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Ma
     kernel = found["patch_embed.proj.weight"]
     if translation.patch is None and len(shapes[kernel.parts[0]]) == 2:
         unclear["patch_size"] = "pixels are flattened: patches of other sides and channels have as many"
-    averaged = facts.get("pool") == "mean" and not layout.bare_proj and layout.name not in AVERAGED
-    if averaged:
-        unclear["pool"] = "without a class token it may be the mean, the maximum, both, or by attention"
-    if layout.name == "openai":
-        unclear["pool"] = "open_clip's may be the class token or a mean"
+    pools = _unclear_pool(layout, facts)
+    if pools:
+        unclear["pool"] = pools
     scale = found.get("blocks.0.ls1.gamma")
     if scale is not None and scale.parts[0].endswith("gamma_1") and facts["position_rows"]:
         unclear["positions"] = "DeiT III calls its scales gamma_1, and so do networks that turn queries and keys"
@@ -147,6 +158,34 @@ def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Ma
     if facts["mlp"] == "swiglu" and layout.name in ANY_GATE and not gate.endswith("w12.weight"):  # which is Meta's name
         unclear["mlp"] = "a gate may be of any activation; vitlite's is of SiLU, 'swiglu'"
     return unclear
+
+
+def _unclear_pool(layout: Layout, facts: Mapping[str, Any]) -> str:
+    """Why the tensors do not tell what is pooled; nothing where they do, or where there is a usual way."""
+    if layout.name == "openai":
+        return "open_clip's may be the class token or a mean"
+    if facts.get("pool") == "map" and (facts["class_token"] or facts["registers"]):
+        return "attention may look at all tokens; vitlite's, 'map', looks at the patches alone"
+    if facts.get("pool") == "mean" and not layout.bare_proj and layout.name not in AVERAGED:
+        return "without a class token it may be the mean, the maximum, both, or by attention"
+    return ""
+
+
+def look_alike(translation: Translation, facts: Mapping[str, Any]) -> str:
+    """Which published networks, that are no plain ViTs, have tensors of these names and shapes; mostly none."""
+    layout, found = translation.layout.name, translation.found
+    if layout not in ("timm", "openai") or not facts["position_rows"]:
+        return ""
+    scale, bias = found.get("blocks.0.ls1.gamma"), found.get("blocks.0.attn.qkv.bias")
+    if scale is not None:
+        return LOOK_ALIKES["scales"] if scale.parts[0].endswith("gamma_1") else ""
+    if bias is not None and bias.op == "zeros_between":
+        return LOOK_ALIKES["biases"]
+    if facts["pre_norm"] and ("final_norm" not in facts or facts.get("pool") == "map"):
+        return LOOK_ALIKES["norms"]
+    if bias is None and not facts["class_token"]:
+        return LOOK_ALIKES["nothing"]
+    return ""
 
 
 def resolve(evidence: Evidence, *, suggest: bool = True) -> Resolved:
@@ -166,12 +205,13 @@ def resolve(evidence: Evidence, *, suggest: bool = True) -> Resolved:
     if facts["position_rows"] and "positions" in settled and settled["positions"].value != "learned":
         contradictions.append(f"positions: {TENSORS} learned, {settled['positions']}")
     _refuse_contradictions(contradictions, evidence)
+    _ask_for_the_network(evidence, suggest)
     settled |= settle_positions(layout, facts, settled)
     _refuse_without_rotation(facts, settled)
     _work_out_heads(facts, settled)
     _ask_for_the_rest(evidence, settled, suggest)
     _check_heads(facts, settled)
-    _check_pool(layout, settled)
+    _check_pool(layout, facts, settled)
     _check_norm_of_mean(layout, settled, words)
     config = ViTConfig(**{field: word.value for field, word in settled.items()})
     said_by = {field: word.who for field, word in settled.items()}
@@ -197,9 +237,28 @@ def _refuse_contradictions(contradictions: Sequence[str], evidence: Evidence) ->
     )
 
 
+def _ask_for_the_network(evidence: Evidence, suggest: bool) -> None:
+    """Makes sure that somebody knows which network it is, where published ones that are no plain ViTs look like it.
+
+    Raises:
+        ConfigError: Nobody does; what they are, and which checkpoints the file may be.
+    """
+    if not evidence.look_alike or any(claim.knows_network for claim in evidence.claims):
+        return
+    alike = _named(candidates(evidence)) if suggest else ""
+    raise ConfigError(
+        f"The tensors do not tell which network it is, and no config says it: {evidence.look_alike}.{alike}",
+        python="If it is a plain ViT: vitlite.create(name, weights=...) with the name of a checkpoint like it.",
+        command="If it is a plain ViT: --model NAME --weights PATH, or convert's --like NAME, with the name of a "
+        "checkpoint like it.",
+    )
+
+
 def _assumed(layout: Layout, facts: Mapping[str, Any], config: ViTConfig) -> dict[str, str]:
     """What no tensor tells of a network, and is not asked for: for the report."""
     assumed = dict([SAME_NAMES[layout.name]]) if layout.name in SAME_NAMES else {}
+    if layout.name == "timm" and config.positions == "learned" and config.layer_scale is None:
+        assumed["rotation"] = "assumed, because timm's Eva may turn queries and keys beside a position table: none"
     if config.positions == "rope" and facts["rotary"] is not None:  # it has no periods
         assumed["rotation"] = "assumed, because the file has no periods: DINOv3's, which begin at 1 and end before 100"
     return assumed
@@ -231,7 +290,7 @@ def _comparable(field: str, value: Any) -> Any:
 
 def _everybody(evidence: Evidence) -> list[Claim]:
     """The claims of tensors and layout, as far as they are witnesses, among those of others."""
-    layout, facts, claims, unclear = evidence
+    layout, facts, claims, unclear, _ = evidence
     told: dict[str, Any] = {}
     fixed: dict[str, Any] = {}
     usual: dict[str, Any] = {"resample": layout.resample[facts["registers"] > 0]}
@@ -409,15 +468,20 @@ def _refuse_without_rotation(facts: Mapping[str, Any], settled: Mapping[str, Wor
         CheckpointError: The caller's word on positions cannot be true of such tensors.
     """
     word = settled.get("positions")
-    if facts["rotary"] is None or word is None or word.who != CALLER:
+    if word is None or word.who != CALLER:
         return
+    if facts["rotary"] is None and word.value == "rope":
+        raise CheckpointError(
+            "It is not of the DINOv3 family, whose rotary positions are the only ones that vitlite runs. A class "
+            "token, registers, layer scale and no position table tell of them, or the periods of the rotation."
+        )
     if facts["rotary"] == "other":
         raise CheckpointError(
             "It has layer scale and no position table, as models have whose attention turns by position in another way "
             "than DINOv3's (RoPE-ViT, EVA-02, Perception Encoder). DINOv3's are told from them by a class token and "
             "registers, and are the only ones that vitlite runs."
         )
-    if word.value != "rope":
+    if facts["rotary"] == "dinov3" and word.value != "rope":
         raise CheckpointError(
             "It is of the DINOv3 family: a class token, registers, layer scale, and no position table. Its attention "
             f"turns queries and keys by position, and positions of the kind {word.value!r} would leave that out.",
@@ -441,9 +505,9 @@ def _ask_for_the_rest(evidence: Evidence, settled: Mapping[str, Word], suggest: 
     unknown = _unknown(settled)
     if not unknown:
         return
-    layout, facts, claims, unclear = evidence
+    layout, facts, claims, unclear, _ = evidence
     remarks = [f"{field}: {unclear[field]}" for field in unknown if field in unclear]
-    if "pool" in unknown and settled["class_token"].value:
+    if "pool" in unknown and settled["class_token"].value and facts.get("pool") != "map":
         remarks.append(f"{layout.name} files pool {' or '.join(layout.pools)}")
     remarks += _shapes_alone(claims)
     hint = f" ({'; '.join(remarks)})" if remarks else ""
@@ -536,8 +600,9 @@ def _check_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
         settled["head_dim"] = Word(width // heads.value, heads.who, heads.firm)
 
 
-def _check_pool(layout: Layout, settled: Mapping[str, Word]) -> None:
-    way, told = settled["pool"].value, settled["pool"].who == TENSORS
+def _check_pool(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> None:
+    way = settled["pool"].value
+    told = settled["pool"].who == TENSORS or way == facts.get("pool") == "map"
     distilled = way == "cls_and_distillation" and settled["registers"].value == 1
     if settled["class_token"].value and way not in layout.pools and not told and not distilled:
         raise CheckpointError(f"{layout.name} files pool {' or '.join(layout.pools)}, not {way!r}.")

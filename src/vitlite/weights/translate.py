@@ -18,7 +18,7 @@ from vitlite.weights.layouts import LAYOUTS, OPS, REFUSED, Layout, Rule, numbere
 
 UNIT_MARK = "patch_embed.backbone.stages.#.blocks.#.conv1.weight"  # by which a unit of a stem is
 MARKS = [f"blocks.#.{part}.weight" for part in ("norm1", "norm2", "mlp.fc1")]  # by which a ViT is recognised
-FLAX = ("google", "big_vision")
+MAY_LACK_TABLE = ("timm", "dinov3", "transformers-dinov3")  # a table of positions, which files of others always have
 AXES = {  # of the tensors that a config is read from
     "cls_token": 3, "reg_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.#.attn.qkv.weight": 2,
     "blocks.#.mlp.fc1.weight": 2, "blocks.#.mlp.fc2.weight": 2, "attn_pool.latent": 3, "pre_logits.weight": 2,
@@ -308,7 +308,7 @@ def _refuse_other_networks(unknown: Sequence[str]) -> None:
 def _refuse_missing_parts(translation: Translation) -> None:
     layout = translation.layout
     needed = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"]
-    if layout.name.startswith(FLAX):  # without a table, their positions are by a formula of their own
+    if layout.name not in MAY_LACK_TABLE:  # without it, positions are by a formula of their own, or turn
         needed.append("pos_embed")
     needed.append("blocks.0.mlp.fc2.weight")
     for name in needed:

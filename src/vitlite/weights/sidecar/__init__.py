@@ -75,6 +75,7 @@ __all__ = [
 ]
 
 CONFIG, PICTURES = "config.json", "preprocessor_config.json"
+ADAPTER = "adapter_config.json"  # peft's, for tensors that transformers adds to those of the model beside it
 PAIR = "vitlite_pair"  # in these, and in the header of their weights
 PAIRS = re.compile(r"[0-9a-f]{32}")
 TABLE = by_name(anything)
@@ -90,6 +91,7 @@ def read_sidecar(folder: Path, pair: str | None = None) -> Sidecar:
     Raises:
         CheckpointError: It is damaged, of a model that vitlite does not run, or of other weights.
     """
+    _refuse_adapter(folder)
     path, config = _read(folder / CONFIG, pair)
     try:
         if "vitlite" in config:
@@ -102,6 +104,21 @@ def read_sidecar(folder: Path, pair: str | None = None) -> Sidecar:
     except CheckpointError as error:
         raise error.within(shown(str(path))) from None
     return Sidecar()
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Makes sure that no adapter stands beside the weights, without which they are not the model that was trained.
+
+    Raises:
+        CheckpointError: One does.
+    """
+    if (folder / ADAPTER).exists():
+        raise CheckpointError(
+            f"{shown(str(folder))} has an adapter beside its weights ({ADAPTER}), which vitlite does not add to them, "
+            "as transformers does. For the weights alone, copy them and their config.json into another folder.",
+            python="With the adapter: peft's model.merge_and_unload().save_pretrained(folder), and load that.",
+            command="With the adapter: merge it into them by peft, in Python, and name the folder where that is saved.",
+        )
 
 
 def _read(file: Path, pair: str | None) -> tuple[Path, Mapping[str, Any]]:

@@ -1,0 +1,95 @@
+"""Torch's default type and device are for tensors that name none: what vitlite makes does not depend on them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import tiny_model
+from PIL import Image
+from tiny_run import new_model, settings, stripes, stripes_in_folders
+from torch import Tensor
+
+from vitlite import draw
+from vitlite.bulk.local import identity_of
+from vitlite.training import measure, read_folder, train
+from vitlite.training.split import hold_out
+from vitlite.vectors import open_vectors, probe, search
+from vitlite.vectors.probe import held_out
+from vitlite.vectors.search import Match
+from vitlite.vectors.sheet import contact_sheet
+from vitlite.weights.save import write_tensors
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> dict[str, Callable[[], Any]]:
+    """What gives the same under every default, by name; all that it takes is made before."""
+    picture = tmp_path / "a.png"
+    Image.linear_gradient("L").convert("RGB").save(picture)
+    model, sums = tiny_model(), json.dumps
+    with torch.no_grad():
+        vectors = model.embed(model.preprocess(picture))
+    about = {"paths": sums([str(picture)]), "identity": sums(identity_of(model, dtype=None, fast=False)), "model": "m"}
+    write_tensors(tmp_path / "v.safetensors", {"vectors": vectors}, about)
+    opened, images = open_vectors(tmp_path / "v.safetensors"), model.preprocess([picture] * 2)
+    x, labels = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    folder = stripes_in_folders(tmp_path / "folders") / "train"
+    classifier = new_model()
+
+    def folders() -> Any:
+        return read_folder(folder, classifier.preprocess.pixels, ("lying", "standing"))
+
+    return {
+        "search": lambda: [[round(found.score, 4) for found in row] for row in search(opened, model, picture)],
+        "probe": lambda: probe(x, labels, x, labels, shots=[5]),
+        "held out": lambda: held_out(labels, 0).tolist(),
+        "sheet": lambda: contact_sheet([str(picture)], [[Match(str(picture), 1.0), Match("none.png", 0.5)]]).tobytes(),
+        "measured": lambda: measure(classifier, folders()).answers.tolist(),
+        "parted": lambda: hold_out(folders())[1].names(),
+        "attention": lambda: draw.picture_of_attention(model, picture).tobytes(),
+        "rollout": lambda: draw.rollout(model, images).numpy().tolist(),
+        "distances": lambda: draw.attention_distances(model, images).numpy().tolist(),
+        "positions": lambda: draw.picture_of_positions(model).tobytes(),
+        "filters": lambda: draw.picture_of_filters(model).tobytes(),
+    }
+
+
+@pytest.mark.parametrize("default", ["float64", "bfloat16", "meta"])
+def test_answers_do_not_depend_on_torch_s_defaults(default: str, work: dict[str, Callable[[], Any]]) -> None:
+    right = {name: call() for name, call in work.items()}
+    try:
+        if default == "meta":  # as an accelerator would be: whatever is made there by mistake is missed
+            torch.set_default_device("meta")
+        else:
+            torch.set_default_dtype(getattr(torch, default))
+        found = {name: call() for name, call in work.items()}
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    for name, answer in right.items():
+        assert found[name] == answer, name
+
+
+@pytest.mark.parametrize("default", ["float64", "meta"])
+def test_training_does_not_depend_on_torch_s_defaults(default: str, tmp_path: Path) -> None:
+    def losses(out: str, data: Any, model: Any) -> list[float]:
+        return [record["loss"] for record in train(model, data, tmp_path / out, settings(balance=True))]
+
+    def head(of: Any) -> Tensor:
+        return of.head.weight.detach()
+
+    one, other, data = new_model(), new_model(), stripes(24)
+    right = losses("one", data, one)
+    try:
+        if default == "meta":
+            torch.set_default_device("meta")
+        else:
+            torch.set_default_dtype(torch.float64)
+        found = losses("other", data, other)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert found == right
+    assert torch.equal(head(one), head(other))
