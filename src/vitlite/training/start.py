@@ -71,7 +71,8 @@ def take_classes(model: ViT, classes: Sequence[str]) -> str:
         if model.source is None or not any(weight.any() for weight in model.head.parameters()):
             return ""  # there is nothing in it, or it is of the caller's making
         return f"the model has no labels, so its head is taken to know these classes in order: {_listed(classes)}"
-    labels, rows, said = model.labels, rows_by_name(model.labels, classes), ""
+    labels, said = model.labels, ""
+    rows = rows_by_name(labels, classes)
     if rows is None and _are_numbers_of_labels(model, classes):
         rows = list(range(len(labels)))
         pairs = [f"{name} for {label}" for name, label in zip(classes, labels, strict=True)]
