@@ -71,6 +71,20 @@ def test_a_branch_that_moves_between_shards_and_one_file(tmp_path: Path, monkeyp
         assert bias_of_main() == 3.0
 
 
+def test_an_adapter_in_a_repository_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers adds it to the weights beside it."""
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        weights = save(trained().state_dict())
+        hub.publish(REPO, model_safetensors=weights)
+        assert load(REPO, config=ASK).config.num_classes == 3
+        hub.publish(REPO, model_safetensors=weights, adapter_config_json=b"{}")
+        with pytest.raises(CheckpointError, match=r"has an adapter beside its weights \(adapter_config\.json\)"):
+            load(REPO, config=ASK)
+
+
 def unplug(path: Path) -> None:
     """As a link to a disk that is not mounted."""
     path.symlink_to("/nowhere/model")

@@ -45,6 +45,7 @@ from vitlite.weights.sidecar.transformers import (
 from vitlite.weights.sidecar.vitlite import config_to_vitlite, recipe_from_vitlite
 
 __all__ = [
+    "ADAPTER",
     "CONFIG",
     "PAIR",
     "PICTURES",
@@ -112,7 +113,7 @@ def _refuse_adapter(folder: Path) -> None:
     Raises:
         CheckpointError: One does.
     """
-    if (folder / ADAPTER).exists():
+    if os.path.lexists(folder / ADAPTER):
         raise CheckpointError(
             f"{shown(str(folder))} has an adapter beside its weights ({ADAPTER}), which vitlite does not add to them, "
             "as transformers does. For the weights alone, copy them and their config.json into another folder.",

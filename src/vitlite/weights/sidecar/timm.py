@@ -91,6 +91,7 @@ FREE = """
     scale_mlp_norm fc_norm swiglu_mlp swiglu_align_to dynamic_img_size dynamic_img_pad strict_img_size drop_rate
     drop_path_rate drop_block_rate weight_init fix_init device dtype scriptable exportable no_jit pretrained_strict
 """
+USUAL_CLASSES = 1000  # what timm takes weights to have where nothing is said of them
 MODEL_ARGS = Words(
     told={
         "in_chans": "channels",
@@ -173,7 +174,7 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
     architecture = _architecture(name)
     args = {word: value for word, value in (config.get("model_args") or {}).items() if value is not None}
     pretrained = config.get("pretrained_cfg") or config  # in one, as it was written before 2024
-    claims = _claims(config, args)
+    claims = _claims(config, args, pretrained)
     usual = _usual(architecture, args, pretrained)
     pool = _pool(config, args, pretrained, architecture)
     if pool == "cls_and_distillation" and claims.get("num_classes") == 0:
@@ -195,11 +196,10 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
     )
 
 
-def _claims(config: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+def _claims(config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, Any]:
     """What the config itself says of the network, but for how it pools."""
     claims = MODEL_ARGS.claims(args, "model_args")
-    if config.get("num_classes") is not None:
-        claims["num_classes"] = _one_number_of_classes(config["num_classes"], claims)
+    claims |= _number_of_classes(config, claims, pretrained)
     if "act_layer" in args:
         claims |= {"gelu": _gelu(args["act_layer"]), "mlp": "gelu"}  # a gate would be of that GELU, too
     if "no_embed_class" in args:
@@ -213,16 +213,22 @@ def _claims(config: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any
     return claims
 
 
-def _one_number_of_classes(classes: int, claims: Mapping[str, Any]) -> int:
-    """What both places say; where they differ, timm makes a new head for the one and loads none of the other.
+def _number_of_classes(
+    config: Mapping[str, Any], claims: Mapping[str, Any], pretrained: Mapping[str, Any]
+) -> dict[str, int]:
+    """How many the weights have, which timm is told beside how many it is to build.
 
     Raises:
-        CheckpointError: They differ.
+        CheckpointError: The two differ: timm would make a new head, and load none.
     """
-    built = claims.get("num_classes", classes)
-    if built != classes:
-        raise CheckpointError(f"num_classes is {classes}, and in model_args {built}.")
-    return classes
+    built, trained = claims.get("num_classes"), config.get("num_classes")
+    if trained is None:
+        trained = pretrained.get("num_classes", USUAL_CLASSES if built is not None else None)
+    if trained is None:
+        return {}
+    if built not in (None, trained):
+        raise CheckpointError(f"num_classes is {trained}, and in model_args {built}.")
+    return {"num_classes": trained}
 
 
 def _patch_size(architecture: Architecture, args: Mapping[str, Any]) -> int:
