@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from closed import refuse_new_files
 
-from vitlite.disk import locked, obstacle, obstacle_in, refuse_content, replacing, write_json, write_text
+from vitlite.disk import files_below, locked, obstacle, obstacle_in, refuse_content, replacing, write_json, write_text
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -223,3 +223,15 @@ def test_what_is_no_file_is_no_lock(tmp_path: Path, make: Callable[[Path], None]
     make(tmp_path / "a.txt.01234567.partial.lock")
     write_text(tmp_path / "a.txt", "new")
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "a.txt.01234567.partial.lock", "lock"]
+
+
+def test_what_is_hidden_is_below_a_folder_where_it_is_asked_for(tmp_path: Path) -> None:
+    for name in ("a.png", ".b.png", "c/d.png", ".e/f.png", "c/.g/h.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    def found(**options: bool) -> set[str]:
+        return {os.path.relpath(file.path, tmp_path) for file in files_below(str(tmp_path), **options)}
+
+    assert found(hidden=False) == {"a.png", os.path.join("c", "d.png")}
+    assert len(found()) == 5

@@ -197,15 +197,16 @@ def files_below(folder: str, *, hidden: bool = True) -> Iterator[Below]:
     """What is below a folder, and below those that links in it lead to, as patterns with ** find it.
 
     Args:
-        folder: Where to begin.
-        hidden: Whether what is in folders whose names begin with a dot is among it.
+        folder: Where to look.
+        hidden: Whether that is among it whose name, or whose folder's name, begins with a dot.
 
     Raises:
         OSError: A folder cannot be looked into.
     """
     for each in folders_below(folder, hidden=hidden):
         with os.scandir(each) as entries:  # closed before anybody who asks for these files may stop asking
-            found = [Below(entry.path, _is_pipe(entry)) for entry in entries if not _is_folder(entry)]
+            files = [entry for entry in entries if not _is_folder(entry)]
+            found = [Below(file.path, _is_pipe(file)) for file in files if hidden or not file.name.startswith(".")]
         yield from found
 
 

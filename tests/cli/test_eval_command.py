@@ -106,10 +106,34 @@ def test_folders_in_the_order_of_the_labels(photos: Path, tmp_path: Path, capsys
     recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,))
     model.labels, model.preprocess = ("tabby", "missile"), Preprocess(recipe, model)
     model.save(tmp_path / "model")
-    assert main(["eval", str(photos), "--model", str(tmp_path / "model")]) == 0
+    command = ["eval", str(photos), "--model", str(tmp_path / "model")]
+    assert main([*command, "--out", str(tmp_path / "by_order")]) == 0
     printed = capsys.readouterr()
     assert [line.split()[:2] for line in printed.out.splitlines()[1:3]] == [["n01", "1"], ["n02", "1"]]
     assert "taken in order: n01 for tabby, n02 for missile" in printed.err
+    found = json.loads((tmp_path / "by_order" / "eval.json").read_text())
+    assert (found["classes"], found["labels"], found["paired by"]) == (["n01", "n02"], ["tabby", "missile"], "order")
+    (photos / "n01").rename(photos / "tabby")
+    (photos / "n02").rename(photos / "missile")
+    assert main([*command, "--out", str(tmp_path / "by_name")]) == 0
+    assert capsys.readouterr().err == ""
+    found = json.loads((tmp_path / "by_name" / "eval.json").read_text())
+    assert (found["classes"], found["labels"], found["paired by"]) == (
+        ["tabby", "missile"],
+        ["tabby", "missile"],
+        "name",
+    )
+
+
+def test_what_folders_are_taken_for_where_the_model_has_no_labels(
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    new_model().save(tmp_path / "model")
+    assert main(["eval", str(photos), "--model", str(tmp_path / "model"), "--out", str(tmp_path / "out")]) == 0
+    (said,) = caplog.messages
+    assert said.endswith("no labels, so the folders are taken in order: cat for class 0, horse for class 1")
+    found = json.loads((tmp_path / "out" / "eval.json").read_text())
+    assert (found["classes"], found["labels"], found["paired by"]) == (["cat", "horse"], None, "order")
 
 
 def test_a_label_that_two_classes_share(

@@ -50,6 +50,8 @@ OF_PYTHON_ALONE = {
     "model.labels has": "a file has as many labels as classes, or none that count",
     "model.labels takes a list": "a file's labels are texts, or refused where they are read",
     "its head was replaced": "the command replaces no head",
+    "The head knows the classes": "a file's head is linear",
+    "The model is trained in float32": "the command's models are, whatever their files are",
     "optimized, nothing is ever dropped": "the command's models are in eval mode, all of them",
     "optimize needs them in one place": "the command's models are in one place and dtype",
     "An optimized model gives no gradients": "the command computes none of them",
@@ -118,7 +120,7 @@ CLASSIFY = "classify a.png --model "
         ),
         (
             "train data --model vit_nano_4 --weights none --epochs 1 --out out --layer-decay 2",
-            "error: --layer-decay must be from 0.001 to 1, got 2.",
+            "error: --layer-decay must be a number from 0.001 to 1, got 2.0.",
         ),
     ],
 )

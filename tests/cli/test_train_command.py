@@ -131,8 +131,9 @@ def test_a_head_goes_on_with_its_own_classes_whatever_their_order(folders, tmp_p
             assert found.labels == ("lying", "standing")
             assert found.head.weight.abs().max() < 1e-6  # a new one
         else:
-            assert found.labels == labels
-            torch.testing.assert_close(found.head.weight, model.head.weight)
+            assert found.labels == ("lying", "standing")
+            rows = [labels.index(name) for name in found.labels]  # go with their names
+            torch.testing.assert_close(found.head.weight, model.head.weight[rows])
 
 
 def test_killed_with_sigkill_and_started_again(folders, tmp_path):
@@ -292,6 +293,33 @@ def test_the_commands_say_what_is_wrong(folders, tmp_path, capsys):
     assert "Of the model's 2 classes, none is named lying, sitting, third. Name" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("labels", "bias", "said"),
+    [
+        (("standing", "lying"), [2, 1], ""),
+        (("hot", "cold"), [0, 0], "vitlite: the head is a new one, as the model's own knew hot, cold, and the classes"),
+        (
+            None,
+            [1, 2],
+            "vitlite: the model has no labels, so its head is taken to know these classes in order: lying, s",
+        ),
+    ],
+)
+def test_what_becomes_of_the_head(folders, tmp_path, caplog, labels, bias, said):
+    """Of the same classes in another order, of others, and where nobody said what they are."""
+    model = new_model()
+    model.head.bias.data.copy_(torch.tensor([1.0, 2.0]))
+    model.labels = labels
+    model.save(tmp_path / "model")
+    words = f"--model {tmp_path / 'model'} --epochs 1 --batch 16 --lr 1e-9 --out {tmp_path / 'run'}".split()
+    assert main(["train", str(folders), *words]) == 0
+    trained = load(tmp_path / "run" / "last")
+    assert trained.labels == ("lying", "standing")
+    assert trained.head.bias.tolist() == pytest.approx(bias, abs=1e-6)
+    assert "".join(caplog.messages).startswith(said)
+    assert len(caplog.messages) == bool(said)
+
+
 @pytest.mark.parametrize("name", ["split.json", "curves.png", "best/config.json"])
 def test_files_of_others_are_in_the_way_before_an_epoch_is(folders, tmp_path, capsys, name):
     model, out = new_model(), tmp_path / "run"
@@ -352,7 +380,7 @@ def test_its_own_words_for_what_is_to_be_done(folders, tmp_path, capsys):
         return capsys.readouterr().err
 
     assert "Begin again with a lower --lr and another --out." in error("--lr 1000 --clip inf")
-    assert "error: --layer-decay must be from 0.001 to 1, got 2." in error("--layer-decay 2")
+    assert "error: --layer-decay must be a number from 0.001 to 1, got 2.0." in error("--layer-decay 2")
     assert main(begin.split()) == 0
     capsys.readouterr()
     assert f"perhaps with --model {tmp_path / 'run' / 'last'} and another --out" in error("--seed 1")

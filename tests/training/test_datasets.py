@@ -2,13 +2,15 @@
 
 import os
 import shutil
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import pytest
 import torch
-from tiny_run import new_model, settings, small_cifar10, stripes
+from tiny_run import RECIPE, new_model, settings, small_cifar10, stripes
 
 from vitlite.errors import TrainError
 from vitlite.images import Preprocess
@@ -54,6 +56,34 @@ def test_links_to_folders_of_pictures_are_followed(tmp_path, folders):
     expected, found = (read_folder(place, torch.tensor, names) for place in (folders / "train", tmp_path / "linked"))
     assert found.labels.tolist() == expected.labels.tolist()
     assert [path.name for path in found.images.pictures] == [path.name for path in expected.images.pictures]
+
+
+def test_what_is_hidden_is_no_picture(folders: Path) -> None:
+    """Jupyter leaves copies in .ipynb_checkpoints: one side of a split would hold what is on the other."""
+    place = folders / "train" / "lying"
+    for name in (".ipynb_checkpoints/0.png", "deeper/.cache/1.png", "._2.png"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(place / "0.png", place / name)
+    assert len(read_folder(folders / "train", torch.tensor, ("lying", "standing"))) == 24
+
+
+def test_a_file_counts_once_under_all_its_names(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train = folders / "train"
+    before = [str(path) for path in read_folder(train, torch.tensor, ("lying", "standing")).images.pictures]
+    (train / "standing" / "zz.png").hardlink_to(train / "standing" / "1.png")
+    (train / "standing" / "nowhere.png").symlink_to("gone.png")  # whoever reads it says so
+    found = read_folder(train, torch.tensor, ("lying", "standing"))
+    assert [str(path) for path in found.images.pictures if path.name != "nowhere.png"] == before
+    assert len(found) == 25
+    (said,) = caplog.messages
+    assert said.startswith(f"vitlite: {train}: skipped 1 repeated by a link (what is read")
+
+
+def test_a_file_of_two_classes_is_refused(folders: Path) -> None:
+    train = folders / "train"
+    (train / "standing" / "more").symlink_to(train / "lying")
+    with pytest.raises(TrainError, match=r"lying/0\.png and standing/more/0\.png are one file, by a link, and of two"):
+        read_folder(train, torch.tensor, ("lying", "standing"))
 
 
 def test_a_picture_is_taken_once_whatever_stands_beside_it(tmp_path, folders, caplog):
@@ -168,6 +198,36 @@ def test_prepared_pictures_are_read_once_while_there_is_room(monkeypatch):
         prepared[torch.tensor([1])]
         prepared[torch.tensor([2])]
     assert len(read) == 4
+
+
+class Counting(Preprocess):
+    """Prepares pictures in a way of its own, and notes how many threads are in it."""
+
+    def pixels(self, image: Any) -> torch.Tensor:
+        self.inside.append(image)
+        time.sleep(0.001)
+        self.most.append(len(self.inside))
+        self.inside.remove(image)
+        return super().pixels(image)
+
+
+def test_a_way_of_ones_own_is_called_for_one_picture_after_the_other(folders: Path) -> None:
+    """As `predict` does: a class of one's own need not be made for threads."""
+    model = new_model()
+    way = Counting(RECIPE, model)
+    way.__dict__.update(inside=[], most=[])
+    model.preprocess = way
+    way = model.preprocess
+    pictures = read_folder(folders / "train", way.pixels, ("lying", "standing"))
+    assert pictures.images[torch.arange(24)].shape == (24, 3, 16, 16)
+    assert way.most == [1] * 24
+
+
+def test_pixels_as_they_are_come_from_several_threads(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+    monkeypatch.setattr(Prepared, "_picture", lambda *_: (threads.add(threading.current_thread()), torch.zeros(1))[1])
+    Prepared([folders] * 9, new_model().preprocess.pixels)[torch.arange(9)]
+    assert threading.current_thread() not in threads
 
 
 def test_the_digest_is_the_same_on_every_system() -> None:

@@ -1,5 +1,6 @@
 """What is measured, of which pictures, and in which order of the classes."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,8 @@ from vitlite.errors import InputError, TrainError
 from vitlite.images import Preprocess
 from vitlite.training import Pictures, evaluate, measure
 from vitlite.training.evaluate import check_data, classes_in_order, read_to_measure
+from vitlite.weights import zoo
+from vitlite.weights.labels import labels_of
 
 
 class Oracle(nn.Module):
@@ -121,6 +124,38 @@ def test_folders_that_are_the_labels_but_for_marks(labels: tuple[str, str], fold
     model.labels = labels
     with pytest.raises(TrainError, match="Name the folders after its labels"):
         classes_in_order(model, sorted(folders))
+
+
+@pytest.mark.parametrize(
+    ("labels", "folders", "said"),
+    [
+        (("dog, hound", "cat, puss"), ("cat", "dog"), "cat would be dog, hound, while its name is more like cat, puss"),
+        (("dog", "cat"), ("cats", "dogs"), "cats would be dog, while its name is more like cat"),
+        (("pony", "cherry"), ("cherries", "ponies"), "cherries would be pony, while"),
+        (("tench, Tinca tinca", "goldfish"), ("goldfish (one)", "tench (two)"), "would be tench, Tinca tinca, while"),
+        (("Egyptian cat", "tabby cat"), ("a tabby cat", "b Egyptian cat"), "a tabby cat would be Egyptian cat, while"),
+        (("dog", "cat"), ("cat2", "dog1"), "cat2 would be dog, while its name is more like cat"),
+        (("LABEL_1", "LABEL_0"), ("class_0", "class_1"), "class_0 would be LABEL_1, while its name is more like"),
+    ],
+)
+def test_folders_whose_names_say_another_class_than_their_order(
+    labels: tuple[str, ...], folders: tuple[str, ...], said: str
+) -> None:
+    """Each was measured as the other."""
+    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2))
+    model.labels = labels
+    with pytest.raises(TrainError, match=re.escape(said)):
+        classes_in_order(model, folders)
+    model.labels = labels[::-1]
+    assert classes_in_order(model, folders) == folders  # the names say the same as the order
+
+
+def test_synsets_are_in_the_order_of_the_labels() -> None:
+    """Those of ImageNet's folders say nothing of their own."""
+    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=1000))
+    model.labels = labels_of(zoo.find("vit_base_16"))
+    folders = [f"n{number:08}" for number in range(1_440_764, 1_441_764)]
+    assert classes_in_order(model, folders) == tuple(folders)
 
 
 @pytest.mark.parametrize("folders", [("1", "2", "10"), ("Zebra", "ape", "bee"), ("c8", "c9", "c10")])

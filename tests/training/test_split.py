@@ -112,6 +112,25 @@ def test_what_cannot_be_split(flat: Path, folders: Path, tmp_path: Path) -> None
         read_to_train(flat, preprocess, CLASSES)
 
 
+def test_what_is_held_out_is_not_trained_on_under_another_name(flat: Path) -> None:
+    for name in CLASSES:
+        (flat / name / "a").mkdir()
+        for path in sorted(flat.glob(f"{name}/*.png")):
+            path.rename(path.parent / "a" / path.name)
+        (flat / name / "b").symlink_to("a")
+        shutil.copytree(flat / name / "a", flat / name / ".ipynb_checkpoints")
+    split = read_to_train(flat, new_model().preprocess, CLASSES)
+    assert (len(split.train), len(split.validation)) == (20, 4)
+    contents = [{path.read_bytes() for path in datasets.files_of(part)} for part in (split.train, split.validation)]
+    assert not contents[0] & contents[1]
+
+
+def test_a_picture_of_val_that_is_trained_on_is_refused(folders: Path) -> None:
+    (folders / "val" / "lying" / "more").symlink_to(folders / "train" / "lying")
+    with pytest.raises(TrainError, match=r"^12 of the pictures to measure on are files that are trained on, by a link"):
+        read_to_train(folders, new_model().preprocess, CLASSES)
+
+
 @pytest.mark.parametrize(("train", "val"), [
     ("train", "valid"), ("train", "validation"), ("train", "dev"), ("Training", "Val"),
 ])  # fmt: skip

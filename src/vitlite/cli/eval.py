@@ -113,6 +113,11 @@ def _write(out: Path, figures: dict[str, Any], measured: Measured, pictures: Pic
         ) from error
 
 
+def _are_labels(names: Sequence[str], model: ViT) -> bool:
+    """Whether the classes of the data are the model's by their names, and not by their order alone."""
+    return model.labels is not None and tuple(names) == tuple(model.labels)
+
+
 def _say_what_stands_for_what(names: Sequence[str], labels: Sequence[str]) -> None:
     """Says which label each folder is taken for, where none is named after one."""
     pairs = [f"{name} for {label}" for name, label in zip(names, labels, strict=True)]
@@ -152,6 +157,8 @@ def _figures(name: str, model: ViT, measured: Measured, pictures: Pictures) -> d
         **_accuracies(measured),
         "loss": measured.loss,
         "classes": pictures.classes,
+        "labels": model.labels,  # what the model calls them
+        "paired by": "name" if _are_labels(pictures.classes, model) else "order",
         "confusion": None if measured.confusion is None else measured.confusion.tolist(),
         "wrong": _wrong(measured, pictures),
     }

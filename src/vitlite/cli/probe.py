@@ -4,7 +4,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from vitlite.cli.options import (
     add_model_arguments,
@@ -24,7 +24,6 @@ from vitlite.errors import InputError, shown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitlite.training.datasets import Prepared
     from vitlite.vectors.probe import Probed
 
 SHOTS = "1,5,10,25"
@@ -115,17 +114,20 @@ def _labelled(data: Path, seed: int) -> Labelled:
     """The pictures of the folder, and which of them are to measure on."""
     import torch
 
-    from vitlite.training.datasets import class_names
+    from vitlite.training.datasets import class_names, refuse_shared_files
     from vitlite.vectors.probe import held_out
 
     to_fit, to_measure = _parts(data)
     classes = class_names(to_fit)
     paths, labels = _listed(to_fit, classes)
     if to_measure is None:
-        return Labelled(paths, labels, held_out(labels, seed), classes)
+        return Labelled([str(path) for path in paths], labels, held_out(labels, seed), classes)
     more_paths, more_labels = _listed(to_measure, classes)
-    aside = torch.arange(len(paths) + len(more_paths)) >= len(paths)
-    return Labelled(paths + more_paths, torch.cat([labels, more_labels]), aside, classes)
+    refuse_shared_files(paths, more_paths)
+    paths += more_paths
+    labels = torch.cat([labels, more_labels])
+    aside = torch.arange(len(paths), device="cpu") >= len(paths) - len(more_paths)
+    return Labelled([str(path) for path in paths], labels, aside, classes)
 
 
 def _parts(data: Path) -> tuple[Path, Path | None]:
@@ -139,14 +141,13 @@ def _parts(data: Path) -> tuple[Path, Path | None]:
     return parts.get("train", data), parts.get("val", parts.get("test"))
 
 
-def _listed(folder: Path, classes: Sequence[str]) -> tuple[list[str], "Tensor"]:
+def _listed(folder: Path, classes: Sequence[str]) -> "tuple[list[Path], Tensor]":
     """The pictures below a folder per class, and their classes."""
     from vitlite.images import read_image
-    from vitlite.training.datasets import read_folder
+    from vitlite.training.datasets import files_of, read_folder
 
     listed = read_folder(folder, read_image, classes)
-    files = cast("Prepared", listed.images).pictures
-    return [str(path) for path in files], listed.labels
+    return files_of(listed), listed.labels
 
 
 def _measure(args: Namespace, pictures: Labelled, watch: Watch) -> Measured:

@@ -35,7 +35,7 @@ from vitlite.training.settings import (
     usual_optimizer,
 )
 from vitlite.training.split import SHARE, SPLIT, is_split, read_to_train, training_classes
-from vitlite.training.start import head_for, random_model
+from vitlite.training.start import random_model
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -92,7 +92,6 @@ def _train(args: Namespace) -> int:
     _check_out(args)
     classes = training_classes(args.data)  # a wrong DATA is said before the model is fetched
     model = _model(args, len(classes))
-    classes = head_for(model, classes)
     split = read_to_train(args.data, preprocess_of(model), classes, share=args.val_share, seed=args.seed)
     settings = _settings(args, len(split.train))
     report = Report(args.data, split, settings, args.out, as_json=args.format == "jsonl")

@@ -14,13 +14,23 @@ import torch.nn.functional as F
 from einops import rearrange, reduce
 from torch import Tensor
 
+from vitlite.errors import TrainError
+from vitlite.training.recipe_checks import check_fields, number
+
+CHECKS = {  # what each field of an `Augmentation` may be: shares, of the pictures or of a side
+    name: number(0, 1) for name in ("flip", "shift", "warp", "colour", "erase", "mixup", "cutmix")
+}
 MIX = 0x5851F42D4C957F2D  # Knuth's multiplier of 64-bit congruential generators; odd, below 2^63
 STRETCH = 0x2545F4914F6CDD1D  # the xorshift* multiplier
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """How training pictures are changed; zero leaves that change out."""
+    """How training pictures are changed; zero leaves that change out.
+
+    Raises:
+        TrainError: A value is no share, or mixup and cutmix together are more than all pictures.
+    """
 
     flip: float = 0.5  # share of pictures mirrored
     shift: float = 0.125  # up to this share of the side, in whole pixels: 4 of 32
@@ -29,6 +39,15 @@ class Augmentation:
     erase: float = 0.1  # share of pictures with a rectangle blanked
     mixup: float = 0.0  # share of pictures blended with another, Zhang et al. 2018
     cutmix: float = 0.3  # share of pictures with a rectangle of another, Yun et al. 2019
+
+    def __post_init__(self) -> None:
+        check_fields(self, CHECKS)
+        if self.mixup + self.cutmix > 1 + 1e-9:  # shares that make 1 may add up to a little more
+            raise TrainError(
+                f"mixup and cutmix must be at most 1 together, as a picture gets one of them, got {self.mixup:g} and "
+                f"{self.cutmix:g}.",
+                field="mixup",
+            )
 
 
 STRENGTHS = {
@@ -104,7 +123,7 @@ def _affine(h: int, w: int, draws: Draws, augmentation: Augmentation) -> Tensor:
     the picture is not.
     """
     shift = augmentation.shift
-    flip = 1 - 2 * draws.chance("flip", augmentation.flip).float()
+    flip = 1 - 2 * draws.chance("flip", augmentation.flip).float()  # -1 where a picture is mirrored
     right = draws("right", -shift, shift).mul(w).round() * 2 / w
     down = draws("down", -shift, shift).mul(h).round() * 2 / h
     warp = draws.chance("warp", augmentation.warp).float()

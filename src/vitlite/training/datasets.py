@@ -30,6 +30,7 @@ CIFAR10_NAMES = "batches.meta.txt"
 AGAIN = "repeated by a link"  # in place of an ending
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
 
+FileNumber = tuple[int, int, int, int]  # of the disk, of the file on it, its size, and when it was written
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
 
 
@@ -193,15 +194,15 @@ def folders_in(folder: Path) -> list[str]:
 
 
 def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
-    """Lists the pictures of a folder per class.
+    """Lists the pictures of a folder per class, each file once, whatever links lead to it, and nothing that is hidden.
 
     Args:
         folder: Holds folders named after classes, with pictures anywhere below.
-        read: `Preprocess.pixels` of the model.
+        read: `Preprocess.pixels` of the model; one of your own is called for one picture after the other.
         classes: Those that the model knows, in order.
 
     Raises:
-        TrainError: A folder that is none of the classes or could be several, or has no pictures.
+        TrainError: A folder that is none of the classes or could be several, or has no pictures; or a file is in two.
     """
     names = class_names(folder)
     strange = [name for name in names if name not in classes]
@@ -214,17 +215,83 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
     paths: list[Path] = []
     labels: list[int] = []
     skipped: Counter[str] = Counter()
+    first_names: dict[FileNumber, Path] = {}
     for name in names:
         found, others = _pictures_below(folder / name)
-        paths += found
-        labels += [classes.index(name)] * len(found)
+        once, again = _parted_by_file(found, first_names)
+        _refuse_files_of_two_classes(again, folder)
+        paths += once
+        labels += [classes.index(name)] * len(once)
         skipped += others
+        if again:
+            skipped[AGAIN] += len(again)
     if skipped and distributed.is_main():
         _log.warning(
             "vitlite: %s: skipped %s (what is read ends in %s)",
             *(shown(str(folder)), counted(skipped), " ".join(sorted(SUFFIXES))),
         )
     return Pictures(Prepared(paths, read, folder), torch.tensor(labels, device="cpu"), tuple(classes))
+
+
+def file_number(path: Path) -> FileNumber | None:
+    """What a file has in common under all its names; None of one that is not there."""
+    try:
+        stat = os.stat(path)
+    except OSError:  # whoever reads it says so
+        return None
+    # Size and time too, since not every storage over a network has numbers of its own for files.
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _parted_by_file(
+    paths: Iterable[Path], first_names: dict[FileNumber, Path]
+) -> tuple[list[Path], list[tuple[Path, Path]]]:
+    """The paths that are no file's second name; and those that are, each with the first, which `first_names` keeps."""
+    once, again = [], []
+    for path in paths:
+        number = file_number(path)
+        first = path if number is None else first_names.setdefault(number, path)
+        if first is path:
+            once.append(path)
+        else:
+            again.append((path, first))
+    return once, again
+
+
+def _refuse_files_of_two_classes(repeats: Iterable[tuple[Path, Path]], folder: Path) -> None:
+    for path, first in repeats:
+        name, other = path.relative_to(folder), first.relative_to(folder)
+        if name.parts[0] != other.parts[0]:
+            raise TrainError(
+                f"In {shown(str(folder))}, {shown(str(other))} and {shown(str(name))} are one file, by a link, and of "
+                "two classes.",
+                python="Remove the link from the class that the picture does not show.",
+            )
+
+
+def files_of(pictures: Pictures) -> list[Path]:
+    """The files that pictures are read from; none of those in memory."""
+    if isinstance(pictures.images, Tensor) or isinstance(pictures.images.pictures, Tensor):
+        return []
+    return list(pictures.images.pictures)
+
+
+def refuse_shared_files(trained_on: Iterable[Path], measured_on: Iterable[Path]) -> None:
+    """Makes sure that no file is among both, by a link. Among one of them, none is there twice, says `read_folder`.
+
+    Raises:
+        TrainError: One is, so the measurement would flatter.
+    """
+    first_names: dict[FileNumber, Path] = {}
+    _parted_by_file(trained_on, first_names)
+    _, shared = _parted_by_file(measured_on, first_names)
+    if shared:
+        path, first = shared[0]
+        raise TrainError(
+            f"{len(shared)} of the pictures to measure on are files that are trained on, by a link, such as "
+            f"{shown(str(path))}, which is {shown(str(first))}.",
+            python="Put each picture on one side.",
+        )
 
 
 def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:
@@ -248,10 +315,10 @@ def refuse_shared_labels(names: Iterable[str], labels: Sequence[str]) -> None:
 
 
 def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """The pictures, each once, and how many other files there are of each ending.
+    """The pictures, and how many other files there are of each ending.
 
-    Hidden folders are left out, where programs put copies of what is beside them: one would be held out of training,
-    and the other trained on. So it would be with a file that has several names.
+    What is hidden is left out: programs put copies of what is beside it there, of which one would be held out of
+    training, and the other trained on.
     """
     try:
         found, others = by_ending(files_below(str(folder), hidden=False), SUFFIXES)
@@ -263,23 +330,7 @@ def _pictures_below(folder: Path) -> tuple[list[Path], Counter[str]]:
             f"{folder} holds no pictures ({' '.join(sorted(SUFFIXES))}){there}.",
             python="Add some, or convert those that are there to JPEG or PNG, or remove the folder.",
         )
-    once = _each_file_once(in_one_order(map(Path, found)))
-    if len(once) < len(found):
-        others[AGAIN] = len(found) - len(once)
-    return once, others
-
-
-def _each_file_once(paths: Sequence[Path]) -> list[Path]:
-    """The first of the names of each file; and what is none, which whoever reads it will say."""
-    once: dict[Any, Path] = {}
-    for path in paths:
-        try:
-            stat = path.stat()
-        except OSError:
-            once[path] = path
-        else:  # size and time too, since not every storage over a network has numbers of its own for files
-            once.setdefault((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns), path)
-    return list(once.values())
+    return in_one_order(map(Path, found)), others
 
 
 def in_one_order(paths: Iterable[P]) -> list[P]:

@@ -4,7 +4,6 @@ Shapes: b pictures at once, k classes.
 """
 
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -29,6 +28,7 @@ from vitlite.training.datasets import (
     read_folder,
     refuse_shared_labels,
 )
+from vitlite.training.names import better_place, letters_of
 from vitlite.training.split import folder_of_classes, folder_to_measure, read_held_out
 
 _log = getLogger("vitlite")
@@ -64,12 +64,12 @@ class Measured:
     @property
     def recall(self) -> Tensor:
         """Of the pictures of each class, the share that was recognised: (k,), NaN where there are none."""
-        return self.right / self.pictures
+        return self.right.float() / self.pictures
 
     @property
     def precision(self) -> Tensor:
         """Of the pictures taken for each class, the share that was of it: (k,), NaN where there are none."""
-        return self.right / self.taken
+        return self.right.float() / self.taken
 
 
 def measure(
@@ -258,17 +258,18 @@ def classes_in_order(model: ViT, names: Sequence[str]) -> tuple[str, ...]:
     """The names of the model's classes: its labels, if these names are among them; else the names, one for each class.
 
     Raises:
-        TrainError: Only some of the names are labels, or none is and they are not as many as the classes; or one is
-            the label of several.
+        TrainError: Only some of the names are labels, or none is and they are not as many as the classes, or their
+            order is not certain; or one is the label of several.
     """
     labels, k = tuple(model.labels or ()), model.config.num_classes
     refuse_shared_labels(names, labels)
     strange = [name for name in names if name not in labels]
     if not strange:
         return labels
-    nearly_labels = set(map(_letters, labels)) & set(map(_letters, names))
+    nearly_labels = set(map(letters_of, labels)) & set(map(letters_of, names))
     if len(names) == k and not nearly_labels:  # such as ImageNet's n01440764, which are in the labels' order
         _refuse_two_orders(names)
+        _refuse_better_places(names, labels)
         return tuple(names)
     known = f" ({listed(labels)})" if labels else ""
     raise TrainError(
@@ -295,13 +296,24 @@ def _refuse_two_orders(names: Sequence[str]) -> None:
             )
 
 
+def _refuse_better_places(names: Sequence[str], labels: Sequence[str]) -> None:
+    """Makes sure that no name says itself that its class is another than that in its place.
+
+    Raises:
+        TrainError: One does, such as "dogs", which is no label, where the label in its place is "cat, puss".
+    """
+    found = better_place(names, labels)
+    if found is not None:
+        place, other = found
+        name, label, nearer = shown(names[place]), shown(labels[place]), shown(labels[other])
+        raise TrainError(
+            "None of these folders is named after a label, so their order would tell which class each is, and by that "
+            f"{name} would be {label}, while its name is more like {nearer}.",
+            python="Name the folders after the model's labels.",
+        )
+
+
 def _numbers_in(name: str) -> list[tuple[int, str]]:
     """What a name is sorted by where 10 comes after 9, and capitals are no other letters."""
     parts = re.split(r"([0-9]+)", name.lower())
     return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
-
-
-def _letters(name: str) -> str:
-    """What is left of a name where marks and capitals differ: on macOS, an accent may be a mark of its own."""
-    letters = filter(str.isalnum, unicodedata.normalize("NFKC", name))
-    return "".join(letters).casefold() or name

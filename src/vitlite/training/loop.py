@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from logging import getLogger
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +31,11 @@ from vitlite.training.evaluate import Measured, check_fit, measure, preprocess_o
 from vitlite.training.run import BEST, LAST, LOCK, LOG, STATE, History, Run
 from vitlite.training.schedule import learning_rate
 from vitlite.training.settings import Settings
+from vitlite.training.start import take_classes
 from vitlite.training.state import Progress
 from vitlite.weights.save import refuse_to_overwrite
+
+_log = getLogger("vitlite")
 
 
 class Told(NamedTuple):
@@ -58,7 +62,8 @@ def train(
     """Trains a model, or goes on with the run that `out` holds.
 
     Args:
-        model: Random or trained, with as many classes as the data, and with its preprocessing.
+        model: Random or trained, with as many classes as the data, and with its preprocessing. Of the same classes in
+            another order, the rows of its head are moved; of other ones than its labels, the head is a new one.
         data: What to train on.
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
         settings: The recipe.
@@ -80,14 +85,17 @@ def train(
     """
     _check_start(model, data, settings, validation)
     run: Run | None = None
-    before, model.labels = model.labels, data.classes
+    before, head = model.labels, [weight.detach().clone() for weight in model.head.parameters()]
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     try:
+        about_head = take_classes(model, data.classes)
         check_fit(model, data)
         if validation is not None:
             check_fit(model, validation)
         check_place(out)
         _make_folder(out)
+        if about_head and distributed.is_main() and not (out / STATE).exists():  # what goes on has a head by then
+            _log.warning("vitlite: %s", about_head)
         with _alone(out):
             run = Run(model, data, settings, validation)
             _run_epochs(run, out, validation, Told(after_resume, after_step, after_epoch), save_every)
@@ -96,6 +104,8 @@ def train(
     finally:
         if run is None or run.progress == Progress():  # refused: nothing was trained, so it knows no other classes
             model.labels = before
+            for weight, old in zip(model.head.parameters(), head, strict=True):
+                weight.data.copy_(old)
         for weight, was_trainable in trainable.items():  # a frozen backbone is frozen for this run only
             weight.requires_grad_(was_trainable)
     run.swap_averages()
@@ -207,6 +217,7 @@ def _check_best(run: Run, out: Path, validation: Pictures, after_best: Callable[
 def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pictures | None) -> None:
     """Whether model, data, recipe and processes can go together at all."""
     preprocess_of(model)
+    _refuse_other_types(model)
     if len(data.classes) < 2 or model.config.num_classes != len(data.classes):
         raise TrainError(
             f"The data have {len(data.classes)} classes and the model's head {model.config.num_classes}; both must "
@@ -214,7 +225,6 @@ def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pic
             python="Create the model with num_classes= to match.",
         )
     refuse_shared_labels(data.classes, data.classes)
-    _refuse_moved_labels(model, data.classes)
     if settings.patience and validation is None:
         raise TrainError(
             f"patience {settings.patience} waits for a better epoch, and without validation pictures none is better.",
@@ -231,20 +241,14 @@ def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pic
         )
 
 
-def _refuse_moved_labels(model: ViT, classes: Sequence[str]) -> None:
-    """Makes sure that what a head knows of a class is not taken for another's.
-
-    Raises:
-        TrainError: A label of the model stands elsewhere among the classes of the data.
-    """
-    for label, name in zip(model.labels or (), classes, strict=False):
-        if label != name and label in classes:
+def _refuse_other_types(model: ViT) -> None:
+    """Makes sure that weights are of float32: the steps of a fine-tune are smaller than what shorter types can tell."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.dtype != torch.float32:
             raise TrainError(
-                f"The model's head has learned the data's classes in another order: {shown(label)} where they have "
-                f"{shown(name)}.",
-                python="Give the data in its order, read_folder(..., model.labels); or begin with a new head, "
-                f"model.reset_head({len(classes)}).",
-                command="Begin with another --model.",
+                f"The model is trained in float32, and its {name} is of {weight.dtype}.",
+                python="model.float() first; with Settings.bfloat16, as it is by default, it computes in bfloat16 all "
+                "the same (autocast).",
             )
 
 
@@ -379,7 +383,7 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, flo
             with torch.autocast(x.device.type, torch.bfloat16, enabled=run.settings.bfloat16):
                 logits = run.network(x).float()  # (b, k)
             loss = F.cross_entropy(logits, y, reduction="sum") / total
-            right = (logits.argmax(1) == y.argmax(1)).sum() / total
+            right = (logits.argmax(1) == y.argmax(1)).sum().float() / total
             scaled = loss * distributed.world_size()  # as the ranks' gradients are averaged, and are to be summed
             scaled.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack([loss.detach(), right]).cpu()

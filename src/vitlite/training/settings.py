@@ -2,27 +2,35 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-from vitlite.errors import TrainError
+from vitlite.schema import Check, one_of
 from vitlite.training.augment import Augmentation
+from vitlite.training.recipe_checks import FLAG, check_fields, number, whole
 
 Optimizer = Literal["adamw", "muon"]
 FEW = 1000  # pictures
-RANGES = {  # the least and the most that a recipe may ask for
-    "epochs": (1, 1e6),
-    "patience": (0, 1e6),
-    "batch": (1, 1e6),
-    "accumulate": (1, 1e6),
-    "lr": (1e-9, 1e3),
-    "warmup": (1e-3, 1e6),
-    "decay": (1e-3, 1),
-    "weight_decay": (0, 1e3),
-    "layer_decay": (1e-3, 1),
-    "smoothing": (0, 0.99),
-    "clip": (1e-9, math.inf),
-    "ema": (0, 0.999999),
-    "seed": (-1e12, 1e12),  # times a million, plus the step, torch takes it
+CHECKS = {  # what each field of a recipe may be
+    "epochs": whole(1, 10**6),
+    "patience": whole(0, 10**6),
+    "batch": whole(1, 10**6),
+    "optimizer": one_of(*get_args(Optimizer)),
+    "lr": number(1e-9, 1e3),
+    "warmup": number(1e-3, 1e6),
+    "decay": number(1e-3, 1),
+    "weight_decay": number(0, 1e3),
+    "layer_decay": number(1e-3, 1),
+    "smoothing": number(0, 0.99),
+    "clip": number(1e-9, math.inf),
+    "accumulate": whole(1, 10**6),
+    "ema": number(0, 0.999999),
+    "balance": FLAG,
+    "frozen": FLAG,
+    "bfloat16": FLAG,
+    "seed": whole(-(10**12), 10**12),  # times a million, plus the step, torch takes it
+    "augmentation": Check(
+        "an Augmentation, such as vitlite.training.STRENGTHS['weak']", lambda value: isinstance(value, Augmentation)
+    ),
 }
 
 
@@ -31,7 +39,7 @@ class Settings:
     """A training recipe.
 
     Raises:
-        TrainError: A number is out of its range.
+        TrainError: A value is not what `CHECKS` says.
     """
 
     epochs: int
@@ -54,10 +62,7 @@ class Settings:
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
-        for name, (least, most) in RANGES.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise TrainError(f"{name} must be from {least:g} to {most:g}, got {value:g}.", field=name)
+        check_fields(self, CHECKS)
 
 
 def usual_epochs(pictures: int) -> int:

@@ -23,11 +23,13 @@ from vitlite.training.datasets import (
     cifar10_classes,
     cifar10_reader,
     class_names,
+    files_of,
     folders_in,
     is_cifar10,
     listed,
     read_cifar10,
     read_folder,
+    refuse_shared_files,
 )
 
 SHARE = 0.2  # of the pictures of each class
@@ -143,8 +145,8 @@ def read_to_train(
         seed: Other ones with another seed.
 
     Raises:
-        TrainError: A share is wanted of data that have a part to compare epochs with; and as `hold_out`,
-            `read_cifar10` and `read_folder` do.
+        TrainError: A share is wanted of data that have a part to compare epochs with, or a picture is in both parts;
+            and as `hold_out`, `read_cifar10` and `read_folder` do.
     """
     val = parts_of(data).get("val")
     if share is not None and (val or is_cifar10(data)):
@@ -159,7 +161,9 @@ def read_to_train(
         return Split(read_cifar10(data, "train", read), read_cifar10(data, "val", read), [])
     pictures = read_folder(folder_of_classes(data), preprocess.pixels, classes)
     if val:
-        return Split(pictures, read_folder(val, preprocess.pixels, classes), [])
+        validation = read_folder(val, preprocess.pixels, classes)
+        refuse_shared_files(files_of(pictures), files_of(validation))
+        return Split(pictures, validation, [])
     train, validation = hold_out(pictures, SHARE if share is None else share, seed)
     return Split(train, validation, validation.names())
 
