@@ -436,6 +436,14 @@ def test_a_small_pickle_does_not_become_a_large_file(write: Callable[[Path], Non
         convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
 
 
+def test_an_adapter_beside_a_pickle_is_not_left_out(tmp_path: Path) -> None:
+    torch.save(dict(tiny_model().state_dict()), tmp_path / "pytorch_model.bin")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for place in (tmp_path, tmp_path / "pytorch_model.bin"):
+        with pytest.raises(CheckpointError, match=r"has an adapter beside its weights"):
+            convert(place, tmp_path / "out.safetensors", "timm")
+
+
 def test_a_flipped_bit_in_a_pickle_is_noticed(tmp_path: Path) -> None:
     """By the archive's checksum, which torch does not look at; where torch was told to write none, nobody can."""
     weights = dict(tiny_model().state_dict())

@@ -12,8 +12,19 @@ from pathlib import Path
 
 import pytest
 from closed import refuse_new_files
+from fetching import open_to_all
 
 from vitlite.disk import files_below, locked, obstacle, obstacle_in, refuse_content, replacing, write_json, write_text
+
+OF_ANOTHER_USER = """
+import os, sys
+from pathlib import Path
+from vitlite.disk import write_text
+path = Path(sys.argv[1])
+write_text(path.with_name("other"), "")  # imports what that takes, from where others may not look
+os.setgid(65534); os.setgroups([]); os.setuid(65534)
+write_text(path, "newer")
+"""
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -38,6 +49,43 @@ def test_whoever_may_read_a_file_may_read_the_next_one(tmp_path: Path) -> None:
             temporary.write_text("new")
         assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", mode)
         path.unlink()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs files of other groups")
+def test_the_group_that_may_read_a_file_may_read_the_next_one_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    os.chown(path, -1, 2000)
+    path.chmod(0o640)
+    write_text(path, "new")
+    assert (path.stat().st_gid, path.stat().st_mode & 0o777) == (2000, 0o640)
+    tmp_path.chmod(0o777)
+    open_to_all(tmp_path)
+    os.chown(path, 65534, 2000)
+    subprocess.run([sys.executable, "-c", OF_ANOTHER_USER, path], check=True)
+    assert (path.read_text(), path.stat().st_gid, path.stat().st_mode & 0o777) == ("newer", 65534, 0o600)
+
+
+WITHOUT_LOCKS = """
+import errno, fcntl, os, sys
+def flock(*_):
+    raise OSError(getattr(errno, sys.argv[1]), "no locks here")
+fcntl.flock = flock
+from pathlib import Path
+from vitlite.disk import locked, write_text
+with locked(Path("a.lock"), wait=False):
+    write_text(Path("a.txt"), "new")
+print(sorted(os.listdir()))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has other locks")
+@pytest.mark.parametrize("error", ["ENOSYS", "ENOLCK", "EOPNOTSUPP"])
+def test_a_disk_without_locks(error: str, tmp_path: Path) -> None:
+    """As some network disks are: what they answer who asks for a lock is made up here."""
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_LOCKS, error]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("['a.txt']\n", "")
 
 
 def write_half(path: Path) -> None:

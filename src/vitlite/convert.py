@@ -41,6 +41,7 @@ from vitlite.weights.files import (
     files_of,
     open_weights,
     path_of,
+    refuse_shard,
 )
 from vitlite.weights.layouts import LAYOUTS, to_their_names
 from vitlite.weights.resolve import CALLER, Claim, understand
@@ -54,6 +55,7 @@ from vitlite.weights.save import (
     write_tensors,
 )
 from vitlite.weights.sidecar import (
+    ADAPTER,
     CONFIG,
     PICTURES,
     computed_by,
@@ -309,7 +311,7 @@ def _copy_sidecars(pickle: Path, folder: Path) -> None:
         CheckpointError: It is there, and is no file: without it, the weights would be taken for others.
         OSError: It cannot be read, or not be written.
     """
-    for name in (CONFIG, PICTURES):
+    for name in (CONFIG, PICTURES, ADAPTER):  # the last is refused where it is found
         beside = pickle.with_name(name)
         if not os.path.lexists(beside):
             continue
@@ -332,6 +334,8 @@ def _pickle_of(source: Path) -> Path | None:
         pickle = _only_pickle_in(source)
     if pickle is not None and not os.path.isfile(pickle):
         raise CheckpointError(f"There is no file {pickle}.")
+    if pickle is not None:
+        refuse_shard(pickle)
     return pickle
 
 

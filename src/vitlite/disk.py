@@ -6,12 +6,12 @@ import json
 import os
 import re
 import secrets
-import shutil
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_IMODE, S_IRWXG
 from typing import Any, NamedTuple
 
 SEPARATOR = f"[/{re.escape(os.sep)}]"
@@ -19,6 +19,7 @@ STARS = re.compile(rf"(|.*?{SEPARATOR})\*\*(?:{SEPARATOR}+(.*))?", re.DOTALL)  #
 PARTIAL = ".partial"  # how the names of temporary files end
 PIPE = "pipe or device"  # in place of an ending: what is never read of a folder, as it may never end
 SHARED = 0o664  # of lock files: a cache may belong to several users
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what some network disks say to who asks for one
 CLOCK_TICK = 0.02  # s; a file system's clock may stand still as long as this,
 COARSE_TICK = 2.0  # s; or as long as this, where it keeps whole seconds (FAT: even ones)
 
@@ -60,8 +61,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def keep_mode(path: Path, successor: Path) -> None:
     """Lets those who may read a file, and nobody else, read the one that is to take its place."""
-    if path.exists():
-        shutil.copymode(path, successor)
+    if not path.exists():
+        return
+    before = path.stat()
+    mode = S_IMODE(before.st_mode)
+    if hasattr(os, "chown") and before.st_gid != successor.stat().st_gid:
+        try:
+            os.chown(successor, -1, before.st_gid)
+        except OSError:  # who is in no such group: then no group may
+            mode &= ~S_IRWXG
+    if mode != S_IMODE(successor.stat().st_mode):  # some disks have one mode for all, and refuse any other
+        successor.chmod(mode)
 
 
 def _new_temporary(path: Path) -> Path:
@@ -158,13 +168,27 @@ def is_no_file(path: Path) -> bool:
 
 
 def stat_of(path: Path) -> list[int]:
-    """What changes when a file does: its size, its times, and which file it is."""
-    stat = path.stat()
+    """What changes when a file does, as `numbers_of`."""
+    return numbers_of(path.stat())
+
+
+def numbers_of(stat: os.stat_result) -> list[int]:
+    """A file's size, its times, and which file it is."""
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
-def settled_stat_of(path: Path) -> list[int]:
-    """The same, such that any later change shows in it: not before the file is older than a tick of its clock.
+def is_as_it_was(path: Path, before: os.stat_result) -> bool:
+    """Whether a file that was settled then has been neither written to nor replaced since; it may have been linked."""
+    try:
+        now = path.stat()
+    except OSError:
+        return False
+    is_alike = (now.st_size, now.st_mtime_ns, now.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
+    return is_alike and (now.st_ctime_ns == before.st_ctime_ns or now.st_nlink != before.st_nlink)
+
+
+def settled_stat(path: Path) -> os.stat_result:
+    """What a file is now, such that any later change shows: not before it is older than a tick of its clock.
 
     A second change within one tick would leave the times as they are.
     """
@@ -173,7 +197,7 @@ def settled_stat_of(path: Path) -> list[int]:
     age = time.time() - max(stat.st_mtime, stat.st_ctime)
     if age < tick:  # below 0 where the clock was set back: nobody knows how old the file is
         time.sleep(min(tick, tick - age))
-    return stat_of(path)
+    return path.stat()
 
 
 def in_whole_seconds(stat: os.stat_result) -> bool:
@@ -303,14 +327,20 @@ def locked(path: Path, *, wait: bool | float) -> Iterator[None]:
     from filelock import FileLock, SoftFileLock, Timeout  # comes with huggingface-hub
 
     refuse_content(path)
+    was_there = path.exists()
     lock: FileLock | SoftFileLock = FileLock(path, mode=SHARED)
     try:
-        _acquire(lock, wait)
+        try:
+            _acquire(lock, wait)
+        except (NotImplementedError, OSError) as error:
+            if isinstance(error, Timeout) or getattr(error, "errno", errno.ENOSYS) not in WITHOUT_LOCKS:
+                raise
+            if not was_there:  # what the first try left would count as somebody's
+                path.unlink(missing_ok=True)
+            lock = SoftFileLock(path, mode=SHARED)
+            _acquire(lock, wait)
     except Timeout as error:
         raise BlockingIOError(f"another process holds {path}") from error
-    except NotImplementedError:  # a file system without locks
-        lock = SoftFileLock(path, mode=SHARED)
-        _acquire(lock, wait)
     try:
         yield
     finally:

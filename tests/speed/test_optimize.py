@@ -832,6 +832,24 @@ def test_what_others_do_to_the_old_weights_changes_no_answer(options: dict[str, 
     torch.testing.assert_close(faster(larger), wanted_of_larger)
 
 
+CHANGED_SETTINGS = {
+    "eps": lambda model: setattr(model.blocks[0].norm1, "eps", 0.5),
+    "heads": lambda model: setattr(model.blocks[0].attn, "heads", 1),
+    "gelu": lambda model: setattr(model.blocks[0].mlp.act, "approximate", "tanh"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_SETTINGS)
+def test_settings_of_layers_that_were_changed_are_kept(name: str) -> None:
+    """They are no more in the config, and `save` refuses them; the answers are still those of before."""
+    model, images = made(), torch.randn(2, 3, 32, 32) * 10
+    before = model(images)
+    CHANGED_SETTINGS[name](model)
+    wanted = model(images)
+    assert not torch.allclose(wanted, before, rtol=1e-4, atol=1e-5), "or this test says nothing"
+    torch.testing.assert_close(optimized(model)(images), wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_autocast_around_optimize_rounds_nothing() -> None:
     model, images = made(pool="map", class_token=False), torch.randn(2, 3, 32, 32)
     wanted = optimized(model)(images)

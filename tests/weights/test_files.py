@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitlite import ViTConfig, load
+from vitlite.convert import convert
 from vitlite.errors import CheckpointError, ConfigError, ImageError, VitliteError
 from vitlite.weights.files import open_weights
 
@@ -158,6 +159,9 @@ def test_one_of_several_shards_is_no_network(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "model-00001-of-00002.safetensors"):
         with pytest.raises(CheckpointError, match=r"is one of 2 shards, and without the others another network"):
             load(place, config=ASK)
+    torch.save(tensors, tmp_path / "pytorch_model-00001-of-00002.bin")
+    with pytest.raises(CheckpointError, match=r"is one of 2 shards, and without the others another network"):
+        convert(tmp_path / "pytorch_model-00001-of-00002.bin", tmp_path / "out.safetensors", "timm")
     (tmp_path / "model-00001-of-00002.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
     assert load(tmp_path, config=ASK).config.num_classes == 0
 
@@ -300,6 +304,13 @@ def test_what_changes_while_it_is_read_is_not_taken(change: Callable[[Path], Non
 
     with pytest.raises(CheckpointError, match=f"{which} was changed while it was read"):
         read_and_change()
+
+
+def test_a_backup_that_links_a_file_while_it_is_read_changes_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors")
+    with open_weights(path) as file:
+        os.link(path, tmp_path / "backup")
+        assert torch.equal(file.read("head.weight"), trained().head.weight)
 
 
 def test_a_file_that_is_written_all_the_time_is_whole_or_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from fetching import (
     FETCH,
@@ -25,7 +26,13 @@ from fetching import (
     rot,
     start,
 )
-from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, scan_cache_dir, try_to_load_from_cache
+from huggingface_hub import (
+    _CACHED_NO_EXIST,
+    hf_hub_download,
+    scan_cache_dir,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from server import Answer, Hub, Request
 
 from vitlite.errors import DownloadError
@@ -332,6 +339,15 @@ def test_without_a_hash_the_size_is_all_there_is_to_go_by(server: Hub) -> None:
     os.truncate(path, 500)
     stamps.forget(path)
     assert hub.fetch(REPO, FILE).path.read_bytes() == WEIGHTS[:1000]
+
+
+def test_what_the_client_fetched_whole_is_known_to_lack_the_rest(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(huggingface_hub, "_tree_cache"):
+        pytest.skip("this client keeps no list of a repository's files")
+    snapshot_download(REPO, cache_dir=cache_folder(), endpoint=server.url)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert hub.fetch_optional(REPO, "config.json")
+    assert hub.fetch_optional(REPO, "adapter_config.json") is None
 
 
 def test_verify(server: Hub, tmp_path: Path) -> None:

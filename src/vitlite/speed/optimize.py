@@ -445,7 +445,8 @@ def _take_over(model: ViT, plan: Plan) -> None:
     device, own_dtype, weights = model.device, model.dtype, hash_of_file(model)
     alone = _alone(model, plan)
     modules = model._modules | _packed(alone, plan)
-    own_tokens = OwnTokens(alone.cls_token, alone.reg_token, alone.pos_embed)
+    tokens = [getattr(alone, name) for name in TOKENS]
+    own_tokens = OwnTokens(*(None if token is None else token.detach() for token in tokens))
     parameters = {name: value for name, value in model._parameters.items() if name not in TOKENS}
     model.__dict__.update(_modules=modules, _parameters=parameters)  # new ones: a shallow copy has the old
     model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, _plan=plan)
@@ -456,18 +457,17 @@ def _take_over(model: ViT, plan: Plan) -> None:
 
 
 def _alone(model: ViT, plan: Plan) -> ViT:
-    """The same model with weights of its own, but for those that packing copies.
+    """A copy of the model with weights of its own, but for those that packing copies.
 
     Whoever holds the others, such as an optimizer or a copy of the model, may go on to change them: of some old weights
     and some new ones nobody knows the answers.
     """
-    weights = {}
-    for name, tensor in model.state_dict().items():
-        is_copied = plan.kernels.linear is PackedLinear and tensor.ndim == 2
-        weights[name] = tensor if is_copied else tensor.clone()
-    alone = model_on_meta(model.config)
-    alone.load_state_dict(weights, assign=True)
-    return alone.requires_grad_(False)
+    packs = plan.kernels.linear is PackedLinear
+    shared = {id(weight): weight for weight in model.parameters() if packs and weight.ndim == 2}
+    alone = copy.copy(model)
+    modules, parameters = copy.deepcopy((model._modules, model._parameters), shared)
+    alone.__dict__.update(_modules=modules, _parameters=parameters)
+    return alone
 
 
 def _packed(model: ViT, plan: Plan) -> dict[str, nn.Module]:

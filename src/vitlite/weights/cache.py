@@ -1,7 +1,8 @@
 """Files of weights in the Hub's own cache.
 
-In it, `models--owner--name` has the bytes in `blobs`, by their hash; the files of each commit in
-`snapshots`, as links to blobs; the commit of each branch in `refs`; and in `.no_exist` what a commit is known to lack.
+In it, `models--owner--name` has the bytes in `blobs`, by their hash; the files of each commit in `snapshots`, as links
+to blobs; the commit of each branch in `refs`; in `.no_exist` what a commit is known to lack; and in `trees`, of a
+repository that the Hub's client fetched whole, what it has.
 Other libraries read and write the same; so a file here takes its place whole, and a branch moves last.
 """
 
@@ -12,9 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from vitlite.disk import is_no_file, write_text
+from vitlite.errors import CheckpointError
 from vitlite.folders import cache_folder
+from vitlite.schema import anything, by_name, read_json, table, whole
 from vitlite.weights.remote import COMMIT, AbsentError, RemoteFile, is_hash
 
+TREE = table({"format_version": whole(1, 1), "files": by_name(anything)}, required=("format_version", "files"))
 _YES = ("1", "ON", "YES", "TRUE")
 
 
@@ -31,9 +35,17 @@ def look_up(file: RemoteFile) -> Path | None:
     path = folder / "snapshots" / commit / file.filename
     if path.is_file():
         return path
-    if (folder / ".no_exist" / commit / file.filename).is_file():
+    if (folder / ".no_exist" / commit / file.filename).is_file() or _is_unlisted(folder, commit, file.filename):
         raise AbsentError(file)
     return None
+
+
+def _is_unlisted(folder: Path, commit: str, filename: str) -> bool:
+    """Whether the client has a list of all files of a commit, and this is none of them."""
+    try:
+        return filename not in read_json(folder / "trees" / f"{commit}.json", TREE)["files"]
+    except CheckpointError:  # there is none, or one that a later client writes otherwise
+        return False
 
 
 def _commit_of_branch(ref: Path) -> str | None:

@@ -27,7 +27,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from vitlite.disk import is_no_file, leads_nowhere, settled_stat_of, stat_of
+from vitlite.disk import is_as_it_was, is_no_file, leads_nowhere, settled_stat
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.schema import MOST_BYTES, Check, by_name, read_json, table
 
@@ -41,7 +41,7 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 NPY_TYPES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
 
 MOST_TENSORS = 20_000  # of a file: a ViT of 40 blocks has 500, one with a text tower and its optimizer's state 4,000
-SHARD_OF_SEVERAL = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
+SHARD_OF_SEVERAL = re.compile(r"-\d{5}-of-(\d{5})\.\w+$")
 LONGEST_SIDE = 2**63 - 1  # of a tensor
 LONGEST_NAME = 500  # letters
 LONGEST_NPY_HEADER = 10_000  # bytes, as numpy has it
@@ -73,7 +73,7 @@ class WeightsFile:
     """What is in a weights file, or in all shards of one. `path` is that file, or the index of the shards."""
 
     def __init__(
-        self, path: Path, files: Sequence[Path], entries: Mapping[str, Entry], stats: Mapping[Path, list[int]]
+        self, path: Path, files: Sequence[Path], entries: Mapping[str, Entry], stats: Mapping[Path, os.stat_result]
     ) -> None:
         self.path, self.files, self.entries = path, files, entries
         self.stats = stats  # of every file that is read, the index too, before it was opened
@@ -104,7 +104,7 @@ class WeightsFile:
             CheckpointError: One was written to, or another has its place.
         """
         for path, stat in self.stats.items():
-            if not path.exists() or stat_of(path) != stat:
+            if not is_as_it_was(path, stat):
                 raise CheckpointError(
                     f"{shown(str(path), 1000)} was changed while it was read: what was read may be of two files. Load "
                     "it again once it is written."
@@ -155,11 +155,11 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
         weights.refuse_changes()
 
 
-def _stat_of(file: Path) -> list[int]:
+def _stat_of(file: Path) -> os.stat_result:
     if is_no_file(file):  # who opens a pipe may wait for ever
         raise CheckpointError(f"{shown(str(file), 1000)} is no file.")
     with explain_damage(file):
-        return settled_stat_of(file)
+        return settled_stat(file)
 
 
 @contextmanager
@@ -247,17 +247,27 @@ def _file_of(path: Path) -> Path:
             f"{path} is a pickle, which can run code when opened, so it is not loaded. Make it a safetensors file: "
             f"vitlite convert {path} OUT.safetensors --to timm"
         )
-    shard = SHARD_OF_SEVERAL.search(path.name)
-    if shard and int(shard[1]) > 1:
-        raise CheckpointError(
-            f"{shown(str(path), 1000)} is one of {int(shard[1])} shards, and without the others another network. Name "
-            f"the index that lies beside them, {INDEX}, or its folder."
-        )
+    refuse_shard(path)
     if path.suffix not in (*READABLE, ".json"):
         raise CheckpointError(
             f"{path} is no weights file that vitlite reads: .safetensors, .npz, {INDEX}, or a folder."
         )
     return path
+
+
+def refuse_shard(path: Path) -> None:
+    """Makes sure that a file is no part of a network, as its name may say.
+
+    Raises:
+        CheckpointError: It is.
+    """
+    shard = SHARD_OF_SEVERAL.search(path.name)
+    if shard and int(shard[1]) > 1:
+        raise CheckpointError(
+            f"{shown(str(path), 1000)} is one of {int(shard[1])} shards, and without the others another network. Name "
+            f"the index that lies beside them, {INDEX}, or its folder; pickled ones (.bin) load in the library that "
+            "wrote them, and save whole."
+        )
 
 
 def _weights_in(folder: Path) -> Path:

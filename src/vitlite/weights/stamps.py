@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from vitlite import schema
-from vitlite.disk import in_whole_seconds, is_no_file, settled_stat_of, stat_of
+from vitlite.disk import in_whole_seconds, is_no_file, numbers_of, settled_stat, stat_of
 from vitlite.errors import DownloadError, shown
 from vitlite.folders import state_folder, write_state
 from vitlite.weights.remote import SHA256
@@ -25,7 +25,7 @@ BLOCK = 1 << 20  # bytes read and hashed at once
 class Stamp(NamedTuple):
     """What was found in a file, and what the file looked like then."""
 
-    stat: list[int]  # as `disk.stat_of`
+    stat: list[int]  # as `disk.numbers_of`
     sha256: str
     verified: Verified = "first use"
     finite: bool = False  # whether all its tensors were scanned, and found finite
@@ -128,7 +128,7 @@ def hash_file(path: Path) -> Stamp:
     try:
         if is_no_file(path):  # who opens a pipe may wait for ever
             raise FileNotFoundError(errno.ENOENT, "It is no file")
-        return Stamp(settled_stat_of(path), _digest(path, hashlib.sha256()))
+        return Stamp(numbers_of(settled_stat(path)), _digest(path, hashlib.sha256()))
     except OSError as error:
         raise DownloadError(
             f"Cannot read {shown(str(path))}: {error.strerror}.", python="Check the path and its permissions."
@@ -172,7 +172,7 @@ def _fresh_stamp(path: Path) -> Stamp | None:
     stamp = None if _bytes_are_wanted() else read_stamp(path)
     with suppress(OSError):  # it is gone meanwhile
         stat = path.stat()
-        if stamp is not None and stamp.stat == stat_of(path) and not in_whole_seconds(stat):
+        if stamp is not None and stamp.stat == numbers_of(stat) and not in_whole_seconds(stat):
             return stamp
     return None
 
