@@ -35,7 +35,8 @@ ROOMS = {
     "speed.onednn": Room("which operators this CPU is quick with, each proved before its use", "speed.verdicts"),
     "model": Room("the network", "positions stem pooling inputs speed.onednn config habits errors"),
     "fingerprint": Room("what weights are known again by", "errors"),
-    "decode": Room("a picture file becomes pixels, by Pillow", "errors"),
+    "tiff": Room("which TIFFs Pillow takes for another picture", "errors"),
+    "decode": Room("a picture file becomes pixels, by Pillow", "tiff errors"),
     "images": Room("pictures become tensors, as the weights saw them", "decode errors"),
     "predict": Room("pictures become answers", "images errors"),
     # Behind it.
