@@ -12,7 +12,7 @@ from kills import program
 from models import IMAGES, RECIPE, tiny_model
 from safetensors.torch import load_file, save_file
 
-from vitlite import ViT, load
+from vitlite import ViT, create, load
 from vitlite.convert import convert
 from vitlite.disk import locked
 from vitlite.errors import CheckpointError
@@ -160,7 +160,10 @@ def test_files_without_a_mark_stay_loadable(two: tuple[ViT, ViT], tmp_path: Path
     save_file(tensors, tmp_path / "one/model.safetensors")
     assert torch.equal(load(tmp_path / "one")(IMAGES), two[0](IMAGES))
     shutil.copy(tmp_path / "two/config.json", config)
-    assert load(tmp_path / "one").config.norm_eps == 1e-2
+    with pytest.raises(CheckpointError, match=r"bear its mark, vitlite_pair, and those beside it bear none"):
+        load(tmp_path / "one")
+    with pytest.raises(CheckpointError, match=r"has model.safetensors, config.json, which vitlite did not write"):
+        two[0].save(tmp_path / "one")
     content = json.loads((tmp_path / "two/config.json").read_text())
     content["vitlite"]["labels"] = ["new", "names", "by hand"]
     (tmp_path / "two/config.json").write_text(json.dumps(content))
@@ -174,6 +177,18 @@ def test_a_mark_that_is_none(two: tuple[ViT, ViT], tmp_path: Path, pair: str) ->
     shutil.copy(tmp_path / "two/config.json", tmp_path / "two/x")
     with pytest.raises(CheckpointError, match="written for other weights"):
         load(tmp_path / "one")
+
+
+def test_what_another_program_saved_from_ours_has_its_own_labels_and_stays(tmp_path: Path) -> None:
+    """transformers writes what it does not know, such as our words, back beside its own."""
+    labels = [f"mine{number}" for number in range(10)]
+    create("vit_nano_4.cifar10").save(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"label_names": labels}))
+    save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors")
+    assert load(tmp_path).labels == tuple(labels)
+    with pytest.raises(CheckpointError, match=r"has model.safetensors, config.json, which vitlite did not write"):
+        tiny_model().save(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])

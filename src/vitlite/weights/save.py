@@ -137,9 +137,14 @@ def _write_pair(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[s
 
 def _pair_in(weights: Path) -> str | None:
     """The mark of weights that vitlite wrote together with JSON."""
+    return (_said_in(weights) or {}).get(PAIR)
+
+
+def _said_in(weights: Path) -> dict[str, str] | None:
+    """What weights say of themselves; None of such as are not there, or cannot be read."""
     try:
         with explain_damage(weights):
-            return None if is_no_file(weights) else metadata_of(weights).get(PAIR)
+            return None if is_no_file(weights) else metadata_of(weights)
     except CheckpointError:
         return None
 
@@ -183,7 +188,10 @@ def refuse_to_part(weights: Path) -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """By its config.json; where there is none yet, since writing was stopped before, by its weights."""
+    """By its weights, and by its config.json where that is there already: other programs keep our words in theirs."""
+    said = _said_in(folder / WEIGHTS)
+    if said is not None and PAIR not in said:
+        return False
     if not os.path.lexists(folder / CONFIG):
         return _pair_in(folder / WEIGHTS) is not None
     try:

@@ -94,7 +94,8 @@ def read_sidecar(folder: Path, pair: str | None = None) -> Sidecar:
     _refuse_adapter(folder)
     path, config = _read(folder / CONFIG, pair)
     try:
-        if "vitlite" in config:
+        is_of_others = PAIR in config and pair is None  # they keep our words beside theirs, which alone are theirs
+        if "vitlite" in config and not is_of_others:
             return vitlite.sidecar_from_vitlite(config)
         if "architecture" in config:
             return timm.sidecar_from_timm(config)
@@ -103,6 +104,12 @@ def read_sidecar(folder: Path, pair: str | None = None) -> Sidecar:
             return transformers.sidecar_from_transformers(config, pictures)
     except CheckpointError as error:
         raise error.within(shown(str(path))) from None
+    if "vitlite" in config:
+        raise CheckpointError(
+            f"{shown(str(path))} was written for weights that bear its mark, {PAIR}, and those beside it bear none: "
+            "another program wrote them.",
+            python=f"If they belong to each other, take {PAIR} out of it.",
+        )
     return Sidecar()
 
 
