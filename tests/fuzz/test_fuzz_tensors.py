@@ -210,6 +210,17 @@ def test_a_clip_without_the_projection_that_its_config_names(tmp_path: Path) -> 
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["ViTForImageClassification", "CLIPVisionModelWithProjection"])
+def test_a_head_of_twice_the_width_where_heads_read_one_token(name: str, tmp_path: Path) -> None:
+    """Ever found: it was taken for DINOv2's, which read two, where the library refuses the file."""
+    state, config = saved(name)
+    head = "classifier.weight" if "classifier.weight" in state else "visual_projection.weight"
+    (tmp_path / "config.json").write_bytes(config)
+    save_file(dict(state) | {head: torch.cat([state[head], state[head]], dim=1)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"a head that reads one vector; this one is twice as wide"):
+        load(tmp_path)
+
+
 @cache
 def of_vit_pytorch() -> dict[str, Tensor]:
     return spread(small_vit_pytorch()).state_dict()

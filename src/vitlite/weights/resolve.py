@@ -42,6 +42,11 @@ MOST_CANDIDATES = 4  # that an error names
 AVERAGED = ("transformers", "transformers-siglip-classifier")
 # Layouts whose heads always read the class token beside the mean.
 READ_BOTH = ("transformers-dinov2", "transformers-dinov2-gated")
+# Layouts whose heads never do.
+READ_ONE = (
+    "transformers", "transformers-clip", "openai", "torchvision", "vit-pytorch", "vit-pytorch before 1.0", "google",
+    "google-hybrid", "google-hybrid, root alone", "big_vision",
+)  # fmt: skip
 # Layouts whose code takes square images only: of others, as many patches may stand in another shape.
 SQUARE = ("torchvision", "google")
 # Layouts whose code takes any activation for the gate of an MLP.
@@ -610,6 +615,10 @@ def _check_pool(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, 
         raise CheckpointError(
             f"{layout.name} files have a head that reads the class token and the mean of the patches, twice the "
             "width of a token; this one is narrower."
+        )
+    if layout.name in READ_ONE and way == "cls_and_mean":
+        raise CheckpointError(
+            f"{layout.name} files have a head that reads one vector; this one is twice as wide, as if it read two."
         )
 
 
