@@ -545,4 +545,4 @@ def test_a_pipe_that_comes_several_times_is_read_in_order(
     for i, (there, wanted) in enumerate(zip(of_pipe, of_files, strict=True)):
         assert isinstance(there, torch.Tensor)
         assert isinstance(wanted, torch.Tensor)
-        assert torch.equal(there, wanted), f"picture {i}"
+        torch.testing.assert_close(there, wanted, rtol=1e-4, atol=1e-5, msg=f"picture {i}")  # of batches of other sizes
