@@ -32,6 +32,8 @@ METHODS = {
 }  # of paths; `replace` does everywhere what `rename` does here
 ALTERNATIVES = {
     ("speed/measure.py", "os.getloadavg"): 'hasattr(os, "getloadavg")',
+    ("disk.py", "os.chown"): 'if not hasattr(os, "chown")',
+    ("disk.py", "successor.chmod"): 'if not hasattr(os, "chown")',
     ("weights/cache.py", "link.symlink_to"): "except (OSError, ValueError):",
 }
 

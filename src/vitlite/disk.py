@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from stat import S_IMODE, S_IRWXG
+from stat import S_IMODE, S_IRWXG, S_IWUSR
 from typing import Any, NamedTuple
 
 SEPARATOR = f"[/{re.escape(os.sep)}]"
@@ -43,11 +43,12 @@ def replacing(path: Path) -> Iterator[Path]:
         try:
             if path.exists():
                 temporary.touch()
-            keep_mode(path, temporary)  # before anything is in it
+            keep_mode(path, temporary, writable=True)  # before anything is in it
             yield temporary
-            keep_mode(path, temporary)  # whoever wrote it may have made it anew
+            keep_mode(path, temporary, writable=True)  # whoever wrote it may have made it anew
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
+            keep_mode(path, temporary)
             os.replace(temporary, path)
         except OSError as error:
             if error.errno is not None and error.filename is None:  # such as of a full disk, which says it of no file
@@ -59,13 +60,16 @@ def replacing(path: Path) -> Iterator[Path]:
                 lock.unlink()
 
 
-def keep_mode(path: Path, successor: Path) -> None:
-    """Lets those who may read a file, and nobody else, read the one that is to take its place."""
-    if not path.exists():
+def keep_mode(path: Path, successor: Path, *, writable: bool = False) -> None:
+    """Lets those who may read a file, and nobody else, read the one that is to take its place.
+
+    On Windows the folder says who may. With `writable` we may write, as long as it is not finished.
+    """
+    if not hasattr(os, "chown") or not path.exists():
         return
     before = path.stat()
-    mode = S_IMODE(before.st_mode)
-    if hasattr(os, "chown") and before.st_gid != successor.stat().st_gid:
+    mode = S_IMODE(before.st_mode) | (S_IWUSR if writable else 0)
+    if before.st_gid != successor.stat().st_gid:
         try:
             os.chown(successor, -1, before.st_gid)
         except OSError:  # who is in no such group: then no group may
