@@ -221,6 +221,18 @@ def test_a_head_of_twice_the_width_where_heads_read_one_token(name: str, tmp_pat
         load(tmp_path)
 
 
+def test_keys_and_values_that_only_together_are_as_many_as_they_should_be(tmp_path: Path) -> None:
+    """Ever found: without keys and with twice the values, what was cut into three parts was three others."""
+    state, config = saved("IJepaForImageClassification")
+    name = "ijepa.encoder.layer.1.attention.attention.{}.weight"
+    key, value = state[name.format("key")], state[name.format("value")]
+    changed = {name.format("key"): key[:0], name.format("value"): torch.cat([value, value])}
+    (tmp_path / "config.json").write_bytes(config)
+    save_file(dict(state) | changed, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="equally large"):
+        load(tmp_path)
+
+
 @cache
 def of_vit_pytorch() -> dict[str, Tensor]:
     return spread(small_vit_pytorch()).state_dict()

@@ -51,7 +51,14 @@ def _patch_norm(parts: Sequence[Tensor], patch: int | None) -> Tensor:
 def _heads_qkv(parts: Sequence[Tensor], patch: int | None) -> Tensor:
     """Flax's queries, keys and values: kernels (d, heads, head_dim), or biases (heads, head_dim)."""
     flat = [x.flatten(1).t() if x.ndim == 3 else x.flatten() for x in parts]
-    return torch.cat(flat)
+    return _joined(flat)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Queries, keys and values in one, or gate and value, of which ours are cut out in equal parts."""
+    if len({part.shape for part in parts}) > 1:
+        raise ValueError(f"parts that are to be equally large are {', '.join(str(tuple(x.shape)) for x in parts)}")
+    return torch.cat(tuple(parts))
 
 
 def _heads_out(parts: Sequence[Tensor], patch: int | None) -> Tensor:
@@ -75,8 +82,8 @@ def _rows_after(parts: Sequence[Tensor], patch: int | None) -> Tensor:
 # How their tensors, one or more, become ours. Where patches are flattened, the size of a patch may have to be known.
 OPS: dict[str, Callable[[Sequence[Tensor], int | None], Tensor]] = {
     "same": lambda parts, _: parts[0],
-    "joined": lambda parts, _: torch.cat(tuple(parts)),
-    "zeros_between": lambda parts, _: torch.cat([parts[0], torch.zeros_like(parts[0]), parts[1]]),
+    "joined": lambda parts, _: _joined(parts),
+    "zeros_between": lambda parts, _: _joined([parts[0], torch.zeros_like(parts[0]), parts[1]]),
     "two_heads": lambda parts, _: torch.cat(tuple(parts), dim=1) / 2,
     "two_biases": lambda parts, _: (parts[0] + parts[1]) / 2,
     "masked": lambda parts, _: parts[0] * parts[1].to(parts[0].dtype),
