@@ -299,7 +299,8 @@ def _photo(model: "ViT", image: Any) -> Tensor:
         raise ImageError("To draw on a picture, model.preprocess must be a vitlite.images.Preprocess, with its recipe.")
     recipe = model.preprocess.recipe
     factor = PANEL / max(recipe.size)
-    large = replace(recipe, size=_enlarged(recipe.size, factor), resize=_enlarged(recipe.resize, factor))
+    cut = recipe.cut and _enlarged(recipe.cut, factor)
+    large = replace(recipe, size=_enlarged(recipe.size, factor), resize=_enlarged(recipe.resize, factor), cut=cut)
     pixels = model.preprocess.by(large).pixels(image)
     return rearrange(pixels, "c h w -> h w c").float().expand(-1, -1, 3)
 

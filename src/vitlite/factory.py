@@ -19,7 +19,7 @@ from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError, closest, shown
 from vitlite.fingerprint import sample_of
 from vitlite.habits import CREATE, FIELDS
-from vitlite.images import Preprocess, Unprepared
+from vitlite.images import Preprocess, Recipe, Unprepared
 from vitlite.model import ViT
 from vitlite.weights import stamps, zoo
 from vitlite.weights.build import LoadReport, Source, Wish, build
@@ -369,7 +369,8 @@ def _refuse_another_fine_tune(file: WeightsFile, sidecar: Sidecar, record: zoo.R
         ConfigError: It does; where they differ, up to three places.
     """
     labels = labels_of(record) if labels_count else None
-    different = contradictions(sidecar, labels, recipe_from_record(record, record.config.size))
+    recipe = recipe_from_record(record, record.config.size)
+    different = contradictions(sidecar, labels, recipe, record.config.patch_size)
     if different:
         raise ConfigError(
             f"{shown(str(file.path))} is not {record.name} as the record has it: {'; '.join(different[:3])}. For the "
@@ -405,7 +406,10 @@ def _attach_preprocessing(
     What is not understood is no error until a picture is to be prepared.
     """
     try:
-        recipe = recipe_from_record(record, size) if record and size else recipe_of(sidecar, size)
+        if record is not None and size is not None:
+            recipe: Recipe | None = recipe_from_record(record, size)
+        else:
+            recipe = recipe_of(sidecar, size, model.config.patch_size)
     except ConfigError as error:
         problem = error.within(shown(str(file.path.parent)))
         model.preprocess = Unprepared(problem.text, problem.python, problem.command)

@@ -54,7 +54,7 @@ class Recipe:
     (256, 384)
     """
 
-    size: tuple[int, int]  # height and width of the crop, which the model gets
+    size: tuple[int, int]  # height and width of what the model gets
     resize: tuple[int, int]  # height and width before the crop
     mode: Mode  # "center" keeps the proportions and covers `resize`; "squash" stretches to it
     interpolation: Interpolation
@@ -62,23 +62,46 @@ class Recipe:
     std: tuple[float, ...]
     scale: float = 1 / 255  # multiplies the pixels, 0..255, before mean and std
     margin: Margin = "nearest"  # half of an odd margin: to the nearest even (torchvision, timm) or down (transformers)
+    cut: tuple[int, int] | None = None  # of the crop, where the model gets its upper left part; None: it gets all of it
     share: float | None = field(default=None, compare=False)  # what the crop keeps of each side, for `scaled`, if known
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
+        for name in ("mean", "std", "cut"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_choices(self)
         _check_sizes(self)
         _check_numbers(self)
-        if self.share is not None and _before_crop(self.size, self.share) != self.resize:
+        if self.share is not None and _before_crop(self.cropped, self.share) != self.resize:
             object.__setattr__(self, "share", None)  # of other sizes, from which dataclasses.replace made this one
+
+    @property
+    def cropped(self) -> tuple[int, int]:
+        """Height and width of the crop."""
+        return self.cut or self.size
 
     def to_dict(self) -> dict[str, Any]:
         """What decides the pixels, as JSON takes it: all fields but the share, which counts for other sizes."""
         fields = asdict(self)
         del fields["share"]
+        if self.cut is None:
+            del fields["cut"]
         return fields
+
+    def in_whole_patches(self, patch: int) -> "Recipe":
+        """The recipe for patches of so many pixels: where they do not cover the crop, they begin at its upper left.
+
+        So do the convolutions of timm and transformers, which leave out what remains on the right and below.
+
+        >>> Recipe(size=(384, 384), resize=(384, 384), mode="squash", interpolation="bicubic",
+        ...        mean=(0.5,), std=(0.5,)).in_whole_patches(14).size
+        (378, 378)
+        """
+        height, width = self.size
+        size = height - height % patch, width - width % patch
+        if size == self.size or not all(size):
+            return self
+        return replace(self, size=size, cut=self.cropped)
 
     def scaled(self, size: tuple[int, int]) -> "Recipe":
         """The recipe for images of another size, of which the crop keeps the same share.
@@ -87,22 +110,24 @@ class Recipe:
         ...        mean=(0.5,), std=(0.5,)).scaled((384, 384)).resize  # as timm counts with its .9
         (426, 426)
         """
+        if self.cut is not None and size == self.size:
+            return self
         share = self.crop_share()
         if share:
-            return replace(self, size=size, resize=_before_crop(size, share), share=share)
-        (crop_height, crop_width), (height, width) = self.size, self.resize
+            return replace(self, size=size, cut=None, resize=_before_crop(size, share), share=share)
+        (crop_height, crop_width), (height, width) = self.cropped, self.resize
         resize = height * size[0] // crop_height, width * size[1] // crop_width  # each side has a share of its own
-        return replace(self, size=size, resize=resize)
+        return replace(self, size=size, cut=None, resize=resize)
 
     def crop_share(self) -> float | None:
         """What the crop keeps of each side: as it was read, or the roundest number that gives both; None: none does."""
-        return self.share or _roundest_share(self.size, self.resize)
+        return self.share or _roundest_share(self.cropped, self.resize)
 
     def crop(self, height: int, width: int) -> "Crop":
         """What is cut out of a picture of this size once it is resized."""
         height, width = self.resized(height, width)
         half = round if self.margin == "nearest" else int  # of an odd margin
-        top, left = half((height - self.size[0]) / 2), half((width - self.size[1]) / 2)
+        top, left = half((height - self.cropped[0]) / 2), half((width - self.cropped[1]) / 2)
         return Crop(height, width, top, left, *self.size)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
@@ -141,16 +166,22 @@ def _check_choices(recipe: Recipe) -> None:
 
 
 def _check_sizes(recipe: Recipe) -> None:
-    for name in ("size", "resize"):
+    for name in ("size", "resize", "cropped"):
         value = getattr(recipe, name)
         if not _is_size(value):
             raise ConfigError(
-                f"Recipe: {name} must be (height, width) in pixels, each from 1 to {SIDE}, got {_written(value)}."
+                f"Recipe: {'cut' if name == 'cropped' else name} must be (height, width) in pixels, each from 1 to "
+                f"{SIDE}, got {_written(value)}."
             )
     if recipe.size[0] * recipe.size[1] > PIXELS:
         raise ConfigError(f"Recipe: a size of {recipe.size} has more than {PIXELS} pixels.")
-    if recipe.resize[0] < recipe.size[0] or recipe.resize[1] < recipe.size[1]:
-        raise ConfigError(f"Recipe: a crop of {recipe.size} does not fit in a picture resized to {recipe.resize}.")
+    _check_fit(recipe.cropped, recipe.resize, "a picture resized to")
+    _check_fit(recipe.size, recipe.cropped, "a cut of")
+
+
+def _check_fit(inner: tuple[int, int], outer: tuple[int, int], what: str) -> None:
+    if outer[0] < inner[0] or outer[1] < inner[1]:
+        raise ConfigError(f"Recipe: a crop of {inner} does not fit in {what} {outer}.")
 
 
 def _is_size(value: Any) -> bool:

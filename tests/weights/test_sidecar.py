@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from models import RECIPE, TINY
 
-from vitlite import ViT, load
+from vitlite import ViT, ViTConfig, load
 from vitlite.convert import convert
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.weights.sidecar import (
@@ -265,8 +265,11 @@ def test_timm_config():
 
 def test_record():
     fields = {"crop_pct": 0.875, "crop_mode": "squash", "interpolation": "bilinear", "mean": (0.0,), "std": (1.0,)}
-    recipe = recipe_from_record(SimpleNamespace(**fields), (16, 32))
-    assert (recipe.size, recipe.resize, recipe.mode) == ((16, 32), (18, 36), "squash")
+    record = SimpleNamespace(**fields, config=ViTConfig(image_size=14, patch_size=7), pixels=16)
+    recipe = recipe_from_record(record, (16, 32))
+    assert (recipe.size, recipe.resize, recipe.mode, recipe.cut) == ((16, 32), (18, 36), "squash", None)
+    recipe = recipe_from_record(record, (14, 14))
+    assert (recipe.size, recipe.resize, recipe.cut) == ((14, 14), (18, 18), (16, 16))
 
 
 @pytest.mark.parametrize("size", [(224, 224), (224, 448), (96, 64)])

@@ -36,6 +36,7 @@ class Record:
     file: str | None  # its file in vitlite's data folder, where it comes with vitlite
     layout: str  # whose tensor names the file has
     config: ViTConfig
+    pixels: int  # of a side of its pictures; its image_size is what whole patches see of them
     mean: Color
     std: Color
     crop_pct: float
@@ -124,6 +125,7 @@ def _record(
         file=f"{name}.safetensors" if cells["repo"] == "-" else None,
         layout=cells["layout"],
         config=_config(preset, cells, words["traits"]),
+        pixels=int(cells["size"]),
         mean=tuple(mean),
         std=tuple(std),
         crop_pct=float(cells["crop_pct"]),
@@ -155,10 +157,11 @@ def _repo(cells: dict[str, str]) -> str:
 def _config(preset: str, cells: dict[str, str], traits: dict[str, dict[str, Any]]) -> ViTConfig:
     """The preset's config with what the row says otherwise. Every field is given: a record leaves nothing open."""
     fields = PRESETS[preset].to_dict()
-    fields["image_size"] = int(cells["size"])
     fields["num_classes"] = int(cells["classes"])
     for trait in cells["traits"].split("+"):
         fields |= traits[trait]
+    pixels = int(cells["size"])
+    fields["image_size"] = pixels - pixels % fields["patch_size"]
     return ViTConfig(**fields)
 
 

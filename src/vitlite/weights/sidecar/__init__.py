@@ -160,15 +160,24 @@ def _begun(file: Path, pair: str) -> Path:
     return file.parent / f"{file.name}.{pair}"
 
 
-def recipe_of(sidecar: Sidecar, size: tuple[int, int] | None) -> Recipe | None:
+def recipe_of(sidecar: Sidecar, size: tuple[int, int] | None, patch: int = 1) -> Recipe | None:
     """How pictures are prepared for images of `size`, or of the file's own; None where nothing is said of it.
+
+    Args:
+        sidecar: What stands beside the weights.
+        size: Height and width in pixels.
+        patch: Pixels of a patch: of images that patches do not cover, they see the upper left part.
 
     Raises:
         ConfigError: It is not understood.
     """
     if sidecar.recipe is None:
         return None
-    library, fields = sidecar.recipe
+    return _recipe_of(sidecar.recipe, size).in_whole_patches(patch)
+
+
+def _recipe_of(unread: UnreadRecipe, size: tuple[int, int] | None) -> Recipe:
+    library, fields = unread
     if library == "vitlite":
         return recipe_from_vitlite(fields, size)
     if library == "timm":
@@ -176,19 +185,19 @@ def recipe_of(sidecar: Sidecar, size: tuple[int, int] | None) -> Recipe | None:
     return recipe_from_transformers(fields, size)
 
 
-def contradictions(sidecar: Sidecar, labels: Sequence[str] | None, recipe: Recipe) -> list[str]:
+def contradictions(sidecar: Sidecar, labels: Sequence[str] | None, recipe: Recipe, patch: int = 1) -> list[str]:
     """Where a sidecar says otherwise than these labels and this recipe: sentences such as "mean (0.5,), not (0.4,)"."""
     different = []
     for number, (here, there) in enumerate(zip(sidecar.labels or (), labels or (), strict=False)):
         if here != there:
             different.append(f"{number} is {shown(here)}, not {shown(there)}")
     try:
-        own = recipe_of(sidecar, None)
+        own = recipe_of(sidecar, None, patch)
     except ConfigError as error:
         return [*different, error.text]
     if own is not None:
-        for name, there in recipe.to_dict().items():
-            here = getattr(own, name)
+        for name in own.to_dict() | recipe.to_dict():
+            here, there = getattr(own, name), getattr(recipe, name)
             if here != there and name != "margin":  # which no other library's files tell
                 different.append(f"{name} is {here}, not {there}")
     return different

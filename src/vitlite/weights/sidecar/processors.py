@@ -139,6 +139,12 @@ def recipe_to_transformers(recipe: Recipe, channels: int = 1) -> dict[str, Any]:
     Raises:
         CheckpointError: transformers has no processor that does the same.
     """
+    if recipe.cut is not None:
+        raise CheckpointError(
+            f"These pictures are the upper left {recipe.size[0]} x {recipe.size[1]} pixels of a crop, for which "
+            "transformers' processors have no word.",
+            python="Convert to a .safetensors file, which has the tensors alone.",
+        )
     if not crops_alike(recipe, "down"):
         raise CheckpointError(
             "transformers rounds half of an odd margin down, and these pictures are cut at the nearest even number: a "

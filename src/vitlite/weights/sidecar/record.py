@@ -109,11 +109,22 @@ def one_or_two_sides(value: int | Sequence[int]) -> int | tuple[int, ...]:
     return value[0] if len(set(value)) == 1 else tuple(value)
 
 
+def in_whole_patches(size: int | Sequence[int], patch: int) -> int | tuple[int, ...]:
+    """The size of which patches see something, where a library's convolution leaves out what they do not cover."""
+    size = one_or_two_sides(size)
+    if isinstance(size, int):
+        return size - size % patch if size >= patch else size
+    return tuple(side - side % patch if side >= patch else side for side in size)
+
+
 def crops_alike(recipe: Recipe, margin: Margin) -> bool:
     """Whether a library that rounds half of an odd margin so cuts every picture as a recipe does.
 
-    Where proportions are kept, some pictures have any margin; where pictures are stretched, all have the same.
+    Where proportions are kept, some pictures have any margin; where pictures are stretched, all have the same. Of a
+    crop, no library's words take the upper left part: its network does.
     """
+    if recipe.cut is not None:
+        return False
     if recipe.margin == margin:
         return True
     odd = [(before - after) % 4 == 3 for before, after in zip(recipe.resize, recipe.size, strict=True)]

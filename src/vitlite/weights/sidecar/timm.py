@@ -25,6 +25,7 @@ from vitlite.weights.sidecar.record import (
     Words,
     as_json,
     crops_alike,
+    in_whole_patches,
     labels_in_order,
     not_understood,
     one_or_two_sides,
@@ -174,13 +175,17 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
     architecture = _architecture(name)
     args = {word: value for word, value in (config.get("model_args") or {}).items() if value is not None}
     pretrained = config.get("pretrained_cfg") or config  # in one, as it was written before 2024
+    patch = _patch_size(architecture, args)
     claims = _claims(config, args, pretrained)
     usual = _usual(architecture, args, pretrained)
+    for said in (claims, usual):
+        if "image_size" in said:
+            said["image_size"] = _seen(said["image_size"], patch, args)
     pool = _pool(config, args, pretrained, architecture)
     if pool == "cls_and_distillation" and claims.get("num_classes") == 0:
         pool = None  # without heads, timm gives the mean of the two tokens
     claims["pool"] = pool  # None: somebody has to say
-    claims["patch_size"] = _patch_size(architecture, args)
+    claims["patch_size"] = patch
     if "img_size" in args and not args.get("dynamic_img_size"):  # then timm's model takes no other
         pretrained = {**pretrained, "input_size": [1, *_sides(args["img_size"])]}
     tag = pretrained.get("tag")
@@ -241,6 +246,20 @@ def _patch_size(architecture: Architecture, args: Mapping[str, Any]) -> int:
     if height != width:
         raise CheckpointError(f"patch_size is {height} x {width}; vitlite's patches are square.")
     return height * architecture.stem_stride
+
+
+def _seen(size: int | tuple[int, ...], patch: int, args: Mapping[str, Any]) -> int | tuple[int, ...]:
+    """What timm's patches see of an image.
+
+    Raises:
+        CheckpointError: They see more, since what they do not cover is padded.
+    """
+    seen = in_whole_patches(size, patch)
+    if seen != size and args.get("dynamic_img_pad"):
+        raise CheckpointError(
+            f"dynamic_img_pad fills images of {size} up to whole patches of {patch}; vitlite does not."
+        )
+    return seen
 
 
 def _usual(architecture: Architecture, args: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,7 +336,9 @@ def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[t
 
 def recipe_from_record(record: Any, size: tuple[int, int]) -> Recipe:
     """The recipe of a zoo record, whose fields have timm's names, for images of `size`."""
-    return _recipe(vars(record), size)
+    if size != record.config.size:
+        return _recipe(vars(record), size)
+    return _recipe(vars(record), (record.pixels, record.pixels)).in_whole_patches(record.config.patch_size)
 
 
 def recipe_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None = None) -> Recipe:

@@ -15,6 +15,7 @@ from vitlite.weights.sidecar.record import (
     Sidecar,
     UnreadRecipe,
     Words,
+    in_whole_patches,
     labels_in_order,
     one_or_two_sides,
 )
@@ -237,13 +238,8 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
     verify(config, CONFIG)
     vision, family = _tower(config)
     claims = family.words.claims(vision, "it")
-    for size in {"image_size", "patch_size"} & claims.keys():
-        claims[size] = one_or_two_sides(claims[size])
     claims |= _mlp(claims, family)
-    if config["model_type"].startswith("dinov2"):
-        _refuse_oblong(claims)
-    if config["model_type"] == "vit-hybrid":
-        claims |= _stem(config, claims)
+    claims |= _sizes(config, claims)
     if pictures and "feature_extractor_type" not in pictures:
         pictures = {"image_processor_type": family.processor, **pictures}
     class_names = _class_names(config)
@@ -263,6 +259,23 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
         recipe=UnreadRecipe("transformers", pictures) if pictures else None,
         library="transformers",
     )
+
+
+def _sizes(config: Mapping[str, Any], claims: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of images and patches, in our words.
+
+    Raises:
+        CheckpointError: It is said of a network that vitlite does not run.
+    """
+    sizes = {name: one_or_two_sides(claims[name]) for name in ("image_size", "patch_size") if name in claims}
+    if config["model_type"].startswith("dinov2"):
+        _refuse_oblong(sizes)
+    if config["model_type"] == "vit-hybrid":
+        sizes |= _stem(config, sizes)
+    patch = sizes.get("patch_size")
+    if "image_size" in sizes and isinstance(patch, int):
+        sizes["image_size"] = in_whole_patches(sizes["image_size"], patch)
+    return sizes
 
 
 def _tower(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:

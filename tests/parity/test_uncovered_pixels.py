@@ -1,0 +1,119 @@
+"""Pictures that patches do not cover: timm and transformers leave out what remains on the right and below; so do we.
+
+SigLIP's so400m of 384 pixels is the one that people have: 27 patches of 14 see 378 of them.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peers import timm, transformers
+from PIL import Image
+from references import spread
+from torch import Tensor
+
+from vitlite import VitliteError, load
+from vitlite.convert import convert
+from vitlite.weights import zoo
+from vitlite.weights.sidecar import contradictions, read_sidecar, recipe_from_record
+
+PHOTO = Path(__file__).parents[2] / "examples" / "photos" / "chelsea.png"
+SIDE, PATCH = 45, 14  # three patches and three pixels
+TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": SIDE, "patch_size": PATCH}
+COLOURS = {"mean": [0.5] * 3, "std": [0.25] * 3}
+Answer = Callable[[Any], Tensor]
+
+
+def of_timm(folder: Path, crop_pct: float = 0.9, **options: Any) -> Answer:
+    model = spread(timm.create_model("vit_so400m_patch14_siglip_384", **TINY, **options)).eval()
+    pictures = {"input_size": (3, SIDE, SIDE), "crop_pct": crop_pct, "crop_mode": "center", "interpolation": "bicubic"}
+    model.pretrained_cfg = {**model.pretrained_cfg, **pictures, **COLOURS}
+    timm.models.save_for_hf(model, folder, model_args=TINY | options, safe_serialization=True)
+    prepare = timm.data.create_transform(**pictures, **COLOURS)
+    return lambda picture: model(prepare(picture)[None])
+
+
+def of_transformers(folder: Path) -> Answer:
+    config = transformers.SiglipVisionConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=SIDE,
+        patch_size=PATCH,
+    )  # fmt: skip
+    model = spread(transformers.SiglipVisionModel(config)).eval()
+    model.save_pretrained(folder)
+    family = "transformers.models.siglip.image_processing_pil_siglip"
+    kind = __import__(family, fromlist=["x"]).SiglipImageProcessorPil
+    processor = kind(size={"height": SIDE, "width": SIDE})
+    processor.save_pretrained(folder)
+    return lambda picture: model(**processor(picture, return_tensors="pt")).pooler_output
+
+
+@pytest.mark.parametrize("write", [of_timm, of_transformers])
+def test_from_a_photo_to_numbers(write: Callable[[Path], Answer], tmp_path: Path) -> None:
+    theirs = write(tmp_path)
+    ours = load(tmp_path)
+    assert ours.config.size == (42, 42)
+    with Image.open(PHOTO) as photo, torch.no_grad():
+        picture = photo.convert("RGB")
+        assert (ours(ours.preprocess(picture)) - theirs(picture)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("write", [of_timm, of_transformers])
+def test_what_is_saved_prepares_pictures_as_before(write: Callable[[Path], Answer], tmp_path: Path) -> None:
+    write(tmp_path / "theirs")
+    ours = load(tmp_path / "theirs")
+    ours.save(tmp_path / "ours")
+    again = load(tmp_path / "ours")
+    assert again.preprocess.recipe == ours.preprocess.recipe
+    assert torch.equal(again.preprocess(PHOTO), ours.preprocess(PHOTO))
+    assert "architecture" not in json.loads((tmp_path / "ours" / "config.json").read_text())  # timm has no words for it
+
+
+@pytest.mark.parametrize("to", ["timm", "transformers"])
+def test_what_other_libraries_have_no_word_for_is_refused(to: str, tmp_path: Path) -> None:
+    of_timm(tmp_path / "theirs")
+    with pytest.raises(VitliteError, match=r"prepares pictures so|upper left 42 x 42 pixels of a crop"):
+        convert(tmp_path / "theirs", tmp_path / "out", to)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_size_is_cut_as_ever(tmp_path: Path) -> None:
+    of_timm(tmp_path)
+    recipe = load(tmp_path, image_size=56).preprocess.recipe
+    assert (recipe.size, recipe.resize, recipe.cut) == ((56, 56), (62, 62), None)
+    recipe = load(tmp_path).preprocess.recipe
+    assert recipe.scaled(recipe.size) == recipe
+    assert recipe.scaled((56, 56)).resize == (62, 62)
+
+
+def test_padding_up_to_whole_patches_is_refused(tmp_path: Path) -> None:
+    of_timm(tmp_path, dynamic_img_pad=True)
+    with pytest.raises(VitliteError, match="dynamic_img_pad fills images of 45 up to whole patches of 14"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("tag", ["siglip_webli_384", "siglip_gap_webli_384"])
+def test_the_zoo_s_own(tag: str) -> None:
+    record = zoo.find(f"vit_so400m_14.{tag}")
+    assert (record.pixels, record.config.image_size) == (384, 378)
+    recipe = recipe_from_record(record, (378, 378))
+    assert (recipe.cut, recipe.resize) == ((384, 384), (int(384 / record.crop_pct),) * 2)
+    crop = recipe.crop(500, 700)
+    assert (crop.top, crop.left, crop.rows) == (
+        round((crop.height - 384) / 2),
+        round((crop.width - 384) / 2),
+        378,
+    )
+
+
+def test_a_folder_of_the_zoo_s_own_pictures_is_no_contradiction(tmp_path: Path) -> None:
+    """Of the very checkpoint, timm's own config.json says what the record says."""
+    record = zoo.find("vit_so400m_14.siglip_webli_384")
+    card = timm.models.get_pretrained_cfg(record.alias).to_dict()
+    config = {"architecture": "vit_so400m_patch14_siglip_384", "num_classes": 0, "pretrained_cfg": card}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    sidecar = read_sidecar(tmp_path)
+    assert sidecar.usual["image_size"] == 378
+    assert contradictions(sidecar, None, recipe_from_record(record, record.config.size), record.config.patch_size) == []
