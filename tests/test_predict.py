@@ -456,6 +456,22 @@ def at_once(vit, images, monkeypatch, wait):
     return most
 
 
+def test_the_best_come_first_however_far_apart(vit):
+    """Where all but the first have a score of zero, their logits still tell their order, as `eval` counts it."""
+    wide = ViT(vit.config.replace(num_classes=40)).eval()
+    generator = torch.Generator().manual_seed(0)
+    torch.nn.init.normal_(wide.head.weight, std=300, generator=generator)
+    wide.preprocess, wide.labels = vit.preprocess, [str(number) for number in range(40)]
+    for scale in (1.0, 1e-11):  # and where all scores are equal
+        with torch.no_grad():
+            wide.head.weight.mul_(scale)
+        for picture in pictures(3):
+            logits = wide(wide.preprocess(picture))[0]
+            answers = wide.predict(picture, top=40)
+            assert [answer.index for answer in answers] == logits.argsort(descending=True).tolist()
+            assert [answer.score for answer in answers] == logits.softmax(0)[[a.index for a in answers]].tolist()
+
+
 def test_files_are_read_by_several_threads_in_order_and_within_a_room(vit, two_threads, monkeypatch):
     files = [PHOTOS / "chelsea.png", PHOTOS / "coffee.png"] * 4
     assert at_once(vit, files, monkeypatch, 0.05) == 2

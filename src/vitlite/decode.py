@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import PathLike, fspath
+from threading import Lock
 from typing import Any, BinaryIO
 
 import torch
@@ -50,6 +51,7 @@ LYING = range(5, 9)  # orientations of EXIF that exchange height and width
 MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # of a JPEG, but for those that begin no segment
 START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+CODESTREAM, START_OF_TILE = b"\xff\x4f\xff\x51", b"\xff\x90"  # of a JPEG 2000, which ends as a JPEG does
 SCANS = 20  # of a progressive JPEG, in the time of others; each scan may go over the whole picture again
 STRIP = 2**22  # pixels that are looked at together, so that little more than a picture is in memory
 CONTENTS = {  # patterns of how other files begin, and what they are called
@@ -184,12 +186,41 @@ def _from_file(file: Any, channels: int, enough: Enough | None = None) -> Rows:
             file = io.BytesIO(file)
         if isinstance(file, io.TextIOBase):
             raise ImageError("it is open as text.", python='Say open(..., "rb").')
-        with Image.open(file, formats=known) as image:
+        with WHOLE_FILES, Image.open(file, formats=known) as image:
             return _from_pillow(image, channels, enough)
     except UnidentifiedImageError as error:
         raise _unreadable(name, _unknown(_first_bytes(file))) from error
     except Exception as error:  # a broken file makes Pillow's decoders raise nearly anything
         raise _unreadable(name, error) from error
+
+
+class _WholeFiles:
+    """While any thread is in it, Pillow refuses files that are cut short.
+
+    Also where somebody told it for the whole process to fill them up, in grey: ImageFile.LOAD_TRUNCATED_IMAGES.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._readers, self._wish = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        from PIL import ImageFile
+
+        with self._lock:
+            if self._readers == 0:
+                self._wish, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+            self._readers += 1
+
+    def __exit__(self, *_: object) -> None:
+        from PIL import ImageFile
+
+        with self._lock:
+            self._readers -= 1
+            if self._readers == 0:
+                ImageFile.LOAD_TRUNCATED_IMAGES = self._wish
+
+
+WHOLE_FILES = _WholeFiles()
 
 
 def _name_of(file: Any) -> str:
@@ -281,8 +312,8 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
             command="",
         )
     _check_size(image)
-    if image.format == "PNG" and getattr(image, "tile", None):  # not decoded yet
-        _refuse_damaged_png(image.fp)
+    if getattr(image, "tile", None):  # not decoded yet
+        _refuse_what_pillow_would_not(image)
     refuse_misread(image)
     sixteen_bits = image.format in SIXTEEN_BITS.get(image.mode[:4], ())  # asked now: a turned copy has no format
     image = _upright(image, enough)
@@ -447,13 +478,25 @@ def _markers(file: BinaryIO) -> Iterator[int]:
             window, place = b"", 0
 
 
+def _refuse_what_pillow_would_not(image: Any) -> None:
+    """Makes sure that a file is not damaged in a way that Pillow does not see; it goes on where it was.
+
+    Raises:
+        ImageError: It is.
+    """
+    refuse = {"PNG": _refuse_damaged_png, "JPEG2000": _refuse_cut_jpeg2000}.get(image.format)
+    if refuse is not None:
+        place = image.fp.tell()
+        refuse(image.fp)
+        image.fp.seek(place)
+
+
 def _refuse_damaged_png(file: BinaryIO) -> None:
     """Makes sure that the bytes of a PNG's pixels are those that were written, which Pillow does not when it decodes.
 
     Raises:
         ImageError: They are others: their checksum says so.
     """
-    place = file.tell()  # from which Pillow will go on
     file.seek(len(PNG_SIGNATURE))
     while len(head := file.read(8)) == 8:
         length, kind = int.from_bytes(head[:4], "big"), head[4:]
@@ -466,7 +509,28 @@ def _refuse_damaged_png(file: BinaryIO) -> None:
         written = file.read(4)
         if len(written) == 4 and int.from_bytes(written, "big") != checksum:  # one that is cut short, Pillow refuses
             raise ImageError("its pixels do not have the checksum that is written beside them.")
-    file.seek(place)
+
+
+def _refuse_cut_jpeg2000(file: BinaryIO) -> None:
+    """Makes sure that the parts of a JPEG 2000 follow each other up to its end: Pillow leaves missing tiles black.
+
+    Raises:
+        ImageError: The next part, or the end, is not where it should be.
+    """
+    file.seek(0)
+    content = file.read()
+    place = content.index(CODESTREAM) + 2  # behind the first marker
+    while place < len(content):
+        marker = content[place : place + 2]
+        if marker == bytes([0xFF, END_OF_IMAGE]):
+            return
+        length = int.from_bytes(content[place + 2 : place + 4], "big") + 2
+        if marker == START_OF_TILE:
+            length = int.from_bytes(content[place + 6 : place + 10], "big")  # of a part with all that is in it
+            if length == 0 and content.find(bytes([0xFF, END_OF_IMAGE]), place) >= 0:  # the last, which does not say
+                return
+        place += max(length, 2)
+    raise ImageError("it is cut short: the parts of this JPEG 2000 have no end.")
 
 
 # ---- arrays and tensors

@@ -100,9 +100,10 @@ def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list
         )
     if not logits.isfinite().all():
         raise not_finite(model.dtype)
-    scores, indices = logits.softmax(-1).topk(min(top, classes))  # (b, top)
+    best_first = logits.topk(min(top, classes)).indices  # (b, top); of scores, which far below the best are all zero
+    scores = logits.softmax(-1).gather(1, best_first)
     answers = []
-    for row_of_scores, row_of_indices in zip(scores.tolist(), indices.tolist(), strict=True):
+    for row_of_scores, row_of_indices in zip(scores.tolist(), best_first.tolist(), strict=True):
         best = zip(row_of_indices, row_of_scores, strict=True)
         answers.append([Prediction(labels[index], index, score) for index, score in best])
     return answers

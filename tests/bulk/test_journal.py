@@ -24,7 +24,7 @@ ROWS = {"a.jpg": [1.0, -2.5, 1 / 3], "über/b.png": [0.0, 1e-30, 3e38], "c": [1.
 
 
 def files(*names: str) -> list[Picture]:
-    return [Picture(name, 10, 20, 30) for name in names]
+    return [Picture(name, 10, 20, 30, 40) for name in names]
 
 
 ALL = files(*ROWS)
@@ -135,7 +135,7 @@ def test_rows_come_as_they_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_of_two_versions_of_a_picture_the_one_asked_for_is_written(tmp_path: Path) -> None:
-    old, new = files("a.jpg")[0], Picture("a.jpg", 10, 21, 31)
+    old, new = files("a.jpg")[0], Picture("a.jpg", 10, 21, 31, 40)
     for asked, value in ((old, 1), (new, 2)):
         with Journal(tmp_path / "out.npz", RUN) as journal:
             journal.add([old], struct.pack("<f", 1))
@@ -193,8 +193,21 @@ def test_a_replaced_file_is_another_picture(tmp_path: Path) -> None:
     assert before == Picture.at(str(path))
     other.replace(path)
     assert Picture.at(str(path)) != before
-    assert Picture.at(str(other)) == Picture(str(other), -1, -1, -1)
+    assert Picture.at(str(other)) == Picture(str(other), -1, -1, -1, -1)
     assert Picture.at("a\0b").size == -1
+
+
+def test_pictures_under_a_link_that_leads_elsewhere_are_others(tmp_path: Path) -> None:
+    """Of one size, and written in one tick of the disk's clock, as may be out of an archive: then times are equal."""
+    link = tmp_path / "now"
+    seen = []
+    for folder in (tmp_path / "before", tmp_path / "after"):
+        folder.mkdir()
+        (folder / "a.bmp").write_bytes(b"1234")
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder)
+        seen.append(Picture.at(str(link / "a.bmp"))._replace(mtime_ns=0, ctime_ns=0))
+    assert seen[0] != seen[1]
 
 
 def test_a_full_disk_costs_no_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,27 +296,27 @@ def test_mistakes(tmp_path: Path) -> None:
         Journal(target, RUN)
 
 
-LINE = {"pictures": [["a.jpg", 10, 20, 30]], "vectors": "AACAPw==", "broken": []}
+LINE = {"pictures": [["a.jpg", 10, 20, 30, 40]], "vectors": "AACAPw==", "broken": []}
 
 
 @pytest.mark.parametrize(("change", "said"), [
     ({"pictures": 5}, "pictures must be a list"), ({"pictures": ["a.jpg"]}, r"pictures\[0\] must be a picture"),
-    ({"pictures": [["a.jpg", 10, 20]]}, r"pictures\[0\] must be a picture"),
-    ({"pictures": [[5, 10, 20, 30]]}, r"pictures\[0\]\[0\] must be the path of a picture, got 5"),
-    ({"pictures": [["a", 1.5, 2, 3]]}, r"pictures\[0\]\[1\] must be a whole number"),
-    ({"pictures": [["a", True, 2, 3]]}, r"pictures\[0\]\[1\] must be a whole number"),
-    ({"pictures": [["a", 10**4000, 2, 3]]}, r"pictures\[0\]\[1\] must be a whole number"),
+    ({"pictures": [["a.jpg", 10, 20, 30]]}, r"pictures\[0\] must be a picture"),
+    ({"pictures": [[5, 10, 20, 30, 40]]}, r"pictures\[0\]\[0\] must be the path of a picture, got 5"),
+    ({"pictures": [["a", 1.5, 2, 3, 4]]}, r"pictures\[0\]\[1\] must be a whole number"),
+    ({"pictures": [["a", True, 2, 3, 4]]}, r"pictures\[0\]\[1\] must be a whole number"),
+    ({"pictures": [["a", 10**4000, 2, 3, 4]]}, r"pictures\[0\]\[1\] must be a whole number"),
     ({"pictures": []}, "4 bytes of vectors for 0 pictures"), ({"vectors": ""}, "0 bytes of vectors for 1 pictures"),
     ({"vectors": "AAA="}, "2 bytes of vectors for 1"), ({"vectors": 3}, "vectors must be a text"),
     ({"vectors": "*" * 8}, "vectors must be base64"), ({"vectors": "AACAPw==" * 2}, "vectors must be base64"),
     ({"vectors": "AACAPwAAgD8="}, "8 bytes of vectors for 1 pictures"),  # others have one number
     ({"broken": {}}, "broken must be a list"), ({"broken": [None]}, r"broken\[0\] must be the path"),
-    ({"pictures": [["\x1b[31m" * 10**5, 1, 2, 3]]}, r"pictures\[0\]\[0\] must .* got '\\x1b\[31m.* letters\)\."),
+    ({"pictures": [["\x1b[31m" * 10**5, 1, 2, 3, 4]]}, r"pictures\[0\]\[0\] must .* got '\\x1b\[31m.* letters\)\."),
 ])  # fmt: skip
 def test_a_line_of_another_kind(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     target = tmp_path / "out.npz"
     partial = tmp_path / "out.npz.partial"
-    lines = [json.dumps(line) + "\n" for line in (RUN, LINE, LINE | {"pictures": [["b", 1, 2, 3]]} | change)]
+    lines = [json.dumps(line) + "\n" for line in (RUN, LINE, LINE | {"pictures": [["b", 1, 2, 3, 4]]} | change)]
     partial.write_text("".join(lines))
     before = partial.read_bytes()
     with pytest.raises(InputError, match=rf"out\.npz\.partial, line 3: {said}") as error:
@@ -364,7 +377,8 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     code = (
         "import struct, sys; from pathlib import Path; from vitlite.bulk.journal import Journal, Picture\n"
         "j = Journal(Path(sys.argv[1]), {})\n"
-        "for i in range(10**6): j.add([Picture(str(i), 0, 0, 0)], struct.pack('<64f', *[i] * 64)); print(i, flush=True)"
+        "for i in range(10**6):\n"
+        "    j.add([Picture(str(i), 0, 0, 0, 0)], struct.pack('<64f', *[i] * 64)); print(i, flush=True)"
     )
     target = tmp_path / "out.npz"
     process = subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE, text=True)
@@ -379,7 +393,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     process.wait()
     with Journal(target, {}) as journal:
         done = journal.done
-        assert {Picture(str(i), 0, 0, 0) for i in range(last + 1)} <= done
+        assert {Picture(str(i), 0, 0, 0, 0) for i in range(last + 1)} <= done
         journal.finish(sorted(done), {})
     paths, vectors = read(target)
     assert all((row == float(path)).all() for path, row in zip(paths, vectors, strict=True))

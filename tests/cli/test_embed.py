@@ -141,7 +141,7 @@ def test_embed_leaves_nothing_where_no_picture_can_be_read(run: Run, model: Path
 def test_embed_refuses_to_mix_two_runs(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with Journal(out, {"weights": "others"}) as journal:
-        journal.add([Picture("a.png", 0, 0, 0)], b"1234")
+        journal.add([Picture("a.png", 0, 0, 0, 0)], b"1234")
     code, _, err = run("embed", pictures, "--model", model, "--out", out)
     assert code == 1
     assert re.search("was left by a run with another .*config, .*preprocessing, .*weights", err)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from closed import refuse_new_files
+from models import small_model
 from tiny_run import CONFIG, new_model, small_cifar10
 
 from vitlite import ViT, ViTConfig
@@ -46,6 +47,16 @@ def test_what_is_printed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["eval", str(photos), *NANO, "--out", str(tmp_path / "one")]) == 0
     (alone,) = json.loads((tmp_path / "one" / "eval.json").read_text())["wrong"]
     assert alone["picture"] == "horse/rocket.jpg"
+
+
+def test_no_drawing_of_another_model_stands_beside_the_figures(photos: Path, tmp_path: Path) -> None:
+    """Of so many classes none is drawn, and what was drawn of fewer is gone."""
+    out = tmp_path / "out"
+    assert main(["eval", str(photos), *NANO, "--out", str(out)]) == 0
+    assert (out / "confusion.png").exists()
+    many = small_model(tmp_path / "many", ("cat", "horse", *(f"class {i}" for i in range(5000))))
+    assert main(["eval", str(photos), "--model", str(many), "--out", str(out)]) == 0
+    assert [path.name for path in out.iterdir()] == ["eval.json"]
 
 
 @pytest.mark.parametrize(

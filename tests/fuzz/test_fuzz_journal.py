@@ -16,14 +16,14 @@ from vitlite.errors import InputError
 
 CASES = int(os.environ.get("VITLITE_FUZZ", "50"))
 RUN = {"sha256": "ab", "dtype": None}
-PICTURES = [Picture(f"{i}.png", i, i, i) for i in range(4)]
+PICTURES = [Picture(f"{i}.png", i, i, i, i) for i in range(4)]
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-pictures = st.lists(st.tuples(st.text() | json_values, st.integers() | json_values, st.integers(), st.integers()))
+pictures = st.lists(st.tuples(st.text() | json_values, st.integers() | json_values, *[st.integers()] * 3))
 lines = st.fixed_dictionaries(
     {},
     optional={

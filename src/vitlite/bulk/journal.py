@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from vitlite import schema
-from vitlite.disk import PARTIAL, is_no_file, locked, obstacle, replacing
+from vitlite.disk import PARTIAL, is_no_file, locked, numbers_of, obstacle, replacing
 from vitlite.errors import InputError, missing_extra, shown
 
 MOST_LINE = 2**28  # bytes of a line of the journal: 50,000 vectors of 1,024 numbers
 MOST_NAMES = 99_000_000  # bytes in a .safetensors file: its whole header may have 100 million, says its library
 ROW_GROUP = 2**14  # vectors of a Parquet file that are in memory together
-ANY_TIME = schema.whole(-(2**63), 2**63)
+ANY_NUMBER = schema.whole(-(2**63), 2**128)
 
 
 def _is_path(value: Any) -> bool:
@@ -32,12 +32,14 @@ def _is_path(value: Any) -> bool:
 
 
 def _picture_parts(value: list[Any]) -> Iterator[schema.Part]:
-    return zip(("[0]", "[1]", "[2]", "[3]"), value, (PATH, ANY_TIME, ANY_TIME, ANY_TIME), strict=True)
+    return zip(("[0]", "[1]", "[2]", "[3]", "[4]"), value, (PATH, *[ANY_NUMBER] * 4), strict=True)
 
 
 PATH = schema.Check("the path of a picture", _is_path)
 PICTURE = schema.Check(
-    "a picture: its path, size and two times", lambda value: isinstance(value, list) and len(value) == 4, _picture_parts
+    "a picture: its path, size, two times and number",
+    lambda value: isinstance(value, list) and len(value) == 5,
+    _picture_parts,
 )
 BATCH = schema.table(
     {"pictures": schema.several(PICTURE), "vectors": schema.text(MOST_LINE), "broken": schema.several(PATH)},
@@ -97,12 +99,13 @@ def _refused(target: Path, reason: str) -> InputError:
 
 
 class Picture(NamedTuple):
-    """A file as it was before it was read. Changed or replaced, it is another picture."""
+    """A file as it was before it was read. Changed or replaced, also by a link to another, it is another picture."""
 
     path: str
     size: int
     mtime_ns: int
     ctime_ns: int
+    inode: int
 
     @classmethod
     def at(cls, path: str) -> "Picture":
@@ -110,8 +113,8 @@ class Picture(NamedTuple):
         try:
             stat = os.stat(path)
         except (OSError, ValueError):  # the latter for a name that cannot be
-            return cls(path, -1, -1, -1)
-        return cls(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            return cls(path, -1, -1, -1, -1)
+        return cls(path, *numbers_of(stat))
 
 
 class Batch(NamedTuple):

@@ -104,7 +104,8 @@ def _is_ours(file: Path) -> bool:
 def _write(out: Path, figures: dict[str, Any], measured: Measured, pictures: Pictures) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        disk.write_json(out / FIGURES, figures)
+        (out / CONFUSION).unlink(missing_ok=True)  # of an earlier run: whenever this one is killed, none stands beside
+        disk.write_json(out / FIGURES, figures)  # figures that are not its own
         if measured.confusion is not None:
             draw_confusion(measured.confusion, pictures.classes, out / CONFUSION)
     except OSError as error:
