@@ -329,6 +329,39 @@ def test_an_etag_that_is_no_hash_says_nothing_of_another_commit(server: Hub, new
     assert old.path.read_bytes() == WEIGHTS[:1000]
 
 
+@pytest.mark.parametrize("newer", ['"65b-new"', ""])
+def test_bytes_of_two_versions_are_never_joined_where_no_hash_tells(server: Hub, newer: str) -> None:
+    """A mirror's file is replaced by one of its size while the line is cut: both answers are of the range asked for."""
+    gets: list[str] = []
+
+    def instead(request: Request) -> Answer | None:
+        replaced = len(gets) > 0
+        content, etag = (OTHER, newer) if replaced else (WEIGHTS, '"65a-old"')
+        headers = {"X-Repo-Commit": "0" * 40} | ({"ETag": etag} if etag else {})
+        if request.method == "HEAD":
+            return Answer(200, headers | {"ETag": etag or '"65b-new"', "Content-Length": str(len(content))})
+        gets.append(request.headers["range"])
+        first = int(gets[-1].removeprefix("bytes=").split("-")[0])
+        part = content[first:]
+        headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        return Answer(206, headers, part if replaced else iter([part[: len(part) // 2]]))
+
+    assert len(WEIGHTS) == len(OTHER)
+    server.instead = instead
+    assert hub.fetch(REPO, FILE).path.read_bytes() == OTHER
+    assert [range.split("-")[0] == "bytes=0" for range in gets] == [True, False, True]
+
+
+def test_what_a_killed_process_left_begins_anew_where_no_hash_tells(server: Hub) -> None:
+    content = {"0" * 40: WEIGHTS}
+    server.instead = states(content)
+    blob = hub.fetch(REPO, FILE).path.resolve()
+    for left in (OTHER[:1000], WEIGHTS[:1000]):
+        blob.unlink()
+        blob.with_name(f"{blob.name}.vitlite.incomplete").write_bytes(left)
+        assert hub.fetch(REPO, FILE).path.read_bytes() == WEIGHTS
+
+
 def test_without_a_hash_the_size_is_all_there_is_to_go_by(server: Hub) -> None:
     content = {"0" * 40: WEIGHTS[:1000]}
     server.instead = states(content, size=500)
