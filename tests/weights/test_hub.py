@@ -353,8 +353,16 @@ def test_bytes_of_two_versions_are_never_joined_where_no_hash_tells(server: Hub,
 
 
 def test_what_a_killed_process_left_begins_anew_where_no_hash_tells(server: Hub) -> None:
-    content = {"0" * 40: WEIGHTS}
-    server.instead = states(content)
+
+    def instead(request: Request) -> Answer | None:
+        headers = {"X-Repo-Commit": "0" * 40, "ETag": '"65a1b2c3"'}
+        if request.method == "HEAD":
+            return Answer(200, headers | {"Content-Length": str(len(WEIGHTS))})
+        first = int(request.headers["range"].removeprefix("bytes=").split("-")[0])
+        headers["Content-Range"] = f"bytes {first}-{len(WEIGHTS) - 1}/{len(WEIGHTS)}"
+        return Answer(206, headers, WEIGHTS[first:])
+
+    server.instead = instead
     blob = hub.fetch(REPO, FILE).path.resolve()
     for left in (OTHER[:1000], WEIGHTS[:1000]):
         blob.unlink()
