@@ -44,6 +44,7 @@ from vitlite.weights.sidecar import (
     CONFIG,
     PAIR,
     PICTURES,
+    PROCESSOR,
     WRITER,
     begin_sidecars,
     end_sidecars,
@@ -159,13 +160,12 @@ def refuse_to_overwrite(folder: Path) -> None:
         raise CheckpointError(f"{shown(str(folder))} is no folder. Name one.")
     with explained(folder):
         refuse_content(folder / f"{WEIGHTS}.lock")
-    there = [name for name in (WEIGHTS, INDEX, CONFIG, PICTURES) if os.path.lexists(folder / name)]
+    there = [name for name in (WEIGHTS, INDEX, CONFIG, PICTURES, PROCESSOR) if os.path.lexists(folder / name)]
     for name in there:
         if not (folder / name).is_file():
             raise CheckpointError(f"{shown(str(folder / name))} is no file, and stands where one is to be written.")
-    foreign = there if not _is_ours(folder) else []
-    if PICTURES in there and not is_paired(folder / PICTURES):  # added to ours by somebody
-        foreign = foreign or [PICTURES]
+    added = [name for name in (PICTURES, PROCESSOR) if name in there and not is_paired(folder / name)]  # to ours
+    foreign = added if _is_ours(folder) else there
     if foreign:
         raise CheckpointError(
             f"{shown(str(folder))} has {', '.join(foreign)}, which vitlite did not write. What is there stays. Name a "
