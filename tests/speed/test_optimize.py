@@ -699,6 +699,14 @@ def _replaced(model: ViT) -> None:
     model.blocks[1].attn.qkv = Wrapped(model.blocks[1].attn.qkv)
 
 
+def _run_twice(model: ViT) -> None:
+    model.blocks.append(model.blocks[0])
+
+
+def _in_another_order(model: ViT) -> None:
+    model.blocks._modules["0"] = model.blocks._modules.pop("0")
+
+
 def _quantised(model: ViT) -> None:
     quantise(model.blocks[1].attn.qkv)
 
@@ -716,6 +724,8 @@ def _narrowed(model: ViT) -> None:
         (_patched_outside, r"The model has its own embed"),
         (_strided, r"not those of its config: patch_embed\.proj"),
         (_replaced, r"not those of its config: blocks\.1\.attn\.qkv"),
+        (_run_twice, r"not those of its config: blocks, blocks\.3,"),
+        (_in_another_order, r"not those of its config: blocks\."),
         (_quantised, r"blocks\.1\.attn\.qkv\.weight is a Quantised, and no plain tensor"),
         (_narrowed, r"cpu in torch\.bfloat16, cpu in torch\.float32"),
     ],
@@ -726,6 +736,13 @@ def test_a_changed_model_is_refused(change: Callable[[ViT], None], text: str) ->
     with pytest.raises(OptimizedError, match=text):
         optimize(model)
     assert type(model) is ViT
+
+
+def test_layers_that_share_a_part_answer_as_before() -> None:
+    model, images = made(), torch.randn(2, 3, 32, 32)
+    model.blocks[1].mlp = model.blocks[0].mlp
+    right = model(images).detach()
+    assert distance(optimize(model)(images), right) < 1e-5
 
 
 def test_what_was_put_into_a_class_or_hooked_to_all_modules_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

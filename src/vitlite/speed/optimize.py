@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError, shown
 from vitlite.fingerprint import hash_of_file
-from vitlite.model import Block, Features, ViT, is_hooked, model_on_meta, replaced_method
+from vitlite.model import Block, Features, ViT, is_hooked, model_on_meta, order_within, replaced_method
 from vitlite.pooling import AttentionPool
 from vitlite.speed.blocks import (
     Arithmetic,
@@ -555,9 +555,13 @@ def _check_parameters(model: ViT) -> None:
 
 
 def _layout(model: ViT) -> set[tuple[str, Any]]:
-    """The name of every module with its class, a convolution with its stride too; of every parameter with its shape."""
+    """The name of every module with its class and the order of what it runs; of every parameter with its shape.
+
+    Of a convolution its stride too. What is there twice computes twice, and has two names.
+    """
     modules: set[tuple[str, Any]] = set()
-    for name, module in model.named_modules():
-        settings = module.extra_repr()
-        modules.add((name, (type(module), settings if isinstance(module, nn.Conv2d) else "")))
-    return modules | {(name, parameter.shape) for name, parameter in model.named_parameters()}
+    for name, module in model.named_modules(remove_duplicate=False):
+        settings = module.extra_repr() if isinstance(module, nn.Conv2d) else ""
+        modules.add((name, (type(module), settings, order_within(module))))
+    parameters = model.named_parameters(remove_duplicate=False)
+    return modules | {(name, parameter.shape) for name, parameter in parameters}
