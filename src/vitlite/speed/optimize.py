@@ -561,7 +561,8 @@ def _layout(model: ViT) -> set[tuple[str, Any]]:
     """
     modules: set[tuple[str, Any]] = set()
     for name, module in model.named_modules(remove_duplicate=False):
-        settings = module.extra_repr() if isinstance(module, nn.Conv2d) else ""
-        modules.add((name, (type(module), settings, order_within(module))))
+        settings = module.extra_repr()
+        stride = settings if isinstance(module, nn.Conv2d) else ""
+        modules.add((name, (type(module), stride, order_within(module))))
     parameters = model.named_parameters(remove_duplicate=False)
     return modules | {(name, parameter.shape) for name, parameter in parameters}
