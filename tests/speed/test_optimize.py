@@ -479,8 +479,10 @@ def test_answers_can_train_what_comes_after() -> None:
         assert distance(faster.embed(images), answer) < 1e-6
 
 
-def test_autocast_around_it_changes_nothing() -> None:
-    faster, images = optimized(made()), torch.randn(9, 3, 32, 32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_autocast_around_it_changes_nothing(dtype: torch.dtype) -> None:
+    """Where slices are joined too, for which it has no word of float16."""
+    faster, images = optimized(made().to(dtype)), torch.randn(9, 3, 32, 32, dtype=dtype)
     right = faster(images)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(faster(images), right)
@@ -831,6 +833,24 @@ def test_a_hook_sees_what_it_sees_of_the_model_as_created_or_is_refused(options:
             hook.remove()
         assert len(seen) in (0, 2), name
         torch.testing.assert_close(seen[:1], seen[1:], msg=name)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["blocks.0", "norm", "head"])
+def test_a_hook_sees_the_whole_batch_in_its_order(name: str, threads: int) -> None:
+    """It saw slices, and those of two streams in the order in which they got there."""
+    model, images, before = made(), torch.randn(40, 3, 32, 32), torch.get_num_threads()
+    faster = optimized(model)
+    seen: list[Tensor] = []
+    torch.set_num_threads(threads)
+    try:
+        for which in model, faster:
+            which.get_submodule(name).register_forward_hook(lambda *given: seen.append(given[-1].detach()))
+            which(images)
+    finally:
+        torch.set_num_threads(before)
+    assert len(seen) == 2
+    torch.testing.assert_close(seen[0], seen[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -57,7 +57,8 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
 
     The packed weights replace the old ones, which are kept until all are packed: where that fails, the model is as it
     was. Images and answers keep the dtype of the model; `dtype` is what it computes in. It cannot be trained, moved,
-    copied, exported or saved afterwards: optimize last. torch.compile leaves it as it is.
+    copied, exported or saved afterwards: optimize last. torch.compile leaves it as it is. Hooks of a whole block see the
+    batch as they would before; as long as there are any, it is computed in one piece, which takes longer.
 
     Args:
         model: A `ViT`, as created or loaded. A second call changes nothing.
@@ -357,12 +358,16 @@ class OptimizedViT(ViT):
 
         slices: Sequence[Tensor] = [images]
         streams = 1
-        if images.device.type == "cpu":
+        if images.device.type == "cpu" and not self._is_watched():
             slices, streams = cut(images, self._widest_temporary(images))
         with self._products(images):
             answers = compute(slices, streams, without_gradients)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             return join(answers, self._dtype, batch_axis)
+
+    def _is_watched(self) -> bool:
+        """Whether a part has hooks, which are to see the whole batch at once, as of a model as it was created."""
+        return any(is_hooked(part) for part in self.modules() if part is not self)
 
     def _products(self, images: Tensor) -> AbstractContextManager[None]:
         """oneDNN for the products of attention, where that pays."""
