@@ -21,6 +21,7 @@ from changed_models import quantise
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, optimize
+from vitlite.draw import patch_filters
 from vitlite.errors import InputError, OptimizedError
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import Attention
@@ -532,7 +533,10 @@ FORBIDDEN: dict[str, Callable[[ViT], Any]] = {
 @pytest.mark.filterwarnings("ignore:.*torch.jit")  # is deprecated, in words and a class that differ by version
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_what_an_optimized_model_cannot_do(name: str) -> None:
-    with pytest.raises(OptimizedError, match=r"An optimized model cannot .* optimize last, or create the model again"):
+    said = (
+        r"An optimized model cannot .* optimize last, or create the model again\. .*torch\.jit\.trace take it as it was"
+    )
+    with pytest.raises(OptimizedError, match=said):
         FORBIDDEN[name](optimized(made()))
 
 
@@ -920,6 +924,18 @@ def test_tokens_that_were_packed_are_out_of_reach(name: str) -> None:
         getattr(faster, name)
     with pytest.raises(OptimizedError, match="An optimized model cannot give its"):
         setattr(faster, name, torch.nn.Parameter(torch.zeros(1, 1, 48)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_weights_that_were_packed_are_out_of_reach(dtype: torch.dtype, way: str) -> None:
+    """They are flat, scaled or in an order of their own; a change of them would not be known."""
+    faster = optimized(made().to(dtype))
+    with pytest.raises(OptimizedError, match="cannot give the weights of a layer"):
+        patch_filters(faster)
+    for layer in faster.patch_embed.proj, faster.blocks[0].attn.qkv, faster.blocks[0].fc2:
+        for name in "weight", "bias":
+            with pytest.raises(OptimizedError, match="cannot give the weights of a layer"):
+                getattr(layer, name)
 
 
 def test_threads_with_more_grids_than_are_kept() -> None:

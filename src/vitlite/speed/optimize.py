@@ -57,8 +57,8 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
 
     The packed weights replace the old ones, which are kept until all are packed: where that fails, the model is as it
     was. Images and answers keep the dtype of the model; `dtype` is what it computes in. It cannot be trained, moved,
-    copied, exported or saved afterwards: optimize last. torch.compile leaves it as it is. Hooks of a whole block see the
-    batch as they would before; as long as there are any, it is computed in one piece, which takes longer.
+    copied, exported or saved afterwards: optimize last. torch.compile leaves it as it is. Hooks of blocks see whole
+    batches, as before: as long as there are any, a batch is computed in one piece, which takes longer.
 
     Args:
         model: A `ViT`, as created or loaded. A second call changes nothing.
@@ -438,8 +438,8 @@ def _left_alone(function: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse(action: str) -> NoReturn:
     raise OptimizedError(
         f"An optimized model cannot {action}: its weights are packed for this machine.",
-        python="Do that first and optimize last, or create the model again. torch.compile, torch.export and torch.jit "
-        "take it as it was created.",
+        python="Do that first and optimize last, or create the model again. torch.compile, torch.export and "
+        "torch.jit.trace take it as it was created.",
         command="Leave --fast out.",
     )
 
