@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError, shown
-from vitlite.fingerprint import hash_of_file
+from vitlite.fingerprint import hash_of_file, packing_of
 from vitlite.model import Block, Features, ViT, is_hooked, model_on_meta, order_within, replaced_method
 from vitlite.pooling import AttentionPool
 from vitlite.speed.blocks import (
@@ -447,16 +447,18 @@ def _refuse(action: str) -> NoReturn:
 @torch.no_grad()
 def _take_over(model: ViT, plan: Plan) -> None:
     """Turns `model` into an `OptimizedViT`, once all its weights are packed: until then nothing of it is changed."""
-    device, own_dtype, weights = model.device, model.dtype, hash_of_file(model)
+    device, own_dtype = model.device, model.dtype
+    weights = hash_of_file(model) or f"of no file {secrets.token_hex(16)}"  # as of no other model
     alone = _alone(model, plan)
     modules = model._modules | _packed(alone, plan)
     tokens = [getattr(alone, name) for name in TOKENS]
     own_tokens = OwnTokens(*(None if token is None else token.detach() for token in tokens))
     parameters = {name: value for name, value in model._parameters.items() if name not in TOKENS}
+    alone.__dict__.update(_modules=modules, _parameters=parameters)
+    packing = packing_of(alone, weights)
     model.__dict__.update(_modules=modules, _parameters=parameters)  # new ones: a shallow copy has the old
     model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, _plan=plan)
-    weights = weights or f"of no file {secrets.token_hex(16)}"  # as of no other model
-    model.__dict__["_hash_of_weights"] = weights
+    model.__dict__["_packing"] = packing
     model.eval()
     model.__class__ = OptimizedViT
 
