@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from stat import S_IMODE, S_IRWXG, S_IWUSR
+from stat import S_IMODE, S_IRWXG, S_ISREG, S_IWUSR
 from typing import Any, NamedTuple
 
 SEPARATOR = f"[/{re.escape(os.sep)}]"
@@ -166,9 +166,12 @@ def beginning_of(path: Path, most: int) -> bytes:
     return b""
 
 
-def is_no_file(path: Path) -> bool:
+def is_no_file(path: Path | str) -> bool:
     """Whether something is there that is no file: whoever opens a pipe may wait for ever."""
-    return os.path.exists(path) and not os.path.isfile(path)
+    try:
+        return not S_ISREG(os.stat(path).st_mode)  # one look: between two, a lock of another process may go
+    except (OSError, ValueError):  # nothing is there, or nothing can be
+        return False
 
 
 def stat_of(path: Path) -> list[int]:
@@ -278,9 +281,7 @@ def folders_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
 
 def _is_pipe(entry: "os.DirEntry[str]") -> bool:
     """Whether this is there, and no file; a link that leads nowhere, or to itself, is an error for whoever reads it."""
-    if entry.is_file(follow_symlinks=False):
-        return False
-    return os.path.exists(entry.path) and not os.path.isfile(entry.path)
+    return not entry.is_file(follow_symlinks=False) and is_no_file(entry.path)
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
