@@ -200,11 +200,20 @@ def settled_stat(path: Path) -> os.stat_result:
     A second change within one tick would leave the times as they are.
     """
     stat = path.stat()
-    tick = COARSE_TICK if in_whole_seconds(stat) else CLOCK_TICK
+    tick = _tick_of(stat)
     age = time.time() - max(stat.st_mtime, stat.st_ctime)
     if age < tick:  # below 0 where the clock was set back: nobody knows how old the file is
         time.sleep(min(tick, tick - age))
     return path.stat()
+
+
+def is_just_written(stat: os.stat_result) -> bool:
+    """Whether a change of a file now might leave its times as they are."""
+    return any(abs(time.time() - when) < _tick_of(stat) for when in (stat.st_mtime, stat.st_ctime))
+
+
+def _tick_of(stat: os.stat_result) -> float:
+    return COARSE_TICK if in_whole_seconds(stat) else CLOCK_TICK
 
 
 def in_whole_seconds(stat: os.stat_result) -> bool:
