@@ -32,7 +32,7 @@ ROOMS = {
     "speed.verdicts": Room(
         "which kernels pay here, timed once and kept", "speed.cpu speed.threads folders schema disk errors"
     ),
-    "speed.onednn": Room("which operators this CPU is quick with, each proved before its use", "speed.verdicts"),
+    "speed.onednn": Room("which operators this CPU is quick with, each proved before its use", "speed.verdicts errors"),
     "model": Room("the network", "positions stem pooling inputs speed.onednn config habits errors"),
     "fingerprint": Room("what weights are known again by", "errors"),
     "tiff": Room("which TIFFs Pillow takes for another picture", "errors"),

@@ -370,14 +370,12 @@ def head_dim(spoken: Sequence[Word]) -> Word | None:
 
 
 def caller_first(spoken: Sequence[Word]) -> Word | None:
-    """The caller's word; else the first that is firm, which is the file's; else what is usual, which is the last."""
-    firm = [word for word in spoken if word.firm]
-    for word in firm:
+    """The caller's word; else the first that is firm, which is the file's; else the first of what is usual."""
+    for word in spoken:
         if word.who == CALLER:
             return word
-    if firm:
-        return firm[0]
-    return spoken[-1] if spoken else None
+    firm = [word for word in spoken if word.firm]
+    return next(iter(firm or spoken), None)
 
 
 def layer_scale(spoken: Sequence[Word]) -> Word | None:
