@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from tiny_run import RECIPE, new_model, settings, small_cifar10, stripes
 
-from vitlite.errors import TrainError
+from vitlite import disk
+from vitlite.errors import ImageError, TrainError
 from vitlite.images import Preprocess
 from vitlite.training import datasets, distributed, train
 from vitlite.training.datasets import (
@@ -198,6 +200,37 @@ def test_prepared_pictures_are_read_once_while_there_is_room(monkeypatch):
         prepared[torch.tensor([1])]
         prepared[torch.tensor([2])]
     assert len(read) == 4
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_picture_whose_file_was_changed_is_prepared_again(folders: Path, in_place: bool) -> None:
+    """What is kept is of the file that was there: figures would be of pictures which are gone."""
+    model = new_model()
+    pictures = read_folder(folders / "train", model.preprocess.pixels, ("lying", "standing"))
+    first, second = pictures.images.pictures[:2]
+    time.sleep(2 * disk.CLOCK_TICK)
+    rows = torch.arange(len(pictures))
+    before = pictures.images[rows]
+    assert torch.equal(pictures.images[rows], before)
+    changed = Image.new("RGB", (32, 32), "red")
+    changed.save(first if in_place else folders / "new.png")
+    if not in_place:
+        (folders / "new.png").replace(first)
+    after = pictures.images[rows]
+    assert torch.equal(after[0], model.preprocess.pixels(changed))
+    assert torch.equal(after[1:], before[1:])
+    second.unlink()
+    with pytest.raises(ImageError, match=second.name):
+        pictures.images[rows]
+
+
+def test_a_file_that_is_written_again_at_once_is_prepared_again(tmp_path: Path) -> None:
+    """Its size is the same, and its times may be: a disk's clock ticks a hundred times a second."""
+    path = tmp_path / "a"
+    prepared = Prepared([path], lambda file: torch.tensor(list(file.read_bytes())))
+    for value in range(200):
+        path.write_bytes(bytes([value]))
+        assert prepared[torch.tensor([0])].tolist() == [[value]]
 
 
 class Counting(Preprocess):

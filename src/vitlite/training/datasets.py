@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from vitlite.disk import by_ending, files_below
+from vitlite.disk import by_ending, files_below, is_just_written, numbers_of
 from vitlite.errors import TrainError, counted, shown
 from vitlite.fingerprint import bytes_of
 from vitlite.images import SUFFIXES, Preprocess, own_methods
@@ -30,17 +30,21 @@ CIFAR10_NAMES = "batches.meta.txt"
 AGAIN = "repeated by a link"  # in place of an ending
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
 
+State = list[int]  # of a file, as `disk.numbers_of`
 FileNumber = tuple[int, int, int, int]  # of the disk, of the file on it, its size, and when it was written
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
 
 
 class Prepared:
-    """Pictures that are indexed as a tensor (n, c, h, w) of uint8 would be: prepared when asked for, and kept."""
+    """Pictures that are indexed as a tensor (n, c, h, w) of uint8 would be: prepared when asked for, and kept.
+
+    A file that was changed is prepared again.
+    """
 
     def __init__(self, pictures: Sequence[Path] | Tensor, read: Read, folder: Path | None = None) -> None:
         self.pictures, self.read = pictures, read
         self.folder = folder  # from which files are named
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, tuple[State, Tensor]] = {}
         self._room = CACHE
 
     def __len__(self) -> int:
@@ -53,13 +57,21 @@ class Prepared:
             return torch.stack(list(pool.map(self._picture, rows.tolist())))  # (b, c, h, w)
 
     def _picture(self, row: int) -> Tensor:
-        if row in self._kept:
-            return self._kept[row]
-        picture = self.read(self.pictures[row])
-        if self._room >= picture.nbytes:
-            self._room -= picture.nbytes
-            self._kept[row] = picture
+        state = _state_of(self.pictures[row])  # before it is read: what is written meanwhile shows the next time
+        before, picture = self._kept.get(row, (None, None))
+        if picture is None or before != state:
+            picture = self.read(self.pictures[row])
+            self._keep(row, state, picture)
         return picture
+
+    def _keep(self, row: int, state: State | None, picture: Tensor) -> None:
+        """While there is room, in place of what a file held before; none of which the next change might not show."""
+        _, old = self._kept.pop(row, (None, None))
+        if old is not None:
+            self._room += old.nbytes
+        if state is not None and self._room >= picture.nbytes:
+            self._room -= picture.nbytes
+            self._kept[row] = (state, picture)
 
     def part(self, rows: Sequence[int]) -> "Prepared":
         """Some of them, in the order of the rows."""
@@ -84,6 +96,17 @@ class Prepared:
             size = os.path.getsize(path) if os.path.exists(path) else -1  # a missing one is an error when it is read
             files.append(f"{size} {name}")
         return files
+
+
+def _state_of(picture: Path | Tensor) -> State | None:
+    """What changes when a file does; None where it is gone, or so new that its next change might not show."""
+    if isinstance(picture, Tensor):
+        return []
+    try:
+        stat = os.stat(picture)
+    except OSError:  # whoever reads it says so
+        return None
+    return None if is_just_written(stat) else numbers_of(stat)
 
 
 def names_below(paths: Sequence[PurePath]) -> list[str]:
