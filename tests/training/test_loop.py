@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from closed import refuse_new_files
+from kills import program
 from tiny_run import CONFIG, RECIPE, Killed, new_model, settings, stop, stripes
 from torch import nn
 
@@ -473,3 +474,79 @@ def test_a_folder_is_trained_in_by_one_process_at_a_time(tmp_path):
 
     train(new_model(), stripes(24), tmp_path, settings(), after_epoch=again)
     assert not (tmp_path / "train.lock").exists()
+
+
+END_OF_AN_EPOCH = """
+import json, os, shutil, sys
+from pathlib import Path
+import torch
+from kills import kills
+from tiny_run import Killed, new_model, settings, stripes
+from vitlite import load
+from vitlite.errors import TrainError
+from vitlite.training import measure, train
+from vitlite.training.best import best_epoch
+
+def run(out, recipe, stop_after=99):
+    def stop(history):
+        if len(history) == stop_after:
+            raise Killed
+    recipe = settings(lr=0.03, ema=0.5, decay=0.3, **recipe)
+    try:
+        return train(new_model(), stripes(24), out, recipe, validation=validation, after_epoch=stop)
+    except Killed:
+        return None
+
+torch.set_num_threads(1)
+root, first, then = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+validation, begun, out = stripes(8, seed=1), root / "begun", root / "out"
+run(begun, first, stop_after=2)
+shutil.copytree(begun, out)
+for step in kills(lambda: run(out, first, stop_after=3), every=int(os.environ["EVERY"])):
+    try:
+        history = run(out, then)
+    except TrainError as error:
+        if "another run: epochs was" not in str(error):
+            raise
+        history = run(out, first)
+    for name, record in (("best", best_epoch(history)), ("last", history[-1])):
+        found = measure(load(out / name), validation)
+        assert round(found.loss, 5) == record["val_loss"], (step, name, found, history)
+    print(len(history), best_epoch(history)["epoch"])
+    shutil.rmtree(out)
+    shutil.copytree(begun, out)
+"""
+
+
+@pytest.mark.usefixtures("uncovered")
+@pytest.mark.parametrize(
+    ("recipe", "then", "every", "ends"),
+    [
+        ({"epochs": 3, "seed": 10}, {"patience": 1}, 2, {"2 1", "3 3"}),  # the third is better than those that ended it
+        ({"epochs": 6, "seed": 6}, {"epochs": 3}, 5, {"3 2", "6 4"}),  # and this is, as long as it is one of six
+    ],
+)
+def test_killed_at_the_end_of_an_epoch_and_given_another_end(tmp_path, monkeypatch, recipe, then, every, ends):
+    """`best` and `last` are epochs of the log, whichever was about to be kept."""
+    monkeypatch.setenv("EVERY", str(every))
+    words = json.dumps(recipe), json.dumps(recipe | then)
+    said = program(END_OF_AN_EPOCH, tmp_path, *words).splitlines()
+    assert set(said) == ends
+
+
+def test_a_run_that_ends_before_the_epoch_that_it_was_in(tmp_path):
+    """It ends as `last` does: what the steps since then made of the weights was never measured."""
+
+    def kill(run):
+        if (len(run.history), run.progress.step) == (2, 2):
+            raise Killed
+
+    recipe, data, validation = settings(epochs=3, lr=0.03, ema=0.5, seed=10), stripes(24), stripes(8, seed=1)
+    with pytest.raises(Killed):
+        train(new_model(), data, tmp_path, recipe, validation=validation, after_step=kill, save_every=0)
+    model = new_model()
+    history = train(model, data, tmp_path, replace(recipe, patience=1), validation=validation)
+    assert len(history) == 2
+    assert measure(model, validation).loss == pytest.approx(history[-1]["val_loss"], abs=1e-5)
+    assert all(map(torch.equal, model.parameters(), vitlite.load(tmp_path / "last").parameters()))
+    assert len(train(new_model(), data, tmp_path, recipe, validation=validation)) == 3

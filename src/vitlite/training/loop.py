@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vitlite import disk
 from vitlite.errors import TrainError, shown
+from vitlite.factory import load
 from vitlite.images import normalise
 from vitlite.model import ViT
 from vitlite.training import distributed
@@ -197,13 +198,22 @@ def _run_epochs(run: Run, out: Path, validation: Pictures | None, told: Told, sa
     if not goes_on:
         run.save(out / STATE)  # before anything else, as `check_place` says
     elif distributed.is_main():
-        disk.remove_left(out / STATE)  # by a kill right after the last state
-        run.write_log(out / LOG)  # which a kill may have kept from being written
+        _write_what_was_left_out(run, out)
     while not is_done(run.history, run.settings):
         _take_steps(run, out, told.after_step, save_every)
         _end_epoch(run, out, validation)
         if distributed.is_main():
             told.after_epoch(run.history)
+    if run.progress.step:
+        _return_to_last(run, out)
+
+
+def _write_what_was_left_out(run: Run, out: Path) -> None:
+    """Ends what a kill may have cut short after the last state was written: see `_end_epoch`."""
+    disk.remove_left(out / STATE)
+    if run.history and run.progress.step == 0 and not run.is_logged(out / LOG):
+        _save_models(run, out)
+    run.write_log(out / LOG)
 
 
 def _check_best(run: Run, out: Path, validation: Pictures, after_best: Callable[[Measured], None]) -> None:
@@ -310,7 +320,11 @@ def so_far(run: Run) -> dict[str, str]:
 
 
 def _end_epoch(run: Run, out: Path, validation: Pictures | None) -> None:
-    """Measures the averaged weights, and writes checkpoints, log and state."""
+    """Measures the averaged weights, and writes state, checkpoints and log, in this order.
+
+    A killed run goes on from its state, and perhaps otherwise than before: with another end, or as many threads as
+    round otherwise. So no checkpoint is replaced by one of an epoch that the state does not have.
+    """
     progress = run.progress
     record = {
         "epoch": progress.epoch + 1,
@@ -319,17 +333,31 @@ def _end_epoch(run: Run, out: Path, validation: Pictures | None) -> None:
         "lr": learning_rate(run.settings, progress.epoch + 1),
         "seconds": round(progress.seconds, 1),
     }
-    with run.averaged() as model:
-        if validation is not None:
+    if validation is not None:
+        with run.averaged() as model:
             measured = measure(model, validation, bfloat16=run.settings.bfloat16)
-            record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
-            if is_better(record, run.history):
-                run.save_checkpoint(out / BEST)
-        run.save_checkpoint(out / LAST)
+        record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
     run.history.append(record)
     run.progress = Progress(epoch=progress.epoch + 1)
     run.save(out / STATE)
+    _save_models(run, out)
     run.write_log(out / LOG)  # last: whoever reads a line of it knows that the epoch is kept
+
+
+def _save_models(run: Run, out: Path) -> None:
+    """Writes the checkpoints of the epoch that has just ended."""
+    *past, record = run.history
+    with run.averaged():
+        if "val_top1" in record and is_better(record, past):
+            run.save_checkpoint(out / BEST)
+        run.save_checkpoint(out / LAST)
+
+
+def _return_to_last(run: Run, out: Path) -> None:
+    """Gives the averages what `last` has, where another patience ends a run that had begun a further epoch."""
+    last = load(out / LAST, device=run.model.device, dtype=run.model.dtype).state_dict()
+    for name, average in run.averages.items():
+        average.copy_(last[name])
 
 
 def _step(run: Run, rows: Tensor) -> tuple[float, float]:

@@ -110,6 +110,11 @@ class Run:
     def _log(self) -> str:
         return "".join(json.dumps(record) + "\n" for record in self.history)
 
+    def is_logged(self, path: Path) -> bool:
+        """Whether a log has all of the history."""
+        log = self._log().encode()
+        return path.exists() and _read(path, len(log) + 1) == log
+
     def refuse_other_log(self, path: Path) -> None:
         """Makes sure that a log is the one of this run, all of it or, after a kill, its beginning.
 
