@@ -169,15 +169,19 @@ def test_fewer_pictures_than_a_batch(tmp_path):
 
 
 def test_a_diverged_loss_is_an_error_and_leaves_the_last_checkpoint(tmp_path):
-    model, data = new_model(), stripes(24)
-    train(model, data, tmp_path, settings(epochs=2))
+    data, broken = stripes(24), new_model()
+    with pytest.raises(Killed):
+        train(new_model(), data, tmp_path, settings(), after_epoch=stop)
     before = (tmp_path / STATE).read_bytes()
-    broken = new_model()
     broken.head.register_forward_hook(lambda *_: torch.full((8, 2), torch.nan, requires_grad=True))
-    with pytest.raises(TrainError, match=r"loss became nan in epoch \d, step \d.*last holds.*lower lr") as caught:
-        train(broken, data, tmp_path / "new", settings())
+    with pytest.raises(TrainError, match=r"loss became nan in epoch 2, step 1.*last holds the.*lower lr") as caught:
+        train(broken, data, tmp_path, settings())
     assert "lower --lr and another --out" in caught.value.for_command_line()
     assert (tmp_path / STATE).read_bytes() == before
+    with pytest.raises(
+        TrainError, match=r"in epoch 1, step 1, at a learning rate of up to 0.001\. Begin again with the"
+    ):
+        train(broken, data, tmp_path / "new", settings())
     assert os.listdir(tmp_path / "new") == [STATE]  # of a run without a step
 
 
@@ -187,6 +191,25 @@ def test_infinite_gradients_take_no_step(tmp_path):
     with pytest.raises(TrainError, match="loss became nan in epoch 1, step 1"):
         train(model, stripes(24), tmp_path, settings())
     assert all(weight.isfinite().all() for weight in model.parameters())
+
+
+def test_gradients_of_others_go_into_no_step(tmp_path):
+    """Of a loop or a saliency map before, of a step that was broken off, or of one whose gradients were infinite."""
+    data, whole, model = stripes(24), new_model(), new_model()
+    train(whole, data, tmp_path / "whole", settings())
+    assert {weight.grad for weight in whole.parameters()} == {None}
+    model(torch.rand(2, 3, 16, 16)).square().sum().backward()
+    for weight, change, error in (
+        (model.head.weight, lambda gradient: gradient * torch.inf, TrainError),
+        (model.patch_embed.proj.weight, stop, Killed),  # which is the last that gets one
+    ):
+        hook = weight.register_hook(change)
+        with pytest.raises(error):
+            train(model, data, tmp_path / "out", settings())
+        hook.remove()
+    assert {weight.grad for weight in model.parameters()} == {None}
+    train(model, data, tmp_path / "out", settings())
+    assert all(map(torch.equal, model.parameters(), whole.parameters()))
 
 
 def test_a_picture_that_cannot_be_read_is_named(folders, tmp_path):

@@ -1,17 +1,18 @@
 """Training a `ViT`, from scratch or from weights.
 
-Every random number is a function of (seed, epoch, sample) or (seed, step): started again with the same command on the
-same machine, a run ends with the same weights, bit for bit.
+Every random number is a function of (seed, epoch, sample) or, of dropout and stochastic depth, (seed, step, rank):
+started again with the same command on the same machine, a run ends with the same weights, bit for bit.
 Shapes: b pictures in a batch, or in this rank's share of it; c channels, h and w pixels, k classes.
 """
 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from logging import getLogger
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ from vitlite.training.state import Progress
 from vitlite.weights.save import refuse_to_overwrite
 
 _log = getLogger("vitlite")
+_drawing = Lock()  # of torch's generator, which all threads share
 
 
 class Told(NamedTuple):
@@ -45,6 +47,7 @@ class Told(NamedTuple):
     after_resume: Callable[[Run], None]
     after_step: Callable[[Run], None]
     after_epoch: Callable[[History], None]
+    after_best: Callable[[Measured], None]
 
 
 def train(
@@ -85,6 +88,31 @@ def train(
         ImageError: A picture cannot be read.
     """
     _check_start(model, data, settings, validation)
+    told = Told(after_resume, after_step, after_epoch, after_best)
+    with _modes_of_its_own(model.device):
+        return _train(model, data, out, settings, validation, told, save_every)
+
+
+@contextmanager
+def _modes_of_its_own(device: torch.device) -> Iterator[None]:
+    """Gradients on and autocast off: the settings alone say how a run computes, and not from where it is called.
+
+    Inside of an autocast, off or on, torch keeps what it has cast until that one ends: no step would change it.
+    """
+    on_cpu, on_device = (torch.autocast(kind, enabled=False, cache_enabled=False) for kind in ("cpu", device.type))
+    with torch.inference_mode(False), torch.enable_grad(), on_cpu, on_device:
+        yield
+
+
+def _train(
+    model: ViT,
+    data: Pictures,
+    out: Path,
+    settings: Settings,
+    validation: Pictures | None,
+    told: Told,
+    save_every: float,
+) -> History:
     run: Run | None = None
     before, head = model.labels, [weight.detach().clone() for weight in model.head.parameters()]
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
@@ -99,9 +127,9 @@ def train(
             _log.warning("vitlite: %s", about_head)
         with _alone(out):
             run = Run(model, data, settings, validation)
-            _run_epochs(run, out, validation, Told(after_resume, after_step, after_epoch), save_every)
+            _run_epochs(run, out, validation, told, save_every)
             if validation is not None:
-                _check_best(run, out, validation, after_best)
+                _check_best(run, out, validation, told.after_best)
     finally:
         if run is None or run.progress == Progress():  # refused: nothing was trained, so it knows no other classes
             model.labels = before
@@ -252,8 +280,16 @@ def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pic
 
 
 def _refuse_other_types(model: ViT) -> None:
-    """Makes sure that weights are of float32: the steps of a fine-tune are smaller than what shorter types can tell."""
+    """Makes sure that weights are of float32: the steps of a fine-tune are smaller than what shorter types can tell.
+
+    And that torch computes gradients of them.
+    """
     for name, weight in model.named_parameters():
+        if weight.is_inference():
+            raise TrainError(
+                f"The model was made under torch.inference_mode, and of its {name} torch computes no gradients.",
+                python="Create or load it outside.",
+            )
         if weight.is_floating_point() and weight.dtype != torch.float32:
             raise TrainError(
                 f"The model is trained in float32, and its {name} is of {weight.dtype}.",
@@ -268,7 +304,7 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
     order = shuffled(settings.seed, progress.epoch, len(run.data))
     saved = time.monotonic()
     run.model.train(not settings.frozen)  # a frozen backbone shall give the features that it will give later
-    with _progress_bar(run) as bar:
+    with _progress_bar(run) as bar, _no_gradients_but_its_own(run.weights.values()):
         while progress.step < run.steps:
             start = time.perf_counter()
             with run.matmul_context:
@@ -284,13 +320,26 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
                 after_step(run)
 
 
+@contextmanager
+def _no_gradients_but_its_own(weights: Collection[Tensor]) -> Iterator[None]:
+    """Takes away what gradients weights have, before and after: the next step, whoever takes it, would add to them."""
+    try:
+        for weight in weights:
+            weight.grad = None
+        yield
+    finally:
+        for weight in weights:
+            weight.grad = None
+
+
 def _check_finite(loss: float, run: Run, out: Path) -> None:
     if math.isfinite(loss):
         return
+    kept = f" {out / LAST} holds the weights of the epoch before." if run.history else ""
     raise TrainError(
         f"The loss became {loss} in epoch {run.progress.epoch + 1}, step {run.progress.step + 1}, at a learning rate "
-        f"of up to {run.settings.lr:g}. {out / LAST} holds the weights of the epoch before.",
-        python="Begin again with a lower lr and another `out`.",
+        f"of up to {run.settings.lr:g}.{kept}",
+        python="Begin again with the model as it was before, a lower lr and another `out`.",
         command="Begin again with a lower --lr and another --out.",
     )
 
@@ -364,9 +413,9 @@ def _step(run: Run, rows: Tensor) -> tuple[float, float]:
     """One step on some of the pictures: its loss, and the share of right answers. Without finite gradients, no step."""
     settings = run.settings
     done = run.progress.epoch * run.steps + run.progress.step
-    torch.manual_seed(settings.seed * 1_000_003 + done + (distributed.rank() << 40))  # for dropout, stochastic depth
     images, labels = _batch(run, rows[distributed.paired_share(len(rows))])
-    loss, right = _add_gradients(run, images, labels)
+    with _random_numbers(_seed_of_masks(settings.seed, done, distributed.rank()), images.device):
+        loss, right = _add_gradients(run, images, labels)
     norm = nn.utils.clip_grad_norm_(run.weights.values(), settings.clip)
     if not math.isfinite(norm):
         return math.nan, right
@@ -378,6 +427,19 @@ def _step(run: Run, rows: Tensor) -> tuple[float, float]:
         optimizer.zero_grad()
     run.average(done)
     return loss, right
+
+
+def _seed_of_masks(seed: int, step: int, rank: int) -> int:
+    """For dropout and stochastic depth of a step. On a CPU, torch's generator takes no more than its last 32 bits."""
+    return seed * 1_000_003 + step + rank * 0x9E3779B1
+
+
+@contextmanager
+def _random_numbers(seed: int, device: torch.device) -> Iterator[None]:
+    """Lets the model draw by this seed, and torch's generator go on afterwards as it was."""
+    with _drawing, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
