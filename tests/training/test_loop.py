@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from closed import refuse_new_files
+from kills import program
 from tiny_run import CONFIG, RECIPE, Killed, new_model, settings, stop, stripes
 from torch import nn
 
@@ -168,15 +169,19 @@ def test_fewer_pictures_than_a_batch(tmp_path):
 
 
 def test_a_diverged_loss_is_an_error_and_leaves_the_last_checkpoint(tmp_path):
-    model, data = new_model(), stripes(24)
-    train(model, data, tmp_path, settings(epochs=2))
+    data, broken = stripes(24), new_model()
+    with pytest.raises(Killed):
+        train(new_model(), data, tmp_path, settings(), after_epoch=stop)
     before = (tmp_path / STATE).read_bytes()
-    broken = new_model()
     broken.head.register_forward_hook(lambda *_: torch.full((8, 2), torch.nan, requires_grad=True))
-    with pytest.raises(TrainError, match=r"loss became nan in epoch \d, step \d.*last holds.*lower lr") as caught:
-        train(broken, data, tmp_path / "new", settings())
+    with pytest.raises(TrainError, match=r"loss became nan in epoch 2, step 1.*last holds the.*lower lr") as caught:
+        train(broken, data, tmp_path, settings())
     assert "lower --lr and another --out" in caught.value.for_command_line()
     assert (tmp_path / STATE).read_bytes() == before
+    with pytest.raises(
+        TrainError, match=r"in epoch 1, step 1, at a learning rate of up to 0.001\. Begin again with the"
+    ):
+        train(broken, data, tmp_path / "new", settings())
     assert os.listdir(tmp_path / "new") == [STATE]  # of a run without a step
 
 
@@ -186,6 +191,25 @@ def test_infinite_gradients_take_no_step(tmp_path):
     with pytest.raises(TrainError, match="loss became nan in epoch 1, step 1"):
         train(model, stripes(24), tmp_path, settings())
     assert all(weight.isfinite().all() for weight in model.parameters())
+
+
+def test_gradients_of_others_go_into_no_step(tmp_path):
+    """Of a loop or a saliency map before, of a step that was broken off, or of one whose gradients were infinite."""
+    data, whole, model = stripes(24), new_model(), new_model()
+    train(whole, data, tmp_path / "whole", settings())
+    assert {weight.grad for weight in whole.parameters()} == {None}
+    model(torch.rand(2, 3, 16, 16)).square().sum().backward()
+    for weight, change, error in (
+        (model.head.weight, lambda gradient: gradient * torch.inf, TrainError),
+        (model.patch_embed.proj.weight, stop, Killed),  # which is the last that gets one
+    ):
+        hook = weight.register_hook(change)
+        with pytest.raises(error):
+            train(model, data, tmp_path / "out", settings())
+        hook.remove()
+    assert {weight.grad for weight in model.parameters()} == {None}
+    train(model, data, tmp_path / "out", settings())
+    assert all(map(torch.equal, model.parameters(), whole.parameters()))
 
 
 def test_a_picture_that_cannot_be_read_is_named(folders, tmp_path):
@@ -473,3 +497,79 @@ def test_a_folder_is_trained_in_by_one_process_at_a_time(tmp_path):
 
     train(new_model(), stripes(24), tmp_path, settings(), after_epoch=again)
     assert not (tmp_path / "train.lock").exists()
+
+
+END_OF_AN_EPOCH = """
+import json, os, shutil, sys
+from pathlib import Path
+import torch
+from kills import kills
+from tiny_run import Killed, new_model, settings, stripes
+from vitlite import load
+from vitlite.errors import TrainError
+from vitlite.training import measure, train
+from vitlite.training.best import best_epoch
+
+def run(out, recipe, stop_after=99):
+    def stop(history):
+        if len(history) == stop_after:
+            raise Killed
+    recipe = settings(lr=0.03, ema=0.5, decay=0.3, **recipe)
+    try:
+        return train(new_model(), stripes(24), out, recipe, validation=validation, after_epoch=stop)
+    except Killed:
+        return None
+
+torch.set_num_threads(1)
+root, first, then = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+validation, begun, out = stripes(8, seed=1), root / "begun", root / "out"
+run(begun, first, stop_after=2)
+shutil.copytree(begun, out)
+for step in kills(lambda: run(out, first, stop_after=3), every=int(os.environ["EVERY"])):
+    try:
+        history = run(out, then)
+    except TrainError as error:
+        if "another run: epochs was" not in str(error):
+            raise
+        history = run(out, first)
+    for name, record in (("best", best_epoch(history)), ("last", history[-1])):
+        found = measure(load(out / name), validation)
+        assert round(found.loss, 5) == record["val_loss"], (step, name, found, history)
+    print(len(history), best_epoch(history)["epoch"])
+    shutil.rmtree(out)
+    shutil.copytree(begun, out)
+"""
+
+
+@pytest.mark.usefixtures("uncovered")
+@pytest.mark.parametrize(
+    ("recipe", "then", "every", "ends"),
+    [
+        ({"epochs": 3, "seed": 10}, {"patience": 1}, 2, {"2 1", "3 3"}),  # the third is better than those that ended it
+        ({"epochs": 6, "seed": 6}, {"epochs": 3}, 5, {"3 2", "6 4"}),  # and this is, as long as it is one of six
+    ],
+)
+def test_killed_at_the_end_of_an_epoch_and_given_another_end(tmp_path, monkeypatch, recipe, then, every, ends):
+    """`best` and `last` are epochs of the log, whichever was about to be kept."""
+    monkeypatch.setenv("EVERY", str(every))
+    words = json.dumps(recipe), json.dumps(recipe | then)
+    said = program(END_OF_AN_EPOCH, tmp_path, *words).splitlines()
+    assert set(said) == ends
+
+
+def test_a_run_that_ends_before_the_epoch_that_it_was_in(tmp_path):
+    """It ends as `last` does: what the steps since then made of the weights was never measured."""
+
+    def kill(run):
+        if (len(run.history), run.progress.step) == (2, 2):
+            raise Killed
+
+    recipe, data, validation = settings(epochs=3, lr=0.03, ema=0.5, seed=10), stripes(24), stripes(8, seed=1)
+    with pytest.raises(Killed):
+        train(new_model(), data, tmp_path, recipe, validation=validation, after_step=kill, save_every=0)
+    model = new_model()
+    history = train(model, data, tmp_path, replace(recipe, patience=1), validation=validation)
+    assert len(history) == 2
+    assert measure(model, validation).loss == pytest.approx(history[-1]["val_loss"], abs=1e-5)
+    assert all(map(torch.equal, model.parameters(), vitlite.load(tmp_path / "last").parameters()))
+    assert len(train(new_model(), data, tmp_path, recipe, validation=validation)) == 3

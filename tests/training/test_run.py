@@ -166,3 +166,23 @@ def test_a_run_may_be_given_pictures_to_validate_with_later(tmp_path):
     assert "val_top1" not in first
     assert second["val_top1"] >= 0
     assert (tmp_path / "best").exists()
+
+
+def test_a_run_that_stopped_before_its_state_was_written_again_begins_with_the_same_weights(tmp_path):
+    """As in a notebook: the model has taken steps by then, of which the state knows nothing."""
+    new_model().save(tmp_path / "first")
+    data, whole = stripes(24), vitlite.load(tmp_path / "first")
+    train(whole, data, tmp_path / "whole", settings())
+    for steps in (1, 2):
+
+        def stop_there(run, steps=steps):
+            if run.progress.step == steps:
+                raise Killed
+
+        model, out = vitlite.load(tmp_path / "first"), tmp_path / f"stopped after {steps}"
+        with pytest.raises(Killed):
+            train(model, data, out, settings(), after_step=stop_there)
+        told: list[Run] = []
+        train(model, data, out, settings(), after_resume=told.append)
+        assert all(map(torch.equal, model.parameters(), whole.parameters()))
+        assert not told  # as nothing of it is left, it begins

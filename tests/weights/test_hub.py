@@ -212,6 +212,28 @@ def test_a_disk_without_links_keeps_one_copy(server: Hub, tmp_path: Path) -> Non
     assert server.sent == SIZE
 
 
+def test_links_of_another_commit_stay_where_no_more_can_be_made(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of somebody who sets HF_HUB_DISABLE_SYMLINKS later, or who moves the cache to a disk without links."""
+    first = hub.fetch(REPO, FILE)
+    assert first.path.is_symlink()
+    monkeypatch.setenv("HF_HUB_DISABLE_SYMLINKS", "1")
+    server.publish(REPO, model_safetensors=WEIGHTS, config_json=b"{ }")
+    second = hub.fetch(REPO, FILE)
+    assert second.commit != first.commit
+    assert not second.path.is_symlink()
+    flip(Path(os.path.realpath(first.path)))
+    server.publish(REPO, model_safetensors=WEIGHTS, config_json=b"{  }")
+    third = hub.fetch(REPO, FILE)
+    assert server.sent == 2 * SIZE  # what was there already is copied, unless it was damaged
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for found in (first, second, third):
+        assert hub.fetch(REPO, FILE, revision=found.commit) == found
+        assert found.path.read_bytes() == WEIGHTS
+        place = {"cache_dir": cache_folder(), "local_files_only": True}
+        assert hf_hub_download(REPO, FILE, revision=found.commit, **place) == str(found.path)
+    assert not list(cache_folder().rglob("*.incomplete"))
+
+
 def test_eight_cold_processes_download_once(server: Hub) -> None:
     server.speed = 10 * SIZE
     processes = [start(FETCH) for _ in range(8)]

@@ -1,17 +1,18 @@
 """Training a `ViT`, from scratch or from weights.
 
-Every random number is a function of (seed, epoch, sample) or (seed, step): started again with the same command on the
-same machine, a run ends with the same weights, bit for bit.
+Every random number is a function of (seed, epoch, sample) or, of dropout and stochastic depth, (seed, step, rank):
+started again with the same command on the same machine, a run ends with the same weights, bit for bit.
 Shapes: b pictures in a batch, or in this rank's share of it; c channels, h and w pixels, k classes.
 """
 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from logging import getLogger
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from vitlite import disk
 from vitlite.errors import TrainError, shown
+from vitlite.factory import load
 from vitlite.images import normalise
 from vitlite.model import ViT
 from vitlite.training import distributed
@@ -36,6 +38,7 @@ from vitlite.training.state import Progress
 from vitlite.weights.save import refuse_to_overwrite
 
 _log = getLogger("vitlite")
+_drawing = Lock()  # of torch's generator, which all threads share
 
 
 class Told(NamedTuple):
@@ -44,6 +47,7 @@ class Told(NamedTuple):
     after_resume: Callable[[Run], None]
     after_step: Callable[[Run], None]
     after_epoch: Callable[[History], None]
+    after_best: Callable[[Measured], None]
 
 
 def train(
@@ -84,6 +88,31 @@ def train(
         ImageError: A picture cannot be read.
     """
     _check_start(model, data, settings, validation)
+    told = Told(after_resume, after_step, after_epoch, after_best)
+    with _modes_of_its_own(model.device):
+        return _train(model, data, out, settings, validation, told, save_every)
+
+
+@contextmanager
+def _modes_of_its_own(device: torch.device) -> Iterator[None]:
+    """Gradients on and autocast off: the settings alone say how a run computes, and not from where it is called.
+
+    Inside of an autocast, off or on, torch keeps what it has cast until that one ends: no step would change it.
+    """
+    on_cpu, on_device = (torch.autocast(kind, enabled=False, cache_enabled=False) for kind in ("cpu", device.type))
+    with torch.inference_mode(False), torch.enable_grad(), on_cpu, on_device:
+        yield
+
+
+def _train(
+    model: ViT,
+    data: Pictures,
+    out: Path,
+    settings: Settings,
+    validation: Pictures | None,
+    told: Told,
+    save_every: float,
+) -> History:
     run: Run | None = None
     before, head = model.labels, [weight.detach().clone() for weight in model.head.parameters()]
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
@@ -98,9 +127,9 @@ def train(
             _log.warning("vitlite: %s", about_head)
         with _alone(out):
             run = Run(model, data, settings, validation)
-            _run_epochs(run, out, validation, Told(after_resume, after_step, after_epoch), save_every)
+            _run_epochs(run, out, validation, told, save_every)
             if validation is not None:
-                _check_best(run, out, validation, after_best)
+                _check_best(run, out, validation, told.after_best)
     finally:
         if run is None or run.progress == Progress():  # refused: nothing was trained, so it knows no other classes
             model.labels = before
@@ -197,13 +226,22 @@ def _run_epochs(run: Run, out: Path, validation: Pictures | None, told: Told, sa
     if not goes_on:
         run.save(out / STATE)  # before anything else, as `check_place` says
     elif distributed.is_main():
-        disk.remove_left(out / STATE)  # by a kill right after the last state
-        run.write_log(out / LOG)  # which a kill may have kept from being written
+        _write_what_was_left_out(run, out)
     while not is_done(run.history, run.settings):
         _take_steps(run, out, told.after_step, save_every)
         _end_epoch(run, out, validation)
         if distributed.is_main():
             told.after_epoch(run.history)
+    if run.progress.step:
+        _return_to_last(run, out)
+
+
+def _write_what_was_left_out(run: Run, out: Path) -> None:
+    """Ends what a kill may have cut short after the last state was written: see `_end_epoch`."""
+    disk.remove_left(out / STATE)
+    if run.history and run.progress.step == 0 and not run.is_logged(out / LOG):
+        _save_models(run, out)
+    run.write_log(out / LOG)
 
 
 def _check_best(run: Run, out: Path, validation: Pictures, after_best: Callable[[Measured], None]) -> None:
@@ -242,8 +280,16 @@ def _check_start(model: ViT, data: Pictures, settings: Settings, validation: Pic
 
 
 def _refuse_other_types(model: ViT) -> None:
-    """Makes sure that weights are of float32: the steps of a fine-tune are smaller than what shorter types can tell."""
+    """Makes sure that weights are of float32: the steps of a fine-tune are smaller than what shorter types can tell.
+
+    And that torch computes gradients of them.
+    """
     for name, weight in model.named_parameters():
+        if weight.is_inference():
+            raise TrainError(
+                f"The model was made under torch.inference_mode, and of its {name} torch computes no gradients.",
+                python="Create or load it outside.",
+            )
         if weight.is_floating_point() and weight.dtype != torch.float32:
             raise TrainError(
                 f"The model is trained in float32, and its {name} is of {weight.dtype}.",
@@ -258,7 +304,7 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
     order = shuffled(settings.seed, progress.epoch, len(run.data))
     saved = time.monotonic()
     run.model.train(not settings.frozen)  # a frozen backbone shall give the features that it will give later
-    with _progress_bar(run) as bar:
+    with _progress_bar(run) as bar, _no_gradients_but_its_own(run.weights.values()):
         while progress.step < run.steps:
             start = time.perf_counter()
             with run.matmul_context:
@@ -274,13 +320,26 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
                 after_step(run)
 
 
+@contextmanager
+def _no_gradients_but_its_own(weights: Collection[Tensor]) -> Iterator[None]:
+    """Takes away what gradients weights have, before and after: the next step, whoever takes it, would add to them."""
+    try:
+        for weight in weights:
+            weight.grad = None
+        yield
+    finally:
+        for weight in weights:
+            weight.grad = None
+
+
 def _check_finite(loss: float, run: Run, out: Path) -> None:
     if math.isfinite(loss):
         return
+    kept = f" {out / LAST} holds the weights of the epoch before." if run.history else ""
     raise TrainError(
         f"The loss became {loss} in epoch {run.progress.epoch + 1}, step {run.progress.step + 1}, at a learning rate "
-        f"of up to {run.settings.lr:g}. {out / LAST} holds the weights of the epoch before.",
-        python="Begin again with a lower lr and another `out`.",
+        f"of up to {run.settings.lr:g}.{kept}",
+        python="Begin again with the model as it was before, a lower lr and another `out`.",
         command="Begin again with a lower --lr and another --out.",
     )
 
@@ -310,7 +369,11 @@ def so_far(run: Run) -> dict[str, str]:
 
 
 def _end_epoch(run: Run, out: Path, validation: Pictures | None) -> None:
-    """Measures the averaged weights, and writes checkpoints, log and state."""
+    """Measures the averaged weights, and writes state, checkpoints and log, in this order.
+
+    A killed run goes on from its state, and perhaps otherwise than before: with another end, or as many threads as
+    round otherwise. So no checkpoint is replaced by one of an epoch that the state does not have.
+    """
     progress = run.progress
     record = {
         "epoch": progress.epoch + 1,
@@ -319,26 +382,40 @@ def _end_epoch(run: Run, out: Path, validation: Pictures | None) -> None:
         "lr": learning_rate(run.settings, progress.epoch + 1),
         "seconds": round(progress.seconds, 1),
     }
-    with run.averaged() as model:
-        if validation is not None:
+    if validation is not None:
+        with run.averaged() as model:
             measured = measure(model, validation, bfloat16=run.settings.bfloat16)
-            record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
-            if is_better(record, run.history):
-                run.save_checkpoint(out / BEST)
-        run.save_checkpoint(out / LAST)
+        record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
     run.history.append(record)
     run.progress = Progress(epoch=progress.epoch + 1)
     run.save(out / STATE)
+    _save_models(run, out)
     run.write_log(out / LOG)  # last: whoever reads a line of it knows that the epoch is kept
+
+
+def _save_models(run: Run, out: Path) -> None:
+    """Writes the checkpoints of the epoch that has just ended."""
+    *past, record = run.history
+    with run.averaged():
+        if "val_top1" in record and is_better(record, past):
+            run.save_checkpoint(out / BEST)
+        run.save_checkpoint(out / LAST)
+
+
+def _return_to_last(run: Run, out: Path) -> None:
+    """Gives the averages what `last` has, where another patience ends a run that had begun a further epoch."""
+    last = load(out / LAST, device=run.model.device, dtype=run.model.dtype).state_dict()
+    for name, average in run.averages.items():
+        average.copy_(last[name])
 
 
 def _step(run: Run, rows: Tensor) -> tuple[float, float]:
     """One step on some of the pictures: its loss, and the share of right answers. Without finite gradients, no step."""
     settings = run.settings
     done = run.progress.epoch * run.steps + run.progress.step
-    torch.manual_seed(settings.seed * 1_000_003 + done + (distributed.rank() << 40))  # for dropout, stochastic depth
     images, labels = _batch(run, rows[distributed.paired_share(len(rows))])
-    loss, right = _add_gradients(run, images, labels)
+    with _random_numbers(_seed_of_masks(settings.seed, done, distributed.rank()), images.device):
+        loss, right = _add_gradients(run, images, labels)
     norm = nn.utils.clip_grad_norm_(run.weights.values(), settings.clip)
     if not math.isfinite(norm):
         return math.nan, right
@@ -350,6 +427,19 @@ def _step(run: Run, rows: Tensor) -> tuple[float, float]:
         optimizer.zero_grad()
     run.average(done)
     return loss, right
+
+
+def _seed_of_masks(seed: int, step: int, rank: int) -> int:
+    """For dropout and stochastic depth of a step. On a CPU, torch's generator takes no more than its last 32 bits."""
+    return seed * 1_000_003 + step + rank * 0x9E3779B1
+
+
+@contextmanager
+def _random_numbers(seed: int, device: torch.device) -> Iterator[None]:
+    """Lets the model draw by this seed, and torch's generator go on afterwards as it was."""
+    with _drawing, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -110,6 +110,11 @@ class Run:
     def _log(self) -> str:
         return "".join(json.dumps(record) + "\n" for record in self.history)
 
+    def is_logged(self, path: Path) -> bool:
+        """Whether a log has all of the history."""
+        log = self._log().encode()
+        return path.exists() and _read(path, len(log) + 1) == log
+
     def refuse_other_log(self, path: Path) -> None:
         """Makes sure that a log is the one of this run, all of it or, after a kill, its beginning.
 
@@ -132,15 +137,20 @@ class Run:
             self.model.save(folder)
 
     def resume(self, path: Path) -> bool:
-        """Goes on from what `save` wrote, if any step was taken. Where it cannot, nothing of the run was changed.
+        """Takes over what `save` wrote, and says whether any step was taken by then.
+
+        Where it cannot, nothing of the run was changed. Of another run that took no step nothing would be lost: it is
+        as if there were none.
 
         Raises:
             TrainError: It is the state of another run, or damaged.
         """
         saved = read_state(path)
-        if saved.progress == Progress() and not any((path.parent / name).exists() for name in (LAST, BEST)):
-            return False  # whatever run it was, nothing of it is lost
-        self._check_same_run(path.parent, saved)
+        is_begun = saved.progress != Progress() or any((path.parent / name).exists() for name in (LAST, BEST))
+        changes = self._changes(saved)
+        if changes and not is_begun:
+            return False
+        self._refuse_changes(changes, path.parent)
         done = saved.progress.epoch * self.steps + saved.progress.step
         with damaged(path):
             if saved.progress.epoch > self.settings.epochs:
@@ -152,7 +162,7 @@ class Run:
         self._restore_averages(saved.tensors)
         self._restore_optimizers(saved.tensors)
         self.progress, self.history = saved.progress, saved.history
-        return True
+        return is_begun
 
     def _kept(self, unmoved: Collection[str]) -> dict[str, Kept]:
         """What a state must hold. Of a weight that never had a gradient, an optimizer remembers nothing."""
@@ -178,20 +188,27 @@ class Run:
         for optimizer in self.optimizers:
             restore_optimizer(optimizer, self.names, tensors)
 
-    def _check_same_run(self, out: Path, saved: State) -> None:
-        """Everything must be the same; only the end may move, as long as the learning rate does not know of it."""
+    def _changes(self, saved: State) -> dict[str, str]:
+        """What is another than in a saved run: its name, and how it differs.
+
+        Everything must be the same; only the end may move, as long as the learning rate does not know of it.
+        """
         old, new = _defaults() | saved.identity, self.identity()
         if self._end_may_move(saved.progress, old["epochs"]):
             old["epochs"] = new["epochs"]
         old.setdefault("kernels", new["kernels"])  # which older states do not name
         if old.get("validation") is None:  # `best` compares with none so far
             old["validation"] = new["validation"]
-        changed = [name for name in new if old.get(name) != new[name]]
+        return {
+            name: f"{name} was {shown(repr(old.get(name)))} and is {shown(repr(new[name]))}"
+            for name in new
+            if old.get(name) != new[name]
+        }
+
+    def _refuse_changes(self, changed: Mapping[str, str], out: Path) -> None:
         if not changed:
             return
-        changes = "; ".join(
-            f"{name} was {shown(repr(old.get(name)))} and is {shown(repr(new[name]))}" for name in changed
-        )
+        changes = "; ".join(changed.values())
         if "kernels" in changed:
             changes += " (chosen once for a machine, torch and number of threads, and by VITLITE_KERNELS)"
         if "epochs" in changed:

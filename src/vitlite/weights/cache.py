@@ -9,6 +9,7 @@ Other libraries read and write the same; so a file here takes its place whole, a
 import hashlib
 import os
 import secrets
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,26 +100,39 @@ def blob_of(file: RemoteFile, etag: str) -> Path:
     return _folder_of(file) / BLOBS / etag
 
 
-def place(blob: Path, file: RemoteFile) -> Path:
-    """Lets the file of a commit lead to its blob; where there are no links (Windows), the blob becomes that file."""
+def place(blob: Path, file: RemoteFile, *, is_new: bool) -> Path:
+    """Lets the file of a commit lead to its blob; where there are no links (Windows), a new blob becomes that file.
+
+    One that was there before is copied then: files of other commits may lead to it.
+    """
     path = _folder_of(file) / "snapshots" / file.revision / file.filename
     if path.is_symlink() and os.path.realpath(path) == os.path.realpath(blob):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    link = path.with_name(f"{secrets.token_hex(8)}.vitlite.incomplete")
+    beside = path.with_name(f"{secrets.token_hex(8)}.vitlite.incomplete")
+    try:
+        if not _is_linked(beside, blob):
+            if is_new:
+                beside = blob
+            else:
+                shutil.copyfile(blob, beside)
+        os.replace(beside, path)
+    finally:
+        if beside != blob:
+            beside.unlink(missing_ok=True)
+    return path
+
+
+def _is_linked(link: Path, blob: Path) -> bool:
+    """Whether a link to a blob could be made there."""
     try:
         if os.environ.get("HF_HUB_DISABLE_SYMLINKS", "").upper() in _YES:
             raise OSError("links are not wanted")
         target = os.path.join(os.path.realpath(blob.parent), blob.name)
-        link.symlink_to(os.path.relpath(target, os.path.realpath(path.parent)))
+        link.symlink_to(os.path.relpath(target, os.path.realpath(link.parent)))
     except (OSError, ValueError):  # the second: on another drive
-        link = blob
-    try:
-        os.replace(link, path)
-    finally:
-        if link != blob:
-            link.unlink(missing_ok=True)
-    return path
+        return False
+    return True
 
 
 def move_branch(file: RemoteFile, commit: str) -> None:

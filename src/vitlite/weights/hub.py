@@ -7,6 +7,7 @@ see `download` for how they come.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
@@ -373,13 +374,14 @@ def _refuse_contradiction(file: RemoteFile, request: _Request, statement: Statem
 def _download(file: RemoteFile, request: _Request, statement: Statement) -> Path:
     """Puts the right bytes where the Hub's client looks for them too."""
     blob = blob_of(file, statement.etag)
+    is_new = not os.path.lexists(blob)
     if not _is_right(blob, request, statement):  # where it is: it came with another commit
         try:
             _download_blob(file, blob, request, statement)
         except WrongBytesError as damage:
             _log.warning("%s Fetching it once more.", damage.text)
             _download_blob(file, blob, request, statement)
-    return place(blob, file)
+    return place(blob, file, is_new=is_new)
 
 
 def _is_right(blob: Path, request: _Request, statement: Statement) -> bool:

@@ -1,6 +1,7 @@
 """What is known of a file on this disk: its sha256, who vouched for it, and whether its numbers are finite.
 
 A file is hashed once. Its stamp keeps the answer, with the file's size, times and inode, until one of these changes.
+Rot of the disk changes none of these, and a store through a memory map may not: see docs/weights.md.
 """
 
 import errno
