@@ -563,3 +563,29 @@ def test_a_cut_file_is_none_wherever_pillow_fills_them_up(kind, monkeypatch):
         read_image(content[: len(content) // 2])
     assert read_image(content).shape == (300, 300, 3)
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+
+
+def bmp(levels, palette, bits):
+    """An uncompressed BMP of 4 or 8 bits, whose palette has these greys alone."""
+    height, width = levels.shape
+    rows = b""
+    for row in levels[::-1]:
+        packed = row if bits == 8 else row[::2] << 4 | row[1::2]
+        rows += bytes(packed.tolist()) + bytes(-len(packed) % 4)
+    colours = b"".join(bytes([grey, grey, grey, 0]) for grey in palette)
+    start = 54 + len(colours)
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, bits, 0, len(rows), 0, 0, len(palette), 0)
+    return b"BM" + struct.pack("<IHHI", start + len(rows), 0, 0, start) + header + colours + rows
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("palette", [(0, 255), (0, 254), (255, 0), tuple(range(16)), tuple(range(1, 17))])
+def test_a_bmp_of_few_greys_is_read_rightly_or_refused(bits, palette):
+    """Pillow takes a palette of black and white for one bit a pixel, and one of greys in order for eight."""
+    levels = np.random.default_rng(0).integers(0, len(palette), (20, 32), dtype=np.uint8)
+    file = bmp(levels, palette, bits)
+    if palette == (0, 255) or (bits, palette[:2]) == (4, (0, 1)):
+        with pytest.raises(ImageError, match=f"a BMP of {bits} bits with a palette of greys"):
+            read_image(file)
+    else:
+        assert np.array_equal(read_image(file, 1)[..., 0].numpy(), np.array(palette, dtype=np.uint8)[levels])

@@ -479,16 +479,19 @@ def _markers(file: BinaryIO) -> Iterator[int]:
 
 
 def _refuse_what_pillow_would_not(image: Any) -> None:
-    """Makes sure that a file is not damaged in a way that Pillow does not see; it goes on where it was.
+    """Makes sure that Pillow sees what is wrong with a file, and takes it for what it is; the file stays where it was.
 
     Raises:
-        ImageError: It is.
+        ImageError: It would read another picture.
     """
-    refuse = {"PNG": _refuse_damaged_png, "JPEG2000": _refuse_cut_jpeg2000}.get(image.format)
-    if refuse is not None:
-        place = image.fp.tell()
-        refuse(image.fp)
-        image.fp.seek(place)
+    place = image.fp.tell()
+    if image.format == "PNG":
+        _refuse_damaged_png(image.fp)
+    elif image.format == "JPEG2000":
+        _refuse_cut_jpeg2000(image.fp)
+    elif image.format == "BMP":
+        _refuse_misread_bmp(image.fp, image.mode)
+    image.fp.seek(place)
 
 
 def _refuse_damaged_png(file: BinaryIO) -> None:
@@ -509,6 +512,25 @@ def _refuse_damaged_png(file: BinaryIO) -> None:
         written = file.read(4)
         if len(written) == 4 and int.from_bytes(written, "big") != checksum:  # one that is cut short, Pillow refuses
             raise ImageError("its pixels do not have the checksum that is written beside them.")
+
+
+def _refuse_misread_bmp(file: BinaryIO, mode: str) -> None:
+    """Makes sure that a BMP with a palette of greys has a pixel in as many bits as Pillow takes it to have.
+
+    Raises:
+        ImageError: It has not: Pillow looks at the number of colours alone.
+    """
+    file.seek(14)
+    header = file.read(16)
+    place = 10 if header[:4] == bytes([12, 0, 0, 0]) else 14  # a header of 12 bytes is OS/2's
+    bits = int.from_bytes(header[place : place + 2], "little")
+    taken_for = {"1": 1, "L": 8}.get(mode, bits)
+    if bits != taken_for:
+        raise ImageError(
+            f"a BMP of {bits} bits with a palette of greys, which Pillow takes for one of {taken_for}.",
+            python="Pass an array of what another library reads.",
+            command="Save it as PNG.",
+        )
 
 
 def _refuse_cut_jpeg2000(file: BinaryIO) -> None:

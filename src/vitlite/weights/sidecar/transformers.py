@@ -110,6 +110,7 @@ class Family(NamedTuple):
     processor: str = "ViT"  # of `processors.CROPS`
     heads: int = 12
     gate: str | None = "silu"  # what hidden_act has to say of a gated MLP; None: such an MLP does not ask it
+    resample: str | None = None  # how it stretches the position table, where tensors alone may tell otherwise
 
 
 POOLER = "encoder_stride pooler_output_size pooler_act"
@@ -176,6 +177,7 @@ FAMILIES = {
         1e-6,
         processor="Bit",
         gate=None,
+        resample="timm",
     ),
     "dinov3_vit": Family(
         ("DINOv3ViTModel",),
@@ -240,6 +242,8 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
     claims = family.words.claims(vision, "it")
     claims |= _mlp(claims, family)
     claims |= _sizes(config, claims)
+    if family.resample is not None:
+        claims["resample"] = family.resample
     if pictures and "feature_extractor_type" not in pictures:
         pictures = {"image_processor_type": family.processor, **pictures}
     class_names = _class_names(config)
