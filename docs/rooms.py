@@ -36,7 +36,8 @@ ROOMS = {
     "model": Room("the network", "positions stem pooling inputs speed.onednn config habits errors"),
     "fingerprint": Room("what weights are known again by", "errors"),
     "tiff": Room("which TIFFs Pillow takes for another picture", "errors"),
-    "decode": Room("a picture file becomes pixels, by Pillow", "tiff errors"),
+    "jpeg2000": Room("which JPEG 2000s Pillow takes for another picture", "errors"),
+    "decode": Room("a picture file becomes pixels, by Pillow", "jpeg2000 tiff errors"),
     "images": Room("pictures become tensors, as the weights saw them", "decode errors"),
     "predict": Room("pictures become answers", "images errors"),
     # Behind it.

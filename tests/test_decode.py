@@ -539,20 +539,6 @@ def test_a_file_cut_short_is_never_a_picture(kind):
             read_image(content[: int(len(content) * share)])
 
 
-@pytest.mark.parametrize("options", [{"tile_size": (64, 64)}, {"tile_size": (64, 64), "no_jp2": True}, {}])
-def test_a_jpeg_2000_that_ends_where_a_tile_begins(options):
-    """Pillow leaves the missing tiles black, without a word."""
-    content = encoded("JPEG2000", Image.fromarray(noise(150, 200)), **options)
-    whole = read_image(content)
-    tiles = [match.start() for match in re.finditer(rb"\xff\x90\x00\x0a", content)]
-    assert len(tiles) == (12 if options else 1)
-    for tile in tiles:
-        for end in (tile, tile + 2, tile + 12):
-            with pytest.raises(ImageError, match="cut short"):
-                read_image(content[:end])
-    assert torch.equal(read_image(content + b"behind it"), whole)
-
-
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "BMP", "JPEG"])
 def test_a_cut_file_is_none_wherever_pillow_fills_them_up(kind, monkeypatch):
     """As scripts tell it to, and libraries, for the whole process; it is told so again afterwards."""

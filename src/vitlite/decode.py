@@ -21,8 +21,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from vitlite import jpeg2000, tiff
 from vitlite.errors import ImageError, missing_extra, shown
-from vitlite.tiff import Tag, refuse_misread
+from vitlite.tiff import Tag
 
 FORMATS = {  # what is opened, by Pillow's name, with the endings by which folders are searched
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -51,7 +52,6 @@ LYING = range(5, 9)  # orientations of EXIF that exchange height and width
 MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # of a JPEG, but for those that begin no segment
 START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-CODESTREAM, START_OF_TILE = b"\xff\x4f\xff\x51", b"\xff\x90"  # of a JPEG 2000, which ends as a JPEG does
 SCANS = 20  # of a progressive JPEG, in the time of others; each scan may go over the whole picture again
 STRIP = 2**22  # pixels that are looked at together, so that little more than a picture is in memory
 CONTENTS = {  # patterns of how other files begin, and what they are called
@@ -156,12 +156,14 @@ def is_read_once(file: str | PathLike[str] | bytes) -> bool:
 
 
 def pixels_in(file: str | PathLike[str] | bytes) -> int:
-    """How many pixels a picture file says that it has, without decoding it; 0 where nobody could read it."""
+    """How many pixels' worth of memory a picture file takes, by its header; 0 where it cannot be read, or only once."""
+    if is_read_once(file):
+        return 0
     try:
         from PIL import Image
 
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_known()) as image:
-            return image.width * image.height
+            return int(image.width * image.height * _work(image))
     except Exception:  # whatever it is, it will be said when the picture is read
         return 0
 
@@ -314,7 +316,7 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
     _check_size(image)
     if getattr(image, "tile", None):  # not decoded yet
         _refuse_what_pillow_would_not(image)
-    refuse_misread(image)
+    tiff.refuse_misread(image)
     sixteen_bits = image.format in SIXTEEN_BITS.get(image.mode[:4], ())  # asked now: a turned copy has no format
     image = _upright(image, enough)
     if image.mode.startswith(("I", "F")) and not sixteen_bits:
@@ -420,7 +422,7 @@ def _check_size(image: Any) -> None:
     from PIL import Image
 
     _check_sides(image.height, image.width)
-    pixels, work = image.width * image.height, _work(image)
+    pixels, work = image.width * image.height, max(_work(image), _scans(image) / SCANS)
     most = Image.MAX_IMAGE_PIXELS
     if most and pixels * work > most:  # of some of which Pillow itself only warns
         raise ImageError(
@@ -438,18 +440,22 @@ def _check_sides(height: int, width: int) -> None:
 
 
 def _work(image: Any) -> float:
-    """How many times the time or the memory of others a Pillow image may take that is not decoded yet."""
-    kinds = {image.format, *(tile[0] for tile in getattr(image, "tile", ()))}
-    work = max(WORK.get(kind, 1) for kind in kinds)
-    if "jpeg" in kinds:
-        work = max(WORK["progressive"] if image.info.get("progressive") else 1, _scans(image) / SCANS)
+    """How many times the time or the memory of others a file takes that Pillow has opened, as its header says."""
+    decoders = {tile[0] for tile in getattr(image, "tile", ())}
+    work = max(WORK.get(kind, 1) for kind in (image.format, *decoders))
+    if "jpeg" in decoders and image.info.get("progressive"):
+        work = max(work, WORK["progressive"])
     tags = getattr(image, "tag_v2", {})
-    tile = tags.get(Tag.TILE_WIDTH, 0) * tags.get(Tag.TILE_HEIGHT, 0)  # of a TIFF, each decoded as a whole
-    return max(work, tile / (image.width * image.height))
+    least = tags.get(Tag.TILE_WIDTH, 0) * tags.get(Tag.TILE_HEIGHT, 0)  # of a TIFF, each decoded as a whole
+    if "jpeg2k" in decoders:
+        least = jpeg2000.memory(image.fp)
+    return max(work, least / (image.width * image.height))
 
 
 def _scans(image: Any) -> int:
-    """How often a JPEG begins to tell its pixels: once, or a progressive one several times."""
+    """How often a JPEG begins to tell its pixels: once, or a progressive one several times; of other kinds, never."""
+    if not any(tile[0] == "jpeg" for tile in getattr(image, "tile", ())):
+        return 0
     image.fp.seek(0)
     return sum(marker == START_OF_SCAN for marker in _markers(image.fp))
 
@@ -488,7 +494,7 @@ def _refuse_what_pillow_would_not(image: Any) -> None:
     if image.format == "PNG":
         _refuse_damaged_png(image.fp)
     elif image.format == "JPEG2000":
-        _refuse_cut_jpeg2000(image.fp)
+        jpeg2000.refuse_misread(image)
     elif image.format == "BMP":
         _refuse_misread_bmp(image.fp, image.mode)
     image.fp.seek(place)
@@ -531,28 +537,6 @@ def _refuse_misread_bmp(file: BinaryIO, mode: str) -> None:
             python="Pass an array of what another library reads.",
             command="Save it as PNG.",
         )
-
-
-def _refuse_cut_jpeg2000(file: BinaryIO) -> None:
-    """Makes sure that the parts of a JPEG 2000 follow each other up to its end: Pillow leaves missing tiles black.
-
-    Raises:
-        ImageError: The next part, or the end, is not where it should be.
-    """
-    file.seek(0)
-    content = file.read()
-    place = content.index(CODESTREAM) + 2  # behind the first marker
-    while place < len(content):
-        marker = content[place : place + 2]
-        if marker == bytes([0xFF, END_OF_IMAGE]):
-            return
-        length = int.from_bytes(content[place + 2 : place + 4], "big") + 2
-        if marker == START_OF_TILE:
-            length = int.from_bytes(content[place + 6 : place + 10], "big")  # of a part with all that is in it
-            if length == 0 and content.find(bytes([0xFF, END_OF_IMAGE]), place) >= 0:  # the last, which does not say
-                return
-        place += max(length, 2)
-    raise ImageError("it is cut short: the parts of this JPEG 2000 have no end.")
 
 
 # ---- arrays and tensors
