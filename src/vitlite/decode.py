@@ -12,6 +12,7 @@ import shlex
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike, fspath
 from threading import Lock
@@ -133,10 +134,8 @@ def rows_of(image: Any, channels: int, enough: Enough | None = None) -> Rows:
     if isinstance(image, (str, PathLike, *BYTES)) or hasattr(image, "read"):
         return _from_file(image, channels, enough)
     if _is_pillow(image):
-        try:
-            return _from_pillow(image, channels)
-        except Exception as error:  # opened lazily, it may be found broken only now
-            raise _unreadable(getattr(image, "filename", "") or f"the {image.mode} image", error) from error
+        with ONE_AT_A_TIME.has(image):
+            return _from_opened(image, channels)
     if hasattr(image, "__array_interface__"):
         image = _as_tensor(image)
     if isinstance(image, Tensor):
@@ -188,12 +187,39 @@ def _from_file(file: Any, channels: int, enough: Enough | None = None) -> Rows:
             file = io.BytesIO(file)
         if isinstance(file, io.TextIOBase):
             raise ImageError("it is open as text.", python='Say open(..., "rb").')
-        with WHOLE_FILES, Image.open(file, formats=known) as image:
+        with ONE_AT_A_TIME.has(file), _at_its_place(file), WHOLE_FILES, Image.open(file, formats=known) as image:
             return _from_pillow(image, channels, enough)
     except UnidentifiedImageError as error:
         raise _unreadable(name, _unknown(_first_bytes(file))) from error
     except Exception as error:  # a broken file makes Pillow's decoders raise nearly anything
         raise _unreadable(name, error) from error
+
+
+@contextmanager
+def _at_its_place(file: Any) -> Iterator[None]:
+    """Leaves an open file where it stands, so that it can be read again: at its beginning, or at its end when written.
+
+    Raises:
+        ImageError: It stands between them, and the picture may begin there, or with the file.
+    """
+    try:
+        place = file.tell()
+    except (AttributeError, io.UnsupportedOperation):  # a path; or what is read from where it is, and no further back
+        yield
+        return
+    if place:
+        at_its_end = not file.read(1)
+        file.seek(place)
+        if not at_its_end:
+            raise ImageError(
+                f"it is open at byte {place}, and the picture may begin there, or with the file.",
+                python="Say file.seek(0) before, or pass file.read().",
+                command="",
+            )
+    try:
+        yield
+    finally:
+        file.seek(place)
 
 
 class _WholeFiles:
@@ -225,6 +251,32 @@ class _WholeFiles:
 WHOLE_FILES = _WholeFiles()
 
 
+class _OneAtATime:
+    """Of threads that are given the same object, such as an open file, which stands at one place, only one has it."""
+
+    def __init__(self) -> None:
+        self._changing = Lock()
+        self._had: dict[int, tuple[Lock, int]] = {}  # and how many threads have it, or wait
+
+    @contextmanager
+    def has(self, thing: Any) -> Iterator[None]:
+        """Waits until no other thread has it."""
+        with self._changing:
+            mine, threads = self._had.get(id(thing), (Lock(), 0))
+            self._had[id(thing)] = mine, threads + 1
+        try:
+            with mine:
+                yield
+        finally:
+            with self._changing:
+                _, threads = self._had.pop(id(thing))
+                if threads > 1:
+                    self._had[id(thing)] = mine, threads - 1
+
+
+ONE_AT_A_TIME = _OneAtATime()
+
+
 def _name_of(file: Any) -> str:
     """What errors call a file."""
     if isinstance(file, (str, PathLike)):
@@ -238,8 +290,9 @@ def _first_bytes(file: Any) -> bytes:
     """Of a file, or an open one; nothing known of one that cannot go back."""
     try:
         if not isinstance(file, (str, PathLike)):
-            file.seek(0)
-            return bytes(memoryview(file.read(64)))
+            with _at_its_place(file):
+                file.seek(0)
+                return bytes(memoryview(file.read(64)))
         if not os.path.isfile(file):  # a pipe may give nothing more, and keep us waiting
             return b"?"
         with open(file, "rb") as opened:
@@ -305,6 +358,17 @@ def _is_pillow(image: Any) -> bool:
     return pillow is not None and isinstance(image, pillow.Image)
 
 
+def _from_opened(image: Any, channels: int) -> Rows:
+    """A Pillow image that somebody else opened or made."""
+    not_decoded = getattr(image, "tile", None)
+    try:
+        return _from_pillow(image, channels)
+    except Exception as error:  # opened lazily, it may be found broken only now
+        if not_decoded:
+            image.tile = not_decoded  # else Pillow would give it next time, in black where it broke
+        raise _unreadable(getattr(image, "filename", "") or f"the {image.mode} image", error) from error
+
+
 def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Rows:
     """A Pillow image of any mode, turned as its EXIF says. Alpha is dropped."""
     if channels not in (1, 3):
@@ -313,6 +377,8 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
             python="Pass an array or a tensor.",
             command="",
         )
+    if getattr(image, "tile", None) and image.fp is None:
+        raise ImageError("it could not be decoded, and its file is closed.", python="Open the file again.")
     _check_size(image)
     if getattr(image, "tile", None):  # not decoded yet
         _refuse_what_pillow_would_not(image)
