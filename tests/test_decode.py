@@ -426,7 +426,11 @@ def test_a_raw_photo_s_thumbnail_is_not_taken_for_it():
     tags = {254: 1, 256: 4, 257: 4, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 4, 279: 16}
     with pytest.raises(ImageError, match="a TIFF that begins with a small copy, as raw photos do"):
         read_image(tiff(tags, bytes(16)))
-    assert read_image(tiff(tags | {254: 0}, bytes(16))).shape == (4, 4, 3)
+    whole = tags | {254: 0}
+    with pytest.raises(ImageError, match="a TIFF that begins with a small copy"):
+        read_image(tiff(whole | {255: 2}, bytes(16)))
+    for right in (whole, whole | {255: 1}):
+        assert read_image(tiff(right, bytes(16))).shape == (4, 4, 3)
 
 
 def test_arrays_have_sides_too():
@@ -547,9 +551,25 @@ def test_masked_arrays():
 
 @pytest.mark.parametrize("brightest", [200, 100, 3])
 def test_dim_pictures_divided_by_255_twice_are_not_taken_for_black_ones(brightest):
-    with pytest.raises(ImageError, match=r"almost black.*divided by 255 twice"):
+    with pytest.raises(
+        ImageError, match=r"almost black: no value is above 0?\.?[0-9e.-]+\. It looks divided by 255 twice"
+    ):
         rows_of(np.full((9, 9, 3), brightest / 255**2), 3)
     assert not rows_of(np.zeros((9, 9, 3)), 3).between(0, 9).any()
+
+
+@pytest.mark.parametrize("as_it_is", [np.asarray, torch.tensor])
+def test_bytes_that_were_divided_are_not_taken_for_a_black_picture(as_it_is):
+    picture = noise(9, 9)
+    picture[0, 0] = 255
+    for wrong in ((picture / 255).astype(np.uint8), picture & 1):
+        with pytest.raises(
+            ImageError, match=r"almost black: of 0 to 255, no value is above 1\. It looks divided by 255"
+        ):
+            rows_of(as_it_is(wrong), 3)
+    for right in (picture * 0, picture & 2):
+        assert torch.equal(rows_of(as_it_is(right), 3).between(0, 9), torch.from_numpy(right))
+    assert rows_of(Image.fromarray(picture & 1), 3).between(0, 9).max() == 1
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float64])

@@ -23,7 +23,7 @@ from vitlite.bulk.local import identity_of
 from vitlite.config import ViTConfig
 from vitlite.decode import rows_of
 from vitlite.draw import _photo
-from vitlite.errors import ConfigError, ImageError, InputError, MissingExtraError, TrainError
+from vitlite.errors import ConfigError, ImageError, InputError, MissingExtraError, TrainError, VitliteError
 from vitlite.images import SUFFIXES, Preprocess, Recipe, normalise, read_image
 from vitlite.model import ViT
 from vitlite.predict import classify, embed
@@ -757,6 +757,11 @@ def test_a_recipe_or_nothing_may_be_set(vit):
     vit.preprocess = None
     with pytest.raises(ImageError, match="came without their preprocessing"):
         vit.preprocess(picture(40, 40))
+    for name in ("one", "pixels", "recipe", "with_quick_decode"):
+        with pytest.raises(VitliteError, match=r"came without their preprocessing.*Set it: model\.preprocess = "):
+            getattr(vit.preprocess, name)
+        assert getattr(vit.preprocess, name, None) is None
+    assert copy.deepcopy(vit.preprocess) == pickle.loads(pickle.dumps(vit.preprocess)) == vit.preprocess
 
 
 @pytest.mark.parametrize(("way", "kind"), [(Preprocess, "Preprocess"), ({"size": 32}, "dict"), ("center", "str")])

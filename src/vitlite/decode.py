@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vitlite import jpeg2000, tiff
 from vitlite.errors import ImageError, missing_extra, shown
-from vitlite.tiff import Tag
+from vitlite.tiff import SMALL_COPY, Tag
 
 FORMATS = {  # what is opened, by Pillow's name, with the endings by which folders are searched
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -496,7 +496,8 @@ def _check_size(image: Any) -> None:
             python="Trusted: raise PIL.Image.MAX_IMAGE_PIXELS.",
             command="Make it smaller.",
         )
-    if getattr(image, "tag_v2", {}).get(Tag.PURPOSE, 0) & 1:
+    tags = getattr(image, "tag_v2", {})
+    if tags.get(Tag.PURPOSE, 0) & 1 or tags.get(Tag.OLD_PURPOSE) == SMALL_COPY:
         raise ImageError("a TIFF that begins with a small copy, as raw photos do; save the photo itself")
 
 
@@ -668,6 +669,11 @@ def _axes(shape: tuple[int, ...], channels: int) -> str:
 def _check_levels(image: Tensor) -> None:
     """Makes sure that these are grey levels: uint8, or floats within half a level of 0..1."""
     if image.dtype == torch.uint8:
+        if image.max() == 1:
+            raise ImageError(
+                "The picture is almost black: of 0 to 255, no value is above 1. It looks divided by 255, or a mask.",
+                python="Multiply it by 255; or, if it is that dark, pass a Pillow image.",
+            )
         return
     if not image.is_floating_point():
         raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {image.dtype}. Convert it, or scale it.")
@@ -679,7 +685,7 @@ def _check_levels(image: Tensor) -> None:
         reason = "normalised already: pass it to the model" if low < -half else "0..255: divide by 255, or pass uint8"
         raise ImageError(f"A picture of floats has values in 0..1, got {low:.4g} to {high:.4g}. It looks {reason}.")
     if 0 < high < 1.5 / 255:
-        raise ImageError("The picture is almost black: no value is above 1/255. It looks divided by 255 twice.")
+        raise ImageError(f"The picture is almost black: no value is above {high:.2g}. It looks divided by 255 twice.")
 
 
 def _levels(image: Tensor) -> Tensor:

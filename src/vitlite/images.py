@@ -22,7 +22,7 @@ from vitlite.decode import is_one as is_one
 from vitlite.decode import is_read_once as is_read_once
 from vitlite.decode import pixels_in as pixels_in
 from vitlite.decode import read_image as read_image
-from vitlite.errors import ConfigError, ImageError, shown
+from vitlite.errors import ConfigError, ImageError, UnknownMethodError, shown
 
 Mode = Literal["center", "squash"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -370,6 +370,10 @@ class Unprepared:
 
     def __call__(self, images: Any) -> Tensor:
         raise ImageError(self.text, python=self.python, command=self.command)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a `Preprocess` has."""
+        raise UnknownMethodError(self.text, python=self.python, command=self.command)
 
 
 def without_model(way: Any) -> Any:
