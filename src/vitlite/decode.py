@@ -13,10 +13,10 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from einops import rearrange
@@ -50,6 +50,7 @@ WORK: dict[str | None, float] = {
     "bmp_rle": 20,
 }
 LYING = range(5, 9)  # orientations of EXIF that exchange height and width
+FROM_THE_RIGHT, FROM_BELOW = (2, 3, 6, 7), (3, 4, 7, 8)  # those in which, upright, the file ends on the left, or above
 MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # of a JPEG, but for those that begin no segment
 START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -89,6 +90,15 @@ SIXTEEN_BITS = {  # the formats of which white is 65535, by Pillow's mode; of "I
 }
 
 
+class Box(NamedTuple):
+    """A part of what was decoded, which may begin and end within a pixel."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """A picture, turned upright. Its rows become pixels where they are asked for: `between(2, 5)` is (3, w, c)."""
@@ -97,6 +107,12 @@ class Rows:
     width: int
     between: Callable[[int, int], Tensor]  # uint8
     pillow: Callable[[int, int], Any] | None = None  # the same rows as a Pillow image, "RGB" or "L", where it has them
+    scaled: Box | None = None  # what the picture is of them, where it was scaled while it was decoded; None: all
+
+    @property
+    def box(self) -> Box:
+        """What the picture is of its rows: of 513 pixels that were scaled to an eighth, 64.125 of 65."""
+        return self.scaled or Box(0, 0, self.width, self.height)
 
     def strips(self, first: int, last: int) -> list[tuple[int, int]]:
         """Where to cut rows `first` to `last` - 1, so that each part is small."""
@@ -384,7 +400,7 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
         _refuse_what_pillow_would_not(image)
     tiff.refuse_misread(image)
     sixteen_bits = image.format in SIXTEEN_BITS.get(image.mode[:4], ())  # asked now: a turned copy has no format
-    image = _upright(image, enough)
+    image, box = _upright(image, enough)
     if image.mode.startswith(("I", "F")) and not sixteen_bits:
         no_file = "" if image.format else ", where it is of no file"
         raise ImageError(
@@ -392,19 +408,26 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
             python="Scale it to 0..1 and pass an array.",
             command="Save it with 8 or 16 bits.",
         )
-    return _rows_of_pillow(image, channels, sixteen_bits)
+    return replace(_rows_of_pillow(image, channels, sixteen_bits), scaled=box)
 
 
-def _upright(image: Any, enough: Enough | None) -> Any:
-    """A Pillow image turned as its EXIF says, of which no more is decoded than is enough."""
+def _upright(image: Any, enough: Enough | None) -> tuple[Any, Box | None]:
+    """A Pillow image turned as its EXIF says, of which no more is decoded than is enough; and what of it is picture."""
     from PIL import ExifTags, ImageFile, ImageOps
 
     turned = image.getexif().get(ExifTags.Base.Orientation, 1)
     if turned in LYING and not isinstance(image, ImageFile.ImageFile):
         _refuse_turned_by_hand(image)
-    if enough:
-        _decode_less(image, enough, lying=turned in LYING)
-    return image if turned == 1 else ImageOps.exif_transpose(image)
+    drafted = _decode_less(image, enough, lying=turned in LYING) if enough else None
+    upright = image if turned == 1 else ImageOps.exif_transpose(image)
+    if drafted is None:
+        return upright, None
+    _, _, right, bottom = drafted
+    if turned in LYING:
+        right, bottom = bottom, right
+    left = upright.width - right if turned in FROM_THE_RIGHT else 0
+    top = upright.height - bottom if turned in FROM_BELOW else 0
+    return upright, Box(left, top, left + right, top + bottom)
 
 
 def _refuse_turned_by_hand(image: Any) -> None:
@@ -444,8 +467,8 @@ def _rows_of_pillow(image: Any, channels: int, sixteen_bits: bool) -> Rows:
     return Rows(image.height, image.width, lambda first, last: bytes_of(eight_bits(first, last)), eight_bits)
 
 
-def _decode_less(image: Any, enough: Enough, *, lying: bool) -> None:
-    """Has Pillow scale a file while it decodes it, where its format can: JPEG alone.
+def _decode_less(image: Any, enough: Enough, *, lying: bool) -> Box | None:
+    """Has Pillow scale a file while it decodes it, where its format can: JPEG alone. What the picture is of it then.
 
     Args:
         image: Opened, and not decoded yet.
@@ -456,7 +479,8 @@ def _decode_less(image: Any, enough: Enough, *, lying: bool) -> None:
         width, height = enough(image.width, image.height)
     else:
         height, width = enough(image.height, image.width)
-    image.draft(None, (width, height))
+    drafted = image.draft(None, (width, height))
+    return Box(*drafted[1]) if drafted else None
 
 
 def _eight_bits(image: Any, channels: int) -> Any:
