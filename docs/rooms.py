@@ -55,7 +55,7 @@ ROOMS = {
     "draw": Room("what a model looks at, as pictures; and the curves of a run", "positions images disk errors"),
     "training": Room(
         "labelled pictures become weights",
-        "factory weights fingerprint model images config speed.onednn schema disk errors",
+        "factory weights fingerprint model predict images config speed.onednn schema disk errors",
     ),
     "bulk": Room("many pictures become rows", "fingerprint speed predict images model schema disk errors"),
     "vectors": Room(

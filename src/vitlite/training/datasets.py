@@ -6,8 +6,8 @@ Shapes: n pictures in all, b of them in a batch, c channels, h and w pixels.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from logging import getLogger
 from pathlib import Path, PurePath
@@ -19,7 +19,8 @@ from torch import Tensor
 from vitlite.disk import by_ending, files_below
 from vitlite.errors import TrainError, counted, shown
 from vitlite.fingerprint import bytes_of
-from vitlite.images import SUFFIXES, Preprocess, own_methods
+from vitlite.images import SUFFIXES, Preprocess, own_methods, pixels_in
+from vitlite.predict import Room, readers
 from vitlite.training import distributed
 
 P = TypeVar("P", bound=PurePath)
@@ -41,23 +42,25 @@ class Prepared:
         self.pictures, self.read = pictures, read
         self.folder = folder  # from which files are named
         self._kept: dict[int, Tensor] = {}
-        self._room = CACHE
+        self._left = CACHE
 
     def __len__(self) -> int:
         return len(self.pictures)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
+        prepare = partial(self._picture, room=Room())
         if getattr(self.read, "__func__", None) is not Preprocess.pixels:  # one's own need not be made for threads
-            return torch.stack([self._picture(row) for row in rows.tolist()])  # (b, c, h, w)
-        with ThreadPoolExecutor() as pool:
-            return torch.stack(list(pool.map(self._picture, rows.tolist())))  # (b, c, h, w)
+            return torch.stack([prepare(row) for row in rows.tolist()])  # (b, c, h, w)
+        with readers() as pool:
+            return torch.stack(list(pool.map(prepare, rows.tolist())))  # (b, c, h, w)
 
-    def _picture(self, row: int) -> Tensor:
+    def _picture(self, row: int, room: Room) -> Tensor:
         if row in self._kept:
             return self._kept[row]
-        picture = self.read(self.pictures[row])
-        if self._room >= picture.nbytes:
-            self._room -= picture.nbytes
+        with room.taken(0 if isinstance(self.pictures, Tensor) else pixels_in(self.pictures[row])):
+            picture = self.read(self.pictures[row])
+        if self._left >= picture.nbytes:
+            self._left -= picture.nbytes
             self._kept[row] = picture
         return picture
 
