@@ -357,17 +357,22 @@ def is_cifar10(folder: Path) -> bool:
     return (folder / "test_batch.bin").exists()
 
 
-def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Read | None = None) -> Pictures:
+def read_cifar10(
+    folder: Path, split: Literal["train", "val", "test"], read: Read | None = None, channels: int = 3
+) -> Pictures:
     """Reads one part of the binary version.
 
     Args:
         folder: Holds the .bin files and batches.meta.txt.
         split: The 49,000 to train on, 1,000 held out of the training pictures, or the 10,000 test pictures.
         read: `Preprocess.pixels` of the model; None: the pictures are taken as they are, 32 x 32.
+        channels: Of the model; for one, they become grey, as files do.
 
     Raises:
-        TrainError: A file is missing or damaged.
+        TrainError: A file is missing or damaged, or there is no way to as many channels.
     """
+    if channels not in (1, 3):
+        raise TrainError(f"CIFAR-10's pictures are of 3 channels, or 1 in grey, and the model takes {channels}.")
     names = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
     rows = torch.cat([_cifar10_batch(folder / f"{name}.bin") for name in names])  # (n, RECORD)
     classes, highest = cifar10_classes(folder), int(rows[:, 0].max())
@@ -375,7 +380,15 @@ def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Rea
         raise TrainError(f"{folder} has the label {highest}, and {CIFAR10_NAMES} names {len(classes)} classes.")
     part = {"train": slice(-HOLDOUT), "val": slice(-HOLDOUT, None), "test": slice(None)}[split]
     images = rows[:, 1:].reshape(-1, 3, 32, 32).contiguous()[part]
+    if channels == 1:
+        images = torch.cat([_grey(images[first : first + 5000]) for first in range(0, len(images), 5000)])
     return Pictures(Prepared(images, read) if read else images, rows[part, 0].long(), classes)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """RGB in grey, by Pillow's arithmetic: (n, 3, h, w) -> (n, 1, h, w) uint8."""
+    red, green, blue = images.int().unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8)[:, None]
 
 
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
