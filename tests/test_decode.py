@@ -125,6 +125,8 @@ def test_bytes_and_open_files_are_pictures():
     wanted = read_image(PHOTO)
     for file in (content, bytearray(content), memoryview(content), io.BytesIO(content), WithoutSeek(content)):
         assert torch.equal(read_image(file), wanted)
+    with subprocess.Popen(["cat", PHOTO], stdout=subprocess.PIPE) as pipe:
+        assert torch.equal(read_image(pipe.stdout), wanted)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

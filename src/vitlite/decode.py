@@ -220,7 +220,7 @@ def _at_its_place(file: Any) -> Iterator[None]:
     """
     try:
         place = file.tell()
-    except (AttributeError, io.UnsupportedOperation):  # a path; or what is read from where it is, and no further back
+    except (AttributeError, OSError):  # a path; or a pipe or the like, which is read from where it is
         yield
         return
     if place:
