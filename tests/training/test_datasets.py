@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from tiny_run import RECIPE, new_model, settings, small_cifar10, stripes
 
-from vitlite import disk
+from vitlite import disk, predict
 from vitlite.errors import ImageError, TrainError
 from vitlite.images import Preprocess
 from vitlite.training import datasets, distributed, train
@@ -258,9 +258,36 @@ def test_a_way_of_ones_own_is_called_for_one_picture_after_the_other(folders: Pa
 
 def test_pixels_as_they_are_come_from_several_threads(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set()
-    monkeypatch.setattr(Prepared, "_picture", lambda *_: (threads.add(threading.current_thread()), torch.zeros(1))[1])
+
+    def seen(*_: Any, **__: Any) -> torch.Tensor:
+        threads.add(threading.current_thread())
+        return torch.zeros(1)
+
+    monkeypatch.setattr(Prepared, "_picture", seen)
     Prepared([folders] * 9, new_model().preprocess.pixels)[torch.arange(9)]
     assert threading.current_thread() not in threads
+
+
+def test_files_are_decoded_within_a_room(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `predict` does it: by as many threads as torch computes with, and no more than so many pixels at once."""
+    inside: list[Path] = []
+    most = []
+
+    def counted(way: Preprocess, image: Path) -> torch.Tensor:
+        inside.append(image)
+        time.sleep(0.01)
+        most.append(len(inside))
+        inside.remove(image)
+        return torch.zeros(3, 16, 16, dtype=torch.uint8)
+
+    monkeypatch.setattr(Preprocess, "pixels", counted)
+    torch.set_num_threads(2)
+    for pixels, at_once in ((predict.ROOM, 2), (16 * 16, 1)):
+        monkeypatch.setattr(predict, "ROOM", pixels)
+        most.clear()
+        pictures = read_folder(folders / "train", new_model().preprocess.pixels, ("lying", "standing"))
+        assert pictures.images[torch.arange(24)].shape == (24, 3, 16, 16)
+        assert max(most) == at_once
 
 
 def test_the_digest_is_the_same_on_every_system() -> None:

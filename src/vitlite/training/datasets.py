@@ -6,8 +6,8 @@ Shapes: n pictures in all, b of them in a batch, c channels, h and w pixels.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from logging import getLogger
 from pathlib import Path, PurePath
@@ -19,7 +19,8 @@ from torch import Tensor
 from vitlite.disk import by_ending, files_below, is_just_written, numbers_of
 from vitlite.errors import TrainError, counted, shown
 from vitlite.fingerprint import bytes_of
-from vitlite.images import SUFFIXES, Preprocess, own_methods
+from vitlite.images import SUFFIXES, Preprocess, own_methods, pixels_in
+from vitlite.predict import Room, readers
 from vitlite.training import distributed
 
 P = TypeVar("P", bound=PurePath)
@@ -45,22 +46,24 @@ class Prepared:
         self.pictures, self.read = pictures, read
         self.folder = folder  # from which files are named
         self._kept: dict[int, tuple[State, Tensor]] = {}
-        self._room = CACHE
+        self._left = CACHE
 
     def __len__(self) -> int:
         return len(self.pictures)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
+        prepare = partial(self._picture, room=Room())
         if getattr(self.read, "__func__", None) is not Preprocess.pixels:  # one's own need not be made for threads
-            return torch.stack([self._picture(row) for row in rows.tolist()])  # (b, c, h, w)
-        with ThreadPoolExecutor() as pool:
-            return torch.stack(list(pool.map(self._picture, rows.tolist())))  # (b, c, h, w)
+            return torch.stack([prepare(row) for row in rows.tolist()])  # (b, c, h, w)
+        with readers() as pool:
+            return torch.stack(list(pool.map(prepare, rows.tolist())))  # (b, c, h, w)
 
-    def _picture(self, row: int) -> Tensor:
+    def _picture(self, row: int, room: Room) -> Tensor:
         state = _state_of(self.pictures[row])  # before it is read: what is written meanwhile shows the next time
         before, picture = self._kept.get(row, (None, None))
         if picture is None or before != state:
-            picture = self.read(self.pictures[row])
+            with room.taken(0 if isinstance(self.pictures, Tensor) else pixels_in(self.pictures[row])):
+                picture = self.read(self.pictures[row])
             self._keep(row, state, picture)
         return picture
 
@@ -68,9 +71,9 @@ class Prepared:
         """While there is room, in place of what a file held before; none of which the next change might not show."""
         _, old = self._kept.pop(row, (None, None))
         if old is not None:
-            self._room += old.nbytes
-        if state is not None and self._room >= picture.nbytes:
-            self._room -= picture.nbytes
+            self._left += old.nbytes
+        if state is not None and self._left >= picture.nbytes:
+            self._left -= picture.nbytes
             self._kept[row] = (state, picture)
 
     def part(self, rows: Sequence[int]) -> "Prepared":
@@ -377,17 +380,22 @@ def is_cifar10(folder: Path) -> bool:
     return (folder / "test_batch.bin").exists()
 
 
-def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Read | None = None) -> Pictures:
+def read_cifar10(
+    folder: Path, split: Literal["train", "val", "test"], read: Read | None = None, channels: int = 3
+) -> Pictures:
     """Reads one part of the binary version.
 
     Args:
         folder: Holds the .bin files and batches.meta.txt.
         split: The 49,000 to train on, 1,000 held out of the training pictures, or the 10,000 test pictures.
         read: `Preprocess.pixels` of the model; None: the pictures are taken as they are, 32 x 32.
+        channels: Of the model; for one, they become grey, as files do.
 
     Raises:
-        TrainError: A file is missing or damaged.
+        TrainError: A file is missing or damaged, or there is no way to as many channels.
     """
+    if channels not in (1, 3):
+        raise TrainError(f"CIFAR-10's pictures are of 3 channels, or 1 in grey, and the model takes {channels}.")
     names = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
     rows = torch.cat([_cifar10_batch(folder / f"{name}.bin") for name in names])  # (n, RECORD)
     classes, highest = cifar10_classes(folder), int(rows[:, 0].max())
@@ -395,7 +403,15 @@ def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Rea
         raise TrainError(f"{folder} has the label {highest}, and {CIFAR10_NAMES} names {len(classes)} classes.")
     part = {"train": slice(-HOLDOUT), "val": slice(-HOLDOUT, None), "test": slice(None)}[split]
     images = rows[:, 1:].reshape(-1, 3, 32, 32).contiguous()[part]
+    if channels == 1:
+        images = torch.cat([_grey(images[first : first + 5000]) for first in range(0, len(images), 5000)])
     return Pictures(Prepared(images, read) if read else images, rows[part, 0].long(), classes)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """RGB in grey, by Pillow's arithmetic: (n, 3, h, w) -> (n, 1, h, w) uint8."""
+    red, green, blue = images.int().unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8)[:, None]
 
 
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
