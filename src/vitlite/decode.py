@@ -691,13 +691,11 @@ def _axes(shape: tuple[int, ...], channels: int) -> str:
 
 
 def _check_levels(image: Tensor) -> None:
-    """Makes sure that these are grey levels: uint8, or floats within half a level of 0..1."""
+    """Makes sure that these are grey levels: uint8, or floats within half a level of 0..1.
+
+    Where uint8 has 0 and 1 alone, a picture may have been divided by 255; but so are the darkest frames of a film.
+    """
     if image.dtype == torch.uint8:
-        if image.max() == 1:
-            raise ImageError(
-                "The picture is almost black: of 0 to 255, no value is above 1. It looks divided by 255, or a mask.",
-                python="Multiply it by 255; or, if it is that dark, pass a Pillow image.",
-            )
         return
     if not image.is_floating_point():
         raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {image.dtype}. Convert it, or scale it.")
@@ -709,7 +707,10 @@ def _check_levels(image: Tensor) -> None:
         reason = "normalised already: pass it to the model" if low < -half else "0..255: divide by 255, or pass uint8"
         raise ImageError(f"A picture of floats has values in 0..1, got {low:.4g} to {high:.4g}. It looks {reason}.")
     if 0 < high < 1.5 / 255:
-        raise ImageError(f"The picture is almost black: no value is above {high:.2g}. It looks divided by 255 twice.")
+        raise ImageError(
+            f"The picture is almost black: of 0..1, no value is above {high:.2g}. It looks divided by 255 twice.",
+            python="If it is as dark as that, pass it as uint8.",
+        )
 
 
 def _levels(image: Tensor) -> Tensor:

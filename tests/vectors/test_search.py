@@ -210,6 +210,18 @@ def test_another_model_s_vectors_are_refused(changes: dict[str, Any], tmp_path: 
     opened.refuse_other_model(tiny_model(num_classes=0, drop_path=0.1))  # on which no vector depends
 
 
+def test_vectors_are_compared_with_those_of_files_decoded_alike(tmp_path: Path) -> None:
+    whole, quick = tiny_model(), tiny_model()
+    quick.preprocess = quick.preprocess.with_quick_decode()
+    for made_by, other, remedy in ((quick, whole, "with_quick_decode()"), (whole, quick, "recipe")):
+        opened = open_vectors(written(tmp_path / "v.safetensors", noise(5, 16), made_by))
+        assert opened.quick_decode == (made_by is quick)
+        opened.refuse_other_model(made_by)
+        with pytest.raises(InputError, match="this model differs in quick_decode: no distance to them") as caught:
+            search(opened, other, "a.png")
+        assert f"Open that model, with model.preprocess = model.preprocess.{remedy}, or embed" in str(caught.value)
+
+
 def test_files_that_do_not_say_whose_they_are(tmp_path: Path) -> None:
     about = {"paths": json.dumps(["a.png"]), "model": "tiny"}
     write_tensors(tmp_path / "old.safetensors", {"vectors": noise(1, 4)}, about)

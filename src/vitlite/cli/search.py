@@ -55,7 +55,7 @@ def run(args: Namespace) -> int:
         refuse_inputs(Path(args.out), args, chain(asked, vectors.pictures))
         refuse_among(Path(args.out), args.paths)
         check_size(len(asked), min(args.top, len(vectors)))
-    args.quick_decode = vectors.quick_decode
+    args.quick_decode = vectors.quick_decode  # no option: whoever made the vectors has chosen
     model = open_model(args) if args.model is not None else _their_model(args, vectors)
     found = search(vectors, model, asked, args.top)
     for picture, matches in zip(asked, found, strict=True):

@@ -389,13 +389,11 @@ def read_cifar10(
         folder: Holds the .bin files and batches.meta.txt.
         split: The 49,000 to train on, 1,000 held out of the training pictures, or the 10,000 test pictures.
         read: `Preprocess.pixels` of the model; None: the pictures are taken as they are, 32 x 32.
-        channels: Of the model; for one, they become grey, as files do.
+        channels: Of the model; for one, they become grey, as files do; for any other they stay as they are.
 
     Raises:
-        TrainError: A file is missing or damaged, or there is no way to as many channels.
+        TrainError: A file is missing or damaged.
     """
-    if channels not in (1, 3):
-        raise TrainError(f"CIFAR-10's pictures are of 3 channels, or 1 in grey, and the model takes {channels}.")
     names = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
     rows = torch.cat([_cifar10_batch(folder / f"{name}.bin") for name in names])  # (n, RECORD)
     classes, highest = cifar10_classes(folder), int(rows[:, 0].max())

@@ -158,7 +158,10 @@ def check_fit(model: ViT, pictures: Pictures) -> None:
             python="Prepare them with model.preprocess.pixels.",
         )
     if channels != model.config.channels:
-        raise TrainError(f"The pictures are of {channels} channels, and the model takes {model.config.channels}.")
+        raise TrainError(
+            f"The pictures are of {channels} channels, and the model takes {model.config.channels}.",
+            python="Prepare them with model.preprocess.pixels, and say channels=1 to read_cifar10 for grey ones.",
+        )
 
 
 def _check_way(way: Preprocess, read: Callable[..., Tensor]) -> None:
