@@ -1,13 +1,15 @@
 """Two processes under torchrun do what one does alone. tests/cluster has more of them, and what they survive."""
 
 import socket
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from torchrun import history, pictures, same_weights, torchrun, train_words
+from tiny_run import new_model
+from torchrun import ENVIRONMENT, history, launcher, pictures, same_weights, torchrun, train_words
 
 from vitlite.cli.main import main
 from vitlite.errors import TrainError
@@ -35,7 +37,7 @@ def test_alone_nothing_is_shared() -> None:
     with distributed.process_group("cpu"):
         assert (distributed.rank(), distributed.world_size()) == (0, 1)
         assert distributed.paired_share(4).tolist() == distributed.shard(4).tolist() == [0, 1, 2, 3]
-        distributed.assert_equal_on_all_ranks("nothing", 1)
+        distributed.assert_equal_on_all_ranks({"nothing": 1})
         distributed.all_reduce(value := torch.ones(1))
         assert value == 1
 
@@ -56,6 +58,44 @@ def test_two_processes_train_and_measure_as_one_does(tmp_path: Path, capsys: pyt
     answer = capsys.readouterr().out
     assert "9 pictures" in answer
     assert torchrun(2, *words).stdout == answer
+
+
+TWO_MACHINES = """
+import os, sys
+from vitlite.cli.main import main
+
+here = "here" if os.environ["RANK"] == "0" else "there"
+sys.exit(main([word.replace("MACHINE", here) for word in sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "different"),
+    [
+        ("train MACHINE/data --model here/model --epochs 1 --out out", "pictures, validation"),
+        ("train here/data --model MACHINE/model --epochs 1 --out out", "weights"),
+        ("eval MACHINE/data --model here/model", "pictures"),
+        ("eval here/data --model MACHINE/model", "weights"),
+    ],
+)
+def test_machines_that_see_others_of_the_same_number(
+    words: str, different: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of yesterday, or a model that each resolves from a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    for seed, (machine, ending) in enumerate((("here", ".png"), ("there", ".PNG"))):
+        for picture in list(pictures(Path(machine) / "data", train=16, val=4).rglob("*.png")):
+            picture.rename(picture.with_suffix(ending))
+        model = new_model()
+        model.labels = ("lying", "standing")
+        torch.nn.init.constant_(model.norm.bias, seed)
+        model.save(Path(machine) / "model")
+    Path("two.py").write_text(TWO_MACHINES)
+    line = launcher(2, *words.split(), program=("two.py",))
+    done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 1
+    assert f"The processes begin with different {different}. All machines must see the same data and" in done.stderr
+    assert not list(tmp_path.rglob("last"))
 
 
 def test_too_few_pictures_for_the_processes(

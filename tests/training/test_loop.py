@@ -324,7 +324,7 @@ def test_patience_ends_a_run_and_outlives_a_kill(tmp_path, monkeypatch):
     data, validation = stripes(16), stripes(8, seed=1)
     accuracies = iter([0.5, 0.75, 0.75, 0.5, 0.75, 0.75])
     monkeypatch.setattr(
-        loop, "measure", lambda *_, **__: replace(measured, top1=next(accuracies), loss=1.0)
+        loop, "measure_together", lambda *_, **__: replace(measured, top1=next(accuracies), loss=1.0)
     )  # with the same loss, an epoch of the same accuracy is no better
     monkeypatch.setattr(loop, "check_best", lambda *_, **__: None)
     measured = measure(new_model(), validation)

@@ -9,7 +9,7 @@ from vitlite.errors import TrainError, VitliteError
 from vitlite.factory import load
 from vitlite.model import ViT
 from vitlite.training.datasets import Pictures
-from vitlite.training.evaluate import Measured, measure, preprocess_of
+from vitlite.training.evaluate import Measured, measure_together, preprocess_of
 from vitlite.training.run import BEST, LAST
 from vitlite.training.settings import Settings
 
@@ -88,7 +88,7 @@ def check_best(
         again = load(out / BEST, device=model.device, dtype=model.dtype)
         if preprocess_of(model).quick_decode:  # which no file says
             again.preprocess = preprocess_of(again).with_quick_decode()
-        measured = measure(again, validation, bfloat16=bfloat16)
+        measured = measure_together(again, validation, bfloat16=bfloat16)
     except VitliteError as error:
         raise _not_the_best(out, f"it cannot be measured again: {error.text}") from error
     wanted_loss, wanted_top1 = best["val_loss"], best["val_top1"]

@@ -7,9 +7,10 @@ nccl on GPUs. Rank 0 alone writes and prints.
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from hashlib import sha256
 from logging import getLogger
 
 import torch
@@ -156,23 +157,29 @@ def all_reduce(*tensors: Tensor) -> None:
         dist.all_reduce(tensor)
 
 
-def assert_equal_on_all_ranks(what: str, *values: int) -> None:
-    """Makes sure that all ranks begin with the same numbers.
+def assert_equal_on_all_ranks(facts: Mapping[str, object]) -> None:
+    """Makes sure that all ranks begin with the same, by what Python prints of each fact.
 
     Raises:
-        TrainError: On every rank, where they differ.
+        TrainError: On every rank, where one differs.
     """
     if world_size() == 1:
         return
-    extremes = torch.tensor([values, [-value for value in values]], device="cpu")
+    hashes = [_hash(fact) for fact in facts.values()]
+    extremes = torch.tensor([hashes, [-value for value in hashes]], device="cpu")
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
-    highest, lowest = extremes[0].tolist(), (-extremes[1]).tolist()
-    if highest != lowest:
+    different = [name for name, high, low in zip(facts, *extremes.tolist(), strict=True) if high != -low]
+    if different:
         raise TrainError(
-            f"The processes begin with different {what}: {lowest} and {highest}.",
-            python="All machines must see the same data, and share the folder `out`.",
-            command="All machines must see the same data, and share the folder --out.",
+            f"The processes begin with different {', '.join(different)}.",
+            python="All machines must see the same data and the same model, and share the folder `out`.",
+            command="All machines must see the same data and the same model, and share the folder --out.",
         )
+
+
+def _hash(fact: object) -> int:
+    """That fits in 64 bits, also with another sign."""
+    return int.from_bytes(sha256(repr(fact).encode(errors="surrogateescape")).digest()[:7], "big")
 
 
 def wrap_ddp(model: nn.Module) -> nn.Module:

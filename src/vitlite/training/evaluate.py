@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import TrainError, not_finite, shown
+from vitlite.fingerprint import hash_of_weights
 from vitlite.images import Preprocess, normalise, own_methods
 from vitlite.model import ViT
 from vitlite.training import distributed
@@ -23,6 +24,7 @@ from vitlite.training.datasets import (
     Prepared,
     cifar10_reader,
     class_names,
+    digest,
     is_cifar10,
     listed,
     read_cifar10,
@@ -92,9 +94,31 @@ def measure(
         after_batch: Called with how many pictures that were.
 
     Raises:
-        TrainError: The pictures do not fit the model.
+        TrainError: The pictures do not fit the model; or the processes of a run have others, or another model.
         InputError: Answers are not finite numbers.
     """
+    if distributed.world_size() > 1:
+        distributed.assert_equal_on_all_ranks(
+            {
+                "pictures": pictures.digest(),
+                "classes": pictures.classes,
+                "preprocessing": preprocess_of(model).recipe,
+                "config": model.config,
+                "weights": (hash_of_weights(model), digest(model.head.parameters())),
+            }
+        )
+    return measure_together(model, pictures, batch=batch, bfloat16=bfloat16, after_batch=after_batch)
+
+
+def measure_together(
+    model: ViT,
+    pictures: Pictures,
+    *,
+    batch: int = 256,
+    bfloat16: bool = False,
+    after_batch: Callable[[int], None] = lambda pictures: None,
+) -> Measured:
+    """The same, by processes that were compared before."""
     check_fit(model, pictures)
     model.eval()
     recipe, channels = preprocess_of(model).recipe, model.config.channels

@@ -29,7 +29,7 @@ from vitlite.training.augment import Draws, augment, mix, shuffled
 from vitlite.training.batches import batch_of, steps_of_an_epoch
 from vitlite.training.best import check_best, is_better, is_done
 from vitlite.training.datasets import Pictures, refuse_shared_labels
-from vitlite.training.evaluate import Measured, check_fit, measure, preprocess_of
+from vitlite.training.evaluate import Measured, check_fit, measure_together, preprocess_of
 from vitlite.training.run import BEST, LAST, LOCK, LOG, STATE, History, Run
 from vitlite.training.schedule import learning_rate
 from vitlite.training.settings import Settings
@@ -220,9 +220,7 @@ def _run_epochs(run: Run, out: Path, validation: Pictures | None, told: Told, sa
         told.after_resume(run)
         if run.history:
             told.after_epoch(run.history)
-    distributed.assert_equal_on_all_ranks(
-        "pictures, epoch and step", len(run.data), run.progress.epoch, run.progress.step
-    )
+    distributed.assert_equal_on_all_ranks({"epoch": run.progress.epoch, "step": run.progress.step})
     if not goes_on:
         run.save(out / STATE)  # before anything else, as `check_place` says
     elif distributed.is_main():
@@ -246,7 +244,7 @@ def _write_what_was_left_out(run: Run, out: Path) -> None:
 
 def _check_best(run: Run, out: Path, validation: Pictures, after_best: Callable[[Measured], None]) -> None:
     """Measures `best` again, by all ranks."""
-    distributed.assert_equal_on_all_ranks("epochs", run.progress.epoch)  # waits for rank 0, which writes
+    distributed.assert_equal_on_all_ranks({"epochs": run.progress.epoch})  # waits for rank 0, which writes
     measured = check_best(out, run.history, run.model, validation, bfloat16=run.settings.bfloat16)
     if measured is not None and distributed.is_main():
         after_best(measured)
@@ -384,7 +382,7 @@ def _end_epoch(run: Run, out: Path, validation: Pictures | None) -> None:
     }
     if validation is not None:
         with run.averaged() as model:
-            measured = measure(model, validation, bfloat16=run.settings.bfloat16)
+            measured = measure_together(model, validation, bfloat16=run.settings.bfloat16)
         record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
     run.history.append(record)
     run.progress = Progress(epoch=progress.epoch + 1)

@@ -62,11 +62,13 @@ class Run:
         self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self.names = {weight: name for name, weight in self.weights.items()}
         self.begun_with = _begun_with(model, data, validation)
-        self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.optimizers = optimizers(model, self.weights, settings)
-        self.network = distributed.wrap_ddp(model)
         self.matmul_context = _matmul_context(model, settings)
         self.kernels = _kernels(model, self.matmul_context)
+        own = {"kernels": None, "patience": settings.patience}  # machines may differ in what is fast
+        distributed.assert_equal_on_all_ranks(self.identity() | own)
+        self.network = distributed.wrap_ddp(model)  # which gives all ranks the random weights of the first
+        self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     def states(self) -> dict[str, dict[str, Tensor]]:
         """What the optimizers remember of each weight."""
