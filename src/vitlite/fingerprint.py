@@ -1,6 +1,7 @@
 """What weights are known again by: the hash of their file, as long as they are those; else one of what is in memory."""
 
 import ctypes
+import json
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
@@ -75,6 +76,15 @@ def hash_of_weights(model: "ViT") -> str:
     if now.parts == kept.parts and _is_alike(kept.sample, now.sample):
         return kept.weights
     return _hash_of_memory(model, f"{kept.weights}\n{now.parts}")
+
+
+def hash_of_answers(model: "ViT") -> str:
+    """Of what makes answers of vectors, and of what they are called: the weights of the head, and the labels."""
+    found = sha256(json.dumps(model.labels).encode())
+    for name, weight in sorted(model.head.named_parameters()):
+        found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        found.update(bytes_of(weight))
+    return found.hexdigest()
 
 
 def hash_of_file(model: "ViT") -> str | None:
