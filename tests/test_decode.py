@@ -661,3 +661,97 @@ def test_a_bmp_of_few_greys_is_read_rightly_or_refused(bits, palette):
             read_image(file)
     else:
         assert np.array_equal(read_image(file, 1)[..., 0].numpy(), np.array(palette, dtype=np.uint8)[levels])
+
+
+def png(levels, rows, interlaced=False, passes=7):
+    """A PNG of a grey picture with these rows of it, or passes; every checksum is right, and the stream has its end."""
+    height, width = levels.shape
+    data = b"".join(b"\0" + row.tobytes() for row in levels[:rows])
+    if interlaced:
+        steps = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+        parts = [levels[upper::down, left::across] for left, upper, across, down in steps[:passes]]
+        data = b"".join(b"\0" + row.tobytes() for part in parts for row in part if row.size)
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, int(interlaced)))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 30), (41, 29), (3, 2), (1, 1)])
+def test_a_png_with_fewer_rows_than_its_header_says(height, width):
+    """As of a program that stopped early; Pillow leaves the others black."""
+    levels = np.random.default_rng(0).integers(1, 256, (height, width), dtype=np.uint8)
+    for whole in (png(levels, height), png(levels, height, interlaced=True)):
+        assert np.array_equal(read_image(whole, 1)[..., 0].numpy(), levels)
+    for short in (png(levels, height // 2), png(levels, 0), png(levels, height, interlaced=True, passes=0)):
+        with pytest.raises(ImageError, match="fewer rows of pixels than its header says"):
+            read_image(short)
+    if height > 1:
+        with pytest.raises(ImageError, match="fewer rows of pixels"):
+            read_image(png(levels, height, interlaced=True, passes=6))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "P", "I;16"])
+def test_a_png_of_any_kind_has_all_its_rows(mode):
+    image = Image.fromarray(noise(37, 41)).convert("L" if mode == "I;16" else mode)
+    if mode == "I;16":
+        image = Image.fromarray(noise(37, 41, 1).astype(np.uint16) * 257)
+    for bits in (1, 2, 4, 8) if mode == "P" else (None,):
+        options = {} if bits is None else {"bits": bits}
+        assert read_image(encoded("PNG", image, **options)).shape == (37, 41, 3)
+
+
+@pytest.mark.parametrize("in_tiles", [False, True])
+def test_a_tiff_without_some_of_its_bytes(in_tiles):
+    """Parts that are left out stand for zeros, and Pillow reads what stands there in the file: its header, say."""
+    levels = np.random.default_rng(0).integers(1, 256, (48, 32), dtype=np.uint8)
+    parts = [part.tobytes() for part in np.split(levels, 3)]
+    if in_tiles:
+        parts = [levels[16 * i : 16 * i + 16, 16 * j : 16 * j + 16].tobytes() for i in range(3) for j in range(2)]
+    starts, place = [], 8
+    for part in parts:
+        starts.append(place)
+        place += len(part)
+    counts = [len(part) for part in parts]
+    tags = {256: 32, 257: 48, 258: 8, 259: 1, 262: 1, 277: 1}
+
+    def written(starts, counts):
+        where = {322: 16, 323: 16, 324: starts, 325: counts} if in_tiles else {273: starts, 278: 16, 279: counts}
+        return tiff_of_parts(tags | where, b"".join(parts))
+
+    assert np.array_equal(read_image(written(starts, counts), 1)[..., 0].numpy(), levels)
+    for wrong_starts, wrong_counts in (
+        ([*starts[:-1], 0], [*counts[:-1], 0]),
+        (starts, [*counts[:-1], counts[-1] - 1]),
+    ):
+        with pytest.raises(ImageError, match="a TIFF of which strips or tiles are left out, or cut"):
+            read_image(written(wrong_starts, wrong_counts))
+
+
+def tiff_of_parts(tags, content):
+    """A TIFF with its pixels first; a list is written behind its tags."""
+    place = 8 + len(content)
+    behind = place + 2 + 12 * len(tags) + 4
+    entries, lists = b"", b""
+    for tag, value in sorted(tags.items()):
+        numbers = value if isinstance(value, list) else [value]
+        packed = struct.pack(f"<{len(numbers)}I", *numbers)
+        if len(numbers) > 1:
+            packed, lists = struct.pack("<I", behind + len(lists)), lists + packed
+        entries += struct.pack("<HHI", tag, 4, len(numbers)) + packed
+    return b"II*\0" + struct.pack("<I", place) + content + struct.pack("<H", len(tags)) + entries + bytes(4) + lists
+
+
+def test_a_tiff_of_jpegs_of_which_one_is_cut():
+    content = bytearray(encoded("TIFF", Image.fromarray(noise(48, 48)), compression="jpeg"))
+    assert read_image(bytes(content)).shape == (48, 48, 3)
+    directory = struct.unpack("<I", content[4:8])[0]
+    for i in range(struct.unpack("<H", content[directory : directory + 2])[0]):
+        entry = directory + 2 + 12 * i
+        tag, _, _, value = struct.unpack("<HHII", content[entry : entry + 12])
+        if tag == 279:
+            content[entry + 8 : entry + 12] = struct.pack("<I", value // 2)
+    with pytest.raises(ImageError, match="a TIFF with a strip or tile that is cut"):
+        read_image(bytes(content))

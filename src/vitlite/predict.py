@@ -313,7 +313,7 @@ def _labels(model: "ViT") -> Sequence[str]:
             "The model has one class, and scores are shares of several: the only one would have all, of every picture.",
             python="What it gives: model(model.preprocess(images)). Where it was trained by binary cross entropy, "
             "torch.sigmoid of that is the score.",
-            command="For what it gives, write Python: model(model.preprocess(images)).",
+            command="What it gives is to be had in Python.",
         )
     if model.labels is None:
         why = model.source.report.unlabelled if model.source else ""

@@ -1,8 +1,9 @@
 """TIFFs that Pillow takes for another picture, without an error: told by their tags, and refused."""
 
 import math
+import operator
 from enum import IntEnum
-from typing import Any
+from typing import Any, BinaryIO
 
 from vitlite.errors import ImageError
 
@@ -21,12 +22,14 @@ class Tag(IntEnum):
     STRIPS = 273  # where each begins
     SAMPLES = 277
     ROWS = 278  # of a strip
+    STRIP_BYTES = 279  # of each
     PLANES = 284  # 1: the colours of a pixel stand together; 2: each colour is a plane
     PREDICTOR = 317
     PALETTE = 320
     TILE_WIDTH = 322
     TILE_HEIGHT = 323
     TILES = 324  # where each begins
+    TILE_BYTES = 325  # of each
     INKS = 332
     INK_RANGE = 336
     NUMBERS = 339
@@ -37,6 +40,8 @@ class Tag(IntEnum):
 
 BLACK_IS_0, RGB, PALETTE, CMYK, YCBCR, LAB = 1, 2, 3, 5, 6, 8  # what a TIFF's numbers mean
 UNCOMPRESSED, PACKBITS, JPEGS = 1, 32773, (6, 7)  # of a TIFF
+JPEG, END_OF_JPEG, PADDING = 7, b"\xff\xd9", 16  # and how many bytes of zeros may stand behind that
+HEADER = 8  # bytes of every TIFF, which are no pixels
 SIGNED = 2
 SMALL_COPY = 2  # by the old tag for the purpose; the new one has bits
 USUAL_YCBCR = {  # how Pillow reads it where no decoder does
@@ -56,6 +61,8 @@ def refuse_misread(image: Any) -> None:
     if not tags:
         return
     reason = _misread_numbers(tags, image.mode) or _misread_order(tags) or _misread_ycbcr(tags)
+    if not reason and getattr(image, "tile", None):  # not decoded yet
+        reason = _misread_bytes(tags, image.fp)
     if reason:
         raise ImageError(
             f"a TIFF {reason}, which Pillow may take for another picture.",
@@ -96,6 +103,38 @@ def _misread_order(tags: Any) -> str:
         if len(starts) != planes * _parts(tags):
             return "whose strips or tiles do not add up to it"
     return ""
+
+
+def _misread_bytes(tags: Any, file: BinaryIO) -> str:
+    """What is special about the bytes of a TIFF, where Pillow takes others for them, or makes some up."""
+    compression = tags.get(Tag.COMPRESSION, UNCOMPRESSED)
+    starts = tags.get(Tag.STRIPS) or tags.get(Tag.TILES, ())
+    counts = tags.get(Tag.STRIP_BYTES if Tag.STRIPS in tags else Tag.TILE_BYTES, ())
+    if compression == UNCOMPRESSED:
+        least = _bytes_of_parts(tags) if tags.get(Tag.MEANING) != YCBCR else [0] * len(starts)
+        if any(start < HEADER for start in starts) or any(map(operator.lt, counts, least)):
+            return "of which strips or tiles are left out, or cut"
+    if compression == JPEG:
+        place = file.tell()
+        for start, count in zip(starts, counts, strict=False):
+            file.seek(start + max(count - PADDING, 0))
+            if not file.read(min(count, PADDING)).rstrip(b"\0").endswith(END_OF_JPEG):
+                return "with a strip or tile that is cut"
+        file.seek(place)
+    return ""
+
+
+def _bytes_of_parts(tags: Any) -> list[int]:
+    """How many bytes the pixels of each strip or tile of an uncompressed TIFF take."""
+    width, rows = tags[Tag.WIDTH], tags.get(Tag.ROWS, tags[Tag.HEIGHT])
+    if Tag.STRIPS not in tags:
+        width, rows = tags[Tag.TILE_WIDTH], tags[Tag.TILE_HEIGHT]
+    planes = tags.get(Tag.SAMPLES, 1) if tags.get(Tag.PLANES, 1) != 1 else 1
+    bits = (tags.get(Tag.BITS) or (1,))[0] * tags.get(Tag.SAMPLES, 1) // planes  # of a pixel
+    parts = [rows] * _parts(tags)
+    if Tag.STRIPS in tags:
+        parts[-1] = tags[Tag.HEIGHT] - rows * (len(parts) - 1)  # the last has the rows that remain
+    return [height * math.ceil(width * bits / 8) for height in parts] * planes
 
 
 def _are_plain_bytes(tags: Any) -> bool:

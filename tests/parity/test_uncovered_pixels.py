@@ -1,10 +1,13 @@
-"""Pictures that patches do not cover: timm and transformers leave out what remains on the right and below; so do we.
+"""Pictures of another size than the network's, and such as patches do not cover.
+
+timm and transformers leave out what remains on the right and below; so do we.
 
 SigLIP's so400m of 384 pixels is the one that people have: 27 patches of 14 see 378 of them.
 """
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from PIL import Image
 from references import spread
 from torch import Tensor
 
-from vitlite import VitliteError, load
+from vitlite import VitliteError, create, load
 from vitlite.convert import convert
 from vitlite.weights import zoo
 from vitlite.weights.sidecar import contradictions, read_sidecar, recipe_from_record
@@ -117,3 +120,30 @@ def test_a_folder_of_the_zoo_s_own_pictures_is_no_contradiction(tmp_path: Path) 
     sidecar = read_sidecar(tmp_path)
     assert sidecar.usual["image_size"] == 378
     assert contradictions(sidecar, None, recipe_from_record(record, record.config.size), record.config.patch_size) == []
+
+
+@pytest.mark.parametrize("changes", [{"input_size": (3, 64, 64)}, {}])
+def test_pictures_for_a_model_that_takes_any_size(changes: dict[str, Any], tmp_path: Path) -> None:
+    """timm prepares them at the input_size, also where another img_size is said."""
+    small = {"embed_dim": 32, "num_heads": 2, "depth": 2, "num_classes": 3} | ({} if changes else {"img_size": 64})
+    model = spread(timm.create_model("vit_small_patch16_dinov3", **small)).eval()
+    model.pretrained_cfg = {**model.pretrained_cfg, **changes}
+    timm.models.save_for_hf(model, tmp_path, model_args=small, safe_serialization=True)
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(theirs))
+    ours = load(tmp_path)
+    with Image.open(PHOTO) as photo, torch.no_grad():
+        picture = photo.convert("RGB")
+        answer, wanted = ours(ours.preprocess(picture)), theirs(prepare(picture)[None])
+    assert (answer - wanted).abs().max() < 1e-4 * wanted.abs().max()
+
+
+def test_a_recipe_of_another_size_than_the_network_s_is_none_of_timm_s(tmp_path: Path) -> None:
+    """Its config.json has one size for both."""
+    model = create("vit_nano_4.cifar10")
+    model.preprocess = replace(model.preprocess.recipe, size=(64, 64), resize=(64, 64))
+    model.save(tmp_path / "ours")
+    assert "architecture" not in json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert load(tmp_path / "ours").preprocess.recipe.size == (64, 64)
+    with pytest.raises(VitliteError, match="a model that prepares pictures so"):
+        convert(tmp_path / "ours", tmp_path / "theirs", "timm")

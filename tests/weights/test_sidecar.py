@@ -100,7 +100,8 @@ def test_a_recipe_that_was_saved_scales_as_the_one_that_was_read(
     size: tuple[int, int], crop_pct: float, tmp_path: Path
 ) -> None:
     words = {"crop_pct": crop_pct, "interpolation": "bicubic", "mean": [0.5], "std": [0.25]}
-    config = json.loads(json.dumps(sidecar_content(TINY, None, recipe_from_timm(words, size))))
+    network = TINY.replace(image_size=size, patch_size=2)
+    config = json.loads(json.dumps(sidecar_content(network, None, recipe_from_timm(words, size))))
     for_timm = {name: content for name, content in config.items() if name != "vitlite"}
     for saved in (config, for_timm | {"pretrained_cfg": for_timm["pretrained_cfg"] | {"input_size": [3, *size]}}):
         sidecar = beside(tmp_path, saved)
