@@ -388,6 +388,41 @@ def test_a_folder_with_a_pickle_keeps_its_config(tmp_path: Path) -> None:
     assert again.labels == ("ant", "bee", "cow")
 
 
+def folder_of_another(folder: Path) -> None:
+    """A model with labels and a config.json, and beside it, in a pickle and not, tensors that somebody calls mine."""
+    tiny_model().save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["vitlite_pair"]  # as in those of other programs
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(tiny_model().state_dict(), folder / "mine.pth")
+    save_file(tiny_model().state_dict(), folder / "mine.safetensors")
+
+
+@pytest.mark.parametrize("others", ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"])
+def test_the_json_of_other_weights_says_nothing_of_a_pickle_with_a_name_of_its_own(others: str, tmp_path: Path) -> None:
+    folder_of_another(tmp_path / "base")
+    (tmp_path / "base" / "model.safetensors").rename(tmp_path / "base" / others)
+    for name in ("mine.safetensors", "mine.pth"):
+        with pytest.raises(ConfigError, match=rf"{name}: The tensors do not tell"):
+            convert(tmp_path / "base" / name, tmp_path / "out", "vitlite")
+        convert(tmp_path / "base" / name, tmp_path / f"{name} out", "vitlite", config=EXACT.replace(heads=2))
+        assert load(tmp_path / f"{name} out").labels is None
+        (tmp_path / "base" / "mine.safetensors").unlink(missing_ok=True)
+
+
+def test_the_json_of_a_folder_speaks_for_its_only_pickle_and_for_one_of_the_usual_name(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    folder_of_another(base)
+    torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
+    convert(base / "pytorch_model.bin", tmp_path / "usual", "vitlite")
+    for name in ("model.safetensors", "mine.safetensors", "pytorch_model.bin"):
+        (base / name).unlink()
+    (base / "weights.safetensors").mkdir()  # no file
+    convert(base / "mine.pth", tmp_path / "only", "vitlite")
+    for name in ("usual", "only"):
+        assert load(tmp_path / name).labels == ("ant", "bee", "cow")
+
+
 def test_a_folder_for_torchvision_has_the_tensors_alone(tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "theirs", "torchvision")
@@ -559,7 +594,7 @@ def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
     save_file(model.state_dict(), tmp_path / "mine.safetensors")
     (tmp_path / "link.safetensors").symlink_to(tmp_path / "mine.safetensors")
     os.link(tmp_path / "mine.safetensors", tmp_path / "hard.safetensors")
-    torch.save(model.state_dict(), tmp_path / "run" / "epoch1.pth")
+    torch.save(model.state_dict(), tmp_path / "run" / "pytorch_model.bin")
     (tmp_path / "linked").symlink_to(tmp_path / "run")
     before = everything(tmp_path)
     for source, target in (
@@ -573,7 +608,7 @@ def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
         ("run", "linked"),
         (weights, "run"),
         (weights, "linked/../run"),
-        ("run/epoch1.pth", "run"),  # whose config.json is read
+        ("run/pytorch_model.bin", "run"),  # whose config.json is read
     ):
         with pytest.raises(CheckpointError, match=r" is to be read and to be written. Name another f"):
             convert(tmp_path / source, tmp_path / target, "timm")

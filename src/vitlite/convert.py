@@ -31,7 +31,7 @@ from vitlite.weights.files import (
     path_of,
 )
 from vitlite.weights.layouts import LAYOUTS, to_their_names
-from vitlite.weights.pickles import pickle_of, without_pickles
+from vitlite.weights.pickles import described_in, pickle_of, without_pickles
 from vitlite.weights.resolve import CALLER, Claim, understand
 from vitlite.weights.save import (
     explained,
@@ -145,15 +145,14 @@ def refuse_to_write_over(source: Path, target: Path) -> None:
 
 
 def _files_read(source: Path) -> list[Path]:
-    """The source, the files with its tensors, and the JSON beside them, where there is some."""
+    """The source, the files with its tensors, and the JSON that speaks for them, where there is some."""
     pickle = pickle_of(source)
-    if pickle is None:
-        index, shards = files_of(source)
-        weights, folder = [index, *shards], described_by(source)
-    else:
-        weights, folder = [pickle], pickle.parent
+    if pickle is not None:
+        return [source, pickle, *described_in(pickle)]
+    index, shards = files_of(source)
+    folder = described_by(source)
     described = [] if folder is None else [folder / CONFIG, folder / PICTURES]
-    return [source, *weights, *described]
+    return [source, index, *shards, *described]
 
 
 def _files_written(target: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from closed import refuse_new_files
+from kills import program
 from models import small_model
 from tiny_run import CONFIG, new_model, small_cifar10
 
@@ -59,6 +60,38 @@ def test_no_drawing_of_another_model_stands_beside_the_figures(photos: Path, tmp
     assert [path.name for path in out.iterdir()] == ["eval.json"]
 
 
+TWO_AT_ONCE = """
+import subprocess, sys
+from vitlite.cli.main import main
+data, out, one, other = sys.argv[1:]
+started = []
+def watch(event, arguments):
+    if event == "os.rename" and str(arguments[1]).endswith("confusion.png") and not started:
+        command = [sys.executable, "-u", "-m", "vitlite", "eval", data, "--model", other, "--out", out]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        while not started[0].stdout.readline().startswith("top-1"):  # which it prints before it writes
+            assert started[0].poll() is None
+        try:
+            started[0].wait(3)
+        except subprocess.TimeoutExpired:
+            pass
+sys.addaudithook(watch)
+assert main(["eval", data, "--model", one, "--out", out]) == 0
+started[0].communicate()
+assert started[0].returncode == 0
+"""
+
+
+def test_of_two_at_once_the_figures_and_the_drawing_of_one_are_there(photos: Path, tmp_path: Path) -> None:
+    """The other ends when the first has written its figures, and is about to put its drawing beside them."""
+    other, both, alone = small_model(tmp_path / "other", ("cat", "horse")), tmp_path / "both", tmp_path / "alone"
+    program(TWO_AT_ONCE, photos, both, NANO[1], other)
+    assert main(["eval", str(photos), "--model", str(other), "--out", str(alone)]) == 0
+    assert sorted(path.name for path in both.iterdir()) == ["confusion.png", "eval.json"]
+    for name in ("confusion.png", "eval.json"):
+        assert (both / name).read_bytes() == (alone / name).read_bytes()
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -66,6 +99,7 @@ def test_no_drawing_of_another_model_stands_beside_the_figures(photos: Path, tmp
         ("confusion.png", "my picture"),
         ("notes.txt", "mine"),
         ("eval.json.backup00.partial", "mine"),
+        ("eval.lock", "mine"),
     ],
 )
 def test_what_others_wrote_stays(
@@ -75,6 +109,7 @@ def test_what_others_wrote_stays(
     out.mkdir()
     (out / "eval.json.0123abcd.partial").touch()  # what a killed eval may leave
     (out / "eval.json.0123abcd.partial.lock").touch()
+    (out / "eval.lock").touch()
     assert main(command) == 0
     assert sorted(path.name for path in out.iterdir()) == ["confusion.png", "eval.json"]
     assert main(command) == 0  # what it wrote itself is replaced

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fetching import FILE, OTHER, REPO, SHA256, WEIGHTS, fetch
+from fetching import FETCH, FILE, OTHER, REPO, SHA256, WEIGHTS, fetch, finish, start
 from server import Hub
 
 from vitlite.errors import DownloadError
@@ -28,6 +28,30 @@ def test_a_name_keeps_its_bytes_until_updated(server: Hub, caplog: pytest.LogCap
     assert moved.path.read_bytes() == OTHER
     assert all_pins()["vit"].commit == new
     assert fetch() == moved
+
+
+UPDATED_MEANWHILE = f"""
+import subprocess, sys
+update = {FETCH.replace("pin='vit'", "pin='vit', update=True")!r}
+opened = []
+def watch(event, arguments):
+    if event == "open" and str(arguments[0]).endswith(({FILE!r}, {SHA256!r})) and not opened:
+        opened.append(arguments[0])
+        subprocess.run([sys.executable, "-c", update], check=True)
+sys.addaudithook(watch)
+{FETCH}
+assert opened
+"""
+
+
+def test_an_update_is_not_undone_by_who_was_loading_the_name(server: Hub) -> None:
+    """The name is updated while another process hashes the file that was pinned."""
+    old = fetch()
+    new = server.publish(REPO, model_safetensors=OTHER)
+    said = finish(start(UPDATED_MEANWHILE, VITLITE_VERIFY="always"))
+    assert "the pin moved" not in said
+    assert all_pins()["vit"].commit == new != old.commit
+    assert fetch().path.read_bytes() == OTHER
 
 
 def test_update_does_not_settle_for_the_cache(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

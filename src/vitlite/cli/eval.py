@@ -2,7 +2,8 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from vitlite.training.evaluate import Measured, check_data, measure, read_to_mea
 from vitlite.training.split import SPLIT, folder_of_classes, folder_of_split
 
 FIGURES, CONFUSION = "eval.json", "confusion.png"  # in the folder that --out names
+LOCK = "eval.lock"  # there while they are written
 WRITER, WRITTEN = "written by", "vitlite eval"
 BEGINNING = f'{{\n  "{WRITER}": "{WRITTEN}",\n'.encode()  # of our `FIGURES`, which may be large
 
@@ -98,20 +100,37 @@ def _is_ours(file: Path) -> bool:
         return disk.beginning_of(file, len(BEGINNING)) == BEGINNING
     if file.name == CONFUSION:
         return is_plot_of_ours(file)
+    if file.name == LOCK:
+        with suppress(OSError):
+            disk.refuse_content(file)
+            return True
     return disk.is_begun(file.name, FIGURES) or disk.is_begun(file.name, CONFUSION)
 
 
 def _write(out: Path, figures: dict[str, Any], measured: Measured, pictures: Pictures) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / CONFUSION).unlink(missing_ok=True)  # of an earlier run: whenever this one is killed, none stands beside
-        disk.write_json(out / FIGURES, figures)  # figures that are not its own
-        if measured.confusion is not None:
-            draw_confusion(measured.confusion, pictures.classes, out / CONFUSION)
+        with _alone(out):
+            (out / CONFUSION).unlink(missing_ok=True)  # of an earlier run: whenever this one is killed, none stands
+            disk.write_json(out / FIGURES, figures)  # beside figures that are not its own
+            if measured.confusion is not None:
+                draw_confusion(measured.confusion, pictures.classes, out / CONFUSION)
     except OSError as error:
         raise InputError(
             f"Cannot write to --out {shown(str(out))}: {error.strerror}. Make room, or name another folder."
         ) from error
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Waits until no other run writes there, or the drawing of one could stand beside the figures of the other."""
+    lock = out / LOCK
+    with disk.locked(lock, wait=True):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # on Windows it stays, and is known
+                lock.unlink()
 
 
 def _are_labels(names: Sequence[str], model: ViT) -> bool:

@@ -64,6 +64,7 @@ class _Request(NamedTuple):
     zoo_name: str | None  # the name to pin
     update: bool
     moves_branch: bool
+    is_pinned: bool = False  # whether the pin says what is wanted
 
 
 def _plainly(function: Callable[P, T]) -> Callable[P, T]:
@@ -285,7 +286,11 @@ def _with_pin(request: _Request) -> _Request:
     if not (is_this_file and is_this_commit and has_these_bytes):
         return request
     return request._replace(
-        file=file.at(pin.commit), sha256=pin.sha256, verified=pin.verified, says_who=_pinned(request.zoo_name)
+        file=file.at(pin.commit),
+        sha256=pin.sha256,
+        verified=pin.verified,
+        says_who=_pinned(request.zoo_name),
+        is_pinned=True,
     )
 
 
@@ -419,7 +424,7 @@ def _check_and_pin(path: Path, request: _Request, commit: str, etag: str | None 
     stated = etag if etag and is_hash(etag) else stated_hash(path, request.file.at(commit))
     verified = _compare(path, stamp, request, stated)
     stamps.remember(path, stamp._replace(verified=verified))
-    if request.zoo_name is not None:
+    if request.zoo_name is not None and not request.is_pinned:  # its pin stays, or is what somebody made of it since
         pin = Pin(request.file.repo, request.file.filename, commit, stamp.sha256, verified)
         write_pin(request.zoo_name, pin, update=request.update)
     return Fetched(path, commit, stamp.sha256, verified)

@@ -25,6 +25,7 @@ from vitlite.weights.save import write_tensors
 from vitlite.weights.sidecar import BESIDE_WEIGHTS
 
 SCRIPT_OPTIONS = SimpleNamespace, "argparse.Namespace"  # which training scripts keep beside weights; it runs no code
+USUAL = "pytorch_model.bin"  # what timm and transformers call the pickle that a config.json speaks for
 ARCHIVE = b"PK\3\4"  # how a pickle begins that torch opens as an archive
 NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
 AVERAGED = ("model_ema", "state_dict_ema", "ema", "target_encoder")  # where they keep an average of its weights
@@ -67,22 +68,50 @@ def _explained_aside(pickle: Path) -> Iterator[None]:
 
 
 def _copy_sidecars(pickle: Path, folder: Path) -> None:
-    """Puts the JSON that stands beside a pickle into a folder.
+    """Puts the JSON that speaks for a pickle into a folder.
 
     Raises:
         CheckpointError: It is there, and is no file: without it, the weights would be taken for others.
         OSError: It cannot be read, or not be written.
     """
-    for name in BESIDE_WEIGHTS:
-        beside = pickle.with_name(name)
-        if not os.path.lexists(beside):
-            continue
+    for beside in described_in(pickle):
         if not os.path.isfile(beside):  # who opens a pipe may wait for ever
             raise CheckpointError(
                 f"{beside} is no file, or a link that leads nowhere, and would say what {pickle.name} is. Put the file "
                 "there, or move it away."
             )
-        shutil.copyfile(beside, folder / name)
+        shutil.copyfile(beside, folder / beside.name)
+
+
+def described_in(pickle: Path) -> list[Path]:
+    """The JSON beside a pickle that speaks for it; none where it has a name of its own, and other weights are there.
+
+    Raises:
+        CheckpointError: Nobody may look whether there are.
+    """
+    there = [file for file in map(pickle.with_name, BESIDE_WEIGHTS) if os.path.lexists(file)]
+    if not there or pickle.name == USUAL or _is_alone(pickle):
+        return there
+    return []
+
+
+def _is_alone(pickle: Path) -> bool:
+    """Whether no other weights are in its folder, which the JSON there could be of."""
+    endings = (*READABLE, *PICKLES, ".index.json")
+    weights = [file.name for file in _files_in(pickle.parent) if file.name.endswith(endings) and not file.is_dir()]
+    return weights == [pickle.name]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """What is in a folder, by name.
+
+    Raises:
+        CheckpointError: Nobody may look.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"Cannot look into the folder {folder}: {error.strerror}.") from None
 
 
 def pickle_of(source: Path) -> Path | None:
@@ -107,10 +136,7 @@ def _only_pickle_in(folder: Path) -> Path | None:
     Raises:
         CheckpointError: There are several; or several files for `load` beside it; or nobody may look.
     """
-    try:
-        files = sorted(folder.iterdir())
-    except OSError as error:
-        raise CheckpointError(f"Cannot look into the folder {folder}: {error.strerror}.") from None
+    files = _files_in(folder)
     weights = [file for file in files if file.suffix in READABLE]
     pickles = [file for file in files if file.suffix in PICKLES and not file.is_dir()]
     if not pickles or len(weights) == 1 or any(file.name in (WEIGHTS, INDEX) for file in files):
