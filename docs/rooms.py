@@ -32,11 +32,12 @@ ROOMS = {
     "speed.verdicts": Room(
         "which kernels pay here, timed once and kept", "speed.cpu speed.threads folders schema disk errors"
     ),
-    "speed.onednn": Room("which operators this CPU is quick with, each proved before its use", "speed.verdicts"),
+    "speed.onednn": Room("which operators this CPU is quick with, each proved before its use", "speed.verdicts errors"),
     "model": Room("the network", "positions stem pooling inputs speed.onednn config habits errors"),
     "fingerprint": Room("what weights are known again by", "errors"),
     "tiff": Room("which TIFFs Pillow takes for another picture", "errors"),
-    "decode": Room("a picture file becomes pixels, by Pillow", "tiff errors"),
+    "jpeg2000": Room("which JPEG 2000s Pillow takes for another picture", "errors"),
+    "decode": Room("a picture file becomes pixels, by Pillow", "jpeg2000 tiff errors"),
     "images": Room("pictures become tensors, as the weights saw them", "decode errors"),
     "predict": Room("pictures become answers", "images errors"),
     # Behind it.
@@ -54,7 +55,7 @@ ROOMS = {
     "draw": Room("what a model looks at, as pictures; and the curves of a run", "positions images disk errors"),
     "training": Room(
         "labelled pictures become weights",
-        "factory weights fingerprint model images config speed.onednn schema disk errors",
+        "factory weights fingerprint model predict images config speed.onednn schema disk errors",
     ),
     "bulk": Room("many pictures become rows", "fingerprint speed predict images model schema disk errors"),
     "vectors": Room(

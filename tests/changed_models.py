@@ -62,6 +62,19 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that loading 
         lambda m: put(m, "blocks", nn.ModuleList(list(m.blocks)[:1])),
         r"blocks.1 is missing, and not Block",
     ),
+    "a layer more": (lambda m: m.blocks.append(nn.Tanh()), r"blocks\.2 is Tanh\(\), and not to be there"),
+    "a layer twice": (
+        lambda m: m.blocks.append(m.get_submodule(ACT)),
+        r"blocks\.2 is GELU\(approximate='none'\), and not to be there",
+    ),
+    "a part where there is none": (
+        lambda m: put(m, "patch_embed.norm_in", nn.Tanh()),
+        r"patch_embed\.norm_in is Tanh\(\), and not to be there",
+    ),
+    "another order": (
+        lambda m: m.blocks._modules.update({"0": m.blocks._modules.pop("0")}),
+        "blocks is made of 1, 0, and not of 0, 1",
+    ),
     "a tensor more": (lambda m: m.register_parameter("gate", nn.Parameter(torch.ones(3))), r"\+ gate \(3,\)"),
     "a table of another size": (
         lambda m: setattr(m, "pos_embed", nn.Parameter(torch.ones(1, 26, 16))),

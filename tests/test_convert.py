@@ -176,7 +176,7 @@ def test_squashed_pictures_stay_squashed(tmp_path: Path) -> None:
     assert load(tmp_path / "theirs").preprocess.recipe == model.preprocess.recipe
 
 
-@pytest.mark.parametrize("changes", [{}, {"pre_logits": 8}, {"qkv_bias": False}])
+@pytest.mark.parametrize("changes", [{}, {"pre_logits": 8}, {"qkv_bias": False}, {"image_size": (32, 32)}])
 def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(**changes)
     model.save(tmp_path / "ours")
@@ -213,6 +213,7 @@ def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[st
     ("transformers", {"layer_scale": 0.1, "mlp": "swiglu", "mlp_dim": 20, "num_classes": 0}, "mlp_dim=20"),
     ("torchvision", {"mlp": "swiglu"}, "mlp='swiglu'"), ("torchvision", {"final_norm": False}, "final_norm=False"),
     ("torchvision", {"class_token": False, "pool": "mean"}, "class_token=False"),
+    ("torchvision", {"image_size": (16, 64)}, r"image_size=\(16, 64\)"), ("torchvision", {"channels": 4}, "channels=4"),
     ("transformers", {"fc_norm": True}, "no place for: fc_norm.bias"),
     ("transformers", {"pre_norm": True}, "no place for: norm_pre.bias"),
     ("transformers", {"layer_scale": 0.1, "num_classes": 0}, "mlp_dim=24"),

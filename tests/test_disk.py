@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,17 @@ import pytest
 from closed import refuse_new_files
 from fetching import open_to_all
 
-from vitlite.disk import files_below, locked, obstacle, obstacle_in, refuse_content, replacing, write_json, write_text
+from vitlite.disk import (
+    files_below,
+    is_no_file,
+    locked,
+    obstacle,
+    obstacle_in,
+    refuse_content,
+    replacing,
+    write_json,
+    write_text,
+)
 
 OF_ANOTHER_USER = """
 import os, sys
@@ -272,6 +283,26 @@ def test_what_is_no_file_is_no_lock(tmp_path: Path, make: Callable[[Path], None]
     make(tmp_path / "a.txt.01234567.partial.lock")
     write_text(tmp_path / "a.txt", "new")
     assert sorted(os.listdir(tmp_path)) == ["a.txt", "a.txt.01234567.partial.lock", "lock"]
+
+
+def test_a_lock_that_goes_meanwhile_is_no_obstacle(tmp_path: Path) -> None:
+    """Another process takes it and lets it go all the time."""
+    path, over = tmp_path / "a.lock", threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            path.touch()
+            path.unlink()
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    ends = time.perf_counter() + 1
+    try:
+        while time.perf_counter() < ends:
+            assert not is_no_file(path)
+    finally:
+        over.set()
+        other.join()
 
 
 def test_what_is_hidden_is_below_a_folder_where_it_is_asked_for(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from vitlite import errors
-from vitlite.errors import VitliteError, closest, missing_extra
+from vitlite.errors import ConfigError, VitliteError, closest, missing_extra
 
 ALSO = {
     "ConfigError": ValueError,
@@ -30,6 +30,13 @@ def test_every_error_is_a_vitlite_error_and_a_common_one() -> None:
         assert issubclass(kinds[name], common)
         with pytest.raises(common, match="what was given"):
             raise kinds[name]("what was given")
+
+
+def test_what_an_error_says_can_be_printed_whatever_names_are_in_it() -> None:
+    """Those of files and folders, in which a terminal would find commands; lines stay lines."""
+    error = ConfigError("no \x1b[31mred\x90:\n- blocks.0", python="Say \r it.", command="Type \x07 it.")
+    assert str(error) == "no \\x1b[31mred\\x90:\n- blocks.0 Say \\r it."
+    assert error.for_command_line() == "no \\x1b[31mred\\x90:\n- blocks.0 Type \\x07 it."
 
 
 def test_a_missing_extra_names_the_command_that_installs_it() -> None:

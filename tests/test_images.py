@@ -23,7 +23,7 @@ from vitlite.bulk.local import identity_of
 from vitlite.config import ViTConfig
 from vitlite.decode import rows_of
 from vitlite.draw import _photo
-from vitlite.errors import ConfigError, ImageError, InputError, MissingExtraError, TrainError
+from vitlite.errors import ConfigError, ImageError, InputError, MissingExtraError, TrainError, VitliteError
 from vitlite.images import SUFFIXES, Preprocess, Recipe, normalise, read_image
 from vitlite.model import ViT
 from vitlite.predict import classify, embed
@@ -204,7 +204,9 @@ def test_a_pillow_with_other_bits_is_not_asked(monkeypatch):
     image = Image.fromarray(picture(50, 70))
     expected = bound().pixels(image)
     resize = Image.Image.resize
-    monkeypatch.setattr(Image.Image, "resize", lambda self, size, _: resize(self, size, Image.Resampling.HAMMING))
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda self, size, _, box: resize(self, size, Image.Resampling.HAMMING, box)
+    )
     wrong = bound().pixels(image)
     assert not torch.equal(wrong, expected)  # it was proved before
     images._pillow_agrees.cache_clear()
@@ -244,6 +246,35 @@ def test_quick_decode_differs_little_and_is_off_unless_asked_for():
     assert apart.mean() < 4
     with Image.open(io.BytesIO(content)) as image:  # opened by others, it is theirs, and decoded as they will
         assert torch.equal(quick.pixels(image), whole.pixels(content))
+
+
+def waves(height, width):
+    """Without fine detail, so that all ways to make it smaller agree."""
+    y, x = np.mgrid[:height, :width]
+    colours = np.sin(x / 40), np.cos(y / 55), np.sin((x + y) / 70)
+    return Image.fromarray(((np.dstack(colours) + 1) * 127).astype(np.uint8))
+
+
+@pytest.mark.parametrize("turned", range(1, 9))
+@pytest.mark.parametrize(("height", "width"), [(512, 512), (513, 519), (519, 713)])
+@pytest.mark.parametrize("mode", ["center", "squash"])
+def test_quick_decode_does_not_stretch(turned, height, width, mode):
+    """An eighth of 513 pixels is 64 and a part of one, which may be on any side once it is upright."""
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    file = io.BytesIO()
+    waves(height, width).save(file, "JPEG", quality=95, exif=exif)
+    whole = bound(replace(PLAIN, size=(28, 28), resize=(32, 32), mode=mode))
+    quick = whole.with_quick_decode()
+    rows = rows_of(file.getvalue(), 3, quick._enough)
+    assert rows.height * rows.width < height * width / 50
+    apart = (quick.pixels(file.getvalue()).float() - whole.pixels(file.getvalue()).float()).abs()
+    assert apart.mean() < 0.5
+    assert apart.max() < 5
+    left, top, right, bottom = rows.box
+    crop = whole.recipe.crop(bottom - top, right - left)
+    assert crop == whole.recipe.crop(*((height, width) if turned < 5 else (width, height)))
+    assert torch.equal(quick.pixels(file.getvalue()), images._resize(replace(rows, pillow=None), crop, "bicubic", 3))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "BMP"])
@@ -757,6 +788,11 @@ def test_a_recipe_or_nothing_may_be_set(vit):
     vit.preprocess = None
     with pytest.raises(ImageError, match="came without their preprocessing"):
         vit.preprocess(picture(40, 40))
+    for name in ("one", "pixels", "recipe", "with_quick_decode"):
+        with pytest.raises(VitliteError, match=r"came without their preprocessing.*Set it: model\.preprocess = "):
+            getattr(vit.preprocess, name)
+        assert getattr(vit.preprocess, name, None) is None
+    assert copy.deepcopy(vit.preprocess) == pickle.loads(pickle.dumps(vit.preprocess)) == vit.preprocess
 
 
 @pytest.mark.parametrize(("way", "kind"), [(Preprocess, "Preprocess"), ({"size": 32}, "dict"), ("center", "str")])

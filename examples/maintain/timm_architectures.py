@@ -7,6 +7,7 @@ with what the name stands for. Only where both answer the same is the name writt
 timm, or when vitlite has learned to compute more; tests/parity/test_architectures.py says when that is due.
 """
 
+import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,9 @@ from safetensors.torch import save_file  # noqa: E402
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from torch import nn  # noqa: E402
 
-from vitlite import ViTConfig, VitliteError, load  # noqa: E402
+from vitlite import VitliteError, load  # noqa: E402
+from vitlite.config import Resample  # noqa: E402
+from vitlite.positions import RESAMPLE, resample_positions  # noqa: E402
 from vitlite.weights.sidecar.timm import GELUS, POOLS, Architecture  # noqa: E402
 
 TABLE = ROOT / "src" / "vitlite" / "weights" / "data" / "timm.txt"
@@ -32,7 +35,7 @@ HEAD = """\
 # image_size            pixels; height and width
 # heads                 of attention
 # norm_eps              of every norm
-# gelu, pool, positions as in ViTConfig
+# gelu, pool, positions as in ViTConfig; so is resample
 # cls_position          whether the class token has a row in the position table
 # final_norm            whether there is a norm at the end
 # kernel_size           of the patches, in pixels, or in cells of a ResNet before them
@@ -45,6 +48,7 @@ ACTIVATIONS = {
     "QuickGELU": "quick_gelu",
     "SiLU": "gelu",
 }  # of a gated MLP: any
+SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 5}
 EQUAL = 5e-5  # where the stem is a ResNet of 50 layers, rounding adds up
 
 
@@ -63,6 +67,7 @@ def stands_for(model: nn.Module, positions: str) -> Architecture:
         pool=pool,
         cls_position=model.num_prefix_tokens == 0 or not model.no_embed_class,
         positions=positions,
+        resample="timm",  # or as `resampling_of` finds
         final_norm=not isinstance(model.norm, nn.Identity) or not isinstance(model.fc_norm, nn.Identity),
         kernel_size=kernel,
         stem_stride=model.patch_embed.img_size[0] // model.patch_embed.grid_size[0] // kernel,
@@ -81,9 +86,12 @@ def is_computed(small: nn.Module, architecture: Architecture) -> bool:
     if architecture.pool == "cls_and_distillation":
         said |= {"registers": 1, "cls_position": False}
     with TemporaryDirectory() as folder, torch.no_grad():
-        save_file(small.state_dict(), Path(folder) / "vit.safetensors")
+        save_file(small.state_dict(), Path(folder) / "model.safetensors")
+        (Path(folder) / "config.json").write_text(
+            json.dumps({"vitlite": {"config": said}})
+        )  # somebody knows the network
         try:
-            ours = load(Path(folder) / "vit.safetensors", config=ViTConfig(**said))
+            ours = load(folder)
         except VitliteError:
             return False
         images = torch.randn(2, ours.config.channels, *size, generator=torch.Generator().manual_seed(0))
@@ -91,11 +99,24 @@ def is_computed(small: nn.Module, architecture: Architecture) -> bool:
         return theirs.shape == (2, ours.config.num_classes) and distance(ours(images), theirs) < EQUAL
 
 
+def resampling_of(small: nn.Module) -> Resample:
+    """By whose arithmetic timm stretches the position table of a model that it loads at twice its size."""
+    with TemporaryDirectory() as folder:
+        timm.models.save_for_hf(small, folder, model_args=SMALL, safe_serialization=True)
+        twice = [2 * side for side in small.patch_embed.img_size]
+        large = timm.create_model(f"local-dir:{folder}", pretrained=True, img_size=twice)
+    for method in RESAMPLE:
+        table = resample_positions(small.pos_embed, small.patch_embed.grid_size, large.patch_embed.grid_size, method)
+        if table.shape == large.pos_embed.shape and (table - large.pos_embed).abs().max() < EQUAL:
+            return method
+    raise ValueError(f"timm stretches the table of {small.pretrained_cfg['architecture']} in none of these ways")
+
+
 def small_model(name: str) -> nn.Module:
     """A model of timm's by this name, with few and narrow blocks, and weights as training leaves them."""
     patches = timm.create_model(name, device="meta", depth=1).patch_embed
     size = 64 if hasattr(patches, "backbone") else 2 * patches.patch_size[0]
-    return spread(timm.create_model(name, img_size=size, embed_dim=48, depth=2, num_heads=4, num_classes=5))
+    return spread(timm.create_model(name, img_size=size, **SMALL))
 
 
 def architecture_of(name: str) -> Architecture | None:
@@ -109,7 +130,7 @@ def architecture_of(name: str) -> Architecture | None:
         return None  # another network altogether
     for candidate in candidates:
         if is_computed(small, candidate):
-            return candidate
+            return candidate._replace(resample=resampling_of(small)) if candidate.positions == "learned" else candidate
     return None
 
 

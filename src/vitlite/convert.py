@@ -57,9 +57,9 @@ from vitlite.weights.translate import Translation, patch_facts, translate
 
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
-TORCHVISION = dict(LAYOUTS["torchvision"].fixed) | {  # what its model computes
-    "class_token": True, "registers": 0, "positions": "learned", "head_dim": None, "mlp": "gelu", "final_norm": True,
-    "stem": None,
+TORCHVISION = dict(LAYOUTS["torchvision"].fixed) | {  # what its model computes, of squares
+    "channels": 3, "class_token": True, "registers": 0, "positions": "learned", "head_dim": None, "mlp": "gelu",
+    "final_norm": True, "stem": None,
 }  # fmt: skip
 GIVES_NO_SHAPE = {"heads": 1, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"}  # any value makes the same tensors
 
@@ -314,7 +314,7 @@ def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:
         _refuse_other_arithmetic(config, computed_by(kind, config), to)
         prefix = f"{kind}." if config.num_classes else ""
         return to_their_names(LAYOUTS[layout_of(config)], prefix, _with_class_row(tensors, config))
-    _refuse_other_arithmetic(config, TORCHVISION, to)
+    _refuse_other_arithmetic(config, TORCHVISION | {"image_size": config.size[0]}, to)
     return to_their_names(LAYOUTS["torchvision"], "", _with_biases(_with_class_row(tensors, config), config))
 
 

@@ -12,17 +12,19 @@ import shlex
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
+from vitlite import jpeg2000, tiff
 from vitlite.errors import ImageError, missing_extra, shown
-from vitlite.tiff import Tag, refuse_misread
+from vitlite.tiff import SMALL_COPY, Tag
 
 FORMATS = {  # what is opened, by Pillow's name, with the endings by which folders are searched
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -48,10 +50,10 @@ WORK: dict[str | None, float] = {
     "bmp_rle": 20,
 }
 LYING = range(5, 9)  # orientations of EXIF that exchange height and width
+FROM_THE_RIGHT, FROM_BELOW = (2, 3, 6, 7), (3, 4, 7, 8)  # those in which, upright, the file ends on the left, or above
 MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # of a JPEG, but for those that begin no segment
 START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-CODESTREAM, START_OF_TILE = b"\xff\x4f\xff\x51", b"\xff\x90"  # of a JPEG 2000, which ends as a JPEG does
 SCANS = 20  # of a progressive JPEG, in the time of others; each scan may go over the whole picture again
 STRIP = 2**22  # pixels that are looked at together, so that little more than a picture is in memory
 CONTENTS = {  # patterns of how other files begin, and what they are called
@@ -88,6 +90,15 @@ SIXTEEN_BITS = {  # the formats of which white is 65535, by Pillow's mode; of "I
 }
 
 
+class Box(NamedTuple):
+    """A part of what was decoded, which may begin and end within a pixel."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """A picture, turned upright. Its rows become pixels where they are asked for: `between(2, 5)` is (3, w, c)."""
@@ -96,6 +107,12 @@ class Rows:
     width: int
     between: Callable[[int, int], Tensor]  # uint8
     pillow: Callable[[int, int], Any] | None = None  # the same rows as a Pillow image, "RGB" or "L", where it has them
+    scaled: Box | None = None  # what the picture is of them, where it was scaled while it was decoded; None: all
+
+    @property
+    def box(self) -> Box:
+        """What the picture is of its rows: of 513 pixels that were scaled to an eighth, 64.125 of 65."""
+        return self.scaled or Box(0, 0, self.width, self.height)
 
     def strips(self, first: int, last: int) -> list[tuple[int, int]]:
         """Where to cut rows `first` to `last` - 1, so that each part is small."""
@@ -133,10 +150,8 @@ def rows_of(image: Any, channels: int, enough: Enough | None = None) -> Rows:
     if isinstance(image, (str, PathLike, *BYTES)) or hasattr(image, "read"):
         return _from_file(image, channels, enough)
     if _is_pillow(image):
-        try:
-            return _from_pillow(image, channels)
-        except Exception as error:  # opened lazily, it may be found broken only now
-            raise _unreadable(getattr(image, "filename", "") or f"the {image.mode} image", error) from error
+        with ONE_AT_A_TIME.has(image):
+            return _from_opened(image, channels)
     if hasattr(image, "__array_interface__"):
         image = _as_tensor(image)
     if isinstance(image, Tensor):
@@ -156,12 +171,14 @@ def is_read_once(file: str | PathLike[str] | bytes) -> bool:
 
 
 def pixels_in(file: str | PathLike[str] | bytes) -> int:
-    """How many pixels a picture file says that it has, without decoding it; 0 where nobody could read it."""
+    """How many pixels' worth of memory a picture file takes, by its header; 0 where it cannot be read, or only once."""
+    if is_read_once(file):
+        return 0
     try:
         from PIL import Image
 
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_known()) as image:
-            return image.width * image.height
+            return int(image.width * image.height * _work(image))
     except Exception:  # whatever it is, it will be said when the picture is read
         return 0
 
@@ -186,12 +203,39 @@ def _from_file(file: Any, channels: int, enough: Enough | None = None) -> Rows:
             file = io.BytesIO(file)
         if isinstance(file, io.TextIOBase):
             raise ImageError("it is open as text.", python='Say open(..., "rb").')
-        with WHOLE_FILES, Image.open(file, formats=known) as image:
+        with ONE_AT_A_TIME.has(file), _at_its_place(file), WHOLE_FILES, Image.open(file, formats=known) as image:
             return _from_pillow(image, channels, enough)
     except UnidentifiedImageError as error:
         raise _unreadable(name, _unknown(_first_bytes(file))) from error
     except Exception as error:  # a broken file makes Pillow's decoders raise nearly anything
         raise _unreadable(name, error) from error
+
+
+@contextmanager
+def _at_its_place(file: Any) -> Iterator[None]:
+    """Leaves an open file where it stands, so that it can be read again: at its beginning, or at its end when written.
+
+    Raises:
+        ImageError: It stands between them, and the picture may begin there, or with the file.
+    """
+    try:
+        place = file.tell()
+    except (AttributeError, OSError):  # a path; or a pipe or the like, which is read from where it is
+        yield
+        return
+    if place:
+        at_its_end = not file.read(1)
+        file.seek(place)
+        if not at_its_end:
+            raise ImageError(
+                f"it is open at byte {place}, and the picture may begin there, or with the file.",
+                python="Say file.seek(0) before, or pass file.read().",
+                command="",
+            )
+    try:
+        yield
+    finally:
+        file.seek(place)
 
 
 class _WholeFiles:
@@ -223,6 +267,32 @@ class _WholeFiles:
 WHOLE_FILES = _WholeFiles()
 
 
+class _OneAtATime:
+    """Of threads that are given the same object, such as an open file, which stands at one place, only one has it."""
+
+    def __init__(self) -> None:
+        self._changing = Lock()
+        self._had: dict[int, tuple[Lock, int]] = {}  # and how many threads have it, or wait
+
+    @contextmanager
+    def has(self, thing: Any) -> Iterator[None]:
+        """Waits until no other thread has it."""
+        with self._changing:
+            mine, threads = self._had.get(id(thing), (Lock(), 0))
+            self._had[id(thing)] = mine, threads + 1
+        try:
+            with mine:
+                yield
+        finally:
+            with self._changing:
+                _, threads = self._had.pop(id(thing))
+                if threads > 1:
+                    self._had[id(thing)] = mine, threads - 1
+
+
+ONE_AT_A_TIME = _OneAtATime()
+
+
 def _name_of(file: Any) -> str:
     """What errors call a file."""
     if isinstance(file, (str, PathLike)):
@@ -236,8 +306,9 @@ def _first_bytes(file: Any) -> bytes:
     """Of a file, or an open one; nothing known of one that cannot go back."""
     try:
         if not isinstance(file, (str, PathLike)):
-            file.seek(0)
-            return bytes(memoryview(file.read(64)))
+            with _at_its_place(file):
+                file.seek(0)
+                return bytes(memoryview(file.read(64)))
         if not os.path.isfile(file):  # a pipe may give nothing more, and keep us waiting
             return b"?"
         with open(file, "rb") as opened:
@@ -303,6 +374,17 @@ def _is_pillow(image: Any) -> bool:
     return pillow is not None and isinstance(image, pillow.Image)
 
 
+def _from_opened(image: Any, channels: int) -> Rows:
+    """A Pillow image that somebody else opened or made."""
+    not_decoded = getattr(image, "tile", None)
+    try:
+        return _from_pillow(image, channels)
+    except Exception as error:  # opened lazily, it may be found broken only now
+        if not_decoded:
+            image.tile = not_decoded  # else Pillow would give it next time, in black where it broke
+        raise _unreadable(getattr(image, "filename", "") or f"the {image.mode} image", error) from error
+
+
 def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Rows:
     """A Pillow image of any mode, turned as its EXIF says. Alpha is dropped."""
     if channels not in (1, 3):
@@ -311,12 +393,14 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
             python="Pass an array or a tensor.",
             command="",
         )
+    if getattr(image, "tile", None) and image.fp is None:
+        raise ImageError("it could not be decoded, and its file is closed.", python="Open the file again.")
     _check_size(image)
     if getattr(image, "tile", None):  # not decoded yet
         _refuse_what_pillow_would_not(image)
-    refuse_misread(image)
+    tiff.refuse_misread(image)
     sixteen_bits = image.format in SIXTEEN_BITS.get(image.mode[:4], ())  # asked now: a turned copy has no format
-    image = _upright(image, enough)
+    image, box = _upright(image, enough)
     if image.mode.startswith(("I", "F")) and not sixteen_bits:
         no_file = "" if image.format else ", where it is of no file"
         raise ImageError(
@@ -324,19 +408,26 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
             python="Scale it to 0..1 and pass an array.",
             command="Save it with 8 or 16 bits.",
         )
-    return _rows_of_pillow(image, channels, sixteen_bits)
+    return replace(_rows_of_pillow(image, channels, sixteen_bits), scaled=box)
 
 
-def _upright(image: Any, enough: Enough | None) -> Any:
-    """A Pillow image turned as its EXIF says, of which no more is decoded than is enough."""
+def _upright(image: Any, enough: Enough | None) -> tuple[Any, Box | None]:
+    """A Pillow image turned as its EXIF says, of which no more is decoded than is enough; and what of it is picture."""
     from PIL import ExifTags, ImageFile, ImageOps
 
     turned = image.getexif().get(ExifTags.Base.Orientation, 1)
     if turned in LYING and not isinstance(image, ImageFile.ImageFile):
         _refuse_turned_by_hand(image)
-    if enough:
-        _decode_less(image, enough, lying=turned in LYING)
-    return image if turned == 1 else ImageOps.exif_transpose(image)
+    drafted = _decode_less(image, enough, lying=turned in LYING) if enough else None
+    upright = image if turned == 1 else ImageOps.exif_transpose(image)
+    if drafted is None:
+        return upright, None
+    _, _, right, bottom = drafted
+    if turned in LYING:
+        right, bottom = bottom, right
+    left = upright.width - right if turned in FROM_THE_RIGHT else 0
+    top = upright.height - bottom if turned in FROM_BELOW else 0
+    return upright, Box(left, top, left + right, top + bottom)
 
 
 def _refuse_turned_by_hand(image: Any) -> None:
@@ -376,8 +467,8 @@ def _rows_of_pillow(image: Any, channels: int, sixteen_bits: bool) -> Rows:
     return Rows(image.height, image.width, lambda first, last: bytes_of(eight_bits(first, last)), eight_bits)
 
 
-def _decode_less(image: Any, enough: Enough, *, lying: bool) -> None:
-    """Has Pillow scale a file while it decodes it, where its format can: JPEG alone.
+def _decode_less(image: Any, enough: Enough, *, lying: bool) -> Box | None:
+    """Has Pillow scale a file while it decodes it, where its format can: JPEG alone. What the picture is of it then.
 
     Args:
         image: Opened, and not decoded yet.
@@ -388,7 +479,8 @@ def _decode_less(image: Any, enough: Enough, *, lying: bool) -> None:
         width, height = enough(image.width, image.height)
     else:
         height, width = enough(image.height, image.width)
-    image.draft(None, (width, height))
+    drafted = image.draft(None, (width, height))
+    return Box(*drafted[1]) if drafted else None
 
 
 def _eight_bits(image: Any, channels: int) -> Any:
@@ -420,7 +512,7 @@ def _check_size(image: Any) -> None:
     from PIL import Image
 
     _check_sides(image.height, image.width)
-    pixels, work = image.width * image.height, _work(image)
+    pixels, work = image.width * image.height, max(_work(image), _scans(image) / SCANS)
     most = Image.MAX_IMAGE_PIXELS
     if most and pixels * work > most:  # of some of which Pillow itself only warns
         raise ImageError(
@@ -428,7 +520,8 @@ def _check_size(image: Any) -> None:
             python="Trusted: raise PIL.Image.MAX_IMAGE_PIXELS.",
             command="Make it smaller.",
         )
-    if getattr(image, "tag_v2", {}).get(Tag.PURPOSE, 0) & 1:
+    tags = getattr(image, "tag_v2", {})
+    if tags.get(Tag.PURPOSE, 0) & 1 or tags.get(Tag.OLD_PURPOSE) == SMALL_COPY:
         raise ImageError("a TIFF that begins with a small copy, as raw photos do; save the photo itself")
 
 
@@ -438,18 +531,22 @@ def _check_sides(height: int, width: int) -> None:
 
 
 def _work(image: Any) -> float:
-    """How many times the time or the memory of others a Pillow image may take that is not decoded yet."""
-    kinds = {image.format, *(tile[0] for tile in getattr(image, "tile", ()))}
-    work = max(WORK.get(kind, 1) for kind in kinds)
-    if "jpeg" in kinds:
-        work = max(WORK["progressive"] if image.info.get("progressive") else 1, _scans(image) / SCANS)
+    """How many times the time or the memory of others a file takes that Pillow has opened, as its header says."""
+    decoders = {tile[0] for tile in getattr(image, "tile", ())}
+    work = max(WORK.get(kind, 1) for kind in (image.format, *decoders))
+    if "jpeg" in decoders and image.info.get("progressive"):
+        work = max(work, WORK["progressive"])
     tags = getattr(image, "tag_v2", {})
-    tile = tags.get(Tag.TILE_WIDTH, 0) * tags.get(Tag.TILE_HEIGHT, 0)  # of a TIFF, each decoded as a whole
-    return max(work, tile / (image.width * image.height))
+    least = tags.get(Tag.TILE_WIDTH, 0) * tags.get(Tag.TILE_HEIGHT, 0)  # of a TIFF, each decoded as a whole
+    if "jpeg2k" in decoders:
+        least = jpeg2000.memory(image.fp)
+    return max(work, least / (image.width * image.height))
 
 
 def _scans(image: Any) -> int:
-    """How often a JPEG begins to tell its pixels: once, or a progressive one several times."""
+    """How often a JPEG begins to tell its pixels: once, or a progressive one several times; of other kinds, never."""
+    if not any(tile[0] == "jpeg" for tile in getattr(image, "tile", ())):
+        return 0
     image.fp.seek(0)
     return sum(marker == START_OF_SCAN for marker in _markers(image.fp))
 
@@ -479,16 +576,19 @@ def _markers(file: BinaryIO) -> Iterator[int]:
 
 
 def _refuse_what_pillow_would_not(image: Any) -> None:
-    """Makes sure that a file is not damaged in a way that Pillow does not see; it goes on where it was.
+    """Makes sure that Pillow sees what is wrong with a file, and takes it for what it is; the file stays where it was.
 
     Raises:
-        ImageError: It is.
+        ImageError: It would read another picture.
     """
-    refuse = {"PNG": _refuse_damaged_png, "JPEG2000": _refuse_cut_jpeg2000}.get(image.format)
-    if refuse is not None:
-        place = image.fp.tell()
-        refuse(image.fp)
-        image.fp.seek(place)
+    place = image.fp.tell()
+    if image.format == "PNG":
+        _refuse_damaged_png(image.fp)
+    elif image.format == "JPEG2000":
+        jpeg2000.refuse_misread(image)
+    elif image.format == "BMP":
+        _refuse_misread_bmp(image.fp, image.mode)
+    image.fp.seek(place)
 
 
 def _refuse_damaged_png(file: BinaryIO) -> None:
@@ -511,26 +611,23 @@ def _refuse_damaged_png(file: BinaryIO) -> None:
             raise ImageError("its pixels do not have the checksum that is written beside them.")
 
 
-def _refuse_cut_jpeg2000(file: BinaryIO) -> None:
-    """Makes sure that the parts of a JPEG 2000 follow each other up to its end: Pillow leaves missing tiles black.
+def _refuse_misread_bmp(file: BinaryIO, mode: str) -> None:
+    """Makes sure that a BMP with a palette of greys has a pixel in as many bits as Pillow takes it to have.
 
     Raises:
-        ImageError: The next part, or the end, is not where it should be.
+        ImageError: It has not: Pillow looks at the number of colours alone.
     """
-    file.seek(0)
-    content = file.read()
-    place = content.index(CODESTREAM) + 2  # behind the first marker
-    while place < len(content):
-        marker = content[place : place + 2]
-        if marker == bytes([0xFF, END_OF_IMAGE]):
-            return
-        length = int.from_bytes(content[place + 2 : place + 4], "big") + 2
-        if marker == START_OF_TILE:
-            length = int.from_bytes(content[place + 6 : place + 10], "big")  # of a part with all that is in it
-            if length == 0 and content.find(bytes([0xFF, END_OF_IMAGE]), place) >= 0:  # the last, which does not say
-                return
-        place += max(length, 2)
-    raise ImageError("it is cut short: the parts of this JPEG 2000 have no end.")
+    file.seek(14)
+    header = file.read(16)
+    place = 10 if header[:4] == bytes([12, 0, 0, 0]) else 14  # a header of 12 bytes is OS/2's
+    bits = int.from_bytes(header[place : place + 2], "little")
+    taken_for = {"1": 1, "L": 8}.get(mode, bits)
+    if bits != taken_for:
+        raise ImageError(
+            f"a BMP of {bits} bits with a palette of greys, which Pillow takes for one of {taken_for}.",
+            python="Pass an array of what another library reads.",
+            command="Save it as PNG.",
+        )
 
 
 # ---- arrays and tensors
@@ -594,7 +691,10 @@ def _axes(shape: tuple[int, ...], channels: int) -> str:
 
 
 def _check_levels(image: Tensor) -> None:
-    """Makes sure that these are grey levels: uint8, or floats within half a level of 0..1."""
+    """Makes sure that these are grey levels: uint8, or floats within half a level of 0..1.
+
+    Where uint8 has 0 and 1 alone, a picture may have been divided by 255; but so are the darkest frames of a film.
+    """
     if image.dtype == torch.uint8:
         return
     if not image.is_floating_point():
@@ -607,7 +707,10 @@ def _check_levels(image: Tensor) -> None:
         reason = "normalised already: pass it to the model" if low < -half else "0..255: divide by 255, or pass uint8"
         raise ImageError(f"A picture of floats has values in 0..1, got {low:.4g} to {high:.4g}. It looks {reason}.")
     if 0 < high < 1.5 / 255:
-        raise ImageError("The picture is almost black: no value is above 1/255. It looks divided by 255 twice.")
+        raise ImageError(
+            f"The picture is almost black: of 0..1, no value is above {high:.2g}. It looks divided by 255 twice.",
+            python="If it is as dark as that, pass it as uint8.",
+        )
 
 
 def _levels(image: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from stat import S_IMODE, S_IRWXG, S_IWUSR
+from stat import S_IMODE, S_IRWXG, S_ISREG, S_IWUSR
 from typing import Any, NamedTuple
 
 SEPARATOR = f"[/{re.escape(os.sep)}]"
@@ -166,9 +166,12 @@ def beginning_of(path: Path, most: int) -> bytes:
     return b""
 
 
-def is_no_file(path: Path) -> bool:
+def is_no_file(path: Path | str) -> bool:
     """Whether something is there that is no file: whoever opens a pipe may wait for ever."""
-    return os.path.exists(path) and not os.path.isfile(path)
+    try:
+        return not S_ISREG(os.stat(path).st_mode)  # one look: between two, a lock of another process may go
+    except (OSError, ValueError):  # nothing is there, or nothing can be
+        return False
 
 
 def stat_of(path: Path) -> list[int]:
@@ -197,11 +200,20 @@ def settled_stat(path: Path) -> os.stat_result:
     A second change within one tick would leave the times as they are.
     """
     stat = path.stat()
-    tick = COARSE_TICK if in_whole_seconds(stat) else CLOCK_TICK
+    tick = _tick_of(stat)
     age = time.time() - max(stat.st_mtime, stat.st_ctime)
     if age < tick:  # below 0 where the clock was set back: nobody knows how old the file is
         time.sleep(min(tick, tick - age))
     return path.stat()
+
+
+def is_just_written(stat: os.stat_result) -> bool:
+    """Whether a change of a file now might leave its times as they are."""
+    return any(abs(time.time() - when) < _tick_of(stat) for when in (stat.st_mtime, stat.st_ctime))
+
+
+def _tick_of(stat: os.stat_result) -> float:
+    return COARSE_TICK if in_whole_seconds(stat) else CLOCK_TICK
 
 
 def in_whole_seconds(stat: os.stat_result) -> bool:
@@ -278,9 +290,7 @@ def folders_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
 
 def _is_pipe(entry: "os.DirEntry[str]") -> bool:
     """Whether this is there, and no file; a link that leads nowhere, or to itself, is an error for whoever reads it."""
-    if entry.is_file(follow_symlinks=False):
-        return False
-    return os.path.exists(entry.path) and not os.path.isfile(entry.path)
+    return not entry.is_file(follow_symlinks=False) and is_no_file(entry.path)
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:

@@ -59,7 +59,8 @@ def _rebuilt(kind: type[E], text: str, state: dict[str, Any]) -> E:
 
 
 def _sentences(*parts: str) -> str:
-    return " ".join(part for part in parts if part)
+    """One after the other, whatever names from outside are in them."""
+    return fit_to_print(" ".join(part for part in parts if part))
 
 
 class ConfigError(VitliteError, ValueError):

@@ -1,8 +1,9 @@
 """What weights are known again by: the hash of their file, as long as they are those; else one of what is in memory."""
 
 import ctypes
+from collections.abc import Iterator
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,25 +31,50 @@ def sample_of(model: "ViT") -> Tensor | None:
     numbers of a ViT-B would take 10 ms and more at each load, also of those who never ask.
     """
     parts = []
-    for name, weight in model.named_parameters():
+    for name, weight in _weights_of(model):
         if weight.is_meta:
             return None
         if not name.startswith("head."):
             step = 1 if weight.numel() <= SMALL else max(weight.shape[-1] - 1, 1)  # so that none is passed over
             parts.append(weight.detach().flatten()[::step])
-    return torch.cat(parts).cpu()
+    return torch.cat(parts).cpu() if parts else torch.empty(0, device="cpu")
+
+
+def _weights_of(model: "ViT") -> Iterator[tuple[str, nn.Parameter]]:
+    """By name; of an optimized model, which lists none, those that were not packed."""
+    return nn.Module.named_parameters(model)
+
+
+class Packing(NamedTuple):
+    """What an optimized model is known by: what its weights were, and what of it can still be changed."""
+
+    weights: str  # the hash
+    parts: str  # which there are, and their settings
+    sample: Tensor | None  # of the weights that were not packed
+
+
+def packing_of(model: "ViT", weights: str) -> Packing:
+    """What an optimized model is known by, as it is now; `weights` is the hash of what they were before."""
+    parts = "\n".join(repr(part) for name, part in model.named_children() if name != "head")
+    return Packing(weights, parts, sample_of(model))
 
 
 def hash_of_weights(model: "ViT") -> str:
     """Of their file, where they came from one and are as they were; else of what is in memory, but for the head.
 
-    An optimized model has packed its weights, and says what this was before.
+    An optimized model has packed its weights, and says what this was before, as long as the few that were not packed,
+    such as those of its last norm, are as they were.
 
     Raises:
         InputError: They are quantised or sharded: what they hold is not in memory as it seems.
     """
-    kept: str | None = model.__dict__.get("_hash_of_weights")
-    return kept or hash_of_file(model) or _hash_of_memory(model)
+    kept: Packing | None = model.__dict__.get("_packing")
+    if kept is None:
+        return hash_of_file(model) or _hash_of_memory(model)
+    now = packing_of(model, kept.weights)
+    if now.parts == kept.parts and _is_alike(kept.sample, now.sample):
+        return kept.weights
+    return _hash_of_memory(model, f"{kept.weights}\n{now.parts}")
 
 
 def hash_of_file(model: "ViT") -> str | None:
@@ -56,19 +82,23 @@ def hash_of_file(model: "ViT") -> str | None:
     loaded: Tensor | None = model.__dict__.get("_sample")
     if model.source is None or loaded is None or _other_than_plain(model):
         return None
-    now = sample_of(model)
-    return model.source.sha256 if now is not None and torch.equal(loaded.to(now.dtype), now) else None
+    return model.source.sha256 if _is_alike(loaded, sample_of(model)) else None
+
+
+def _is_alike(before: Tensor | None, now: Tensor | None) -> bool:
+    """Whether a sample is what it was; narrowed since then, as that would be."""
+    return before is not None and now is not None and torch.equal(before.to(now.dtype), now)
 
 
 def _other_than_plain(model: "ViT") -> str:
     """The first weight that is no plain one, and what it is; nothing where all are."""
-    for name, weight in model.named_parameters():
+    for name, weight in _weights_of(model):
         if type(weight) is not nn.Parameter or weight.is_meta:
             return f"{name} is {'without values' if weight.is_meta else f'a {type(weight).__name__}'}"
     return ""
 
 
-def _hash_of_memory(model: "ViT") -> str:
+def _hash_of_memory(model: "ViT", packed: str = "") -> str:
     other = _other_than_plain(model)
     if other:
         raise InputError(
@@ -76,8 +106,8 @@ def _hash_of_memory(model: "ViT") -> str:
             python="Use the model as it was created.",
             command="",
         )
-    found = sha256()
-    for name, weight in sorted(model.named_parameters()):
+    found = sha256(packed.encode())
+    for name, weight in sorted(_weights_of(model)):
         if not name.startswith("head."):
             found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
             found.update(bytes_of(weight))

@@ -16,13 +16,13 @@ from einops import rearrange
 from torch import Tensor
 
 from vitlite.decode import SUFFIXES as SUFFIXES
-from vitlite.decode import Rows, bytes_of, rows_of
+from vitlite.decode import Box, Rows, bytes_of, rows_of
 from vitlite.decode import fetch_first as fetch_first
 from vitlite.decode import is_one as is_one
 from vitlite.decode import is_read_once as is_read_once
 from vitlite.decode import pixels_in as pixels_in
 from vitlite.decode import read_image as read_image
-from vitlite.errors import ConfigError, ImageError, shown
+from vitlite.errors import ConfigError, ImageError, UnknownMethodError, shown
 
 Mode = Literal["center", "squash"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -123,14 +123,14 @@ class Recipe:
         """What the crop keeps of each side: as it was read, or the roundest number that gives both; None: none does."""
         return self.share or _roundest_share(self.cropped, self.resize)
 
-    def crop(self, height: int, width: int) -> "Crop":
+    def crop(self, height: float, width: float) -> "Crop":
         """What is cut out of a picture of this size once it is resized."""
         height, width = self.resized(height, width)
         half = round if self.margin == "nearest" else int  # of an odd margin
         top, left = half((height - self.cropped[0]) / 2), half((width - self.cropped[1]) / 2)
         return Crop(height, width, top, left, *self.size)
 
-    def resized(self, height: int, width: int) -> tuple[int, int]:
+    def resized(self, height: float, width: float) -> tuple[int, int]:
         """What a picture of this size is resized to before the crop."""
         rows, columns = self.resize
         if self.mode == "squash":
@@ -307,7 +307,8 @@ class Preprocess:
         """Resizes and crops one picture: anything -> uint8 (c, h, w) on the CPU."""
         recipe, channels = self.recipe, self.model.config.channels
         picture = rows_of(image, channels, self._enough if self.quick_decode else None)
-        crop = recipe.crop(picture.height, picture.width)
+        left, top, right, bottom = picture.box
+        crop = recipe.crop(bottom - top, right - left)
         return _resize(picture, crop, recipe.interpolation, channels)
 
     def _enough(self, height: int, width: int) -> tuple[int, int]:
@@ -370,6 +371,10 @@ class Unprepared:
 
     def __call__(self, images: Any) -> Tensor:
         raise ImageError(self.text, python=self.python, command=self.command)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a `Preprocess` has."""
+        raise UnknownMethodError(self.text, python=self.python, command=self.command)
 
 
 def without_model(way: Any) -> Any:
@@ -452,14 +457,17 @@ def own_methods(way: Preprocess, *names: str) -> list[str]:
 
 def _resize(picture: Rows, crop: Crop, interpolation: Interpolation, channels: int) -> Tensor:
     """Resizes a picture, across and then down, and cuts: uint8 (c, rows, columns)."""
-    rows, row_weights = _taps(picture.height, crop.height, crop.top, crop.rows, interpolation)
+    box = picture.box
+    rows, row_weights = _taps(picture.height, box.top, box.bottom, crop.height, crop.top, crop.rows, interpolation)
     first, last = int(rows.min()), int(rows.max()) + 1  # of the rows that the crop is made of
     between = (picture.height + WEIGHTS) * max(crop.width, crop.columns)
     after = crop.height * (crop.columns + WEIGHTS)
     if picture.pillow and max(between, after) <= NARROWED and _pillow_agrees():
         return _resize_by_pillow(picture, crop, interpolation, first, last)
 
-    columns, column_weights = _taps(picture.width, crop.width, crop.left, crop.columns, interpolation)
+    columns, column_weights = _taps(
+        picture.width, box.left, box.right, crop.width, crop.left, crop.columns, interpolation
+    )
     narrowed = []
     for strip in picture.strips(first, last):
         pixels = rearrange(picture.between(*strip), "h w c -> w (h c)")
@@ -479,16 +487,18 @@ def _resize_by_pillow(picture: Rows, crop: Crop, interpolation: Interpolation, f
     from PIL import Image
 
     assert picture.pillow is not None
-    code = Image.Resampling[interpolation.upper()]
+    code, box = Image.Resampling[interpolation.upper()], picture.box
     right = crop.left + crop.columns
     narrow = None
     for start, end in picture.strips(first, last):
-        across = picture.pillow(start, end).resize((crop.width, end - start), code)
+        across = picture.pillow(start, end).resize(
+            (crop.width, end - start), code, (box.left, 0, box.right, end - start)
+        )
         if narrow is None:
             narrow = Image.new(across.mode, (crop.columns, picture.height))
         narrow.paste(across.crop((crop.left, 0, right, end - start)), (0, start))
     assert narrow is not None
-    down = narrow.resize((crop.columns, crop.height), code)
+    down = narrow.resize((crop.columns, crop.height), code, (0, box.top, crop.columns, box.bottom))
     pixels = bytes_of(down.crop((0, crop.top, crop.columns, crop.top + crop.rows)))
     return rearrange(pixels, "h w c -> c h w").contiguous()
 
@@ -506,8 +516,8 @@ def _pillow_agrees() -> bool:
     def part(first: int, last: int) -> Any:
         return image.crop((0, first, width, last))
 
-    by_torch = Rows(height, width, lambda first, last: pixels[first:last])
-    by_pillow = Rows(height, width, by_torch.between, part)
+    by_torch = Rows(height, width, lambda first, last: pixels[first:last], scaled=Box(0.25, 0, width, height - 0.625))
+    by_pillow = replace(by_torch, pillow=part)
     for interpolation in get_args(Interpolation):
         for crop in (Crop(20, 15, 2, 1, 16, 13), Crop(90, 80, 5, 6, 64, 64)):
             theirs = _resize_by_pillow(by_pillow, crop, interpolation, 0, height)
@@ -517,15 +527,29 @@ def _pillow_agrees() -> bool:
 
 
 @lru_cache(maxsize=32)
-def _taps(old: int, new: int, start: int, count: int, interpolation: Interpolation) -> tuple[Tensor, Tensor]:
-    """Which rows make row start + i when `old` rows become `new`, and how much of each: two times (taps, count).
+def _taps(
+    old: int, begin: float, end: float, new: int, start: int, count: int, interpolation: Interpolation
+) -> tuple[Tensor, Tensor]:
+    """Which rows make row start + i when those from `begin` to `end` become `new`, and how much of each.
 
     The filters and their rounding are Pillow's: src/libImaging/Resample.c.
+
+    Args:
+        old: How many rows there are.
+        begin: Where the picture begins in them, perhaps within a row.
+        end: Where it ends.
+        new: How many rows it becomes.
+        start: The first of these that is wanted.
+        count: How many are.
+        interpolation: The filter.
+
+    Returns:
+        Two times (taps, count).
     """
-    scale = old / new
+    scale = (end - begin) / new
     stretch = max(scale, 1.0)  # a filter wider than a pixel: antialiasing
     reach = stretch * (2 if interpolation == "bicubic" else 1)
-    centers = (torch.arange(start, start + count, dtype=torch.float64, device="cpu") + 0.5) * scale  # (count)
+    centers = begin + (torch.arange(start, start + count, dtype=torch.float64, device="cpu") + 0.5) * scale  # (count)
     first = (centers - reach + 0.5).int().clamp(min=0)
     last = (centers + reach + 0.5).int().clamp(max=old)
     most = int((last - first).max())

@@ -601,6 +601,11 @@ def is_hooked(module: nn.Module) -> bool:
     )
 
 
+def order_within(module: nn.Module) -> tuple[str, ...]:
+    """The names of the layers that a module runs one after the other, in that order; of others none."""
+    return tuple(module._modules) if isinstance(module, (nn.Sequential, nn.ModuleList)) else ()
+
+
 def parts_of(module: nn.Module) -> int:
     """How many matrices the weight of a layer is."""
     parts: int = getattr(module, "parts", 1)

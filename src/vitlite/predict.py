@@ -184,8 +184,8 @@ def _prepared(
     """Batches of pictures, each with its pixels or what is wrong with it; while one is used, the next is prepared."""
     all_there = isinstance(images, (list, tuple))
     waiting: deque[tuple[Any, Future[Tensor]]] = deque()
-    source, room = iter(images), _Room()
-    with _threads(min(READERS, torch.get_num_threads())) as at_once, _threads(1) as in_order:
+    source, room = iter(images), Room()
+    with readers() as at_once, _threads(1) as in_order:
         try:
             while True:
                 for image in islice(source, 2 * batch - len(waiting)):
@@ -208,7 +208,7 @@ def _prepared(
                 pixels.cancel()
 
 
-class _Room:
+class Room:
     """So many pixels are decoded at once, however many threads there are."""
 
     def __init__(self) -> None:
@@ -230,6 +230,11 @@ class _Room:
                 self.changed.notify_all()
 
 
+def readers() -> ThreadPoolExecutor:
+    """The threads that decode files at once."""
+    return _threads(min(READERS, torch.get_num_threads()))
+
+
 def _threads(most: int) -> ThreadPoolExecutor:
     """So many threads at most, which do what they are given in its order."""
     return ThreadPoolExecutor(max_workers=most, thread_name_prefix="vitlite-images")
@@ -245,13 +250,13 @@ def _goes_beside_others(preprocess: Preprocess, image: Any) -> bool:
     return is_file and not own_methods(preprocess, "pixels")
 
 
-def _pixels_beside_others(preprocess: Preprocess, image: Any, room: _Room) -> Tensor:
+def _pixels_beside_others(preprocess: Preprocess, image: Any, room: Room) -> Tensor:
     """What `preprocess.pixels` makes of a file, once there is room for it."""
     with room.taken(pixels_in(image)):
         return preprocess.pixels(image)
 
 
-def _pixels_alone(preprocess: Preprocess, image: Any, room: _Room) -> Tensor:
+def _pixels_alone(preprocess: Preprocess, image: Any, room: Room) -> Tensor:
     """What `preprocess.pixels` makes of a picture, while no other is prepared."""
     with room.taken(ROOM):
         return preprocess.pixels(image)

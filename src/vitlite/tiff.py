@@ -11,6 +11,7 @@ class Tag(IntEnum):
     """What a TIFF says of its pixels, by the numbers of TIFF 6.0."""
 
     PURPOSE = 254
+    OLD_PURPOSE = 255
     WIDTH = 256
     HEIGHT = 257
     BITS = 258
@@ -37,6 +38,7 @@ class Tag(IntEnum):
 BLACK_IS_0, RGB, PALETTE, CMYK, YCBCR, LAB = 1, 2, 3, 5, 6, 8  # what a TIFF's numbers mean
 UNCOMPRESSED, PACKBITS, JPEGS = 1, 32773, (6, 7)  # of a TIFF
 SIGNED = 2
+SMALL_COPY = 2  # by the old tag for the purpose; the new one has bits
 USUAL_YCBCR = {  # how Pillow reads it where no decoder does
     Tag.YCBCR_WEIGHTS: (0.299, 0.587, 0.114),
     Tag.YCBCR_STEPS: (1, 1),

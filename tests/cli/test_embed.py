@@ -130,6 +130,21 @@ def test_embed_does_a_changed_picture_again(run: Run, interrupted: tuple[object,
     assert not list(tmp_path.glob("out.jsonl?*"))
 
 
+def test_embed_of_other_pictures_leaves_the_vectors_of_an_interrupted_run(
+    run: Run, interrupted: tuple[object, ...], tmp_path: Path
+) -> None:
+    """Of a folder that is half mounted, or of a slip: hours of work."""
+    embed, first, *others = interrupted
+    one = [word for word in others if not str(word).endswith(".bmp")]
+    code, shown, err = run(embed, first, *one)
+    assert (code, shown) == (0, f"wrote {tmp_path / 'out.jsonl'}: 1 vectors of 32\n")
+    assert "out.jsonl.partial stays: it has the vectors of 3 other pictures, such as 1.bmp." in err
+    code, shown, err = run(*interrupted)
+    assert (code, shown) == (0, f"wrote {tmp_path / 'out.jsonl'}: 6 vectors of 32\n")
+    assert "4 pictures are done" in err
+    assert not list(tmp_path.glob("out.jsonl?*"))
+
+
 def test_embed_leaves_nothing_where_no_picture_can_be_read(run: Run, model: Path, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no picture")
     code, _, err = run("embed", tmp_path / "a.png", "--model", model, "--out", tmp_path / "out.npz")

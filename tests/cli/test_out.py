@@ -111,6 +111,44 @@ def test_what_is_read_is_not_written_over(run: Run, model: Path, pictures: Path,
     assert run("embed", pictures, "--model", mine, "--out", mine / "vectors.npz")[0] == 0
 
 
+def test_what_links_in_the_data_lead_to_is_in_the_data(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    """As it is when it is read: curves.png would be a class the next time, and confusion.png a picture."""
+    real, data, owls = tmp_path / "real", tmp_path / "data", tmp_path / "owls"
+    for folder in (real / "one", real / "two/deep", data / "val/one", data / "val/two", owls):
+        shutil.copytree(pictures, folder)
+    (data / "train").symlink_to(real)
+    (tmp_path / "labelled").mkdir()
+    (tmp_path / "labelled/one").symlink_to(pictures)
+    (tmp_path / "labelled/two").symlink_to(owls)
+    before = everything(tmp_path)
+    train = ("train", data, "--epochs", 1, "--size", 16, "--model", "vit_nano_4")
+    for words, out, within in (
+        (train, real / "run", data / "train"),
+        (train, real / "two/deep/run", data / "train"),
+        (("eval", tmp_path / "labelled", "--model", model), owls / "ev", tmp_path / "labelled/two"),
+        (("probe", data, "--model", model), real / "two/few.png", data / "train"),
+        (("distances", tmp_path / "labelled", "--model", model), owls / "d.png", tmp_path / "labelled/two"),
+    ):
+        code, _, err = run(*words, "--out", out)
+        assert code == 1
+        assert err.endswith(f"vitlite: error: --out {out} is in the data, {within}. Name another folder.\n")
+        assert everything(tmp_path) == before
+    assert run(*train, "--out", tmp_path / "run")[0] == 0
+
+
+def test_a_drawing_of_a_folder_is_no_picture_in_it(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    vectors, folder = tmp_path / "vectors.safetensors", tmp_path / "pictures"
+    shutil.copytree(pictures, folder)
+    (folder / ".hidden").mkdir()
+    assert run("embed", folder, "--model", model, "--out", vectors)[0] == 0
+    for words in (("distances", folder, "--model", model), ("search", vectors, folder, "--model", model)):
+        for out in (folder / "new.png", folder / "inner/new.png", folder / ".hidden/new.png"):
+            code, _, err = run(*words, "--out", out)
+            assert (code, f"--out {out} is in the data, {folder}. Name another folder." in err) == (1, True)
+            assert not out.exists()
+    assert run("distances", folder / "a.png", "--model", model, "--out", folder / "new.png")[0] == 0
+
+
 def test_an_exported_file_does_not_take_the_place_of_the_weights(model: Path, tmp_path: Path) -> None:
     shutil.copy(model / "model.safetensors", tmp_path)
     shutil.copy(model / "config.json", tmp_path)

@@ -10,6 +10,8 @@ from commands import Run
 from PIL import Image
 
 import vitlite
+from vitlite.vectors.search import search
+from vitlite.vectors.store import open_vectors
 
 
 @pytest.fixture
@@ -29,6 +31,20 @@ def test_search_finds_a_picture_itself_first(run: Run, vectors: Path, pictures: 
     assert [len(row["matches"]) for row in rows] == [2, 2]
     out = run("search", vectors, pictures / "a.png")[1]
     assert out.splitlines()[:2] == [str(pictures / "a.png"), f"  1.0000  {pictures / 'a.png'}"]
+
+
+def test_vectors_of_pictures_that_were_decoded_quickly_are_searched_so(run: Run, model: Path, tmp_path: Path) -> None:
+    folder, vectors = tmp_path / "large", tmp_path / "v.safetensors"
+    folder.mkdir()
+    for number in range(3):
+        noise = Image.effect_noise((1033, 777), 100 + 50 * number)
+        noise.convert("RGB").save(folder / f"{number}.jpg")
+    assert run("embed", folder, "--model", model, "--quick-decode", "--out", vectors)[0] == 0
+    for more in ((), ("--model", model)):
+        code, out, err = run("search", vectors, folder / "1.jpg", "--top", 1, *more)
+        assert (code, err, out.splitlines()[1]) == (0, "", f"  1.0000  {folder / '1.jpg'}")
+    with pytest.raises(vitlite.VitliteError, match=r"this model differs in quick_decode: no distance"):
+        search(open_vectors(vectors), vitlite.load(model), [folder / "1.jpg"])
 
 
 def test_search_draws_a_contact_sheet(run: Run, vectors: Path, pictures: Path, tmp_path: Path) -> None:

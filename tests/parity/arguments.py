@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from vitlite.weights import zoo
 from vitlite.weights.labels import labels_of
 
 EQUAL = 1e-5
+REFUSALS = (RuntimeError, ValueError)
 CHECKPOINT = zoo.find("vit_test_16")  # the smallest there is: all models are of its sizes
 SIZES = CHECKPOINT.config
 
@@ -92,6 +94,7 @@ class Kind:
     write: Callable[[nn.Module, Mapping[str, Any], Path], None]  # config.json and weights, where the library does
     logits: Callable[[nn.Module, Tensor], Tensor]
     ours: Mapping[str, Any]  # what somebody answers about a bare file of the defaults
+    stretched: Callable[[nn.Module, Tensor], Tensor] | None = None  # the logits at another size, where it takes any
 
     def __str__(self) -> str:
         return f"{self.library} {self.name}"
@@ -109,24 +112,35 @@ def outcome(kind: Kind, name: str, value: Value, folder: Path) -> Outcome:
     bare.rename(folder / "model.safetensors")
     if not has_config:
         return Outcome("", bare_outcome, "")
-    whole = _compared(kind, model, lambda: load(folder))
-    named = _compared(kind, model, lambda: create(CHECKPOINT.name, weights=folder))
+    whole = _compared(kind, model, lambda: load(folder), sizes=2)
+    named = _compared(kind, model, lambda: create(CHECKPOINT.name, weights=folder), sizes=2)
     return Outcome(whole, bare_outcome, named)
 
 
-def _compared(kind: Kind, model: nn.Module, open_it: Callable[[], ViT]) -> str:
+def _compared(kind: Kind, model: nn.Module, open_it: Callable[[], ViT], sizes: int = 1) -> str:
+    """What becomes of it at its own size, and at another: of a bare file, nothing tells how its table is stretched."""
     try:
         ours = open_it()
     except CheckpointError:
         return "refused"
     except ConfigError as error:
         return "asked" if "do not tell" in str(error) else "refused"
-    images = torch.randn(2, ours.config.channels, *ours.config.size, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        mine, theirs = ours(images), kind.logits(model, images)
-    if mine.shape == theirs.shape and distance(mine, theirs) < EQUAL:
-        return "equal"
-    return "differs"
+    (height, width), patch = ours.config.size, ours.config.patch_size
+    ways = [(kind.logits, (height, width))]
+    if sizes > 1 and kind.stretched is not None:
+        ways.append((kind.stretched, (height + patch, width - patch)))
+    for answer, size in ways:
+        images = torch.randn(2, ours.config.channels, *size, generator=torch.Generator().manual_seed(0))
+        try:
+            with torch.no_grad():
+                mine, theirs = ours(images), answer(model, images)
+        except REFUSALS:
+            if size == ours.config.size:
+                raise
+            continue  # the library takes no other size of this model: its table is of an oblong, say
+        if mine.shape != theirs.shape or distance(mine, theirs) >= EQUAL:
+            return "differs"
+    return "equal"
 
 
 def _bare(kind: Kind, value: Value, model: nn.Module, path: Path) -> str:
@@ -169,6 +183,13 @@ def signature(function: Callable[..., Any]) -> list[str]:
 
 def _build_timm(**given: Any) -> nn.Module:
     return timm.create_model("test_vit", **given).float()
+
+
+def _stretched_timm(model: nn.Module, images: Tensor) -> Tensor:
+    other: Any = deepcopy(model)
+    other.set_input_size(images.shape[-2:])
+    answer: Tensor = other(images)
+    return answer
 
 
 def _write_timm(model: nn.Module, given: Mapping[str, Any], folder: Path) -> None:
@@ -258,6 +279,7 @@ TIMM = Kind(
     _write_timm,
     lambda model, images: model(images),
     {**BARE, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"},
+    _stretched_timm,
 )
 
 # ---- vit-pytorch
@@ -381,18 +403,20 @@ def _transformers(
         torch.manual_seed(0)
         return kind(config(**usual | given)).float()
 
-    def logits(model: nn.Module, images: Tensor) -> Tensor:
-        extra: dict[str, Any] = {}
+    def logits(model: nn.Module, images: Tensor, **options: Any) -> Tensor:
         if "MAE" in name:  # masks nothing and shuffles nothing
             model.config.mask_ratio = 0.0
-            patches = model.embeddings.position_embeddings.shape[1] - 1
-            extra["noise"] = torch.arange(float(patches)).expand(2, -1)
+            patches = (images.shape[-2] // model.config.patch_size) * (images.shape[-1] // model.config.patch_size)
+            options["noise"] = torch.arange(float(patches)).expand(2, -1)
         model.config.return_dict = True
-        output = model(images, **extra)
+        output = model(images, **options)
         for answer in ("logits", "image_embeds", "pooler_output")[: 3 if "Siglip" in name else 2]:
             if answer in output:
                 return output[answer]
         return output.last_hidden_state[:, 0]
+
+    def stretched(model: nn.Module, images: Tensor) -> Tensor:
+        return logits(model, images, **dict.fromkeys({"interpolate_pos_encoding"} & {*signature(model.forward)}, True))
 
     def write(model: nn.Module, given: Mapping[str, Any], folder: Path) -> None:
         model.save_pretrained(folder)
@@ -400,6 +424,7 @@ def _transformers(
     return Kind(
         "transformers", name, partial(signature, config.__init__), {**common, **values}, build, write, logits,
         {**BARE, "norm_eps": eps, "gelu": gelu, "pool": pool, **({"positions": "rope"} if "DINOv3" in name else {})},
+        stretched,
     )  # fmt: skip
 
 

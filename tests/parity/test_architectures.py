@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,22 @@ def test_a_folder_of_timm_answers_as_timm(name: str, tmp_path: Path) -> None:
     timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
     ours = load(tmp_path)
     images = torch.randn(2, ours.config.channels, *ours.config.size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert distance(ours(images), theirs(images)) < timm_architectures.EQUAL
+
+
+@pytest.mark.parametrize("name", [name for name, known in ARCHITECTURES.items() if known.positions == "learned"])
+def test_so_does_one_that_is_loaded_at_another_size(name: str, tmp_path: Path) -> None:
+    """timm stretches the table of some in a way of their own, and of all but hybrids the kernel for other patches."""
+    small = spread(timm_architectures.small_model(name))
+    timm.models.save_for_hf(small, tmp_path, model_args=timm_architectures.SMALL, safe_serialization=True)
+    changes: dict[str, Any] = {"image_size": 2 * small.patch_embed.img_size[0]}
+    if not hasattr(small.patch_embed, "backbone"):
+        changes["patch_size"] = small.patch_embed.patch_size[0] // 2
+    ours = load(tmp_path, **changes)
+    given = {"img_size" if name == "image_size" else name: value for name, value in changes.items()}
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **given).eval()
+    images = torch.randn(1, ours.config.channels, *ours.config.size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert distance(ours(images), theirs(images)) < timm_architectures.EQUAL
 

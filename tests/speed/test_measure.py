@@ -74,7 +74,7 @@ def test_products_are_those_of_the_blocks(changes: dict, onednn: bool, monkeypat
 
     class Counted(PlainLinear):
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append((*x.shape, len(self.weight)))
+            seen.append((*x.shape, len(self._weight)))
             return super().__call__(x)
 
     monkeypatch.setattr(module, "packing_pays", lambda dtype: True)

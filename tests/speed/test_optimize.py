@@ -21,6 +21,7 @@ from changed_models import quantise
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, optimize
+from vitlite.draw import patch_filters
 from vitlite.errors import InputError, OptimizedError
 from vitlite.images import Preprocess, Recipe
 from vitlite.model import Attention
@@ -479,8 +480,10 @@ def test_answers_can_train_what_comes_after() -> None:
         assert distance(faster.embed(images), answer) < 1e-6
 
 
-def test_autocast_around_it_changes_nothing() -> None:
-    faster, images = optimized(made()), torch.randn(9, 3, 32, 32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_autocast_around_it_changes_nothing(dtype: torch.dtype) -> None:
+    """Where slices are joined too, for which it has no word of float16."""
+    faster, images = optimized(made().to(dtype)), torch.randn(9, 3, 32, 32, dtype=dtype)
     right = faster(images)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(faster(images), right)
@@ -530,7 +533,10 @@ FORBIDDEN: dict[str, Callable[[ViT], Any]] = {
 @pytest.mark.filterwarnings("ignore:.*torch.jit")  # is deprecated, in words and a class that differ by version
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_what_an_optimized_model_cannot_do(name: str) -> None:
-    with pytest.raises(OptimizedError, match=r"An optimized model cannot .* optimize last, or create the model again"):
+    said = (
+        r"An optimized model cannot .* optimize last, or create the model again\. .*torch\.jit\.trace take it as it was"
+    )
+    with pytest.raises(OptimizedError, match=said):
         FORBIDDEN[name](optimized(made()))
 
 
@@ -699,6 +705,14 @@ def _replaced(model: ViT) -> None:
     model.blocks[1].attn.qkv = Wrapped(model.blocks[1].attn.qkv)
 
 
+def _run_twice(model: ViT) -> None:
+    model.blocks.append(model.blocks[0])
+
+
+def _in_another_order(model: ViT) -> None:
+    model.blocks._modules["0"] = model.blocks._modules.pop("0")
+
+
 def _quantised(model: ViT) -> None:
     quantise(model.blocks[1].attn.qkv)
 
@@ -716,6 +730,8 @@ def _narrowed(model: ViT) -> None:
         (_patched_outside, r"The model has its own embed"),
         (_strided, r"not those of its config: patch_embed\.proj"),
         (_replaced, r"not those of its config: blocks\.1\.attn\.qkv"),
+        (_run_twice, r"not those of its config: blocks, blocks\.3,"),
+        (_in_another_order, r"not those of its config: blocks\."),
         (_quantised, r"blocks\.1\.attn\.qkv\.weight is a Quantised, and no plain tensor"),
         (_narrowed, r"cpu in torch\.bfloat16, cpu in torch\.float32"),
     ],
@@ -726,6 +742,13 @@ def test_a_changed_model_is_refused(change: Callable[[ViT], None], text: str) ->
     with pytest.raises(OptimizedError, match=text):
         optimize(model)
     assert type(model) is ViT
+
+
+def test_layers_that_share_a_part_answer_as_before() -> None:
+    model, images = made(), torch.randn(2, 3, 32, 32)
+    model.blocks[1].mlp = model.blocks[0].mlp
+    right = model(images).detach()
+    assert distance(optimize(model)(images), right) < 1e-5
 
 
 def test_what_was_put_into_a_class_or_hooked_to_all_modules_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -816,6 +839,24 @@ def test_a_hook_sees_what_it_sees_of_the_model_as_created_or_is_refused(options:
         torch.testing.assert_close(seen[:1], seen[1:], msg=name)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["blocks.0", "norm", "head"])
+def test_a_hook_sees_the_whole_batch_in_its_order(name: str, threads: int) -> None:
+    """It saw slices, and those of two streams in the order in which they got there."""
+    model, images, before = made(), torch.randn(40, 3, 32, 32), torch.get_num_threads()
+    faster = optimized(model)
+    seen: list[Tensor] = []
+    torch.set_num_threads(threads)
+    try:
+        for which in model, faster:
+            which.get_submodule(name).register_forward_hook(lambda *given: seen.append(given[-1].detach()))
+            which(images)
+    finally:
+        torch.set_num_threads(before)
+    assert len(seen) == 2
+    torch.testing.assert_close(seen[0], seen[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("options", OTHER_PARTS, ids=str)
 def test_what_others_do_to_the_old_weights_changes_no_answer(options: dict[str, Any], dtype: torch.dtype) -> None:
@@ -883,6 +924,18 @@ def test_tokens_that_were_packed_are_out_of_reach(name: str) -> None:
         getattr(faster, name)
     with pytest.raises(OptimizedError, match="An optimized model cannot give its"):
         setattr(faster, name, torch.nn.Parameter(torch.zeros(1, 1, 48)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_weights_that_were_packed_are_out_of_reach(dtype: torch.dtype, way: str) -> None:
+    """They are flat, scaled or in an order of their own; a change of them would not be known."""
+    faster = optimized(made().to(dtype))
+    with pytest.raises(OptimizedError, match="cannot give the weights of a layer"):
+        patch_filters(faster)
+    for layer in faster.patch_embed.proj, faster.blocks[0].attn.qkv, faster.blocks[0].fc2:
+        for name in "weight", "bias":
+            with pytest.raises(OptimizedError, match="cannot give the weights of a layer"):
+                getattr(layer, name)
 
 
 def test_threads_with_more_grids_than_are_kept() -> None:

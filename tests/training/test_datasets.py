@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from tiny_run import RECIPE, new_model, settings, small_cifar10, stripes
 
-from vitlite.errors import TrainError
+from vitlite import disk, predict
+from vitlite.errors import ImageError, TrainError
 from vitlite.images import Preprocess
 from vitlite.training import datasets, distributed, train
 from vitlite.training.datasets import (
@@ -200,6 +202,37 @@ def test_prepared_pictures_are_read_once_while_there_is_room(monkeypatch):
     assert len(read) == 4
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_picture_whose_file_was_changed_is_prepared_again(folders: Path, in_place: bool) -> None:
+    """What is kept is of the file that was there: figures would be of pictures which are gone."""
+    model = new_model()
+    pictures = read_folder(folders / "train", model.preprocess.pixels, ("lying", "standing"))
+    first, second = pictures.images.pictures[:2]
+    time.sleep(2 * disk.CLOCK_TICK)
+    rows = torch.arange(len(pictures))
+    before = pictures.images[rows]
+    assert torch.equal(pictures.images[rows], before)
+    changed = Image.new("RGB", (32, 32), "red")
+    changed.save(first if in_place else folders / "new.png")
+    if not in_place:
+        (folders / "new.png").replace(first)
+    after = pictures.images[rows]
+    assert torch.equal(after[0], model.preprocess.pixels(changed))
+    assert torch.equal(after[1:], before[1:])
+    second.unlink()
+    with pytest.raises(ImageError, match=second.name):
+        pictures.images[rows]
+
+
+def test_a_file_that_is_written_again_at_once_is_prepared_again(tmp_path: Path) -> None:
+    """Its size is the same, and its times may be: a disk's clock ticks a hundred times a second."""
+    path = tmp_path / "a"
+    prepared = Prepared([path], lambda file: torch.tensor(list(file.read_bytes())))
+    for value in range(200):
+        path.write_bytes(bytes([value]))
+        assert prepared[torch.tensor([0])].tolist() == [[value]]
+
+
 class Counting(Preprocess):
     """Prepares pictures in a way of its own, and notes how many threads are in it."""
 
@@ -225,9 +258,36 @@ def test_a_way_of_ones_own_is_called_for_one_picture_after_the_other(folders: Pa
 
 def test_pixels_as_they_are_come_from_several_threads(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set()
-    monkeypatch.setattr(Prepared, "_picture", lambda *_: (threads.add(threading.current_thread()), torch.zeros(1))[1])
+
+    def seen(*_: Any, **__: Any) -> torch.Tensor:
+        threads.add(threading.current_thread())
+        return torch.zeros(1)
+
+    monkeypatch.setattr(Prepared, "_picture", seen)
     Prepared([folders] * 9, new_model().preprocess.pixels)[torch.arange(9)]
     assert threading.current_thread() not in threads
+
+
+def test_files_are_decoded_within_a_room(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `predict` does it: by as many threads as torch computes with, and no more than so many pixels at once."""
+    inside: list[Path] = []
+    most = []
+
+    def counted(way: Preprocess, image: Path) -> torch.Tensor:
+        inside.append(image)
+        time.sleep(0.01)
+        most.append(len(inside))
+        inside.remove(image)
+        return torch.zeros(3, 16, 16, dtype=torch.uint8)
+
+    monkeypatch.setattr(Preprocess, "pixels", counted)
+    torch.set_num_threads(2)
+    for pixels, at_once in ((predict.ROOM, 2), (16 * 16, 1)):
+        monkeypatch.setattr(predict, "ROOM", pixels)
+        most.clear()
+        pictures = read_folder(folders / "train", new_model().preprocess.pixels, ("lying", "standing"))
+        assert pictures.images[torch.arange(24)].shape == (24, 3, 16, 16)
+        assert max(most) == at_once
 
 
 def test_the_digest_is_the_same_on_every_system() -> None:

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import CONFIG, RECIPE, new_model, small_cifar10, stripes
+from PIL import Image
+from tiny_run import CONFIG, RECIPE, new_model, settings, small_cifar10, stripes
 from torch import nn
 
 from vitlite import ViT, ViTConfig
 from vitlite.errors import InputError, TrainError
 from vitlite.images import Preprocess
-from vitlite.training import Pictures, evaluate, measure
+from vitlite.training import Pictures, evaluate, measure, read_cifar10, read_folder, train
 from vitlite.training.evaluate import check_data, classes_in_order, read_to_measure
+from vitlite.training.split import read_to_train
 from vitlite.weights import zoo
 from vitlite.weights.labels import labels_of
 
@@ -70,7 +72,7 @@ def test_memory_with_the_classes_of_imagenet_21k():
 import resource, torch
 from vitlite import ViT, ViTConfig
 from vitlite.images import Preprocess, Recipe
-from vitlite.training import Pictures, evaluate, measure
+from vitlite.training import Pictures, evaluate, measure, read_cifar10, read_folder, train
 sides, half = (16, 16), (0.5,) * 3
 k = 21843
 model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=k))
@@ -167,6 +169,90 @@ def test_folders_of_two_orders(folders: tuple[str, ...]) -> None:
     assert classes_in_order(model, ["001", "002", "010"]) == ("001", "002", "010")
     model.labels = folders
     assert classes_in_order(model, sorted(folders)) == folders  # by their names
+
+
+class Negative(Preprocess):
+    def pixels(self, image):
+        return 255 - super().pixels(image)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (lambda way: way.by(replace(RECIPE, resize=(20, 20))), "resize"),
+        (lambda way: way.by(replace(RECIPE, interpolation="bilinear", mode="squash")), "mode, interpolation"),
+        (lambda way: way.with_quick_decode(), "quick_decode"),
+        (lambda way: Negative(RECIPE, way.model), "pixels"),
+    ],
+)
+def test_pictures_that_are_prepared_in_another_way_are_refused(folders: Path, other, text: str) -> None:
+    """They would be of the right size, and the accuracy another than that of `predict`."""
+    model, names = new_model(), ("lying", "standing")
+    pictures = read_folder(folders / "val", other(model.preprocess).pixels, names)
+    for wrong in (pictures, pictures.part(pictures.labels == 0)):
+        with pytest.raises(TrainError, match=f"prepared in another way than the model's: it differs in {text}"):
+            measure(model, wrong)
+    with pytest.raises(TrainError, match="prepared in another way"):
+        train(model, pictures, folders / "out", settings())
+    model.preprocess = other(model.preprocess)
+    measure(model, pictures)
+
+
+def test_pictures_may_be_shared_by_models_that_normalise_in_another_way(folders: Path) -> None:
+    model = new_model()
+    way = model.preprocess.by(replace(RECIPE, mean=(0.1,) * 3, std=(0.2,) * 3))
+    pictures = read_folder(folders / "val", way.pixels, ("lying", "standing"))
+    wanted = measure(model, read_folder(folders / "val", model.preprocess.pixels, ("lying", "standing")))
+    assert measure(model, pictures).loss == wanted.loss
+
+
+def test_a_run_on_pictures_that_are_decoded_quickly(folders: Path) -> None:
+    """Its best epoch is measured again in the same way, which no file says."""
+    model, names = new_model(), ("lying", "standing")
+    model.preprocess = model.preprocess.with_quick_decode()
+    data, validation = (read_folder(folders / part, model.preprocess.pixels, names) for part in ("train", "val"))
+    assert len(train(model, data, folders / "out", settings(), validation=validation)) == 2
+
+
+def test_pictures_of_other_channels_are_refused() -> None:
+    model = ViT(CONFIG.replace(channels=1))
+    model.preprocess = replace(RECIPE, mean=(0.5,), std=(0.25,))
+    with pytest.raises(TrainError, match="The pictures are of 3 channels, and the model takes 1"):
+        measure(model, stripes(8))
+
+
+@pytest.mark.parametrize("size", [32, 48])
+def test_cifar10_is_grey_for_a_model_of_one_channel(size: int, tmp_path: Path) -> None:
+    """As the same pictures are from files."""
+    folder, names = small_cifar10(tmp_path / "data"), ("plane", "car")
+    model = ViT(CONFIG.replace(channels=1, image_size=size))
+    model.preprocess = replace(RECIPE, size=(size, size), resize=(size, size), mean=(0.5,), std=(0.25,))
+    pictures = read_to_measure(folder, model, "grey")
+    coloured = read_cifar10(folder, "test")
+    for name in names:
+        (tmp_path / "files" / name).mkdir(parents=True)
+    for number in range(20):
+        file = tmp_path / "files" / names[int(coloured.labels[number])] / f"{number}.png"
+        Image.fromarray(coloured.images[number].permute(1, 2, 0).numpy()).save(file)
+        assert torch.equal(pictures.images[torch.tensor([number])][0], model.preprocess.pixels(file))
+    measure(model, pictures)
+    train(model, read_to_train(folder, model.preprocess, names).train, tmp_path / "out", settings(epochs=1))
+
+
+class WithGrey(Preprocess):
+    """Makes a fourth channel of CIFAR-10's three."""
+
+    def pixels(self, image):
+        return torch.cat([image, image.float().mean(0, keepdim=True).to(torch.uint8)])
+
+
+def test_cifar10_for_a_model_of_four_channels(tmp_path: Path) -> None:
+    folder, model = small_cifar10(tmp_path / "data"), ViT(CONFIG.replace(channels=4, image_size=32))
+    model.preprocess = recipe = replace(RECIPE, size=(32, 32), resize=(32, 32), mean=(0.5,), std=(0.25,))
+    with pytest.raises(TrainError, match="The pictures are of 3 channels, and the model takes 4"):
+        measure(model, read_to_measure(folder, model, "four"))
+    model.preprocess = WithGrey(recipe, model)
+    measure(model, read_to_measure(folder, model, "four"))
 
 
 def test_cifar10_in_the_order_of_the_labels(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from models import tiny_model
+from models import IMAGES, tiny_model
 from PIL import Image
 from torch import Tensor
 
 from vitlite import ViT, load, optimize
 from vitlite.bulk.local import identity_of
 from vitlite.errors import ImageError, InputError
-from vitlite.fingerprint import hash_of_file
+from vitlite.fingerprint import hash_of_file, hash_of_weights
 from vitlite.vectors import nearest, open_vectors, search
 from vitlite.weights.save import write_tensors
 
@@ -159,6 +160,44 @@ def test_a_number_of_a_small_weight_or_a_row_of_a_large_one_makes_other_weights(
     assert hash_of_file(model) == model.source.sha256
 
 
+CHANGES_OF_AN_OPTIMIZED_MODEL: dict[str, Callable[[Any], Any]] = {
+    "the last norm's weight": lambda model: model.norm.weight.data.mul_(2),
+    "its bias": lambda model: model.norm.bias.data.zero_(),
+    "its epsilon": lambda model: setattr(model.norm, "eps", 10.0),
+    "no last norm": lambda model: setattr(model, "norm", torch.nn.Identity()),
+    "the first norm's bias": lambda model: model.norm_pre.bias.data.add_(1),
+    "the hidden layer of the head": lambda model: model.pre_logits.weight.data.mul_(2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_AN_OPTIMIZED_MODEL.values(), ids=CHANGES_OF_AN_OPTIMIZED_MODEL)
+def test_what_an_optimized_model_can_still_change_makes_other_weights(
+    change: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    tiny_model(pre_norm=True, pre_logits=8).save(tmp_path / "model")
+    models = [optimize(load(tmp_path / "model")) for _ in range(2)]
+    before = hash_of_weights(models[0])
+    assert models[0].source
+    assert before == models[0].source.sha256
+    models[0].head.weight.data.mul_(2)
+    assert hash_of_weights(models[0]) == before
+    for model in models:
+        vectors = model.embed(IMAGES)
+        change(model)
+        assert not torch.equal(model.embed(IMAGES), vectors)
+    found = [hash_of_weights(model) for model in models]
+    assert found[0] == found[1] != before
+    assert found[0].startswith("in memory ")
+
+
+@pytest.mark.parametrize("changes", [{"final_norm": False}, {"class_token": False, "pool": "map"}])
+def test_optimized_models_with_few_weights_left_are_known(changes: dict[str, Any], tmp_path: Path) -> None:
+    tiny_model(**changes).save(tmp_path / "model")
+    model = optimize(load(tmp_path / "model"))
+    assert model.source
+    assert hash_of_weights(model) == model.source.sha256
+
+
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"image_size": 64}, {"pool": "mean"}])
 def test_another_model_s_vectors_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     opened = open_vectors(written(tmp_path / "v.safetensors", noise(5, 16)))
@@ -169,6 +208,18 @@ def test_another_model_s_vectors_are_refused(changes: dict[str, Any], tmp_path: 
     with pytest.raises(InputError, match="differs in preprocessing: no distance"):
         search(opened, other, "a.png")
     opened.refuse_other_model(tiny_model(num_classes=0, drop_path=0.1))  # on which no vector depends
+
+
+def test_vectors_are_compared_with_those_of_files_decoded_alike(tmp_path: Path) -> None:
+    whole, quick = tiny_model(), tiny_model()
+    quick.preprocess = quick.preprocess.with_quick_decode()
+    for made_by, other, remedy in ((quick, whole, "with_quick_decode()"), (whole, quick, "recipe")):
+        opened = open_vectors(written(tmp_path / "v.safetensors", noise(5, 16), made_by))
+        assert opened.quick_decode == (made_by is quick)
+        opened.refuse_other_model(made_by)
+        with pytest.raises(InputError, match="this model differs in quick_decode: no distance to them") as caught:
+            search(opened, other, "a.png")
+        assert f"Open that model, with model.preprocess = model.preprocess.{remedy}, or embed" in str(caught.value)
 
 
 def test_files_that_do_not_say_whose_they_are(tmp_path: Path) -> None:

@@ -100,10 +100,35 @@ def test_a_full_commit_needs_no_network_even_unseen(server: Hub) -> None:
     server.log.clear()
     commit = server.repos[REPO]["branches"]["main"]
     found = hub.fetch(REPO, FILE, revision=commit)
-    assert found.verified == "first use"
+    assert found.verified == "hub"  # what it stated is what the blob is called
     Path(os.path.realpath(found.path)).write_bytes(OTHER)
     assert not server.log
-    assert hub.fetch(REPO, FILE, revision=commit).path.read_bytes() == WEIGHTS  # what came first is remembered
+    assert hub.fetch(REPO, FILE, revision=commit).path.read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("name", [FILE, "config.json"])
+@pytest.mark.parametrize("revision", ["main", "commit"])
+def test_what_another_program_cached_is_held_to_what_the_hub_stated_then(
+    server: Hub, monkeypatch: pytest.MonkeyPatch, links: bool, name: str, revision: str
+) -> None:
+    """Its blob's name says so; where there are no links, the client's list of the commit."""
+    if not links and not hasattr(huggingface_hub, "_tree_cache"):
+        pytest.skip("this client keeps no list of a repository's files")
+    path = Path(snapshot_download(REPO, cache_dir=cache_folder(), endpoint=server.url), name)
+    if not links:
+        path.resolve().replace(path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)  # as a bad disk, or a program that crashed
+    commit = server.repos[REPO]["branches"]["main"]
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        with pytest.raises(DownloadError, match=r"Wrong bytes in .*The first is what the Hub states"):
+            hub.fetch(REPO, name, revision=commit if revision == "commit" else None)
+    found = hub.fetch(REPO, name, revision=commit if revision == "commit" else None)
+    assert found.path.read_bytes() == (WEIGHTS if name == FILE else b"{}")
+    assert found.verified == "hub"
 
 
 def test_wrong_bytes_of_the_right_size_are_fetched_again(server: Hub) -> None:
@@ -351,6 +376,47 @@ def test_an_etag_that_is_no_hash_says_nothing_of_another_commit(server: Hub, new
     assert old.path.read_bytes() == WEIGHTS[:1000]
 
 
+@pytest.mark.parametrize("newer", ['"65b-new"', ""])
+def test_bytes_of_two_versions_are_never_joined_where_no_hash_tells(server: Hub, newer: str) -> None:
+    """A mirror's file is replaced by one of its size while the line is cut: both answers are of the range asked for."""
+    gets: list[str] = []
+
+    def instead(request: Request) -> Answer | None:
+        replaced = len(gets) > 0
+        content, etag = (OTHER, newer) if replaced else (WEIGHTS, '"65a-old"')
+        headers = {"X-Repo-Commit": "0" * 40} | ({"ETag": etag} if etag else {})
+        if request.method == "HEAD":
+            return Answer(200, headers | {"ETag": etag or '"65b-new"', "Content-Length": str(len(content))})
+        gets.append(request.headers["range"])
+        first = int(gets[-1].removeprefix("bytes=").split("-")[0])
+        part = content[first:]
+        headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        return Answer(206, headers, part if replaced else iter([part[: len(part) // 2]]))
+
+    assert len(WEIGHTS) == len(OTHER)
+    server.instead = instead
+    assert hub.fetch(REPO, FILE).path.read_bytes() == OTHER
+    assert [range.split("-")[0] == "bytes=0" for range in gets] == [True, False, True]
+
+
+def test_what_a_killed_process_left_begins_anew_where_no_hash_tells(server: Hub) -> None:
+
+    def instead(request: Request) -> Answer | None:
+        headers = {"X-Repo-Commit": "0" * 40, "ETag": '"65a1b2c3"'}
+        if request.method == "HEAD":
+            return Answer(200, headers | {"Content-Length": str(len(WEIGHTS))})
+        first = int(request.headers["range"].removeprefix("bytes=").split("-")[0])
+        headers["Content-Range"] = f"bytes {first}-{len(WEIGHTS) - 1}/{len(WEIGHTS)}"
+        return Answer(206, headers, WEIGHTS[first:])
+
+    server.instead = instead
+    blob = hub.fetch(REPO, FILE).path.resolve()
+    for left in (OTHER[:1000], WEIGHTS[:1000]):
+        blob.unlink()
+        blob.with_name(f"{blob.name}.vitlite.incomplete").write_bytes(left)
+        assert hub.fetch(REPO, FILE).path.read_bytes() == WEIGHTS
+
+
 def test_without_a_hash_the_size_is_all_there_is_to_go_by(server: Hub) -> None:
     content = {"0" * 40: WEIGHTS[:1000]}
     server.instead = states(content, size=500)
@@ -361,6 +427,19 @@ def test_without_a_hash_the_size_is_all_there_is_to_go_by(server: Hub) -> None:
     os.truncate(path, 500)
     stamps.forget(path)
     assert hub.fetch(REPO, FILE).path.read_bytes() == WEIGHTS[:1000]
+
+
+def test_without_a_hash_what_came_first_is_remembered(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.instead = states({"0" * 40: WEIGHTS[:1000]})
+    found = hub.fetch(REPO, FILE)
+    assert found.verified == "first use"
+    found.path.write_bytes(OTHER[:1000])
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        with pytest.raises(DownloadError, match=r"Wrong bytes in .*it has changed since"):
+            hub.fetch(REPO, FILE, revision=found.commit)
+    assert hub.fetch(REPO, FILE, revision=found.commit) == found
+    assert found.path.read_bytes() == WEIGHTS[:1000]
 
 
 def test_what_the_client_fetched_whole_is_known_to_lack_the_rest(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,6 +468,17 @@ def test_verify(server: Hub, tmp_path: Path) -> None:
         hub.verify(path)
     with pytest.raises(DownloadError, match="Cannot verify nothing: it is neither a file nor a model"):
         hub.verify("nothing")
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_file_in_the_cache_is_verified_by_what_the_hub_stated(server: Hub, is_link: bool) -> None:
+    path = Path(hf_hub_download(REPO, FILE, cache_dir=cache_folder(), endpoint=server.url))
+    path = path if is_link else path.resolve()
+    assert hub.verify(path) == (path, None, SHA256, "hub")
+    path.write_bytes(OTHER)
+    for _ in range(2):
+        with pytest.raises(DownloadError, match=f"expected hash {SHA256}, got .*The first is what the Hub states"):
+            hub.verify(path)
 
 
 OF_ANOTHER_USER = """

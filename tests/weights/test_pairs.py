@@ -170,6 +170,23 @@ def test_files_without_a_mark_stay_loadable(two: tuple[ViT, ViT], tmp_path: Path
     assert load(tmp_path / "two").labels == ("new", "names", "by hand")
 
 
+def test_weights_that_a_script_wrote_anew_are_asked_about(tmp_path: Path) -> None:
+    """Averaged, say. timm's words beside ours do not say all: how positions are stretched, say."""
+    model = tiny_model(resample="torchvision")
+    model.labels = None
+    model.save(tmp_path)
+    save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"bear its mark, vitlite_pair, .*take vitlite_pair out of it"):
+        load(tmp_path)
+    config = tmp_path / "config.json"
+    content = json.loads(config.read_text())
+    assert "architecture" in content
+    del content["vitlite_pair"]
+    config.write_text(json.dumps(content))
+    again = load(tmp_path)
+    assert (again.config, again.labels) == (model.config, None)
+
+
 @pytest.mark.parametrize("pair", ["../two/x", "", "0" * 31, "\n"])
 def test_a_mark_that_is_none(two: tuple[ViT, ViT], tmp_path: Path, pair: str) -> None:
     tensors = load_file(tmp_path / "one/model.safetensors")
@@ -204,12 +221,13 @@ def test_a_link_that_leads_nowhere_is_no_file_that_is_absent(name: str, tmp_path
         tiny_model().save(tmp_path / "model")
 
 
-def test_somebodys_preprocessing_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+def test_somebodys_preprocessing_stays(tmp_path: Path, name: str) -> None:
     tiny_model().save(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text('{"crop_size": 224}')
-    with pytest.raises(CheckpointError, match=r"has preprocessor_config\.json, which vitlite did not write"):
+    (tmp_path / name).write_text('{"crop_size": 224}')
+    with pytest.raises(CheckpointError, match=rf"has {name}, which vitlite did not write"):
         tiny_model().save(tmp_path)
-    assert (tmp_path / "preprocessor_config.json").read_text() == '{"crop_size": 224}'
+    assert (tmp_path / name).read_text() == '{"crop_size": 224}'
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no modes")

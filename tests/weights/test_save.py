@@ -287,6 +287,20 @@ def test_a_layer_of_a_class_that_computes_less_is_not_saved(tmp_path: Path) -> N
             model.save(tmp_path)
 
 
+def test_a_layer_more_in_the_stem_of_a_hybrid_is_not_saved(tmp_path: Path) -> None:
+    model = tiny_model(stem=(1, 1, 1), patch_size=16)
+    model.patch_embed.backbone.stages.append(nn.Tanh())
+    with pytest.raises(CheckpointError, match=r"backbone\.stages\.3 is Tanh\(\), and not to be there"):
+        model.save(tmp_path)
+
+
+def test_layers_that_share_a_part_are_saved_each_with_its_own(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.blocks[1].mlp = model.blocks[0].mlp
+    model.save(tmp_path)
+    assert torch.equal(load(tmp_path)(IMAGES), model(IMAGES))
+
+
 def test_what_was_put_into_a_class_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, usual = tiny_model(), Attention.forward
     monkeypatch.setattr(Attention, "forward", wraps(usual)(lambda self, x: usual(self, x) / 2))

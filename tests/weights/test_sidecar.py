@@ -175,8 +175,11 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
     assert (bare.claims, bare.labels, bare.recipe) == ({"pool": "cls", "patch_size": 16}, None, None)
     assert bare.usual == {
         "image_size": 224, "heads": 12, "norm_eps": 1e-6, "gelu": "exact", "cls_position": True, "positions": "learned",
-        "final_norm": True,
+        "resample": "timm", "final_norm": True,
     }  # fmt: skip
+    former = {"labels": ["x", "y"], "label_names": ["n1", "n2"]}  # as it was called, all in one
+    assert beside(tmp_path, PLAIN | former).labels == ("x", "y")
+    assert beside(tmp_path, PLAIN | former | {"pretrained_cfg": {"tag": "x"}}).labels == ("n1", "n2")
 
 
 @pytest.mark.parametrize(
@@ -313,6 +316,8 @@ def test_the_width_of_the_mlp_is_said_in_two_ways(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("config", "classes", "labels"), [
     ({"id2label": {"1": "bee", "0": "ant"}}, 2, ("ant", "bee")), ({}, 2, ("LABEL_0", "LABEL_1")),
+    ({"num_labels": 3}, 3, ("LABEL_0", "LABEL_1", "LABEL_2")),
+    ({"num_labels": 5, "id2label": {"0": "ant"}}, 1, ("ant",)),
     ({"id2label": {"0": "ant", "2": "cow"}}, 2, "of the 2 classes that are named, none has the number 1"),
     ({"architectures": ["ViTModel"]}, None, None),
     ({"id2label": {"0": "ant"}, "problem_type": "multi_label_classification"}, 1, "problem_type is multi_label_cl"),

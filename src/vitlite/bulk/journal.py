@@ -273,7 +273,10 @@ class Journal:
             ) from error
 
     def finish(self, wanted: Iterable[Picture], metadata: dict[str, str]) -> int:
-        """Writes the target with the vectors of `wanted`, in that order, removes the journal, and says how many."""
+        """Writes the target with the vectors of `wanted`, in that order, and says how many.
+
+        The journal is removed, but where it has other pictures, too: a later run may ask for them.
+        """
         rows = self._rows(wanted)
         if not rows:
             raise InputError(f"There is nothing to write to {self.target}: no picture could be read.")
@@ -288,8 +291,13 @@ class Journal:
                 "the same command."
             ) from error
         self._file.close()
-        self.path.unlink()
+        if not self.others(paths):
+            self.path.unlink()
         return len(paths)
+
+    def others(self, paths: Iterable[str]) -> set[str]:
+        """The paths of the pictures whose vectors are here, but for these."""
+        return {picture.path for picture in self.done}.difference(paths)
 
     def _rows(self, wanted: Iterable[Picture]) -> dict[Picture, Row]:
         """Where the vectors of `wanted` stand, as far as there are any."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitlite.bulk.local import gather
 from vitlite.cli import picture
-from vitlite.cli.options import add_model_arguments, add_paths, open_model, refuse_inputs
+from vitlite.cli.options import add_model_arguments, add_paths, open_model, refuse_among, refuse_inputs
 from vitlite.cli.progress import say_skipped
 from vitlite.draw import attention_distances, check_target, need_matplotlib, picture_of_distances
 
@@ -28,8 +28,9 @@ def run(args: Namespace) -> int:
 
     check_target(args.out)
     need_matplotlib()
-    args.paths = gather(args.paths, sys.stdin, say_skipped)
+    words, args.paths = args.paths, gather(args.paths, sys.stdin, say_skipped)
     refuse_inputs(Path(args.out), args)
+    refuse_among(Path(args.out), words)
     model = open_model(args)
     by_picture = []
     for path in args.paths:

@@ -4,9 +4,10 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Collection
 from pathlib import Path
 
-from vitlite.bulk.journal import KERNELS, WRITERS, Picture, check_names, check_target, open_journal
+from vitlite.bulk.journal import KERNELS, WRITERS, Journal, Picture, check_names, check_target, open_journal
 from vitlite.bulk.local import embed_into, gather, identity_of
 from vitlite.cli.engine import add_work_arguments, run_on_ray
 from vitlite.cli.options import add_paths, expanded, open_model, refuse_inputs
@@ -61,5 +62,17 @@ def _run_here(args: Namespace) -> int:
             "identity": json.dumps(identity),  # by which `search` knows whether another vector may be compared
         }
         count = journal.finish(pictures, metadata)
+        others = journal.others(paths)
+    if others:
+        _say_what_stays(journal, others)
     print(f"wrote {shown(str(target), 1000)}: {count} vectors of {model.config.embed_dim}")
     return watch.exit_code()
+
+
+def _say_what_stays(journal: Journal, others: Collection[str]) -> None:
+    """Says that an earlier run embedded pictures of which this one has not been told."""
+    print(
+        f"vitlite: {shown(str(journal.path), 1000)} stays: it has the vectors of {len(others)} other pictures, such as "
+        f"{shown(min(others))}. The command that began them goes on from there; if none shall, delete it.",
+        file=sys.stderr,
+    )

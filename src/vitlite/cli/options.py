@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitlite.disk import folders_below
 from vitlite.errors import CheckpointError, ConfigError, InputError, shown
 from vitlite.weights import zoo
 
@@ -134,14 +135,46 @@ def weights_of(place: Path) -> list[Path]:
     return [place]
 
 
-def refuse_inside(out: Path, data: Path) -> None:
+def refuse_inside(out: Path, data: Path, *, hidden: bool = False) -> None:
     """Makes sure that what is written is no data the next time.
 
+    Args:
+        out: The folder or the file to write.
+        data: The folder with the data, which goes on where links in it lead.
+        hidden: Whether folders whose names begin with a dot are data, too.
+
     Raises:
-        InputError: The folder to write is the data, or in it.
+        InputError: It is the data, or in it, by whatever name.
     """
-    if data.resolve() in (out.resolve(), *out.resolve().parents):
-        raise InputError(f"--out {shown(str(out))} is in the data, {shown(str(data))}. Name another folder.")
+    folder = _first_around(out, folders_below(str(data), hidden=hidden))
+    if folder is not None:
+        raise InputError(f"--out {shown(str(out))} is in the data, {shown(folder)}. Name another folder.")
+
+
+def refuse_among(out: Path, words: Iterable[str]) -> None:
+    """The same of a picture, and the folders among the words that name pictures, which are searched for them.
+
+    Raises:
+        InputError: It would be found there.
+    """
+    for word in words:
+        if os.path.isdir(word):
+            refuse_inside(out, Path(word), hidden=True)
+
+
+def _first_around(out: Path, folders: Iterable[str]) -> str | None:
+    """The first of the folders that something to be written would be in, or in a folder of it."""
+    place = out.resolve()
+    around = {_number_of(folder) for folder in (place, *place.parents) if os.path.isdir(folder)}
+    with suppress(OSError):  # one that cannot be looked into: whoever reads the data says so
+        return next((folder for folder in folders if _number_of(folder) in around), None)
+    return None
+
+
+def _number_of(folder: Path | str) -> tuple[int, int]:
+    """What a folder has in common under all its names."""
+    stat = os.stat(folder)
+    return stat.st_dev, stat.st_ino
 
 
 def create_or_load(args: Namespace, **options: Any) -> "ViT":

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlite.bulk.local import gather
-from vitlite.cli.options import add_model_arguments, add_paths, expanded, open_model, positive, refuse_inputs
+from vitlite.cli.options import (
+    add_model_arguments,
+    add_paths,
+    expanded,
+    open_model,
+    positive,
+    refuse_among,
+    refuse_inputs,
+)
 from vitlite.cli.progress import say_skipped
 from vitlite.cli.tables import bold
 from vitlite.errors import InputError, VitliteError, shown
@@ -45,7 +53,9 @@ def run(args: Namespace) -> int:
     asked = gather(args.paths, sys.stdin, say_skipped)
     if args.out:
         refuse_inputs(Path(args.out), args, chain(asked, vectors.pictures))
+        refuse_among(Path(args.out), args.paths)
         check_size(len(asked), min(args.top, len(vectors)))
+    args.quick_decode = vectors.quick_decode  # no option: whoever made the vectors has chosen
     model = open_model(args) if args.model is not None else _their_model(args, vectors)
     found = search(vectors, model, asked, args.top)
     for picture, matches in zip(asked, found, strict=True):

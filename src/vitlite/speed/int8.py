@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlite.speed.blocks import Floats, plain_norm
-from vitlite.speed.onednn import ACTIVATIONS, Layer, random_numbers
+from vitlite.speed.onednn import ACTIVATIONS, Layer, Packed, random_numbers
 
 LARGEST = 255
 LARGEST_WEIGHT = 127
@@ -47,15 +47,15 @@ def round_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / steps[:, None]).round(), steps
 
 
-class ByteLinear:
+class ByteLinear(Packed):
     """A linear layer from bytes, by oneDNN: (b, n, d) -> (b, n, k) in `gives`, a dtype or the scale of more bytes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, takes: Scale, gives: torch.dtype | Scale) -> None:
         rounded, self.steps = round_weight(weight.float() * takes.spread)
         in_rows = rounded.to(torch.int8).contiguous()  # as oneDNN reads it, whatever its strides say
-        self.weight = torch.ops.onednn.qlinear_prepack(in_rows, None)
+        self._weight = torch.ops.onednn.qlinear_prepack(in_rows, None)
         self.zeros = torch.zeros(len(self.steps), dtype=torch.int64)
-        self.bias = None if bias is None else bias.float().contiguous()
+        self._bias = None if bias is None else bias.float().contiguous()
         self.takes = takes.step, takes.zero
         self.gives = (gives.step, gives.zero, torch.uint8) if isinstance(gives, Scale) else (1.0, 0, gives)
         self.pointwise = torch.ops.onednn.qlinear_pointwise.default
@@ -74,14 +74,14 @@ class ByteLinear:
     def added(self, x: Tensor, other: Tensor, spare: bool = False) -> Tensor:
         """The same in float32, added to `other`, which is quickest where that is spare and may be overwritten."""
         way = "sum" if spare else "add"
-        weights = self.weight, self.steps, self.zeros
+        weights = self._weight, self.steps, self.zeros
         gives = 1.0, 0, torch.float32
         in_a_row = other.contiguous()  # of strided numbers oneDNN has no quick way to add them
-        return self.binary(x, *self.takes, *weights, in_a_row, self.bias, *gives, 1.0, 0, way, 1.0, "none", [], "")
+        return self.binary(x, *self.takes, *weights, in_a_row, self._bias, *gives, 1.0, 0, way, 1.0, "none", [], "")
 
     def _run(self, x: Tensor, name: str, algorithm: str) -> Tensor:
-        weights = self.weight, self.steps, self.zeros
-        return self.pointwise(x, *self.takes, *weights, self.bias, *self.gives, name, [], algorithm)
+        weights = self._weight, self.steps, self.zeros
+        return self.pointwise(x, *self.takes, *weights, self._bias, *self.gives, name, [], algorithm)
 
 
 class OntoStream:

@@ -9,7 +9,7 @@ Shapes: b images, n tokens, d numbers taken, k numbers given.
 import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from vitlite.errors import OptimizedError
 from vitlite.speed.verdicts import Contest, only_torch, verdict
 
 # Private to torch: should they go, torch.func counts as at work, every tensor as wrapped by it, and no CPU as exact.
@@ -74,16 +75,31 @@ def in_a_row(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.contiguous()
 
 
-class PlainLinear:
+class Packed:
+    """Weights that were packed, narrowed or scaled: nobody reads the layer's own from them, or changes them."""
+
+    @property
+    def weight(self) -> NoReturn:
+        """Refused."""
+        raise OptimizedError(
+            "An optimized model cannot give the weights of a layer: they are packed for this machine.",
+            python="Do that first and optimize last, or create the model again.",
+            command="Leave --fast out.",
+        )
+
+    bias = weight
+
+
+class PlainLinear(Packed):
     """A linear layer by torch's public operators: (b, n, d) -> (b, n, k)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.weight = weight.to(dtype).contiguous()
-        self.bias = None if bias is None else bias.to(dtype)
+        self._weight = weight.to(dtype).contiguous()
+        self._bias = None if bias is None else bias.to(dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product and the bias."""
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self._weight, self._bias)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
         """The same, through "swish", or GELU: "none" or "tanh"."""
@@ -95,28 +111,28 @@ class PlainLinear:
         return self(x).add_(other)
 
 
-class PackedLinear:
+class PackedLinear(Packed):
     """A linear layer by oneDNN, from weights in its own order, with what follows fused: (b, n, d) -> (b, n, k)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), None)
-        self.bias = None if bias is None else in_a_row(bias.to(dtype))
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), None)
+        self._bias = None if bias is None else in_a_row(bias.to(dtype))
         self.linear = torch.ops.mkldnn._linear_pointwise.default
         self.binary = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product and the bias."""
-        return self.linear(x, self.weight, self.bias, "none", [], "none")
+        return self.linear(x, self._weight, self._bias, "none", [], "none")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
         """The same, through "swish", or GELU: "none" or "tanh"."""
         if kind == "swish":
-            return self.linear(x, self.weight, self.bias, "swish", [], "none")
-        return self.linear(x, self.weight, self.bias, "gelu", [], kind)
+            return self.linear(x, self._weight, self._bias, "swish", [], "none")
+        return self.linear(x, self._weight, self._bias, "gelu", [], kind)
 
     def added(self, x: Tensor, other: Tensor, spare: bool = False) -> Tensor:
         """The same, added to `other`."""
-        return self.binary(x, other, self.weight, self.bias, "add")
+        return self.binary(x, other, self._weight, self._bias, "add")
 
 
 class Layer(Protocol):

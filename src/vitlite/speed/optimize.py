@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError, shown
-from vitlite.fingerprint import hash_of_file
-from vitlite.model import Block, Features, ViT, is_hooked, model_on_meta, replaced_method
+from vitlite.fingerprint import hash_of_file, packing_of
+from vitlite.model import Block, Features, ViT, is_hooked, model_on_meta, order_within, replaced_method
 from vitlite.pooling import AttentionPool
 from vitlite.speed.blocks import (
     Arithmetic,
@@ -57,7 +57,8 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
 
     The packed weights replace the old ones, which are kept until all are packed: where that fails, the model is as it
     was. Images and answers keep the dtype of the model; `dtype` is what it computes in. It cannot be trained, moved,
-    copied, exported or saved afterwards: optimize last. torch.compile leaves it as it is.
+    copied, exported or saved afterwards: optimize last. torch.compile leaves it as it is. Hooks of blocks see whole
+    batches, as before: as long as there are any, a batch is computed in one piece, which takes longer.
 
     Args:
         model: A `ViT`, as created or loaded. A second call changes nothing.
@@ -357,12 +358,16 @@ class OptimizedViT(ViT):
 
         slices: Sequence[Tensor] = [images]
         streams = 1
-        if images.device.type == "cpu":
+        if images.device.type == "cpu" and not self._is_watched():
             slices, streams = cut(images, self._widest_temporary(images))
         with self._products(images):
             answers = compute(slices, streams, without_gradients)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             return join(answers, self._dtype, batch_axis)
+
+    def _is_watched(self) -> bool:
+        """Whether a part has hooks, which are to see the whole batch at once, as of a model as it was created."""
+        return any(is_hooked(part) for part in self.modules() if part is not self)
 
     def _products(self, images: Tensor) -> AbstractContextManager[None]:
         """oneDNN for the products of attention, where that pays."""
@@ -433,8 +438,8 @@ def _left_alone(function: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse(action: str) -> NoReturn:
     raise OptimizedError(
         f"An optimized model cannot {action}: its weights are packed for this machine.",
-        python="Do that first and optimize last, or create the model again. torch.compile, torch.export and torch.jit "
-        "take it as it was created.",
+        python="Do that first and optimize last, or create the model again. torch.compile, torch.export and "
+        "torch.jit.trace take it as it was created.",
         command="Leave --fast out.",
     )
 
@@ -442,16 +447,18 @@ def _refuse(action: str) -> NoReturn:
 @torch.no_grad()
 def _take_over(model: ViT, plan: Plan) -> None:
     """Turns `model` into an `OptimizedViT`, once all its weights are packed: until then nothing of it is changed."""
-    device, own_dtype, weights = model.device, model.dtype, hash_of_file(model)
+    device, own_dtype = model.device, model.dtype
+    weights = hash_of_file(model) or f"of no file {secrets.token_hex(16)}"  # as of no other model
     alone = _alone(model, plan)
     modules = model._modules | _packed(alone, plan)
     tokens = [getattr(alone, name) for name in TOKENS]
     own_tokens = OwnTokens(*(None if token is None else token.detach() for token in tokens))
     parameters = {name: value for name, value in model._parameters.items() if name not in TOKENS}
+    alone.__dict__.update(_modules=modules, _parameters=parameters)
+    packing = packing_of(alone, weights)
     model.__dict__.update(_modules=modules, _parameters=parameters)  # new ones: a shallow copy has the old
     model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, _plan=plan)
-    weights = weights or f"of no file {secrets.token_hex(16)}"  # as of no other model
-    model.__dict__["_hash_of_weights"] = weights
+    model.__dict__["_packing"] = packing
     model.eval()
     model.__class__ = OptimizedViT
 
@@ -555,9 +562,14 @@ def _check_parameters(model: ViT) -> None:
 
 
 def _layout(model: ViT) -> set[tuple[str, Any]]:
-    """The name of every module with its class, a convolution with its stride too; of every parameter with its shape."""
+    """The name of every module with its class and the order of what it runs; of every parameter with its shape.
+
+    Of a convolution its stride too. What is there twice computes twice, and has two names.
+    """
     modules: set[tuple[str, Any]] = set()
-    for name, module in model.named_modules():
+    for name, module in model.named_modules(remove_duplicate=False):
         settings = module.extra_repr()
-        modules.add((name, (type(module), settings if isinstance(module, nn.Conv2d) else "")))
-    return modules | {(name, parameter.shape) for name, parameter in model.named_parameters()}
+        stride = settings if isinstance(module, nn.Conv2d) else ""
+        modules.add((name, (type(module), stride, order_within(module))))
+    parameters = model.named_parameters(remove_duplicate=False)
+    return modules | {(name, parameter.shape) for name, parameter in parameters}

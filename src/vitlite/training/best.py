@@ -9,7 +9,7 @@ from vitlite.errors import TrainError, VitliteError
 from vitlite.factory import load
 from vitlite.model import ViT
 from vitlite.training.datasets import Pictures
-from vitlite.training.evaluate import Measured, measure_together
+from vitlite.training.evaluate import Measured, measure_together, preprocess_of
 from vitlite.training.run import BEST, LAST
 from vitlite.training.settings import Settings
 
@@ -86,6 +86,8 @@ def check_best(
         return None
     try:
         again = load(out / BEST, device=model.device, dtype=model.dtype)
+        if preprocess_of(model).quick_decode:  # which no file says
+            again.preprocess = preprocess_of(again).with_quick_decode()
         measured = measure_together(again, validation, bfloat16=bfloat16)
     except VitliteError as error:
         raise _not_the_best(out, f"it cannot be measured again: {error.text}") from error

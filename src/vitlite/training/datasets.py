@@ -6,8 +6,8 @@ Shapes: n pictures in all, b of them in a batch, c channels, h and w pixels.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from logging import getLogger
 from pathlib import Path, PurePath
@@ -16,10 +16,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from vitlite.disk import by_ending, files_below
+from vitlite.disk import by_ending, files_below, is_just_written, numbers_of
 from vitlite.errors import TrainError, counted, shown
 from vitlite.fingerprint import bytes_of
-from vitlite.images import SUFFIXES, Preprocess, own_methods
+from vitlite.images import SUFFIXES, Preprocess, own_methods, pixels_in
+from vitlite.predict import Room, readers
 from vitlite.training import distributed
 
 P = TypeVar("P", bound=PurePath)
@@ -30,36 +31,50 @@ CIFAR10_NAMES = "batches.meta.txt"
 AGAIN = "repeated by a link"  # in place of an ending
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
 
+State = list[int]  # of a file, as `disk.numbers_of`
 FileNumber = tuple[int, int, int, int]  # of the disk, of the file on it, its size, and when it was written
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
 
 
 class Prepared:
-    """Pictures that are indexed as a tensor (n, c, h, w) of uint8 would be: prepared when asked for, and kept."""
+    """Pictures that are indexed as a tensor (n, c, h, w) of uint8 would be: prepared when asked for, and kept.
+
+    A file that was changed is prepared again.
+    """
 
     def __init__(self, pictures: Sequence[Path] | Tensor, read: Read, folder: Path | None = None) -> None:
         self.pictures, self.read = pictures, read
         self.folder = folder  # from which files are named
-        self._kept: dict[int, Tensor] = {}
-        self._room = CACHE
+        self._kept: dict[int, tuple[State, Tensor]] = {}
+        self._left = CACHE
 
     def __len__(self) -> int:
         return len(self.pictures)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
+        prepare = partial(self._picture, room=Room())
         if getattr(self.read, "__func__", None) is not Preprocess.pixels:  # one's own need not be made for threads
-            return torch.stack([self._picture(row) for row in rows.tolist()])  # (b, c, h, w)
-        with ThreadPoolExecutor() as pool:
-            return torch.stack(list(pool.map(self._picture, rows.tolist())))  # (b, c, h, w)
+            return torch.stack([prepare(row) for row in rows.tolist()])  # (b, c, h, w)
+        with readers() as pool:
+            return torch.stack(list(pool.map(prepare, rows.tolist())))  # (b, c, h, w)
 
-    def _picture(self, row: int) -> Tensor:
-        if row in self._kept:
-            return self._kept[row]
-        picture = self.read(self.pictures[row])
-        if self._room >= picture.nbytes:
-            self._room -= picture.nbytes
-            self._kept[row] = picture
+    def _picture(self, row: int, room: Room) -> Tensor:
+        state = _state_of(self.pictures[row])  # before it is read: what is written meanwhile shows the next time
+        before, picture = self._kept.get(row, (None, None))
+        if picture is None or before != state:
+            with room.taken(0 if isinstance(self.pictures, Tensor) else pixels_in(self.pictures[row])):
+                picture = self.read(self.pictures[row])
+            self._keep(row, state, picture)
         return picture
+
+    def _keep(self, row: int, state: State | None, picture: Tensor) -> None:
+        """While there is room, in place of what a file held before; none of which the next change might not show."""
+        _, old = self._kept.pop(row, (None, None))
+        if old is not None:
+            self._left += old.nbytes
+        if state is not None and self._left >= picture.nbytes:
+            self._left -= picture.nbytes
+            self._kept[row] = (state, picture)
 
     def part(self, rows: Sequence[int]) -> "Prepared":
         """Some of them, in the order of the rows."""
@@ -84,6 +99,17 @@ class Prepared:
             size = os.path.getsize(path) if os.path.exists(path) else -1  # a missing one is an error when it is read
             files.append(f"{size} {name}")
         return files
+
+
+def _state_of(picture: Path | Tensor) -> State | None:
+    """What changes when a file does; None where it is gone, or so new that its next change might not show."""
+    if isinstance(picture, Tensor):
+        return []
+    try:
+        stat = os.stat(picture)
+    except OSError:  # whoever reads it says so
+        return None
+    return None if is_just_written(stat) else numbers_of(stat)
 
 
 def names_below(paths: Sequence[PurePath]) -> list[str]:
@@ -354,13 +380,16 @@ def is_cifar10(folder: Path) -> bool:
     return (folder / "test_batch.bin").exists()
 
 
-def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Read | None = None) -> Pictures:
+def read_cifar10(
+    folder: Path, split: Literal["train", "val", "test"], read: Read | None = None, channels: int = 3
+) -> Pictures:
     """Reads one part of the binary version.
 
     Args:
         folder: Holds the .bin files and batches.meta.txt.
         split: The 49,000 to train on, 1,000 held out of the training pictures, or the 10,000 test pictures.
         read: `Preprocess.pixels` of the model; None: the pictures are taken as they are, 32 x 32.
+        channels: Of the model; for one, they become grey, as files do; for any other they stay as they are.
 
     Raises:
         TrainError: A file is missing or damaged.
@@ -372,7 +401,15 @@ def read_cifar10(folder: Path, split: Literal["train", "val", "test"], read: Rea
         raise TrainError(f"{folder} has the label {highest}, and {CIFAR10_NAMES} names {len(classes)} classes.")
     part = {"train": slice(-HOLDOUT), "val": slice(-HOLDOUT, None), "test": slice(None)}[split]
     images = rows[:, 1:].reshape(-1, 3, 32, 32).contiguous()[part]
+    if channels == 1:
+        images = torch.cat([_grey(images[first : first + 5000]) for first in range(0, len(images), 5000)])
     return Pictures(Prepared(images, read) if read else images, rows[part, 0].long(), classes)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """RGB in grey, by Pillow's arithmetic: (n, 3, h, w) -> (n, 1, h, w) uint8."""
+    red, green, blue = images.int().unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8)[:, None]
 
 
 def cifar10_reader(preprocess: Preprocess) -> Read | None:

@@ -21,6 +21,7 @@ from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.datasets import (
     Pictures,
+    Prepared,
     cifar10_reader,
     class_names,
     digest,
@@ -34,6 +35,7 @@ from vitlite.training.names import better_place, letters_of
 from vitlite.training.split import folder_of_classes, folder_to_measure, read_held_out
 
 _log = getLogger("vitlite")
+DECIDES = ("size", "resize", "mode", "interpolation", "margin", "cut")  # of a recipe, what its pixels depend on
 MOST_CONFUSED = 4096  # classes of which each is counted with each: a table of 134 MB; ImageNet-21k's would take 3.8 GB
 
 
@@ -164,16 +166,47 @@ def check_fit(model: ViT, pictures: Pictures) -> None:
     """Whether these are pictures for this model.
 
     Raises:
-        TrainError: They are of other classes, or of the same in another order; or of another size.
+        TrainError: They are of other classes, or of the same in another order; of another size or number of channels;
+            or prepared in another way.
     """
     _check_classes(model, pictures.classes)
-    height, width = pictures.fetch(torch.tensor([0], device="cpu")).shape[2:]
-    wanted = preprocess_of(model).recipe.size
-    if (height, width) != wanted:
+    way = preprocess_of(model)
+    if isinstance(pictures.images, Prepared):
+        _check_way(way, pictures.images.read)
+    channels, height, width = pictures.fetch(torch.tensor([0], device="cpu")).shape[1:]
+    if (height, width) != way.recipe.size:
+        wanted = way.recipe.size
         raise TrainError(
             f"The pictures are of {height} x {width} pixels, and the model's preprocessing makes them "
             f"{wanted[0]} x {wanted[1]}.",
             python="Prepare them with model.preprocess.pixels.",
+        )
+    if channels != model.config.channels:
+        raise TrainError(
+            f"The pictures are of {channels} channels, and the model takes {model.config.channels}.",
+            python="Prepare them with model.preprocess.pixels, and say channels=1 to read_cifar10 for grey ones.",
+        )
+
+
+def _check_way(way: Preprocess, read: Callable[..., Tensor]) -> None:
+    """Makes sure that pictures which are prepared when asked for are prepared as by the model, as far as that is known.
+
+    Raises:
+        TrainError: Another recipe, another way to decode, or a class with other `pixels` prepares them.
+    """
+    theirs = getattr(read, "__self__", None)
+    if not isinstance(theirs, Preprocess):
+        return
+    ours = way.recipe
+    differing = [name for name in DECIDES if getattr(theirs.recipe, name) != getattr(ours, name)]
+    if theirs.quick_decode != way.quick_decode:
+        differing.append("quick_decode")
+    if getattr(read, "__func__", None) is not getattr(way.pixels, "__func__", None):
+        differing.append("pixels")
+    if differing:
+        raise TrainError(
+            f"The pictures are prepared in another way than the model's: it differs in {', '.join(differing)}.",
+            python="Prepare them with model.preprocess.pixels, or give the model that preprocessing.",
         )
 
 
@@ -255,7 +288,7 @@ def read_to_measure(data: Path, model: ViT, name: str, split: Path | None = None
         _say_if_unlabelled(model, names)
         pictures = read_folder(folder, preprocess.pixels, classes_in_order(model, names))
         return read_held_out(split, data, pictures) if split else pictures
-    pictures = read_cifar10(data, "test", cifar10_reader(preprocess))
+    pictures = read_cifar10(data, "test", cifar10_reader(preprocess), model.config.channels)
     if len(pictures.classes) != model.config.num_classes:
         raise TrainError(
             f"The data have {len(pictures.classes)} classes, and {name} {model.config.num_classes}.",

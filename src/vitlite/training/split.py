@@ -157,8 +157,8 @@ def read_to_train(
             field="val_share",
         )
     if is_cifar10(data):
-        read = cifar10_reader(preprocess)
-        return Split(read_cifar10(data, "train", read), read_cifar10(data, "val", read), [])
+        read, channels = cifar10_reader(preprocess), preprocess.model.config.channels
+        return Split(read_cifar10(data, "train", read, channels), read_cifar10(data, "val", read, channels), [])
     pictures = read_folder(folder_of_classes(data), preprocess.pixels, classes)
     if val:
         validation = read_folder(val, preprocess.pixels, classes)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST = 10_000_000  # pictures
 PART = 2**16  # vectors that are in memory together
-DECIDES = ("weights", "config", "preprocessing")  # of what `identity_of` says, what makes two vectors comparable
+DECIDES = ("weights", "config", "preprocessing", "quick_decode")  # of `identity_of`, what makes vectors comparable
 SIDE = whole(1, 100_000)  # pixels
 IDENTITY = table({"config": table({"image_size": either(SIDE, several(SIDE, 2, 2))})})
 LONGEST_NAME = 10_000  # letters, of a model's name or place
@@ -50,6 +50,11 @@ class Vectors:
         size = config.get("image_size") if isinstance(config, dict) else None
         return tuple(size) if isinstance(size, list) else size
 
+    @property
+    def quick_decode(self) -> bool:
+        """Whether JPEG files were scaled while they were decoded."""
+        return bool(self.identity.get("quick_decode"))
+
     def parts(self, rows: int = PART) -> Iterator[Tensor]:
         """The vectors, so many at a time: (rows, d) each in float32, or float64 if the file has that.
 
@@ -77,16 +82,18 @@ class Vectors:
         """Makes sure that a model makes vectors which can be compared with these, as far as `search` says.
 
         Raises:
-            InputError: It has other weights, another config or other preprocessing.
+            InputError: It has other weights, another config, other preprocessing, or another way to decode.
         """
         ours = _comparable(json.loads(json.dumps(identity_of(model, dtype=None, fast=False))))
         theirs = _comparable(self.identity)
         differing = [name for name in DECIDES if ours[name] != theirs[name]]
         if differing:
+            decoder = "with_quick_decode()" if self.quick_decode else "recipe"
+            so = f", with model.preprocess = model.preprocess.{decoder}" if "quick_decode" in differing else ""
             raise InputError(
                 f"The vectors in {shown(str(self.path), 1000)} were made by {shown(self.model)}; this model "
                 f"differs in {', '.join(differing)}: no distance to them means anything.",
-                python="Open that model, or embed the pictures again with this one.",
+                python=f"Open that model{so}, or embed the pictures again with this one.",
                 command="Leave out --model and --size to use that one, and say --weights only if `embed` was told "
                 "so; or embed the pictures again.",
             )

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlite.config import ViTConfig
+from vitlite.config import Resample, ViTConfig
 from vitlite.errors import CheckpointError
 from vitlite.model import ViT, model_on_meta
-from vitlite.positions import resample_positions
+from vitlite.positions import RESAMPLE, resample_positions
 from vitlite.weights.files import Shape, WeightsFile
 from vitlite.weights.layouts import OPS
 from vitlite.weights.stamps import Verified
@@ -210,7 +210,7 @@ class Filling:
         if target.channels != config.channels:
             value = recolor(value.float(), target.channels)
         if target.patch_size != config.patch_size:
-            value = resample_kernel(value.float(), target.patch_size)
+            value = resample_kernel(value.float(), target.patch_size, target.resample)
         return value
 
     def _may_overflow(self, found: Found) -> bool:
@@ -263,14 +263,16 @@ def recolor(kernel: Tensor, channels: int) -> Tensor:
     return kernel.repeat(1, rounds, 1, 1)[:, :channels] * (old / channels)
 
 
-def resample_kernel(kernel: Tensor, patch: int) -> Tensor:
+def resample_kernel(kernel: Tensor, patch: int, method: Resample = "timm") -> Tensor:
     """FlexiViT's rule: what a kernel gives for a patch, the new one gives for that patch resized: (d, c, p, p).
 
-    Resizing is a matrix, and the kernel is multiplied with its pseudo-inverse (Beyer et al. 2023, section 3.4).
+    Resizing is a matrix, and the kernel is multiplied with its pseudo-inverse (Beyer et al. 2023, section 3.4). As in
+    timm, a patch is resized bilinearly where the position table is, which FlexiViT was trained for; else bicubically.
     """
     old = kernel.shape[-1]
     pixels = torch.eye(old * old, dtype=torch.float64).view(-1, 1, old, old)  # each alone in a patch
-    resized = F.interpolate(pixels, size=(patch, patch), mode="bicubic", antialias=True)
+    mode = RESAMPLE[method]["mode"]
+    resized = F.interpolate(pixels, size=(patch, patch), mode=mode, antialias=mode == "bicubic")
     inverse = torch.linalg.pinv(resized.flatten(1).T)  # (p p of old, p p of new)
     new = kernel.double().flatten(2) @ inverse
     return new.unflatten(2, (patch, patch)).to(kernel.dtype)

@@ -16,10 +16,12 @@ from pathlib import Path
 from vitlite.disk import is_no_file, write_text
 from vitlite.errors import CheckpointError
 from vitlite.folders import cache_folder
-from vitlite.schema import anything, by_name, read_json, table, whole
+from vitlite.schema import by_name, read_json, table, text, whole
 from vitlite.weights.remote import COMMIT, AbsentError, RemoteFile, is_hash
 
-TREE = table({"format_version": whole(1, 1), "files": by_name(anything)}, required=("format_version", "files"))
+LISTED = table({"lfs_sha256": text(), "blob_id": text()})
+TREE = table({"format_version": whole(1, 1), "files": by_name(LISTED)}, required=("format_version", "files"))
+BLOBS = "blobs"
 _YES = ("1", "ON", "YES", "TRUE")
 
 
@@ -41,12 +43,32 @@ def look_up(file: RemoteFile) -> Path | None:
     return None
 
 
+def stated_hash(path: Path, file: RemoteFile) -> str | None:
+    """What the Hub stated of a cached file when it came; None where nothing here says so."""
+    about = (_list_of(_folder_of(file), file.revision) or {}).get(file.filename, {})
+    known = (hash_in_name(path), about.get("lfs_sha256"), about.get("blob_id"))
+    return next((stated for stated in known if stated and is_hash(stated)), None)
+
+
+def hash_in_name(path: Path) -> str | None:
+    """What a blob of a Hub's cache is called, or that which a link leads to, if that is a hash."""
+    blob = Path(os.readlink(path)) if os.path.islink(path) else path
+    return blob.name if blob.parent.name == BLOBS and is_hash(blob.name) else None
+
+
 def _is_unlisted(folder: Path, commit: str, filename: str) -> bool:
     """Whether the client has a list of all files of a commit, and this is none of them."""
+    files = _list_of(folder, commit)
+    return files is not None and filename not in files
+
+
+def _list_of(folder: Path, commit: str) -> dict[str, dict[str, str]] | None:
+    """The client's list of all files of a commit; None where there is none, or one that a later client writes anew."""
     try:
-        return filename not in read_json(folder / "trees" / f"{commit}.json", TREE)["files"]
-    except CheckpointError:  # there is none, or one that a later client writes otherwise
-        return False
+        files: dict[str, dict[str, str]] = read_json(folder / "trees" / f"{commit}.json", TREE)["files"]
+    except CheckpointError:
+        return None
+    return files
 
 
 def _commit_of_branch(ref: Path) -> str | None:
@@ -75,7 +97,7 @@ def blob_of(file: RemoteFile, etag: str) -> Path:
     if not is_hash(etag):
         about = hashlib.sha256(f"{file.revision}/{file.filename}/{etag}".encode()).hexdigest()
         etag = f"{etag[:60]}.{about[:32]}"
-    return _folder_of(file) / "blobs" / etag
+    return _folder_of(file) / BLOBS / etag
 
 
 def place(blob: Path, file: RemoteFile, *, is_new: bool) -> Path:

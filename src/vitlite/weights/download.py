@@ -176,6 +176,7 @@ class _Progress:
         self.file, self.size, self.have, self.began_with = file, size, have, have
         self.most = have  # a server without ranges begins anew each time
         self.heard = time.monotonic()  # when the last bytes came
+        self.etag = ""  # of the answer that they came with
         self.bar = tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=file.filename[-40:], disable=None)
         self.speaks = self.bar.disable and not are_progress_bars_disabled()
         self.ended = threading.Event()
@@ -252,7 +253,7 @@ def finish_download(file: RemoteFile, statement: Statement, incomplete: Path) ->
     have, size = incomplete.stat().st_size, statement.size
     _refuse_a_full_disk(incomplete.parent, size - have)
     with incomplete.open("r+b", buffering=0) as out:
-        if have > size:  # what is there is of something else
+        if have > size or not is_hash(statement.etag):  # of something else; or perhaps, and no hash would tell
             have = out.truncate(0)
         with _Progress(file, size, have) as progress:
             _receive_all(statement, out, progress)
@@ -297,6 +298,7 @@ def _receive(statement: Statement, out: FileIO, progress: _Progress) -> None:
         raise _refused(progress.file, str(error)) from error
     with closing(answer) as response:
         have = _offset(response, progress)
+        _begin_anew_with_another(response, statement, progress, have)
         for piece in _pieces(response):
             wanted = piece[: progress.size - have]
             if len(piece) > len(wanted) and not is_hash(statement.etag):  # else the hash decides about what is here
@@ -344,6 +346,19 @@ def _offset(response: Any, progress: _Progress) -> int:
     if wanted is None or headers.get("content-encoding", "identity") != "identity":
         raise _no_hub(file, f"asked for {expected}, it sends {shown(part)}")
     return progress.have
+
+
+def _begin_anew_with_another(response: Any, statement: Statement, progress: _Progress, have: int) -> None:
+    """Goes on with the bytes of one version only, where no hash will tell two versions of a file from one.
+
+    Raises:
+        _CutError: An answer that goes on is not known to be of the version of which there are bytes.
+    """
+    etag = response.headers.get("x-linked-etag") or response.headers.get("etag") or ""
+    if have > 0 and not is_hash(statement.etag) and (not etag or etag != progress.etag):
+        progress.reach(0)
+        raise _CutError(f"{endpoint()} may send another version of it by now")
+    progress.etag = etag
 
 
 def _pieces(response: Any) -> Iterator[bytes]:

@@ -22,15 +22,17 @@ from vitlite.weights import stamps
 from vitlite.weights.cache import (
     blob_of,
     commit_of,
+    hash_in_name,
     look_up,
     move_branch,
     note_absence,
     place,
+    stated_hash,
 )
 from vitlite.weights.download import Statement, ask_hub, finish_download
 from vitlite.weights.network import UnreachableError, said_after_a_while
 from vitlite.weights.pins import Pin, is_name, pin_path, read_pin, write_pin
-from vitlite.weights.remote import COMMIT, SHA256, AbsentError, RemoteFile
+from vitlite.weights.remote import COMMIT, SHA256, AbsentError, RemoteFile, is_hash
 from vitlite.weights.stamps import ASKED, REMEMBERED, STATED, Stamp, Verified, WrongBytesError, is_sha256
 
 P = ParamSpec("P")
@@ -42,8 +44,8 @@ _log = getLogger("vitlite")
 class Fetched(NamedTuple):
     """A file whose bytes were checked, and what they were checked against.
 
-    `verified` is "record" (the sha256 the caller gave), "hub" (the hash the Hub states for the file), or
-    "first use" (nobody states one; what came first is remembered and compared from then on).
+    `verified` is "record" (the sha256 the caller gave), "hub" (the hash the Hub states for the file, or stated when it
+    came), or "first use" (nobody states one; what came first is remembered and compared from then on).
     """
 
     path: Path
@@ -139,7 +141,8 @@ def verify(target: Path | str, sha256: str | None = None) -> Fetched:
     """Hashes a file again whatever its stamp says: a pinned zoo name, or the path of a file, and what it must hash to.
 
     Raises:
-        DownloadError: Not here, or its bytes are not those wanted, pinned or remembered, and what to do.
+        DownloadError: Not here, or its bytes are not those wanted, pinned, stated by the Hub, or last read; and what to
+            do.
     """
     if not isinstance(target, (str, Path)):
         raise DownloadError(f"Cannot verify {shown(repr(target))}: it is neither a name nor the path of a file.")
@@ -157,8 +160,11 @@ def verify(target: Path | str, sha256: str | None = None) -> Fetched:
 def _verify(target: Path | str, sha256: str | None) -> Fetched:
     pin = read_pin(str(target))
     path: Path | None = Path(target)
+    stated = hash_in_name(Path(target))
     commit, expected, says_who = None, None, REMEMBERED
     verified: Verified = "first use"
+    if is_sha256(stated):
+        expected, says_who, verified = stated, STATED, "hub"
     if pin is not None:
         path, commit = look_up(RemoteFile(pin.repo, pin.filename, pin.commit)), pin.commit
         expected, says_who, verified = pin.sha256, _pinned(str(target)), pin.verified
@@ -405,9 +411,13 @@ def _download_blob(file: RemoteFile, blob: Path, request: _Request, statement: S
 
 
 def _check_and_pin(path: Path, request: _Request, commit: str, etag: str | None = None) -> Fetched:
-    """The cached file, if it has the bytes that it should have; it is then remembered, and pinned where asked."""
+    """The cached file, if it has the bytes that it should have; it is then remembered, and pinned where asked.
+
+    Where the Hub was not asked, or states no hash, what it once stated counts.
+    """
     stamp = stamps.stamp_of(path)
-    verified = _compare(path, stamp, request, etag)
+    stated = etag if etag and is_hash(etag) else stated_hash(path, request.file.at(commit))
+    verified = _compare(path, stamp, request, stated)
     stamps.remember(path, stamp._replace(verified=verified))
     if request.zoo_name is not None:
         pin = Pin(request.file.repo, request.file.filename, commit, stamp.sha256, verified)

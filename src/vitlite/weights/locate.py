@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vitlite.errors import CheckpointError, DownloadError, closest, shown
 from vitlite.weights import hub, zoo
 from vitlite.weights.files import INDEX, PICKLES, WEIGHTS, described_by, exists, files_of, path_of
-from vitlite.weights.sidecar import ADAPTER, CONFIG, PICTURES
+from vitlite.weights.sidecar import BESIDE_WEIGHTS
 from vitlite.weights.stamps import Verified
 
 REPOSITORY = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?")
@@ -71,7 +71,7 @@ def _fetch_repository(repo: str, revision: str | None) -> Location:
             "vitlite convert; fetch it yourself, if you trust it."
         )
     commit = weights.commit or revision  # all files of one commit
-    for name in (CONFIG, PICTURES, ADAPTER):  # the last is refused beside weights
+    for name in BESIDE_WEIGHTS:
         hub.fetch_optional(repo, name, revision=commit)
     sha256: str | None = weights.sha256
     verified = weights.verified

@@ -22,7 +22,7 @@ from torch import Tensor
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.weights.files import INDEX, PICKLES, READABLE, ROOM_TO_UNPACK, WEIGHTS, Shape, refuse_shard
 from vitlite.weights.save import write_tensors
-from vitlite.weights.sidecar import ADAPTER, CONFIG, PICTURES
+from vitlite.weights.sidecar import BESIDE_WEIGHTS
 
 SCRIPT_OPTIONS = SimpleNamespace, "argparse.Namespace"  # which training scripts keep beside weights; it runs no code
 ARCHIVE = b"PK\3\4"  # how a pickle begins that torch opens as an archive
@@ -73,7 +73,7 @@ def _copy_sidecars(pickle: Path, folder: Path) -> None:
         CheckpointError: It is there, and is no file: without it, the weights would be taken for others.
         OSError: It cannot be read, or not be written.
     """
-    for name in (CONFIG, PICTURES, ADAPTER):  # the last is refused where it is found
+    for name in BESIDE_WEIGHTS:
         beside = pickle.with_name(name)
         if not os.path.lexists(beside):
             continue

@@ -276,12 +276,26 @@ def _words_by_field(evidence: Evidence) -> dict[str, list[Word]]:
     for claim in _everybody(evidence):
         refuse_unknown_fields(claim.fields)
         for field, value in claim.fields.items():
-            if field == "num_classes" and claim.own_classes == facts["num_classes"]:
+            if _is_of_others(claim, field, evidence):
                 continue
             word = Word(_comparable(field, value), claim.who, claim.firm)
             if field != "image_size" or claim.firm or _fits_table(layout, facts, word.value):
                 words[field].append(word)
     return words
+
+
+def _is_of_others(claim: Claim, field: str, evidence: Evidence) -> bool:
+    """Whether what a record says of its own weights is none of this file's, which was made of them."""
+    if field == "num_classes":
+        return claim.own_classes == evidence.facts["num_classes"]
+    if field == "resample" and claim.checkpoint:  # as the library does it that wrote the file
+        return _family(zoo.RECORDS[claim.checkpoint].layout) != _family(evidence.layout.name)
+    return False
+
+
+def _family(layout: str) -> str:
+    """Whose layout it is, by its name."""
+    return layout.partition("-")[0]
 
 
 def _comparable(field: str, value: Any) -> Any:
@@ -356,14 +370,12 @@ def head_dim(spoken: Sequence[Word]) -> Word | None:
 
 
 def caller_first(spoken: Sequence[Word]) -> Word | None:
-    """The caller's word; else the first that is firm, which is the file's; else what is usual, which is the last."""
-    firm = [word for word in spoken if word.firm]
-    for word in firm:
+    """The caller's word; else the first that is firm, which is the file's; else the first of what is usual."""
+    for word in spoken:
         if word.who == CALLER:
             return word
-    if firm:
-        return firm[0]
-    return spoken[-1] if spoken else None
+    firm = [word for word in spoken if word.firm]
+    return next(iter(firm or spoken), None)
 
 
 def layer_scale(spoken: Sequence[Word]) -> Word | None:
@@ -543,11 +555,11 @@ def candidates(evidence: Evidence) -> list[zoo.Record]:
 
     They answer differently for all that: which of them a file is, if it is any, its tensors do not tell.
     """
-    family = evidence.layout.name.partition("-")[0]
+    family = _family(evidence.layout.name)
     unclear = {field: why for field, why in evidence.unclear.items() if field != "mlp"}  # a record knows its gate
     fitting = []
     for record in zoo.RECORDS.values():
-        if record.layout.partition("-")[0] != family:
+        if _family(record.layout) != family:
             continue
         claim = Claim(f"the record of {record.name} says", record.config.to_dict(), knows_network=True)
         try:

@@ -23,7 +23,7 @@ from vitlite.disk import is_no_file, locked, refuse_content, replacing
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, shown
 from vitlite.fingerprint import bytes_of
 from vitlite.images import recipe_alone
-from vitlite.model import COMPUTING, Linear, ViT, model_on_meta, replaced_method
+from vitlite.model import COMPUTING, Linear, ViT, model_on_meta, order_within, replaced_method
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.build import Source, is_finite, refuse_misfit
 from vitlite.weights.files import (
@@ -44,6 +44,7 @@ from vitlite.weights.sidecar import (
     CONFIG,
     PAIR,
     PICTURES,
+    PROCESSOR,
     WRITER,
     begin_sidecars,
     end_sidecars,
@@ -159,13 +160,12 @@ def refuse_to_overwrite(folder: Path) -> None:
         raise CheckpointError(f"{shown(str(folder))} is no folder. Name one.")
     with explained(folder):
         refuse_content(folder / f"{WEIGHTS}.lock")
-    there = [name for name in (WEIGHTS, INDEX, CONFIG, PICTURES) if os.path.lexists(folder / name)]
+    there = [name for name in (WEIGHTS, INDEX, CONFIG, PICTURES, PROCESSOR) if os.path.lexists(folder / name)]
     for name in there:
         if not (folder / name).is_file():
             raise CheckpointError(f"{shown(str(folder / name))} is no file, and stands where one is to be written.")
-    foreign = there if not _is_ours(folder) else []
-    if PICTURES in there and not is_paired(folder / PICTURES):  # added to ours by somebody
-        foreign = foreign or [PICTURES]
+    added = [name for name in (PICTURES, PROCESSOR) if name in there and not is_paired(folder / name)]  # to ours
+    foreign = added if _is_ours(folder) else there
     if foreign:
         raise CheckpointError(
             f"{shown(str(folder))} has {', '.join(foreign)}, which vitlite did not write. What is there stays. Name a "
@@ -256,19 +256,30 @@ def _refuse_other_methods(model: ViT) -> None:
 
 
 def _refuse_other_parts(model: ViT) -> None:
-    """By the layers of a new model of the same config."""
-    found = dict(model.named_modules())
-    for name, wanted in model_on_meta(model.config).named_modules():
-        layer = found.get(name)
-        if name and not _is_alike(layer, wanted):
-            raise _another(name, _named(layer), _named(wanted))
-        own = replaced_method(layer) if layer is not None else ""
-        if own:
-            raise _another(f"{name}.{own}".lstrip("."), "set on it", "that of its class")
-        for setting, value in _settings(wanted):
-            its_own = vars(layer).get(setting, value)
-            if its_own != value:
-                raise _another(f"{name}.{setting}", repr(its_own), repr(value))
+    """By the layers of a new model of the same config: they are all there, no others are, and in the same order."""
+    found = dict(model.named_modules(remove_duplicate=False))  # a layer that is there twice computes twice
+    expected = dict(model_on_meta(model.config).named_modules())
+    for name, wanted in expected.items():
+        _refuse_other_layer(name, found.get(name), wanted)
+    for name, layer in found.items():
+        if name not in expected:
+            raise _another(name, _named(layer), "to be there")
+    for name, wanted in expected.items():
+        order, its_own = order_within(wanted), order_within(found[name])
+        if its_own != order:
+            raise _another(name, f"made of {', '.join(its_own)}", f"of {', '.join(order)}")
+
+
+def _refuse_other_layer(name: str, layer: nn.Module | None, wanted: nn.Module) -> None:
+    if name and not _is_alike(layer, wanted):
+        raise _another(name, _named(layer), _named(wanted))
+    own = replaced_method(layer) if layer is not None else ""
+    if own:
+        raise _another(f"{name}.{own}".lstrip("."), "set on it", "that of its class")
+    for setting, value in _settings(wanted):
+        its_own = vars(layer).get(setting, value)
+        if its_own != value:
+            raise _another(f"{name}.{setting}", repr(its_own), repr(value))
 
 
 def _refuse_other_shapes(model: ViT) -> None:

@@ -44,10 +44,11 @@ from vitlite.weights.sidecar.transformers import (
 from vitlite.weights.sidecar.vitlite import config_to_vitlite, recipe_from_vitlite
 
 __all__ = [
-    "ADAPTER",
+    "BESIDE_WEIGHTS",
     "CONFIG",
     "PAIR",
     "PICTURES",
+    "PROCESSOR",
     "WRITER",
     "Sidecar",
     "UnreadRecipe",
@@ -75,7 +76,9 @@ __all__ = [
 ]
 
 CONFIG, PICTURES = "config.json", "preprocessor_config.json"
-ADAPTER = "adapter_config.json"  # peft's, for tensors that transformers adds to those of the model beside it
+PROCESSOR = "processor_config.json"  # transformers', of texts and pictures: of the latter it counts before PICTURES
+ADAPTER = "adapter_config.json"  # peft's, for tensors that transformers adds to those of the model beside it; refused
+BESIDE_WEIGHTS = (CONFIG, PICTURES, PROCESSOR, ADAPTER)  # what is looked at, wherever weights are opened
 PAIR = "vitlite_pair"  # in these, and in the header of their weights
 PAIRS = re.compile(r"[0-9a-f]{32}")
 TABLE = by_name(anything)
@@ -93,24 +96,45 @@ def read_sidecar(folder: Path, pair: str | None = None) -> Sidecar:
     """
     _refuse_adapter(folder)
     path, config = _read(folder / CONFIG, pair)
+    is_of_others = PAIR in config and pair is None  # they keep our words beside theirs, which alone are theirs
+    if is_of_others and "vitlite" in config and _is_as_written(config):
+        raise _of_unmarked_weights(path)
     try:
-        is_of_others = PAIR in config and pair is None  # they keep our words beside theirs, which alone are theirs
         if "vitlite" in config and not is_of_others:
             return vitlite.sidecar_from_vitlite(config)
         if "architecture" in config:
             return timm.sidecar_from_timm(config)
         if "model_type" in config:
-            _, pictures = _read(folder / PICTURES, pair)
-            return transformers.sidecar_from_transformers(config, pictures)
+            return transformers.sidecar_from_transformers(config, _pictures(folder, pair))
     except CheckpointError as error:
         raise error.within(shown(str(path))) from None
     if "vitlite" in config:
-        raise CheckpointError(
-            f"{shown(str(path))} was written for weights that bear its mark, {PAIR}, and those beside it bear none: "
-            "another program wrote them.",
-            python=f"If they belong to each other, take {PAIR} out of it.",
-        )
+        raise _of_unmarked_weights(path)
     return Sidecar()
+
+
+def _of_unmarked_weights(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{shown(str(path))} was written for weights that bear its mark, {PAIR}, and those beside it bear none: "
+        "another program wrote them.",
+        python=f"If they belong to each other, take {PAIR} out of it.",
+    )
+
+
+def _is_as_written(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is still what vitlite wrote: no other program has, whose words alone would be true."""
+    content = {name: value for name, value in config.items() if name != PAIR}
+    return _mark_of({CONFIG: content}) == config[PAIR]
+
+
+def _pictures(folder: Path, pair: str | None) -> Mapping[str, Any]:
+    """What transformers says of the pictures; empty where it says nothing."""
+    _, pictures = _read(folder / PICTURES, pair)
+    if PAIR not in pictures:
+        processor = _table(folder / PROCESSOR).get("image_processor")
+        if isinstance(processor, Mapping):
+            return processor
+    return pictures
 
 
 def _refuse_adapter(folder: Path) -> None:
@@ -248,10 +272,14 @@ def sidecar_contents_for_transformers(
 
 def begin_sidecars(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> str:
     """Puts JSON files, by their names, beside where they will stand; the mark for the header of their weights."""
-    pair = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:32]
+    pair = _mark_of(contents)
     for name in (CONFIG, PICTURES):
         write_json(_begun(folder / name, pair), {PAIR: pair, **contents.get(name, {})})
     return pair
+
+
+def _mark_of(contents: Mapping[str, Mapping[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def end_sidecars(folder: Path, contents: Mapping[str, Mapping[str, Any]], pair: str) -> None:

@@ -97,7 +97,7 @@ def _processor(config: Mapping[str, Any]) -> str:
         beyond += [f"{word} {value}" for word, value in there.items() if value != DINOV3_PICTURES[word]]
     if beyond:
         raise not_understood(
-            f"The preprocessing config has {beyond[0]}, which is not understood.",
+            f"The preprocessing config has {shown(beyond[0])}, which is not understood.",
             f"Known are the processors {', '.join(CROPS)}.",
         )
     return processor

@@ -5,9 +5,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from vitlite.config import ViTConfig
+from vitlite.config import Resample, ViTConfig
 from vitlite.errors import CheckpointError, shown
 from vitlite.images import Recipe
 from vitlite.schema import by_name, number, one_of, optional, several, table, verify, whole
@@ -63,6 +63,7 @@ CONFIG = table(
         "num_classes": optional(COUNT),
         "global_pool": optional(WORD),
         "label_names": NAMES,
+        "labels": NAMES,
         "label_descriptions": optional(by_name(LABEL)),
         "model_args": optional(ARGUMENTS),
         "pretrained_cfg": optional(ABOUT_PICTURES),
@@ -135,6 +136,7 @@ class Architecture(NamedTuple):
     pool: str
     cls_position: bool
     positions: str
+    resample: Resample
     final_norm: bool
     kernel_size: int  # no field: of the patches, which are pixels, or cells of a ResNet before them
     stem_stride: int  # no field: pixels to a side of such a cell; 1 where there is no ResNet
@@ -153,10 +155,19 @@ def _read_architectures() -> dict[str, Architecture]:
     found = {}
     for line in (Path(__file__).parents[1] / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
-            name, size, heads, eps, gelu, pool, row, positions, norm, kernel, stride = line.split()
-            numbers = int(kernel), int(stride)
+            name, size, heads, eps, gelu, pool, row, positions, resample, norm, kernel, stride = line.split()
             found[name] = Architecture(
-                int(size), int(heads), float(eps), gelu, pool, row == "True", positions, norm == "True", *numbers
+                image_size=int(size),
+                heads=int(heads),
+                norm_eps=float(eps),
+                gelu=gelu,
+                pool=pool,
+                cls_position=row == "True",
+                positions=positions,
+                resample=cast(Resample, resample),
+                final_norm=norm == "True",
+                kernel_size=int(kernel),
+                stem_stride=int(stride),
             )
     return found
 
@@ -327,7 +338,8 @@ def _refuse_norm(name: Any) -> None:
 
 def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str]:
     """The descriptions of the labels, or where there are none their names, such as WordNet's numbers; or why not."""
-    names, unlabelled = labels_in_order(config.get("label_names") or pretrained.get("label_names"))
+    former = config.get("labels") if pretrained is config else None  # as they were called before 2024
+    names, unlabelled = labels_in_order(former or config.get("label_names") or pretrained.get("label_names"))
     if names is None:
         return None, unlabelled
     descriptions = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}

@@ -24,6 +24,7 @@ FIELDS = {
     "model_type": WORD,
     "architectures": optional(several(WORD, most=100)),
     "id2label": NAMES,
+    "num_labels": optional(whole(0, 100_000)),
     "problem_type": optional(WORD),
     "image_size": optional(SIDES),
     "patch_size": optional(SIDES),
@@ -110,6 +111,7 @@ class Family(NamedTuple):
     processor: str = "ViT"  # of `processors.CROPS`
     heads: int = 12
     gate: str | None = "silu"  # what hidden_act has to say of a gated MLP; None: such an MLP does not ask it
+    resample: str | None = None  # how it stretches the position table, where tensors alone may tell otherwise
 
 
 POOLER = "encoder_stride pooler_output_size pooler_act"
@@ -176,6 +178,7 @@ FAMILIES = {
         1e-6,
         processor="Bit",
         gate=None,
+        resample="timm",
     ),
     "dinov3_vit": Family(
         ("DINOv3ViTModel",),
@@ -206,7 +209,7 @@ FAMILIES = {
         "CLIP",
     ),
 }
-DEFAULT_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}  # of a classifier whose config has none
+USUAL_CLASSES = 2  # of a classifier whose config says nothing of them
 DEFAULT_PROJECTION = 512  # numbers that CLIP's projection gives, where a config does not say
 CLASSES = {  # what is written, by model_type
     "vit": "ViT",
@@ -240,6 +243,8 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
     claims = family.words.claims(vision, "it")
     claims |= _mlp(claims, family)
     claims |= _sizes(config, claims)
+    if family.resample is not None:
+        claims["resample"] = family.resample
     if pictures and "feature_extractor_type" not in pictures:
         pictures = {"image_processor_type": family.processor, **pictures}
     class_names = _class_names(config)
@@ -379,7 +384,10 @@ def _class_names(config: Mapping[str, Any]) -> Mapping[str, str] | None:
     architectures = config.get("architectures") or [""]
     if not architectures[0].endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
         return None
-    return config.get("id2label", DEFAULT_LABELS)
+    if config.get("id2label") is not None:
+        return config["id2label"]
+    count = config.get("num_labels")
+    return {str(number): f"LABEL_{number}" for number in range(USUAL_CLASSES if count is None else count)}
 
 
 def _is_projected(config: Mapping[str, Any]) -> bool:
