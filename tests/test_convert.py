@@ -710,3 +710,20 @@ def test_parts_that_the_library_lacks_are_refused(options: dict[str, Any], to: A
         CheckpointError, match=f"{to} has no model that computes what this one does: .*{next(iter(options))}="
     ):
         convert(tmp_path / "ours", tmp_path / "theirs", to)
+
+
+@pytest.mark.parametrize("to", ["timm", "transformers"])
+def test_names_that_vitlite_cannot_use_are_not_replaced_by_others(to: str, tmp_path: Path) -> None:
+    """Of classes that do not exclude each other, a softmax tells no scores: nor does what would be written."""
+    labels = {0: "cat", 1: "dog", 2: "grass"}
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(
+        **small, image_size=16, patch_size=8, id2label=labels, problem_type="multi_label_classification"
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
+    with pytest.raises(CheckpointError, match=r"names of the classes would be lost, .*problem_type is multi_label"):
+        convert(tmp_path / "theirs", tmp_path / "out", to)
+    assert not (tmp_path / "out").exists()
+    convert(tmp_path / "theirs", tmp_path / "alone.safetensors", to)
+    convert(tmp_path / "theirs", tmp_path / "ours", "vitlite")
+    assert load(tmp_path / "ours").labels is None

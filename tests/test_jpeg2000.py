@@ -177,3 +177,45 @@ def test_many_tiles_take_memory_however_small():
     assert pixels_in(bytes(content)) == 65535 * 4
     content[24:32] = struct.pack(">II", 8, 8)
     assert pixels_in(bytes(content)) == 32 * 33 * (2100 + 4 * 260)
+
+
+def coded(side, layers=1, block=4, precinct=0, of_component=False, in_tile=False):
+    """A grey picture whose packets are all empty, with precincts and blocks of such sizes: powers of two."""
+
+    def segment(marker, body):
+        return marker + struct.pack(">H", len(body) + 2) + body
+
+    sizes = struct.pack(">HIIIIIIIIH", 0, side, side, 0, 0, side, side, 0, 0, 1) + b"\x07\x01\x01"
+    own = bytes([0, block, block, 0, 1, precinct | precinct << 4])
+    usual = bytes([0, 4, 4, 0, 1, 0xFF])
+    coding = segment(b"\xff\x52", bytes([1]) + struct.pack(">BHB", 0, layers, 0) + (usual if of_component else own))
+    if of_component:
+        coding += segment(b"\xff\x53", b"\0\x01" + own)
+    step = segment(b"\xff\x5c", b"\x40\x40")
+    header = coding if in_tile else b""
+    start = struct.pack(">HHIBB", 10, 0, 12 + len(header) + 2 + 4, 0, 1)
+    tile = b"\xff\x90" + start + header + b"\xff\x93" + bytes(4)
+    return b"\xff\x4f" + segment(b"\xff\x51", sizes) + coding + step + tile + b"\xff\xd9"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"side": 1500},  # a precinct a pixel: 550 bytes each
+        {"side": 128, "layers": 65535},  # a minute, and two gigabytes
+        {"side": 1500, "of_component": True},
+        {"side": 4000, "block": 0, "precinct": 2},
+    ],
+)
+def test_a_short_file_of_many_precincts_or_packets_is_too_large(options):
+    """They are set up before a byte of them is read, however empty they are."""
+    assert len(coded(**options)) < 120
+    with pytest.raises(ImageError, match="pixels, allowed are"):
+        read_image(coded(**options))
+    small = options | {"side": 64, "layers": min(options.get("layers", 1), 20)}
+    assert read_image(coded(**small)).shape == (64, 64, 3)
+
+
+def test_a_tile_with_a_coding_of_its_own_is_refused():
+    with pytest.raises(ImageError, match="the tiles of this JPEG 2000 are coded in several ways"):
+        read_image(coded(64, in_tile=True))

@@ -456,6 +456,15 @@ def at_once(vit, images, monkeypatch, wait):
     return most
 
 
+def test_the_score_of_the_only_class_would_say_nothing(vit):
+    """A softmax gives it 1.0, of every picture; transformers takes a sigmoid."""
+    one = ViT(vit.config.replace(num_classes=1)).eval()
+    one.preprocess, one.labels = vit.preprocess, ["defect"]
+    with pytest.raises(InputError, match=r"The model has one class, .*torch\.sigmoid"):
+        one.predict(pictures(1)[0])
+    assert one(one.preprocess(pictures(2))).shape == (2, 1)
+
+
 def test_the_best_come_first_however_far_apart(vit):
     """Where all but the first have a score of zero, their logits still tell their order, as `eval` counts it."""
     wide = ViT(vit.config.replace(num_classes=40)).eval()

@@ -40,6 +40,7 @@ HEAD = """\
 # final_norm            whether there is a norm at the end
 # kernel_size           of the patches, in pixels, or in cells of a ResNet before them
 # stem_stride           pixels to a side of such a cell; 1 where there is no ResNet
+# dynamic               whether it takes images of any size
 """
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
 ACTIVATIONS = {
@@ -71,6 +72,7 @@ def stands_for(model: nn.Module, positions: str) -> Architecture:
         final_norm=not isinstance(model.norm, nn.Identity) or not isinstance(model.fc_norm, nn.Identity),
         kernel_size=kernel,
         stem_stride=model.patch_embed.img_size[0] // model.patch_embed.grid_size[0] // kernel,
+        dynamic=model.dynamic_img_size,
     )
 
 

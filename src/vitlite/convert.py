@@ -112,7 +112,23 @@ def convert(
         model = _load_whole(path, config, record)
     if margin is not None:
         _cut_otherwise(model, margin)
+    if record is None and to != "vitlite":
+        _refuse_lost_names(model)
     _write_folder(model, target, to)
+
+
+def _refuse_lost_names(model: ViT) -> None:
+    """Makes sure that classes which are named in the source are not LABEL_0, LABEL_1, ... in what is written.
+
+    Raises:
+        CheckpointError: vitlite cannot use their names: the scores are no shares of the classes, say.
+    """
+    why = model.source.report.unlabelled if model.source else ""
+    if why:
+        raise CheckpointError(
+            f"The names of the classes would be lost, and with them what their scores mean: {why}.",
+            python="Convert to a .safetensors file, which has the tensors alone; or to vitlite.",
+        )
 
 
 def refuse_to_write_over(source: Path, target: Path) -> None:

@@ -1,6 +1,7 @@
 """What weights are known again by: the hash of their file, as long as they are those; else one of what is in memory."""
 
 import ctypes
+import json
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import NamedTuple
@@ -75,6 +76,15 @@ def hash_of_weights(model: ViT) -> str:
     return _hash_of_memory(model, f"{kept.weights}\n{now.parts}")
 
 
+def hash_of_answers(model: ViT) -> str:
+    """Of what makes answers of vectors, and of what they are called: the weights of the head, and the labels."""
+    found = sha256(json.dumps(model.labels).encode())
+    for name, weight in sorted(model.head.named_parameters()):
+        found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        found.update(bytes_of(weight))
+    return found.hexdigest()
+
+
 def hash_of_file(model: ViT) -> str | None:
     """Of the file that weights came from, if they are what they were; else none."""
     loaded: Tensor | None = model.__dict__.get("_sample")
@@ -107,14 +117,14 @@ def _other_than_config(model: ViT) -> str:
     """The first layer, setting, tensor or method that is not what the config says; nothing where all are."""
     for name in COMPUTING:
         if hasattr(ViT, name) and getattr(type(model), name) is not getattr(ViT, name):
-            return f"it is a {type(model).__name__} with its own {name}, which no config tells"
+            return f"This model is a {type(model).__name__} with its own {name}, which no config tells"
     for name, found, wanted in differences(model):
         if name.partition(".")[0] != "head":
             return f"{name} is {found}, and not {wanted} as its config says"
     tensors = dict(nn.Module.named_parameters(model_on_meta(model.config)))
     for name in (*dict(model.named_parameters()), *dict(model.named_buffers())):
         if name not in tensors and not name.startswith("head."):
-            return f"it has a tensor {name}, of which its config knows nothing"
+            return f"This model has a tensor {name}, of which its config knows nothing"
     return ""
 
 

@@ -11,9 +11,11 @@ from typing import Any, BinaryIO, NamedTuple
 from vitlite.errors import ImageError
 
 CODESTREAM = b"\xff\x4f\xff\x51"  # how it begins: with its sizes
-START_OF_TILE, END = b"\xff\x90", b"\xff\xd9"
+START_OF_TILE, START_OF_DATA, END = b"\xff\x90", b"\xff\x93", b"\xff\xd9"
+CODING, CODING_OF_COMPONENT = b"\xff\x52", b"\xff\x53"  # in how many layers, sizes, precincts and blocks
 LAST_PART = 2**28  # bytes of it that are looked through, where it does not say its length
 TILE, COMPONENT = 2100, 260  # pixels' worth of memory that is taken for a tile, however small, and for its colours
+PRECINCT, BLOCK, PACKET = 140, 60, 1  # and for each of these, however empty
 COLOURS = {"L": 1, "I;16": 1, "LA": 1, "RGB": 3, "RGBA": 3, "CMYK": 4}  # components by Pillow's mode; alpha is dropped
 SPACES = (12, 16, 17, 18)  # CMYK, sRGB, grey and sYCC, by their numbers in annex I and in JPX
 ENUMERATED, PROFILES = 1, (2, 3)  # how a colour space is said
@@ -34,6 +36,14 @@ class Sizes(NamedTuple):
     height: int
     tiles: int
     bits: tuple[int, ...]  # of each component
+
+
+class Coding(NamedTuple):
+    """How the numbers of a component are packed."""
+
+    layers: int
+    block: int  # pixels of one, as a power of two
+    precincts: bytes  # for each size that the picture can be read at: powers of two of height and width
 
 
 def refuse_misread(image: Any) -> None:
@@ -58,10 +68,70 @@ def memory(file: BinaryIO) -> int:
     """How many pixels' worth of memory the tiles of a file take beside its pixels: all are set up before one is read.
 
     Raises:
-        ImageError: It has none.
+        ImageError: It has none, or says of single tiles how they are coded.
     """
-    sizes = _sizes(file, _parts(file)[1])
-    return sizes.tiles * (TILE + COMPONENT * len(sizes.bits))
+    codestream = _parts(file)[1]
+    sizes = _sizes(file, codestream)
+    codings = _codings(file, codestream)
+    work = sizes.tiles * (TILE + COMPONENT * len(sizes.bits))
+    return work + len(sizes.bits) * max((_work_of(coding, sizes) for coding in codings), default=0)
+
+
+def _work_of(coding: Coding, sizes: Sizes) -> int:
+    """What precincts, blocks and packets of one component take, if it is coded so, beside a precinct of each tile."""
+    precincts = 0
+    for size, sides in enumerate(coding.precincts):
+        step = 2 ** (len(coding.precincts) - 1 - size)  # each size has twice the pixels of the one before, across
+        across = math.ceil(sizes.width / (step << (sides & 15)))
+        down = math.ceil(sizes.height / (step << (sides >> 4)))
+        precincts += max(across * down - sizes.tiles, 0)
+    blocks = precincts + (sizes.width * sizes.height >> coding.block)
+    packets = (coding.layers - 1) * (precincts + sizes.tiles * len(coding.precincts))  # of each precinct and layer
+    return precincts * PRECINCT + blocks * BLOCK + packets * PACKET
+
+
+def _codings(file: BinaryIO, codestream: Box) -> list[Coding]:
+    """How all components are coded, and those that are coded otherwise.
+
+    Raises:
+        ImageError: A tile is coded in a way of its own, of which there may be as many as tiles.
+    """
+    found: list[Coding] = []
+    layers, in_tile = 1, False
+    for kind, body in _segments(file, codestream):
+        in_tile = in_tile or kind == START_OF_TILE
+        if kind not in (CODING, CODING_OF_COMPONENT):
+            continue
+        if in_tile:
+            raise ImageError("the tiles of this JPEG 2000 are coded in several ways.")
+        if kind == CODING:
+            layers = _number(body[2:4])
+        first = 5 if kind == CODING else _width_of_number(file, codestream) + 1
+        has_precincts = body[0 if kind == CODING else first - 1] & 1
+        count = body[first] + 1
+        usual = b"\xff" * count  # as large as can be
+        precincts = body[first + 5 : first + 5 + count] if has_precincts else usual
+        found.append(Coding(layers, body[first + 1] + body[first + 2] + 4, precincts))
+    return found
+
+
+def _width_of_number(file: BinaryIO, codestream: Box) -> int:
+    """In how many bytes a component is numbered."""
+    return 1 if len(_sizes(file, codestream).bits) < 257 else 2
+
+
+def _segments(file: BinaryIO, codestream: Box) -> Iterator[tuple[bytes, bytes]]:
+    """The markers with what follows them: of the main header and of each tile's, whose data is passed over."""
+    place, end_of_part = codestream.first + 2, math.inf
+    while place < codestream.last and (head := _at(file, place, 10))[:1] == b"\xff" and head[:2] != END:
+        kind, length = head[:2], _number(head[2:4]) + 2
+        if kind == START_OF_DATA:
+            place = end_of_part
+            continue
+        if kind == START_OF_TILE:
+            end_of_part = place + (_number(head[6:]) or math.inf)
+        yield kind, _at(file, place + 4, length - 4)
+        place += max(length, 2)
 
 
 def _parts(file: BinaryIO) -> tuple[Box, Box]:

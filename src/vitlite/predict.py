@@ -308,6 +308,13 @@ def _labels(model: "ViT") -> Sequence[str]:
             python="For vectors: model.embed(model.preprocess(images)).",
             command="For vectors: vitlite embed.",
         )
+    if classes == 1:
+        raise InputError(
+            "The model has one class, and scores are shares of several: the only one would have all, of every picture.",
+            python="What it gives: model(model.preprocess(images)). Where it was trained by binary cross entropy, "
+            "torch.sigmoid of that is the score.",
+            command="For what it gives, write Python: model(model.preprocess(images)).",
+        )
     if model.labels is None:
         why = model.source.report.unlabelled if model.source else ""
         raise InputError(

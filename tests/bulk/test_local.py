@@ -17,6 +17,7 @@ import vitlite
 from vitlite.bulk.journal import Journal, Picture
 from vitlite.bulk.local import embed_into, gather, identity_of
 from vitlite.errors import ImageError
+from vitlite.fingerprint import hash_of_answers
 from vitlite.images import SUFFIXES
 
 
@@ -161,4 +162,16 @@ def test_what_decides_the_numbers_tells_runs_apart(tmp_path: Path) -> None:
     model.source, model.preprocess = None, None
     other = identity_of(model, dtype=None, fast=False)
     assert other["weights"].startswith("in memory ")  # of no file
-    assert other["preprocessing"] is None
+    assert (other["preprocessing"], other["dtype"]) == (None, None)
+    narrow = vitlite.load(tmp_path / "model", dtype=torch.bfloat16)
+    assert identity_of(narrow, dtype=None, fast=False)["dtype"] == "bfloat16"
+
+
+def test_what_decides_the_answers_beside_the_vectors(tmp_path: Path) -> None:
+    path = small_model(tmp_path / "model", ("one", "two", "three"))
+    model, renamed, trained = (vitlite.load(path) for _ in range(3))
+    assert hash_of_answers(model) == hash_of_answers(renamed)
+    renamed.labels = ("eins", "zwei", "drei")
+    with torch.no_grad():
+        trained.head.weight.neg_()
+    assert len({hash_of_answers(each) for each in (model, renamed, trained)}) == 3

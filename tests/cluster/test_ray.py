@@ -31,7 +31,7 @@ pytestmark = [
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from vitlite.bulk.jobs import Actors, embed_pictures  # noqa: E402
+from vitlite.bulk.jobs import Actors, classify_pictures, embed_pictures  # noqa: E402
 from vitlite.bulk.ray import Classifier, Embedder  # noqa: E402
 from vitlite.bulk.sources import find_pictures  # noqa: E402
 
@@ -275,6 +275,21 @@ def test_parquet_of_pictures_is_classified(
             best = loaded.predict(path, top=2)
             assert found[path.name]["labels"] == [label for label, _, _ in best]
             assert found[path.name]["scores"] == pytest.approx([score for _, _, score in best], abs=1e-5)
+    renamed, trained = vitlite.load(model), vitlite.load(model)
+    renamed.labels = [f"neu {label}" for label in renamed.labels]
+    with torch.no_grad():
+        trained.head.weight.neg_()
+    for other in (renamed, trained):  # whose vectors are the same, and whose answers are not
+        with pytest.raises(InputError, match="was not written by this command with these weights and options"):
+            classify_pictures(
+                other,
+                find_pictures(str(source)),
+                str(out),
+                Actors(),
+                top=2,
+                name="small",
+                on_resume=lambda done: None,
+            )
 
 
 def test_a_list_names_files_that_are_not_there(

@@ -100,6 +100,24 @@ def test_transformers(name, options):
         assert levels_apart(recipe, theirs) <= most
 
 
+@pytest.mark.parametrize("square", [False, True])
+@pytest.mark.parametrize("name", ["ViT", "CLIP", "Siglip", "DeiT"])
+def test_a_size_of_one_number_is_what_the_config_says_of_it(name, square):
+    """A square, or the shorter edge, whatever is usual for the processor; in files that write both."""
+    family = f"transformers.models.{name.lower()}.image_processing_pil_{name.lower()}"
+    kind = getattr(__import__(family, fromlist=["x"]), f"{name}ImageProcessorPil")
+    config = {
+        "image_processor_type": f"{name}ImageProcessor", "size": 32, "default_to_square": square,
+        "do_center_crop": True, "crop_size": 24, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.25] * 3,
+    }  # fmt: skip
+    processor = kind.from_dict(config)
+    recipe = recipe_from_transformers(config)
+    assert recipe.mode == ("squash" if square else "center")
+    assert levels_apart(recipe, lambda image: torch.as_tensor(processor(image)["pixel_values"][0])) == 0
+    with pytest.raises(ConfigError, match="use_square_size"):
+        recipe_from_transformers(config | {"use_square_size": True})
+
+
 @pytest.mark.parametrize("options", [{}, {"do_normalize": False}, {"size": {"height": 96, "width": 160}}])
 def test_dinov3_s_processor(options):
     """It resizes numbers that are not rounded: with weights that are never negative, less than a grey level apart."""

@@ -91,6 +91,16 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path):
         train(second, data, tmp_path / "made", settings(frozen=True))
 
 
+def test_a_run_goes_on_with_pictures_decoded_alike(tmp_path):
+    """Which is no part of a recipe, and changes their pixels."""
+    model, data = new_model(), stripes(24)
+    train(model, data, tmp_path, settings())
+    other = new_model()
+    other.preprocess = other.preprocess.with_quick_decode()
+    with pytest.raises(TrainError, match="another run: quick_decode was None and is True"):
+        train(other, data, tmp_path, settings())
+
+
 def test_a_run_goes_on_with_the_same_pictures(tmp_path, folders, monkeypatch):
     out, data = tmp_path / "out", stripes(24)
     train(new_model(), data, out, settings())

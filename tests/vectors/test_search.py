@@ -158,12 +158,12 @@ OTHERWISE: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that comput
     ),
     "a mask": (
         lambda m: prune.l1_unstructured(m.blocks[0].ls1, "gamma", 8),
-        r"it has a tensor blocks\.0\.ls1\.gamma_orig, of which its config knows nothing",
+        r"This model has a tensor blocks\.0\.ls1\.gamma_orig, of which its config knows nothing",
     ),
     "eps": (lambda m: setattr(m.norm, "eps", 10.0), r"norm is LayerNorm\(\(16,\), eps=10\.0"),
     "heads": (lambda m: setattr(m.blocks[1].attn, "heads", 1), r"blocks\.1\.attn\.heads is 1, and not 2 as its"),
     "a method": (lambda m: setattr(m, "_pool", lambda x: x[:, 1]), r"_pool is set on it, and not that of its class"),
-    "a class": (lambda m: setattr(m, "__class__", FirstPatch), r"it is a FirstPatch with its own embed"),
+    "a class": (lambda m: setattr(m, "__class__", FirstPatch), r"This model is a FirstPatch with its own embed"),
 }
 
 

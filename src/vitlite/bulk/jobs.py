@@ -55,11 +55,12 @@ class Summary(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """A kind of job: its worker with the options that decide the answers, and the type of each column of answers."""
+    """A kind of job: its worker and that one's options, the type of each column of answers, and what decides them."""
 
     worker: type
     options: dict[str, Any]
     columns: dict[str, str]
+    decided_by: dict[str, Any]  # beside the vectors
 
 
 def check_installed() -> None:
@@ -91,7 +92,7 @@ def embed_pictures(
     from vitlite.predict import embed
 
     embed(model, ())  # says what the model lacks
-    return _run(_Task(Embedder, {}, {"vector": "float"}), model, source, out, actors, name, on_resume)
+    return _run(_Task(Embedder, {}, {"vector": "float"}, {}), model, source, out, actors, name, on_resume)
 
 
 def classify_pictures(
@@ -103,10 +104,12 @@ def classify_pictures(
         ImageError: The model has no preprocessing.
         InputError: The model has no labels, or the folder holds the answers of other weights or options.
     """
+    from vitlite.fingerprint import hash_of_answers
     from vitlite.predict import classify
 
     classify(model, (), top)  # says what the model lacks
-    task = _Task(Classifier, {"top": top}, {"labels": "string", "scores": "float"})
+    decided_by = {"top": top, "answers": hash_of_answers(model)}
+    task = _Task(Classifier, {"top": top}, {"labels": "string", "scores": "float"}, decided_by)
     return _run(task, model, source, out, actors, name, on_resume)
 
 
@@ -120,7 +123,7 @@ def _run(
     on_resume: Callable[[int], None],
 ) -> Summary:
     """Puts the pictures that the output does not hold yet through actors, and counts what it holds then."""
-    identity = identity_of(model, dtype=actors.dtype, fast=True) | task.options
+    identity = identity_of(model, dtype=actors.dtype, fast=True) | task.decided_by
     files, folder = locate(out)
     with claimed(files, folder, _columns(task.columns), identity) as output:
         if len(output.done):

@@ -134,11 +134,12 @@ def identity_of(model: "ViT", *, dtype: str | None, fast: bool) -> dict[str, Any
     from vitlite.images import recipe_alone
 
     recipe = recipe_alone(model.preprocess, "A file of vectors")
+    own = str(model.dtype).removeprefix("torch.")
     identity = {
         "weights": hash_of_weights(model),
         "config": model.config.to_dict(),
         "preprocessing": recipe.to_dict() if recipe else None,
-        "dtype": dtype,
+        "dtype": dtype or (None if own == "float32" else own),
         "fast": fast,
     }
     if getattr(model.preprocess, "quick_decode", False):

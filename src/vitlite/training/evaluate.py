@@ -206,6 +206,7 @@ def _check_way(way: Preprocess, read: Callable[..., Tensor]) -> None:
         raise TrainError(
             f"The pictures are prepared in another way than the model's: it differs in {', '.join(differing)}.",
             python="Prepare them with model.preprocess.pixels, or give the model that preprocessing.",
+            command="",
         )
 
 

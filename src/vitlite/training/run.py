@@ -83,6 +83,8 @@ class Run:
         identity = asdict(self.settings) | self.model.config.to_dict() | self.recipe.to_dict()
         del identity["patience"]  # it says when a run ends, and nothing of what it does until then
         identity |= {"classes": self.data.classes, "kernels": self.kernels} | self.begun_with
+        if preprocess_of(self.model).quick_decode:
+            identity["quick_decode"] = True
         return cast(dict[str, Any], json.loads(json.dumps(identity)))
 
     def save(self, path: Path) -> None:

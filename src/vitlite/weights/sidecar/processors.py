@@ -22,7 +22,7 @@ PICTURES = table(
         "image_mean": optional(COLOURS),
         "image_std": optional(COLOURS),
         "rescale_factor": optional(number(1e-9, 1e9)),
-        **dict.fromkeys(STEPS, SWITCH),
+        **dict.fromkeys((*STEPS, "default_to_square"), SWITCH),
     }
 )
 
@@ -46,6 +46,7 @@ BEYOND_RECIPES = (  # switches of processors that change the pixels in ways of w
     "do_pad",
     "do_thumbnail",
     "include_top",
+    "use_square_size",
 )
 INTERPOLATIONS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 WRITTEN_INTERPOLATIONS = {name: number for number, name in INTERPOLATIONS.items()}
@@ -111,7 +112,10 @@ def _crop_and_size_before(
     Raises:
         ConfigError: The sizes depend on the picture.
     """
-    resize = _by_edge(resize, shorter=processor in BY_SHORTER_EDGE)
+    shorter = processor in BY_SHORTER_EDGE
+    if config.get("default_to_square") is not None:
+        shorter = not config["default_to_square"]
+    resize = _by_edge(resize, shorter=shorter)
     crop = resize
     if config.get("do_center_crop", CROPS[processor] is not None):
         (crop,) = required({"crop_size": CROPS[processor], **config}, "crop_size")

@@ -126,6 +126,9 @@ MODEL_ARGS = Words(
 )
 
 
+NO_FIELDS = ("kernel_size", "stem_stride", "dynamic")  # of an Architecture, that a config does not have
+
+
 class Architecture(NamedTuple):
     """What one of timm's names stands for, beside what tensors tell: fields of a config, and how it cuts patches."""
 
@@ -140,10 +143,11 @@ class Architecture(NamedTuple):
     final_norm: bool
     kernel_size: int  # no field: of the patches, which are pixels, or cells of a ResNet before them
     stem_stride: int  # no field: pixels to a side of such a cell; 1 where there is no ResNet
+    dynamic: bool  # no field: whether it takes images of any size, not img_size alone
 
     def fields(self) -> dict[str, Any]:
         """Those of a config."""
-        return {name: value for name, value in self._asdict().items() if name not in ("kernel_size", "stem_stride")}
+        return {name: value for name, value in self._asdict().items() if name not in NO_FIELDS}
 
     def cells(self) -> tuple[str, ...]:
         """As a row of data/timm.txt has them."""
@@ -155,7 +159,8 @@ def _read_architectures() -> dict[str, Architecture]:
     found = {}
     for line in (Path(__file__).parents[1] / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
-            name, size, heads, eps, gelu, pool, row, positions, resample, norm, kernel, stride = line.split()
+            name, size, heads, eps, gelu, pool, row, positions, resample, norm, *others = line.split()
+            kernel, stride, dynamic = others
             found[name] = Architecture(
                 image_size=int(size),
                 heads=int(heads),
@@ -168,6 +173,7 @@ def _read_architectures() -> dict[str, Architecture]:
                 final_norm=norm == "True",
                 kernel_size=int(kernel),
                 stem_stride=int(stride),
+                dynamic=dynamic == "True",
             )
     return found
 
@@ -197,7 +203,7 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
         pool = None  # without heads, timm gives the mean of the two tokens
     claims["pool"] = pool  # None: somebody has to say
     claims["patch_size"] = patch
-    if "img_size" in args and not args.get("dynamic_img_size"):  # then timm's model takes no other
+    if "img_size" in args and not args.get("dynamic_img_size", architecture.dynamic):  # then it takes no other
         pretrained = {**pretrained, "input_size": [1, *_sides(args["img_size"])]}
     tag = pretrained.get("tag")
     labels, unlabelled = _labels(config, pretrained)
@@ -501,7 +507,7 @@ def unlike_timm(config: ViTConfig, recipe: Recipe | None) -> str:
     if differing:
         values = [f"{field}={getattr(config, field)!r}" for field in differing]
         return f"a model that computes this: {', '.join(values)}"
-    if recipe is not None and recipe_to_timm(recipe) is None:
+    if recipe is not None and (recipe_to_timm(recipe) is None or recipe.size != config.size):
         return "a model that prepares pictures so"
     return ""
 
