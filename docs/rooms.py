@@ -34,7 +34,7 @@ ROOMS = {
     ),
     "speed.onednn": Room("which operators this CPU is quick with, each proved before its use", "speed.verdicts errors"),
     "model": Room("the network", "positions stem pooling inputs speed.onednn config habits errors"),
-    "fingerprint": Room("what weights are known again by", "errors"),
+    "fingerprint": Room("what weights are known again by", "model errors"),
     "tiff": Room("which TIFFs Pillow takes for another picture", "errors"),
     "jpeg2000": Room("which JPEG 2000s Pillow takes for another picture", "errors"),
     "decode": Room("a picture file becomes pixels, by Pillow", "jpeg2000 tiff errors"),

@@ -4,15 +4,13 @@ import ctypes
 import json
 from collections.abc import Iterator
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitlite.errors import InputError
-
-if TYPE_CHECKING:
-    from vitlite.model import ViT
+from vitlite.model import COMPUTING, ViT, differences, model_on_meta
 
 SMALL = 10_000  # numbers of a weight that is looked at whole, as biases, norms and tokens are
 
@@ -25,7 +23,7 @@ def bytes_of(tensor: Tensor) -> "ctypes.Array[ctypes.c_char]":
     return memory
 
 
-def sample_of(model: "ViT") -> Tensor | None:
+def sample_of(model: ViT) -> Tensor | None:
     """Each small weight but the head's, and one number or two of each row of the large ones; none of meta.
 
     Training, pruning and edits of whole rows are noticed by these, and single numbers of a large weight are not. All
@@ -41,7 +39,7 @@ def sample_of(model: "ViT") -> Tensor | None:
     return torch.cat(parts).cpu() if parts else torch.empty(0, device="cpu")
 
 
-def _weights_of(model: "ViT") -> Iterator[tuple[str, nn.Parameter]]:
+def _weights_of(model: ViT) -> Iterator[tuple[str, nn.Parameter]]:
     """By name; of an optimized model, which lists none, those that were not packed."""
     return nn.Module.named_parameters(model)
 
@@ -54,13 +52,13 @@ class Packing(NamedTuple):
     sample: Tensor | None  # of the weights that were not packed
 
 
-def packing_of(model: "ViT", weights: str) -> Packing:
+def packing_of(model: ViT, weights: str) -> Packing:
     """What an optimized model is known by, as it is now; `weights` is the hash of what they were before."""
     parts = "\n".join(repr(part) for name, part in model.named_children() if name != "head")
     return Packing(weights, parts, sample_of(model))
 
 
-def hash_of_weights(model: "ViT") -> str:
+def hash_of_weights(model: ViT) -> str:
     """Of their file, where they came from one and are as they were; else of what is in memory, but for the head.
 
     An optimized model has packed its weights, and says what this was before, as long as the few that were not packed,
@@ -78,7 +76,7 @@ def hash_of_weights(model: "ViT") -> str:
     return _hash_of_memory(model, f"{kept.weights}\n{now.parts}")
 
 
-def hash_of_answers(model: "ViT") -> str:
+def hash_of_answers(model: ViT) -> str:
     """Of what makes answers of vectors, and of what they are called: the weights of the head, and the labels."""
     found = sha256(json.dumps(model.labels).encode())
     for name, weight in sorted(model.head.named_parameters()):
@@ -87,10 +85,10 @@ def hash_of_answers(model: "ViT") -> str:
     return found.hexdigest()
 
 
-def hash_of_file(model: "ViT") -> str | None:
+def hash_of_file(model: ViT) -> str | None:
     """Of the file that weights came from, if they are what they were; else none."""
     loaded: Tensor | None = model.__dict__.get("_sample")
-    if model.source is None or loaded is None or _other_than_plain(model):
+    if model.source is None or loaded is None or _strange(model):
         return None
     return model.source.sha256 if _is_alike(loaded, sample_of(model)) else None
 
@@ -100,19 +98,41 @@ def _is_alike(before: Tensor | None, now: Tensor | None) -> bool:
     return before is not None and now is not None and torch.equal(before.to(now.dtype), now)
 
 
-def _other_than_plain(model: "ViT") -> str:
+def _strange(model: ViT) -> str:
+    """Why the weights do not tell how a model computes, but for its head; nothing where they do."""
+    return _other_than_plain(model) or _other_than_config(model)
+
+
+def _other_than_plain(model: ViT) -> str:
     """The first weight that is no plain one, and what it is; nothing where all are."""
     for name, weight in _weights_of(model):
         if type(weight) is not nn.Parameter or weight.is_meta:
-            return f"{name} is {'without values' if weight.is_meta else f'a {type(weight).__name__}'}"
+            return (
+                f"{name} is {'without values' if weight.is_meta else f'a {type(weight).__name__}'}, and no plain tensor"
+            )
     return ""
 
 
-def _hash_of_memory(model: "ViT", packed: str = "") -> str:
-    other = _other_than_plain(model)
-    if other:
+def _other_than_config(model: ViT) -> str:
+    """The first layer, setting, tensor or method that is not what the config says; nothing where all are."""
+    for name in COMPUTING:
+        if hasattr(ViT, name) and getattr(type(model), name) is not getattr(ViT, name):
+            return f"This model is a {type(model).__name__} with its own {name}, which no config tells"
+    for name, found, wanted in differences(model):
+        if name.partition(".")[0] != "head":
+            return f"{name} is {found}, and not {wanted} as its config says"
+    tensors = dict(nn.Module.named_parameters(model_on_meta(model.config)))
+    for name in (*dict(model.named_parameters()), *dict(model.named_buffers())):
+        if name not in tensors and not name.startswith("head."):
+            return f"This model has a tensor {name}, of which its config knows nothing"
+    return ""
+
+
+def _hash_of_memory(model: ViT, packed: str = "") -> str:
+    strange = _other_than_plain(model) if packed else _strange(model)
+    if strange:
         raise InputError(
-            f"{other}, and no plain tensor: what vectors of it mean, nobody knows later.",
+            f"{strange}: what vectors of it mean, nobody knows later.",
             python="Use the model as it was created.",
             command="",
         )

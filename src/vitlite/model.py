@@ -6,7 +6,7 @@ d width of a token, k classes. State-dict keys are timm's.
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +36,7 @@ COMPUTING = (  # methods by which a ViT and its layers compute: with another, it
     "forward", "embed", "features", "attention_maps", "_tokens", "_grid", "_positions", "_rotation", "_pool",
     "residuals", "split", "map", "standardised",
 )  # fmt: skip
+CHANGES_NO_ANSWER = ("training", "checkpointing")  # settings of a layer
 
 
 class PatchEmbed(nn.Module):
@@ -604,6 +605,61 @@ def is_hooked(module: nn.Module) -> bool:
 def order_within(module: nn.Module) -> tuple[str, ...]:
     """The names of the layers that a module runs one after the other, in that order; of others none."""
     return tuple(module._modules) if isinstance(module, (nn.Sequential, nn.ModuleList)) else ()
+
+
+class Difference(NamedTuple):
+    """Where a model is not what its config says: at which name, what is there, and what belongs there."""
+
+    name: str
+    found: str
+    wanted: str
+
+
+def differences(model: ViT) -> Iterator[Difference]:
+    """By the layers of a new model of the same config: they are all there, no others are, and in the same order."""
+    found: dict[str, nn.Module] = dict(
+        model.named_modules(remove_duplicate=False)
+    )  # a layer that is there twice computes twice
+    expected: dict[str, nn.Module] = dict(model_on_meta(model.config).named_modules())
+    for name, wanted in expected.items():
+        yield from _differences_of(name, found.get(name), wanted)
+    for name, layer in found.items():
+        if name not in expected:
+            yield Difference(name, _named(layer), "to be there")
+    for name, wanted in expected.items():
+        order, its_own = order_within(wanted), order_within(found.get(name, wanted))
+        if its_own != order:
+            yield Difference(name, f"made of {', '.join(its_own)}", f"of {', '.join(order)}")
+
+
+def _differences_of(name: str, layer: nn.Module | None, wanted: nn.Module) -> Iterator[Difference]:
+    if layer is None or (name and not _is_alike(layer, wanted)):
+        yield Difference(name, _named(layer), _named(wanted))
+        return
+    own = replaced_method(layer)
+    if own:
+        yield Difference(f"{name}.{own}".lstrip("."), "set on it", "that of its class")
+    for setting, value in _settings(wanted):
+        its_own = vars(layer).get(setting, value)
+        if its_own != value:
+            yield Difference(f"{name}.{setting}", repr(its_own), repr(value))
+
+
+def _settings(layer: nn.Module) -> Iterator[tuple[str, object]]:
+    """What a layer computes by beside its tensors, such as how many heads it has."""
+    for name, value in vars(layer).items():
+        if not name.startswith("_") and name not in CHANGES_NO_ANSWER and isinstance(value, (int, float, str)):
+            yield name, value
+
+
+def _is_alike(layer: nn.Module, wanted: nn.Module) -> bool:
+    """Whether a layer is of the class that belongs there, with the same settings; torch's own linear computes alike."""
+    kinds = (Linear, nn.Linear) if type(wanted) is Linear else (type(wanted),)
+    return type(layer) in kinds and layer.extra_repr() == wanted.extra_repr()
+
+
+def _named(layer: nn.Module | None) -> str:
+    return "missing" if layer is None else f"{type(layer).__name__}({layer.extra_repr()})"
 
 
 def parts_of(module: nn.Module) -> int:

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from models import IMAGES, tiny_model
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 from vitlite import ViT, load, optimize
 from vitlite.bulk.local import identity_of
@@ -143,6 +144,46 @@ def test_weights_that_were_changed_since_they_were_read_are_others(tmp_path: Pat
     for other in (copy.deepcopy(trained), random, optimize(trained)):
         with pytest.raises(InputError, match="this model differs in weights: no distance to them"):
             opened.refuse_other_model(other)
+
+
+class Tripled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+OTHERWISE: dict[str, tuple[Callable[[Any], Any], str]] = {  # models that compute otherwise, with the weights as read
+    "a parametrization": (
+        lambda m: parametrize.register_parametrization(m.blocks[0].ls1, "gamma", Tripled()),
+        r"blocks\.0\.ls1 is ParametrizedLayerScale\(.*, and not LayerScale\(\) as its config says",
+    ),
+    "a mask": (
+        lambda m: prune.l1_unstructured(m.blocks[0].ls1, "gamma", 8),
+        r"This model has a tensor blocks\.0\.ls1\.gamma_orig, of which its config knows nothing",
+    ),
+    "eps": (lambda m: setattr(m.norm, "eps", 10.0), r"norm is LayerNorm\(\(16,\), eps=10\.0"),
+    "heads": (lambda m: setattr(m.blocks[1].attn, "heads", 1), r"blocks\.1\.attn\.heads is 1, and not 2 as its"),
+    "a method": (lambda m: setattr(m, "_pool", lambda x: x[:, 1]), r"_pool is set on it, and not that of its class"),
+    "a class": (lambda m: setattr(m, "__class__", FirstPatch), r"This model is a FirstPatch with its own embed"),
+}
+
+
+class FirstPatch(ViT):
+    def embed(self, images: Tensor) -> Tensor:
+        return self.features(images)[0][:, 1]
+
+
+@pytest.mark.parametrize("kind", OTHERWISE)
+def test_a_model_that_computes_otherwise_by_the_same_weights_is_another(kind: str, tmp_path: Path) -> None:
+    tiny_model(layer_scale=1.0).save(tmp_path / "model")
+    opened = open_vectors(written(tmp_path / "v.safetensors", noise(5, 16), load(tmp_path / "model")))
+    change, what = OTHERWISE[kind]
+    model = load(tmp_path / "model")
+    change(model)
+    with pytest.raises(InputError, match=rf"{what}.*: what vectors of it mean, nobody knows later\. Use the model as"):
+        opened.refuse_other_model(model)
+    if kind in ("eps", "heads"):  # with which optimize computes, too
+        with pytest.raises(InputError, match="this model differs in weights: no distance"):
+            opened.refuse_other_model(optimize(model))
 
 
 def test_a_number_of_a_small_weight_or_a_row_of_a_large_one_makes_other_weights(tmp_path: Path) -> None:

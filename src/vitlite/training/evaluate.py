@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import TrainError, not_finite, shown
-from vitlite.fingerprint import hash_of_weights
 from vitlite.images import Preprocess, normalise, own_methods
 from vitlite.model import ViT
 from vitlite.training import distributed
@@ -104,7 +103,7 @@ def measure(
                 "classes": pictures.classes,
                 "preprocessing": preprocess_of(model).recipe,
                 "config": model.config,
-                "weights": (hash_of_weights(model), digest(model.head.parameters())),
+                "weights": (model.source and model.source.sha256, digest(model.parameters())),
             }
         )
     return measure_together(model, pictures, batch=batch, bfloat16=bfloat16, after_batch=after_batch)

@@ -30,8 +30,8 @@ def search(vectors: Vectors, model: "ViT", images: Any, top: int = 10) -> list[l
 
     Args:
         vectors: `open_vectors(path)`.
-        model: That which made them. If its weights were changed since they were read, as by training, it is refused;
-            but for single numbers of a large weight, not all of which are compared.
+        model: That which made them. If its weights were changed since they were read, as by training, or its layers or
+            settings, it is refused; but for hooks, and single numbers of a large weight, not all of which are compared.
         images: What `model.preprocess` takes: one picture, or a list.
         top: How many; all of them where there are fewer.
 

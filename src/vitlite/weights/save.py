@@ -23,7 +23,7 @@ from vitlite.disk import is_no_file, locked, refuse_content, replacing
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, shown
 from vitlite.fingerprint import bytes_of
 from vitlite.images import recipe_alone
-from vitlite.model import COMPUTING, Linear, ViT, model_on_meta, order_within, replaced_method
+from vitlite.model import COMPUTING, ViT, differences, model_on_meta, replaced_method
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.build import Source, is_finite, refuse_misfit
 from vitlite.weights.files import (
@@ -61,7 +61,6 @@ STORED_AS = {  # how safetensors calls what torch has
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 CARD = "README.md"
-CHANGES_NO_ANSWER = ("training", "checkpointing")  # settings of a layer
 
 
 def save(model: ViT, folder: str | PathLike[str]) -> None:
@@ -256,30 +255,8 @@ def _refuse_other_methods(model: ViT) -> None:
 
 
 def _refuse_other_parts(model: ViT) -> None:
-    """By the layers of a new model of the same config: they are all there, no others are, and in the same order."""
-    found = dict(model.named_modules(remove_duplicate=False))  # a layer that is there twice computes twice
-    expected = dict(model_on_meta(model.config).named_modules())
-    for name, wanted in expected.items():
-        _refuse_other_layer(name, found.get(name), wanted)
-    for name, layer in found.items():
-        if name not in expected:
-            raise _another(name, _named(layer), "to be there")
-    for name, wanted in expected.items():
-        order, its_own = order_within(wanted), order_within(found[name])
-        if its_own != order:
-            raise _another(name, f"made of {', '.join(its_own)}", f"of {', '.join(order)}")
-
-
-def _refuse_other_layer(name: str, layer: nn.Module | None, wanted: nn.Module) -> None:
-    if name and not _is_alike(layer, wanted):
-        raise _another(name, _named(layer), _named(wanted))
-    own = replaced_method(layer) if layer is not None else ""
-    if own:
-        raise _another(f"{name}.{own}".lstrip("."), "set on it", "that of its class")
-    for setting, value in _settings(wanted):
-        its_own = vars(layer).get(setting, value)
-        if its_own != value:
-            raise _another(f"{name}.{setting}", repr(its_own), repr(value))
+    for difference in differences(model):
+        raise _another(*difference)
 
 
 def _refuse_other_shapes(model: ViT) -> None:
@@ -296,23 +273,6 @@ def _another(name: str, found: str, wanted: str) -> CheckpointError:
         python="Of a new head: model.reset_head(classes), then its weights. Of LoRA: merge it first.",
         command="",
     )
-
-
-def _settings(layer: nn.Module) -> Iterator[tuple[str, object]]:
-    """What a layer computes by beside its tensors, such as how many heads it has."""
-    for name, value in vars(layer).items():
-        if not name.startswith("_") and name not in CHANGES_NO_ANSWER and isinstance(value, (int, float, str)):
-            yield name, value
-
-
-def _is_alike(layer: nn.Module | None, wanted: nn.Module) -> bool:
-    """Whether a layer is of the class that belongs there, with the same settings; torch's own linear computes alike."""
-    kinds = (Linear, nn.Linear) if type(wanted) is Linear else (type(wanted),)
-    return layer is not None and type(layer) in kinds and layer.extra_repr() == wanted.extra_repr()
-
-
-def _named(layer: nn.Module | None) -> str:
-    return "missing" if layer is None else f"{type(layer).__name__}({layer.extra_repr()})"
 
 
 def _refuse_unreadable(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
