@@ -37,7 +37,8 @@ ROOMS = {
     "fingerprint": Room("what weights are known again by", "model errors"),
     "tiff": Room("which TIFFs Pillow takes for another picture", "errors"),
     "jpeg2000": Room("which JPEG 2000s Pillow takes for another picture", "errors"),
-    "decode": Room("a picture file becomes pixels, by Pillow", "jpeg2000 tiff errors"),
+    "headers": Room("JPEGs, PNGs and BMPs that are damaged, or that Pillow takes for others", "errors"),
+    "decode": Room("a picture file becomes pixels, by Pillow", "headers jpeg2000 tiff errors"),
     "images": Room("pictures become tensors, as the weights saw them", "decode errors"),
     "predict": Room("pictures become answers", "images errors"),
     # Behind it.
