@@ -22,7 +22,8 @@ def tiny_model(**changes: Any) -> ViT:
         for tensor in model.parameters():
             tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
     model.labels = ("ant", "bee", "cow") if model.config.num_classes else None
-    model.preprocess = Preprocess(RECIPE, model)
+    size = model.config.size
+    model.preprocess = Preprocess(RECIPE if size == RECIPE.size else RECIPE.scaled(size), model)
     return model
 
 

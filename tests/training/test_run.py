@@ -93,12 +93,15 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path):
 
 def test_a_run_goes_on_with_pictures_decoded_alike(tmp_path):
     """Which is no part of a recipe, and changes their pixels."""
-    model, data = new_model(), stripes(24)
-    train(model, data, tmp_path, settings())
-    other = new_model()
-    other.preprocess = other.preprocess.with_quick_decode()
-    with pytest.raises(TrainError, match="another run: quick_decode was None and is True"):
-        train(other, data, tmp_path, settings())
+    data, quick = stripes(24), new_model()
+    quick.preprocess = quick.preprocess.with_quick_decode()
+    for first, second in ((new_model(), quick), (quick, new_model())):
+        out = tmp_path / str(first is quick)
+        train(first, data, out, settings())
+        with pytest.raises(
+            TrainError, match=f"another run: quick_decode was {first is quick} and is {second is quick}"
+        ):
+            train(second, data, out, settings())
 
 
 def test_a_run_goes_on_with_the_same_pictures(tmp_path, folders, monkeypatch):

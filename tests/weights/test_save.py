@@ -63,7 +63,6 @@ def test_preprocessing_is_saved_and_follows_the_size(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_timm_loads_the_folder(changes: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(**changes)
-    model.preprocess = RECIPE.scaled(model.config.size)
     model.save(tmp_path)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     images = torch.randn(1, 3, *model.config.size)

@@ -83,8 +83,7 @@ class Run:
         identity = asdict(self.settings) | self.model.config.to_dict() | self.recipe.to_dict()
         del identity["patience"]  # it says when a run ends, and nothing of what it does until then
         identity |= {"classes": self.data.classes, "kernels": self.kernels} | self.begun_with
-        if preprocess_of(self.model).quick_decode:
-            identity["quick_decode"] = True
+        identity["quick_decode"] = preprocess_of(self.model).quick_decode
         return cast(dict[str, Any], json.loads(json.dumps(identity)))
 
     def save(self, path: Path) -> None:
@@ -200,7 +199,8 @@ class Run:
         old, new = _defaults() | saved.identity, self.identity()
         if self._end_may_move(saved.progress, old["epochs"]):
             old["epochs"] = new["epochs"]
-        old.setdefault("kernels", new["kernels"])  # which older states do not name
+        old.setdefault("kernels", new["kernels"])  # which older states do not name, as the next
+        old.setdefault("quick_decode", False)
         if old.get("validation") is None:  # `best` compares with none so far
             old["validation"] = new["validation"]
         return {
