@@ -617,9 +617,8 @@ class Difference(NamedTuple):
 
 def differences(model: ViT) -> Iterator[Difference]:
     """By the layers of a new model of the same config: they are all there, no others are, and in the same order."""
-    found: dict[str, nn.Module] = dict(
-        model.named_modules(remove_duplicate=False)
-    )  # a layer that is there twice computes twice
+    every_name = model.named_modules(remove_duplicate=False)  # a layer that is there twice computes twice
+    found: dict[str, nn.Module] = dict(every_name)
     expected: dict[str, nn.Module] = dict(model_on_meta(model.config).named_modules())
     for name, wanted in expected.items():
         yield from _differences_of(name, found.get(name), wanted)
