@@ -227,6 +227,11 @@ def test_picture_of_attention(tmp_path: Path) -> None:
     assert rolled.size == (2 * (draw.PANEL + draw.GAP) + draw.GAP, draw.PANEL + BELOW + 2 * draw.GAP)
 
 
+def test_attention_is_drawn_on_pictures_that_can_be_shown() -> None:
+    with pytest.raises(InputError, match="of 1 or 3 channels, and the model takes 4"):
+        draw.picture_of_attention(build(channels=4), torch.rand(4, 32, 32))
+
+
 def test_captions_can_be_read_on_a_phone_and_fit_below_their_panels() -> None:
     phone = 350  # pixels across its page
     assert draw.CAPTION * phone / (3 * (draw.PANEL + draw.GAP) + draw.GAP) >= 9

@@ -297,6 +297,9 @@ def _photo(model: "ViT", image: Any) -> Tensor:
     """What the model saw of a picture, large enough to look at: float (h, w, 3), 0..255."""
     if not isinstance(model.preprocess, Preprocess):
         raise ImageError("To draw on a picture, model.preprocess must be a vitlite.images.Preprocess, with its recipe.")
+    channels = model.config.channels
+    if channels not in (1, 3):
+        raise InputError(f"Attention is drawn on pictures of 1 or 3 channels, and the model takes {channels}.")
     recipe = model.preprocess.recipe
     factor = PANEL / max(recipe.size)
     cut = recipe.cut and _enlarged(recipe.cut, factor)

@@ -445,6 +445,11 @@ def test_from_a_folder_of_120_photos_to_a_model_that_is_right(tmp_path, capsys, 
         "vitlite: run/best was trained on most of these pictures. Those that it has not seen: --split run/split.json\n"
     )
     assert capsys.readouterr().err == hint
+    Path("run/split.json").rename("run/kept.json")
+    Path("run/split.json").write_text('{"train": ["a.jpg"]}')  # somebody's own
+    assert main(["eval", "photos", "--model", "run/best"]) == 0
+    assert not capsys.readouterr().err
+    Path("run/kept.json").replace("run/split.json")
 
     before = Path("run/best/model.safetensors").read_bytes()
     assert main([*begin.split(), "--epochs", "6"]) == 0  # the same once more

@@ -41,6 +41,20 @@ def test_learns_and_leaves_checkpoints_that_load(tmp_path):
     torch.testing.assert_close(last(last.preprocess(picture)), model(model.preprocess(picture)))
 
 
+def test_a_callback_may_measure_the_model(tmp_path):
+    """`measure` leaves a model in eval mode; the steps after it have their dropout all the same."""
+    data, validation = stripes(24), stripes(8, seed=1)
+
+    def logged(name, **callbacks):
+        history = train(new_model(CONFIG.replace(dropout=0.3)), data, tmp_path / name, settings(epochs=1), **callbacks)
+        return [record | {"seconds": 0} for record in history]
+
+    measured = []
+    watched = logged("watched", after_step=lambda run: measured.append(measure(run.model, validation).loss))
+    assert len(set(measured)) > 1
+    assert watched == logged("alone")
+
+
 def test_best_is_the_surest_of_those_that_are_as_right(tmp_path):
     """On an easy set, accuracy is perfect long before the answers are sure."""
     data, validation = stripes(64), stripes(8, seed=1)

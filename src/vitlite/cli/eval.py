@@ -20,7 +20,7 @@ from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.datasets import Pictures, listed
 from vitlite.training.evaluate import Measured, check_data, measure, read_to_measure
-from vitlite.training.split import SPLIT, folder_of_classes, folder_of_split
+from vitlite.training.split import SPLIT, folder_of_classes, folder_of_split, is_split
 
 FIGURES, CONFUSION = "eval.json", "confusion.png"  # in the folder that --out names
 LOCK = "eval.lock"  # there while they are written
@@ -148,7 +148,9 @@ def _say_what_stands_for_what(names: Sequence[str], labels: Sequence[str]) -> No
 def _say_if_trained_on(args: Namespace) -> None:
     """Says so, where the model is of a run that trained on these pictures, but for those that it held out."""
     split = Path(args.model).parent / SPLIT
-    if args.split is None and split.is_file() and folder_of_split(split) == folder_of_classes(args.data).resolve():
+    if args.split is not None or not is_split(split):
+        return
+    if folder_of_split(split) == folder_of_classes(args.data).resolve():
         text = f"{args.model} was trained on most of these pictures. Those that it has not seen: --split {split}"
         print(f"vitlite: {fit_to_print(text)}", file=sys.stderr)
 

@@ -301,10 +301,10 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
     settings, progress = run.settings, run.progress
     order = shuffled(settings.seed, progress.epoch, len(run.data))
     saved = time.monotonic()
-    run.model.train(not settings.frozen)  # a frozen backbone shall give the features that it will give later
     with _progress_bar(run) as bar, _no_gradients_but_its_own(run.weights.values()):
         while progress.step < run.steps:
             start = time.perf_counter()
+            run.model.train(not settings.frozen)  # a frozen backbone shall give the features that it will give later
             with run.matmul_context:
                 loss, right = _step(run, batch_of(order, progress.step, run.steps))
             _check_finite(loss, run, out)
