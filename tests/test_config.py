@@ -75,6 +75,9 @@ def test_what_the_caller_gave_is_remembered() -> None:
     config = ViTConfig(depth=12, pool="cls")  # as the defaults are, and claims all the same
     assert config.given == {"depth", "pool"}
     assert config.replace(dim=64, heads=4).given == {"depth", "pool", "dim", "heads"}
+    for replace in (dataclasses.replace, getattr(copy, "replace", dataclasses.replace)):  # which name every field
+        assert replace(config, dim=64, heads=4).given == {"depth", "pool", "dim", "heads"}
+        assert replace(replace(ViTConfig(), mlp="swiglu"), depth=6).given == {"mlp", "depth"}
     assert config == ViTConfig()
     assert hash(config) == hash(ViTConfig())
     for twin in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):

@@ -633,6 +633,9 @@ def test_a_cut_file_is_none_wherever_pillow_fills_them_up(kind, monkeypatch):
     Image.open(io.BytesIO(content[: len(content) // 2])).load()
     with pytest.raises(ImageError, match=r"Cannot read the .* bytes as a picture: "):
         read_image(content[: len(content) // 2])
+    for _ in range(2):  # one that was opened, and is not decoded yet
+        with pytest.raises(ImageError, match=r"Cannot read the .* image as a picture: "):
+            rows_of(Image.open(io.BytesIO(content[: len(content) // 2])), 3)
     assert read_image(content).shape == (300, 300, 3)
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 

@@ -41,6 +41,7 @@ HEAD = """\
 # kernel_size           of the patches, in pixels, or in cells of a ResNet before them
 # stem_stride           pixels to a side of such a cell; 1 where there is no ResNet
 # dynamic               whether it takes images of any size
+# map_of_patches        whether global_pool="map" leaves out the tokens before the patches, as vitlite does
 """
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
 ACTIVATIONS = {
@@ -73,6 +74,7 @@ def stands_for(model: nn.Module, positions: str) -> Architecture:
         kernel_size=kernel,
         stem_stride=model.patch_embed.img_size[0] // model.patch_embed.grid_size[0] // kernel,
         dynamic=model.dynamic_img_size,
+        map_of_patches=not isinstance(model, timm.models.Eva),
     )
 
 

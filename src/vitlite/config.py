@@ -5,7 +5,7 @@ Nothing here imports torch, so that names and sizes can be listed at once.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import InitVar, asdict, dataclass, fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -55,14 +55,18 @@ class ViTConfig:
     dropout: float = 0.0
     drop_path: float = 0.0  # stochastic depth of the last block, rising linearly from 0 at the first
     checkpointing: bool = False  # recompute blocks in the backward pass instead of storing them
+    _given: InitVar[frozenset[str] | None] = None  # dataclasses.replace hands on what its original has here
 
-    def __new__(cls, **given: Any) -> "ViTConfig":
-        refuse_unknown_fields(given)
+    def __new__(cls, *, _given: frozenset[str] | None = None, **named: Any) -> "ViTConfig":
+        refuse_unknown_fields(named)
+        given = set(named)
+        if _given is not None:  # dataclasses.replace names every field
+            given = {name for name, value in named.items() if name in _given or value != DEFAULTS[name]}
         self = super().__new__(cls)
         object.__setattr__(self, "_given", frozenset(given))
         return self
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, _given: frozenset[str] | None) -> None:
         for field in TUPLES:
             if isinstance(getattr(self, field), list):  # as JSON has it
                 object.__setattr__(self, field, tuple(getattr(self, field)))
@@ -154,6 +158,9 @@ class ViTConfig:
         return asdict(self)
 
 
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(ViTConfig)}
+
+
 def stem_stride(units: tuple[int, ...] | None) -> int:
     """Pixels of one cell of a stem's feature map: 4 after its root, doubled by each stage but the first.
 
@@ -169,22 +176,21 @@ def refuse_unknown_fields(names: Iterable[str]) -> None:
     Raises:
         ConfigError: One is not; what comes close, and the list.
     """
-    fields = ViTConfig.__dataclass_fields__
     for name in names:
-        if name not in fields:
-            hint = f" {FIELDS[name]}" if name in FIELDS else closest(name, fields)
-            raise ConfigError(f"ViTConfig has no field {name!r}.{hint} Fields: {', '.join(fields)}.")
+        if name not in DEFAULTS:
+            hint = f" {FIELDS[name]}" if name in FIELDS else closest(name, DEFAULTS)
+            raise ConfigError(f"ViTConfig has no field {name!r}.{hint} Fields: {', '.join(DEFAULTS)}.")
 
 
-def check_fields(fields: Mapping[str, Any]) -> None:
+def check_fields(claims: Mapping[str, Any]) -> None:
     """Makes sure that each of these could be a field of a `ViTConfig`, whatever the others are.
 
     Raises:
         ConfigError: One could not.
     """
-    refuse_unknown_fields(fields)
-    known = {name: field.default for name, field in ViTConfig.__dataclass_fields__.items()}
-    for name, value in fields.items():
+    refuse_unknown_fields(claims)
+    known = dict(DEFAULTS)
+    for name, value in claims.items():
         known[name] = tuple(value) if name in TUPLES and isinstance(value, list) else value
     _check_values(SimpleNamespace(**known))
 

@@ -374,7 +374,8 @@ def _from_opened(image: Any, channels: int) -> Rows:
     """A Pillow image that somebody else opened or made."""
     not_decoded = getattr(image, "tile", None)
     try:
-        return _from_pillow(image, channels)
+        with WHOLE_FILES:
+            return _from_pillow(image, channels)
     except Exception as error:  # opened lazily, it may be found broken only now
         if not_decoded:
             image.tile = not_decoded  # else Pillow would give it next time, in black where it broke

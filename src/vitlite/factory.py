@@ -15,7 +15,7 @@ from typing import NamedTuple, ParamSpec
 
 import torch
 
-from vitlite.config import PRESETS, Pool, ViTConfig
+from vitlite.config import DEFAULTS, PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError, closest, shown
 from vitlite.fingerprint import sample_of
 from vitlite.habits import CREATE, FIELDS
@@ -121,7 +121,7 @@ def _instead_of(option: str, names: Sequence[str]) -> str:
     """What to write instead of an option that does not exist."""
     if option in CREATE:
         return f" {CREATE[option]}"
-    if option in ViTConfig.__dataclass_fields__:
+    if option in DEFAULTS:
         return (
             f" It is a field of a config: vitlite.load(path, config=ViTConfig({option}=...)) of a file that does not "
             f"tell it, vitlite.ViT(ViTConfig({option}=..., ...)) of a network of your own."

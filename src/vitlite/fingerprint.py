@@ -2,7 +2,7 @@
 
 import ctypes
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.errors import InputError
-from vitlite.model import COMPUTING, ViT, differences, model_on_meta
+from vitlite.model import COMPUTING, ViT, differences, model_on_meta, replaced_method
 
 SMALL = 10_000  # numbers of a weight that is looked at whole, as biases, norms and tokens are
 
@@ -45,17 +45,32 @@ def _weights_of(model: ViT) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 class Packing(NamedTuple):
-    """What an optimized model is known by: what its weights were, and what of it can still be changed."""
+    """What an optimized model is known by: what its weights were, what was made of them, and what can be changed."""
 
     weights: str  # the hash
+    kind: type[ViT]  # of the model
+    packed: tuple[tuple[str, nn.Module], ...]  # the layers that its weights are packed in
     parts: str  # which there are, and their settings
     sample: Tensor | None  # of the weights that were not packed
 
 
-def packing_of(model: ViT, weights: str) -> Packing:
-    """What an optimized model is known by, as it is now; `weights` is the hash of what they were before."""
-    parts = "\n".join(repr(part) for name, part in model.named_children() if name != "head")
-    return Packing(weights, parts, sample_of(model))
+def packing_of(model: ViT, weights: str, kind: type[ViT], packed: Iterable[str]) -> Packing:
+    """What an optimized model is known by, as it is now.
+
+    Args:
+        model: With the layers that were packed.
+        weights: The hash of what they were before.
+        kind: The class that it has, or will have.
+        packed: Which of its parts were packed.
+    """
+    layers = []
+    for part in packed:
+        layers += getattr(model, part).named_modules(prefix=part, remove_duplicate=False)
+    return Packing(weights, kind, tuple(layers), _parts_of(model), sample_of(model))
+
+
+def _parts_of(model: ViT) -> str:
+    return "\n".join(repr(part) for name, part in model.named_children() if name != "head")
 
 
 def hash_of_weights(model: ViT) -> str:
@@ -65,15 +80,17 @@ def hash_of_weights(model: ViT) -> str:
     such as those of its last norm, are as they were.
 
     Raises:
-        InputError: They are quantised or sharded: what they hold is not in memory as it seems.
+        InputError: They are quantised or sharded: what they hold is not in memory as it seems. Or those of an optimized
+            model are not those that were packed.
     """
     kept: Packing | None = model.__dict__.get("_packing")
     if kept is None:
         return hash_of_file(model) or _hash_of_memory(model)
-    now = packing_of(model, kept.weights)
-    if now.parts == kept.parts and _is_alike(kept.sample, now.sample):
+    _refuse_strange(_other_than_packed(model, kept))
+    parts = _parts_of(model)
+    if parts == kept.parts and _is_alike(kept.sample, sample_of(model)):
         return kept.weights
-    return _hash_of_memory(model, f"{kept.weights}\n{now.parts}")
+    return _hash_of_memory(model, f"{kept.weights}\n{parts}")
 
 
 def hash_of_answers(model: ViT) -> str:
@@ -128,17 +145,35 @@ def _other_than_config(model: ViT) -> str:
     return ""
 
 
+def _other_than_packed(model: ViT, kept: Packing) -> str:
+    """The first layer or method that is not what optimizing made; nothing where all are."""
+    if type(model) is not kept.kind:
+        return f"This model is a {type(model).__name__}, and not what optimizing made"
+    layers = dict(model.named_modules(remove_duplicate=False))
+    for name, layer in kept.packed:
+        if layers.get(name) is not layer:
+            return f"{name} is another than optimizing made"
+    for name, layer in (("", model), *kept.packed):
+        method = replaced_method(layer)
+        if method:
+            return f"{f'{name}.{method}'.lstrip('.')} is set on it, and not that of its class"
+    return ""
+
+
 def _hash_of_memory(model: ViT, packed: str = "") -> str:
-    strange = _other_than_plain(model) if packed else _strange(model)
-    if strange:
-        raise InputError(
-            f"{strange}: what vectors of it mean, nobody knows later.",
-            python="Use the model as it was created.",
-            command="",
-        )
+    _refuse_strange(_other_than_plain(model) if packed else _strange(model))
     found = sha256(packed.encode())
     for name, weight in sorted(_weights_of(model)):
         if not name.startswith("head."):
             found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
             found.update(bytes_of(weight))
     return f"in memory {found.hexdigest()}"
+
+
+def _refuse_strange(strange: str) -> None:
+    if strange:
+        raise InputError(
+            f"{strange}: what vectors of it mean, nobody knows later.",
+            python="Use the model as it was created.",
+            command="",
+        )

@@ -132,6 +132,13 @@ def test_a_picture_at_an_unknown_url_or_without_a_path_has_its_own_error(tmp_pat
     assert "NUL" in errors[3]
 
 
+def test_tables_that_have_a_column_of_the_answers_already_are_refused() -> None:
+    """Of two of one name, one is lost, and Parquet is not read again."""
+    table = pa.table({"path": ["a.png"], "vector": ["mine"], "error": ["none"]})
+    with pytest.raises(InputError, match="adds the columns vector, error to a table, and it has vector, error already"):
+        Embedder(tiny_model())(table)
+
+
 @pytest.mark.parametrize("columns", [{"path": [b"a.png"]}, {"path": ["a.png"], "bytes": ["text"]}])
 def test_tables_with_columns_of_another_type_are_refused(columns: dict[str, Any]) -> None:
     threads = torch.get_num_threads()

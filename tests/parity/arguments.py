@@ -181,8 +181,16 @@ def signature(function: Callable[..., Any]) -> list[str]:
 # ---- timm
 
 
+SMALL_EVA = {"img_size": 160, "embed_dim": 64, "depth": 2, "num_heads": 2}
+
+
 def _build_timm(**given: Any) -> nn.Module:
     return timm.create_model("test_vit", **given).float()
+
+
+def _build_eva(**given: Any) -> nn.Module:
+    """DINOv3's network."""
+    return timm.create_model("vit_small_patch16_dinov3", **SMALL_EVA | given).float()
 
 
 def _stretched_timm(model: nn.Module, images: Tensor) -> Tensor:
@@ -190,6 +198,10 @@ def _stretched_timm(model: nn.Module, images: Tensor) -> Tensor:
     other.set_input_size(images.shape[-2:])
     answer: Tensor = other(images)
     return answer
+
+
+def _write_eva(model: nn.Module, given: Mapping[str, Any], folder: Path) -> None:
+    _write_timm(model, SMALL_EVA | given, folder)
 
 
 def _write_timm(model: nn.Module, given: Mapping[str, Any], folder: Path) -> None:
@@ -279,6 +291,69 @@ TIMM = Kind(
     _write_timm,
     lambda model, images: model(images),
     {**BARE, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"},
+    _stretched_timm,
+)
+
+AS_EVA = (  # arguments that it shares with the other class, and their values
+    "img_size", "in_chans", "num_classes", "embed_dim", "num_heads", "mlp_ratio", "qk_norm", *DROPS,
+    "dynamic_img_size", "dynamic_img_pad", "device", "dtype",
+)  # fmt: skip
+GATED = {"swiglu_mlp": True}
+EVA_VALUES: dict[str, list[Value]] = {
+    **{name: TIMM_VALUES[name] for name in AS_EVA},
+    "patch_size": [told(32, patch_size=32)],
+    "depth": [Value(3)],
+    "global_pool": [
+        told("token", pool="cls"),
+        unsayable("map", "pool"),
+        unsayable("map", "pool", class_token=False, num_reg_tokens=0),
+        *(unsayable(pool, "pool") for pool in ("avgmax", "max", "")),
+    ],
+    "num_kv_heads": [Value(1, also={"attn_type": "rope", "qkv_fused": False})],
+    "qkv_bias": [Value(True)],
+    "qkv_fused": [Value(False)],
+    "swiglu_mlp": [Value(True, {"mlp": "swiglu"})],
+    "swiglu_align_to": [Value(8, {"mlp": "swiglu"}, also=GATED)],
+    "scale_mlp": [Value(True), Value(True, {"mlp": "swiglu"}, also=GATED)],
+    "scale_attn_inner": [Value(True)],
+    "attn_type": [Value("rope")],
+    "init_values": [Value(None), Value(0.1)],
+    "norm_layer": [told(partial(nn.LayerNorm, eps=1e-3), norm_eps=1e-3)],
+    "attn_only_layer_scale": [Value(True)],
+    "class_token": [Value(False)],
+    "num_reg_tokens": [Value(0), Value(2)],
+    "no_embed_class": [Value(True), Value(True, {"cls_position": False}, also={"use_abs_pos_emb": True})],
+    "use_abs_pos_emb": [Value(True)],
+    "use_rot_pos_emb": [
+        told(False, positions="none"), Value(False, {"positions": "learned"}, also={"use_abs_pos_emb": True}),
+    ],
+    "rope_type": [Value("cat", assumed=True), Value("mixed", also={"rope_rotate_half": False})],
+    "rope_grid_offset": [Value(0.5, assumed=True)],
+    "rope_grid_indexing": [Value("xy", assumed=True)],
+    "rope_temperature": [Value(50.0, assumed=True)],
+    "rope_rotate_half": [Value(False, assumed=True)],
+    "rope_shift_coords": [Value(0.1)],
+    "rope_jitter_coords": [Value(2.0)],
+    "rope_rescale_coords": [Value(2.0)],
+    "rope_mrope_section": [Value((2, 3, 3))],
+    "use_post_norm": [Value(True, assumed=True)],
+    "use_pre_transformer_norm": [Value(True)],
+    "use_post_transformer_norm": [told(False, final_norm=False)],
+    "use_fc_norm": [Value(True)],
+    "attn_pool_num_heads": [unsayable(4, "pool", global_pool="map")],
+    "attn_pool_mlp_ratio": [unsayable(2.0, "pool", global_pool="map")],
+    "ref_feat_shape": [Value(8, assumed=True)],
+    "head_init_scale": [Value(0.1)],
+}  # fmt: skip
+EVA = Kind(
+    "timm",
+    "Eva",
+    partial(signature, timm.models.Eva.__init__),
+    EVA_VALUES,
+    _build_eva,
+    _write_eva,
+    lambda model, images: model(images),
+    {**BARE, "norm_eps": 1e-5, "gelu": "exact", "pool": "mean", "positions": "rope"},
     _stretched_timm,
 )
 
@@ -455,6 +530,7 @@ for unused in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
     del DINOV3[unused]
 KINDS = [
     TIMM,
+    EVA,
     _transformers("ViTForImageClassification", OF_ANY_VIT | POOLER | STRIDE),
     _transformers("DeiTForImageClassification", OF_ANY_VIT | POOLER | STRIDE),
     _transformers("ViTMAEModel", OF_ANY_VIT | DECODER),

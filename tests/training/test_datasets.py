@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -227,10 +228,10 @@ def test_a_picture_whose_file_was_changed_is_prepared_again(folders: Path, in_pl
 def test_a_file_that_is_written_again_at_once_is_prepared_again(tmp_path: Path) -> None:
     """Its size is the same, and its times may be: a disk's clock ticks a hundred times a second."""
     path = tmp_path / "a"
-    prepared = Prepared([path], lambda file: torch.tensor(list(file.read_bytes())))
+    prepared = Prepared([path], lambda file: torch.tensor([[list(file.read_bytes())]]).byte())
     for value in range(200):
         path.write_bytes(bytes([value]))
-        assert prepared[torch.tensor([0])].tolist() == [[value]]
+        assert prepared[torch.tensor([0])].item() == value
 
 
 class Counting(Preprocess):
@@ -242,6 +243,28 @@ class Counting(Preprocess):
         self.most.append(len(self.inside))
         self.inside.remove(image)
         return super().pixels(image)
+
+
+WAYS: dict[str, tuple[Callable[[Path], Any], str]] = {  # of one's own to read a picture
+    "floats": (
+        lambda path: torch.zeros(3, 16, 16),
+        r"a tensor \(c, h, w\) of uint8, .* \(3, 16, 16\) of torch.float32",
+    ),
+    "an array": (lambda path: torch.zeros(3, 16, 16).numpy(), "a tensor .* gives a ndarray"),
+    "grey": (lambda path: torch.zeros(16, 16).byte(), r"a tensor .* gives \(16, 16\) of torch.uint8"),
+    "of many sizes": (
+        lambda path: torch.zeros(3, 16, 16 + (path.name == "3.png")).byte(),
+        r"3.png is to be read as \(3, 16, 16\), as another was, and what reads it gives \(3, 16, 17\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_way_of_ones_own_gives_is_a_picture_as_the_others_are(way: str, folders: Path) -> None:
+    read, what = WAYS[way]
+    pictures = read_folder(folders / "train", read, ("lying", "standing"))
+    with pytest.raises(TrainError, match=what):
+        pictures.fetch(torch.arange(24))
 
 
 def test_a_way_of_ones_own_is_called_for_one_picture_after_the_other(folders: Path) -> None:

@@ -181,6 +181,24 @@ def test_a_run_may_be_given_pictures_to_validate_with_later(tmp_path):
     assert (tmp_path / "best").exists()
 
 
+def test_a_run_of_which_no_step_is_kept_begins_with_the_model_that_it_is_given(tmp_path):
+    """The first may have been without the weights that were wanted, which no file tells where Python filled them in."""
+    data, wanted, expected = stripes(24), new_model(), new_model()
+    for model in (wanted, expected):
+        model.blocks[0].mlp.fc1.weight.data.mul_(2)
+
+    def stop_at_once(run):
+        raise Killed
+
+    first = new_model()
+    with pytest.raises(Killed):
+        train(first, data, tmp_path / "out", settings(), after_step=stop_at_once)
+    assert all(map(torch.equal, first.parameters(), new_model().parameters()))  # as it came
+    train(wanted, data, tmp_path / "out", settings())
+    train(expected, data, tmp_path / "new", settings())
+    assert all(map(torch.equal, wanted.parameters(), expected.parameters()))
+
+
 def test_a_run_that_stopped_before_its_state_was_written_again_begins_with_the_same_weights(tmp_path):
     """As in a notebook: the model has taken steps by then, of which the state knows nothing."""
     new_model().save(tmp_path / "first")

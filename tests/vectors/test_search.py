@@ -231,6 +231,42 @@ def test_what_an_optimized_model_can_still_change_makes_other_weights(
     assert found[0].startswith("in memory ")
 
 
+def _exchange_blocks(model: Any) -> None:
+    model.blocks[0], model.blocks[1] = model.blocks[1], model.blocks[0]
+
+
+def _give_it_a_class(model: Any) -> None:
+    model.__class__ = type("Another", (type(model),), {"embed": lambda self, x: -super(type(model), self).embed(x)})
+
+
+NOT_AS_OPTIMIZED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "blocks in another order": (_exchange_blocks, "blocks.0 is another than optimizing made"),
+    "a block fewer": (lambda model: model.blocks.pop(1), "blocks.1 is another than optimizing made"),
+    "a block that is there twice": (lambda model: model.blocks.insert(1, model.blocks[0]), "blocks.1 is another"),
+    "attention of another block": (
+        lambda model: setattr(model.blocks[0], "attn", model.blocks[1].attn),
+        "blocks.0.attn",
+    ),
+    "another model's": (
+        lambda model: setattr(model, "blocks", optimize(tiny_model()).blocks),
+        "blocks is another than",
+    ),
+    "a method": (lambda model: setattr(model, "embed", lambda x: -x), "embed is set on it"),
+    "a method of a block": (lambda model: setattr(model.blocks[1], "forward", lambda x: x), "blocks.1.forward is set"),
+    "a class": (_give_it_a_class, "This model is a Another, and not what optimizing made"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_AS_OPTIMIZED)
+def test_an_optimized_model_that_was_put_together_otherwise_is_nobody_s(kind: str, tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "model")
+    model = optimize(load(tmp_path / "model"))
+    change, what = NOT_AS_OPTIMIZED[kind]
+    change(model)
+    with pytest.raises(InputError, match=rf"{what}.*: what vectors of it mean, nobody knows later"):
+        hash_of_weights(model)
+
+
 @pytest.mark.parametrize("changes", [{"final_norm": False}, {"class_token": False, "pool": "map"}])
 def test_optimized_models_with_few_weights_left_are_known(changes: dict[str, Any], tmp_path: Path) -> None:
     tiny_model(**changes).save(tmp_path / "model")

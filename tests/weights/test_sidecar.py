@@ -72,11 +72,16 @@ def test_contradictions_are_named_with_both_values(tmp_path: Path) -> None:
     again = read_sidecar(tmp_path)
     assert contradictions(again, ("ant", "bee", "cow"), RECIPE) == []
     assert contradictions(again, None, RECIPE) == [], "where only the file says something"
-    assert contradictions(again, ("ant", "bat"), replace(RECIPE, mean=(0.1,) * 3)) == [
+    assert contradictions(again, ("ant", "bat", "cow"), replace(RECIPE, mean=(0.1,) * 3)) == [
         "1 is bee, not bat",
         "mean is (0.5, 0.5, 0.5), not (0.1, 0.1, 0.1)",
     ]
     assert contradictions(Sidecar(), ("ant",), RECIPE) == []
+    assert contradictions(again, ("ant", "bee"), RECIPE) == ["3 classes are named, not 2"]
+    assert contradictions(replace(again, labels=None, unlabelled="none is 0"), None, RECIPE) == []
+    assert contradictions(replace(again, labels=None, unlabelled="none is 0"), ("ant",), RECIPE) == [
+        "its classes are others: none is 0"
+    ]
     (tmp_path / "config.json").write_text(json.dumps({"vitlite": {"config": {}, "labels": ["\x1b[2J" * 99]}}))
     (said,) = contradictions(read_sidecar(tmp_path), ("ant",), RECIPE)
     assert said.isprintable()

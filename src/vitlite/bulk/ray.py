@@ -59,7 +59,9 @@ class Embedder:
 
         from vitlite.predict import embed
 
-        table, answers, errors = _answered(table, lambda files: embed(self.model, files, self.batch))
+        table, answers, errors = _answered(
+            table, ("vector", "error"), lambda files: embed(self.model, files, self.batch)
+        )
         vectors = [None if vector is None else vector.numpy() for vector in answers]
         table = table.append_column("vector", pa.array(vectors, pa.list_(pa.float32())))
         return table.append_column("error", errors)
@@ -86,7 +88,9 @@ class Classifier:
 
         from vitlite.predict import classify
 
-        table, answers, errors = _answered(table, lambda files: classify(self.model, files, self.top, self.batch))
+        table, answers, errors = _answered(
+            table, ("labels", "scores", "error"), lambda files: classify(self.model, files, self.top, self.batch)
+        )
         labels = [None if best is None else [prediction.label for prediction in best] for best in answers]
         scores = [None if best is None else [prediction.score for prediction in best] for best in answers]
         table = table.append_column("labels", pa.array(labels, pa.list_(pa.string())))
@@ -110,12 +114,12 @@ def _ready(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None,
 
 
 def _answered(
-    table: "pa.Table", work: "Callable[[Iterator[BytesIO]], Outcomes[T]]"
+    table: "pa.Table", added: Sequence[str], work: "Callable[[Iterator[BytesIO]], Outcomes[T]]"
 ) -> "tuple[pa.Table, list[T | None], pa.Array]":
     """The table without `bytes`, what `work` makes of each picture, and the errors of those that it cannot take."""
     import pyarrow as pa
 
-    _check_table(table)
+    _check_table(table, added)
     paths = table["path"].to_pylist()
     if "bytes" in table.column_names:
         files: Iterator[BytesIO] = map(_Picture, paths, table["bytes"].to_pylist())
@@ -134,7 +138,7 @@ def _answered(
     return table.select(kept), answers, pa.array(errors, pa.string())
 
 
-def _check_table(table: "pa.Table") -> None:
+def _check_table(table: "pa.Table", added: Sequence[str]) -> None:
     import pyarrow as pa
 
     columns = table.column_names if isinstance(table, pa.Table) else ()
@@ -147,6 +151,12 @@ def _check_table(table: "pa.Table") -> None:
     check_kind("path", table["path"].type, TEXT)
     if "bytes" in columns:
         check_kind("bytes", table["bytes"].type, CONTENT)
+    there = [name for name in added if name in columns]
+    if there:
+        raise InputError(
+            f"This adds the columns {', '.join(added)} to a table, and it has {', '.join(there)} already.",
+            python="Rename or drop what is there: table.rename_columns(...), table.drop_columns(...).",
+        )
 
 
 class _Picture(BytesIO):

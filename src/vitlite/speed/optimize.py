@@ -48,6 +48,7 @@ from vitlite.speed.onednn import (
 from vitlite.speed.slices import compute, cut, join
 
 NARROW = (torch.bfloat16, torch.float16)
+PACKED = ("patch_embed", "blocks", "attn_pool")  # parts of which nothing stays as it was; the others are copied
 TOKENS = ("cls_token", "reg_token", "pos_embed")  # parameters of the model itself
 MOST_GRIDS = 16  # for which what is added to the patches is kept
 
@@ -450,12 +451,13 @@ def _take_over(model: ViT, plan: Plan) -> None:
     device, own_dtype = model.device, model.dtype
     weights = hash_of_file(model) or f"of no file {secrets.token_hex(16)}"  # as of no other model
     alone = _alone(model, plan)
-    modules = model._modules | _packed(alone, plan)
+    packed = _packed(alone, plan)
+    modules = model._modules | packed
     tokens = [getattr(alone, name) for name in TOKENS]
     own_tokens = OwnTokens(*(None if token is None else token.detach() for token in tokens))
     parameters = {name: value for name, value in model._parameters.items() if name not in TOKENS}
     alone.__dict__.update(_modules=modules, _parameters=parameters)
-    packing = packing_of(alone, weights)
+    packing = packing_of(alone, weights, OptimizedViT, [name for name in PACKED if name in packed])
     model.__dict__.update(_modules=modules, _parameters=parameters)  # new ones: a shallow copy has the old
     model.__dict__.update(_own_tokens=own_tokens, _device=device, _dtype=own_dtype, _by_grid={}, _plan=plan)
     model.__dict__["_packing"] = packing

@@ -47,6 +47,7 @@ class Prepared:
         self.folder = folder  # from which files are named
         self._kept: dict[int, tuple[State, Tensor]] = {}
         self._left = CACHE
+        self._shape: tuple[int, ...] = ()  # of them all, as soon as one was prepared
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -64,8 +65,32 @@ class Prepared:
         if picture is None or before != state:
             with room.taken(0 if isinstance(self.pictures, Tensor) else pixels_in(self.pictures[row])):
                 picture = self.read(self.pictures[row])
+            self._refuse_unlike(row, picture)
             self._keep(row, state, picture)
         return picture
+
+    def _refuse_unlike(self, row: int, picture: Any) -> None:
+        """Makes sure that what was read, perhaps by one's own function, goes into a batch with the others.
+
+        Raises:
+            TrainError: It is no picture of uint8, or of another shape than one before.
+        """
+        if not isinstance(picture, Tensor):
+            raise self._unlike(row, "a tensor (c, h, w) of uint8", f"a {type(picture).__name__}")
+        if picture.dtype != torch.uint8 or picture.ndim != 3:
+            raise self._unlike(row, "a tensor (c, h, w) of uint8", f"{tuple(picture.shape)} of {picture.dtype}")
+        self._shape = self._shape or tuple(picture.shape)
+        if tuple(picture.shape) != self._shape:
+            raise self._unlike(row, f"{self._shape}, as another was", f"{tuple(picture.shape)}")
+
+    def _unlike(self, row: int, wanted: str, found: str) -> TrainError:
+        picture = self.pictures[row]
+        name = f"Picture {row}" if isinstance(picture, Tensor) else shown(str(picture))
+        return TrainError(
+            f"{name} is to be read as {wanted}, and what reads it gives {found}.",
+            python="The function that reads gives all pictures alike; those from 0 to 1: "
+            "(255 * image).round().to(torch.uint8).",
+        )
 
     def _keep(self, row: int, state: State | None, picture: Tensor) -> None:
         """While there is room, in place of what a file held before; none of which the next change might not show."""

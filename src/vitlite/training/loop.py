@@ -127,9 +127,10 @@ def _train(
             _log.warning("vitlite: %s", about_head)
         with _alone(out):
             run = Run(model, data, settings, validation)
-            _run_epochs(run, out, validation, told, save_every)
-            if validation is not None:
-                _check_best(run, out, validation, told.after_best)
+            with run.taken_back_unless_kept(out / STATE):
+                _run_epochs(run, out, validation, told, save_every)
+                if validation is not None:
+                    _check_best(run, out, validation, told.after_best)
     finally:
         if run is None or run.progress == Progress():  # refused: nothing was trained, so it knows no other classes
             model.labels = before

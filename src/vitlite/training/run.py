@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlite import disk
 from vitlite.config import ViTConfig
-from vitlite.errors import TrainError, shown
+from vitlite.errors import TrainError, VitliteError, shown
 from vitlite.images import Recipe, recipe_alone
 from vitlite.model import ViT
 from vitlite.speed.onednn import float32_products, float32_products_are_exact, kernels_as_created
@@ -56,6 +56,7 @@ class Run:
         self.importance = importance_of_classes(data, balance=settings.balance)  # (k,)
         self.progress = Progress()
         self.history: History = []
+        self.is_saved = False  # what it began with, or has by now
         if settings.frozen:
             model.requires_grad_(False)
             model.head.requires_grad_(True)
@@ -88,6 +89,7 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Writes everything that a resumed run needs."""
+        self.is_saved = True
         if not distributed.is_main():
             return
         tensors: dict[str, Tensor] = {}
@@ -140,20 +142,18 @@ class Run:
             self.model.save(folder)
 
     def resume(self, path: Path) -> bool:
-        """Takes over what `save` wrote, and says whether any step was taken by then.
+        """Takes over what `save` wrote, if any step was taken by then, and says whether.
 
-        Where it cannot, nothing of the run was changed. Of another run that took no step nothing would be lost: it is
-        as if there were none.
+        A state without a step is as if there were none: nothing is lost, and the model may have other weights by now.
+        Where the run cannot go on, nothing of it was changed.
 
         Raises:
             TrainError: It is the state of another run, or damaged.
         """
         saved = read_state(path)
-        is_begun = saved.progress != Progress() or any((path.parent / name).exists() for name in (LAST, BEST))
-        changes = self._changes(saved)
-        if changes and not is_begun:
+        if not _is_begun(saved, path.parent):
             return False
-        self._refuse_changes(changes, path.parent)
+        self._refuse_changes(self._changes(saved), path.parent)
         done = saved.progress.epoch * self.steps + saved.progress.step
         with damaged(path):
             if saved.progress.epoch > self.settings.epochs:
@@ -165,7 +165,21 @@ class Run:
         self._restore_averages(saved.tensors)
         self._restore_optimizers(saved.tensors)
         self.progress, self.history = saved.progress, saved.history
-        return is_begun
+        return True
+
+    @contextmanager
+    def taken_back_unless_kept(self, path: Path) -> Iterator[None]:
+        """Where it ends by an error before any step was kept, the model gets back what it began with.
+
+        For the run is begun anew with this model then, and ends as if nothing had happened.
+        """
+        try:
+            yield
+        except BaseException:
+            with suppress(VitliteError, OSError):
+                if self.is_saved and not _is_begun(saved := read_state(path), path.parent):
+                    self._restore_weights(saved.tensors)
+            raise
 
     def _kept(self, unmoved: Collection[str]) -> dict[str, Kept]:
         """What a state must hold. Of a weight that never had a gradient, an optimizer remembers nothing."""
@@ -249,6 +263,11 @@ class Run:
         """Gives the model the averages as its weights, and keeps its weights in their place."""
         for name, weight in self.weights.items():
             weight.data, self.averages[name] = self.averages[name], weight.data
+
+
+def _is_begun(saved: State, out: Path) -> bool:
+    """Whether any step of a run is kept, in its state or in a checkpoint."""
+    return saved.progress != Progress() or any((out / name).exists() for name in (LAST, BEST))
 
 
 def _read(path: Path, most: int) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vitlite.config import ViTConfig, refuse_unknown_fields
+from vitlite.config import DEFAULTS, ViTConfig, refuse_unknown_fields
 from vitlite.errors import CheckpointError, ConfigError, VitliteError, shown
 from vitlite.weights import zoo
 from vitlite.weights.files import Shape, WeightsFile
@@ -272,7 +272,7 @@ def _assumed(layout: Layout, facts: Mapping[str, Any], config: ViTConfig) -> dic
 def _words_by_field(evidence: Evidence) -> dict[str, list[Word]]:
     """All that is said of each field, the weightiest first: by tensors, the layout's code, others, what is usual."""
     layout, facts = evidence.layout, evidence.facts
-    words: dict[str, list[Word]] = {field: [] for field in ViTConfig.__dataclass_fields__}
+    words: dict[str, list[Word]] = {field: [] for field in DEFAULTS}
     for claim in _everybody(evidence):
         refuse_unknown_fields(claim.fields)
         for field, value in claim.fields.items():
@@ -313,7 +313,7 @@ def _everybody(evidence: Evidence) -> list[Claim]:
     told: dict[str, Any] = {}
     fixed: dict[str, Any] = {}
     usual: dict[str, Any] = {"resample": layout.resample[facts["registers"] > 0]}
-    for field in ViTConfig.__dataclass_fields__.keys() - unclear:
+    for field in DEFAULTS.keys() - unclear:
         if field in facts:
             told[field] = facts[field]
         if field in layout.fixed:

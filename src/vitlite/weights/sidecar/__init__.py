@@ -211,10 +211,7 @@ def _recipe_of(unread: UnreadRecipe, size: tuple[int, int] | None) -> Recipe:
 
 def contradictions(sidecar: Sidecar, labels: Sequence[str] | None, recipe: Recipe, patch: int = 1) -> list[str]:
     """Where a sidecar says otherwise than these labels and this recipe: sentences such as "mean (0.5,), not (0.4,)"."""
-    different = []
-    for number, (here, there) in enumerate(zip(sidecar.labels or (), labels or (), strict=False)):
-        if here != there:
-            different.append(f"{number} is {shown(here)}, not {shown(there)}")
+    different = _other_labels(sidecar, labels) if labels else []
     try:
         own = recipe_of(sidecar, None, patch)
     except ConfigError as error:
@@ -224,6 +221,21 @@ def contradictions(sidecar: Sidecar, labels: Sequence[str] | None, recipe: Recip
             here, there = getattr(own, name), getattr(recipe, name)
             if here != there and name != "margin":  # which no other library's files tell
                 different.append(f"{name} is {here}, not {there}")
+    return different
+
+
+def _other_labels(sidecar: Sidecar, labels: Sequence[str]) -> list[str]:
+    """Where a sidecar that names classes does not name these."""
+    if sidecar.unlabelled:
+        return [f"its classes are others: {sidecar.unlabelled}"]
+    if not sidecar.labels:
+        return []
+    different = []
+    for number, (here, there) in enumerate(zip(sidecar.labels, labels, strict=False)):
+        if here != there:
+            different.append(f"{number} is {shown(here)}, not {shown(there)}")
+    if len(sidecar.labels) != len(labels):
+        different.append(f"{len(sidecar.labels)} classes are named, not {len(labels)}")
     return different
 
 

@@ -126,7 +126,7 @@ MODEL_ARGS = Words(
 )
 
 
-NO_FIELDS = ("kernel_size", "stem_stride", "dynamic")  # of an Architecture, that a config does not have
+NO_FIELDS = ("kernel_size", "stem_stride", "dynamic", "map_of_patches")  # of an Architecture: a config has none of them
 
 
 class Architecture(NamedTuple):
@@ -144,6 +144,7 @@ class Architecture(NamedTuple):
     kernel_size: int  # no field: of the patches, which are pixels, or cells of a ResNet before them
     stem_stride: int  # no field: pixels to a side of such a cell; 1 where there is no ResNet
     dynamic: bool  # no field: whether it takes images of any size, not img_size alone
+    map_of_patches: bool  # no field: whether attention would pool the patches alone, as ours does, or all tokens
 
     def fields(self) -> dict[str, Any]:
         """Those of a config."""
@@ -160,7 +161,7 @@ def _read_architectures() -> dict[str, Architecture]:
     for line in (Path(__file__).parents[1] / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             name, size, heads, eps, gelu, pool, row, positions, resample, norm, *others = line.split()
-            kernel, stride, dynamic = others
+            kernel, stride, dynamic, patches = others
             found[name] = Architecture(
                 image_size=int(size),
                 heads=int(heads),
@@ -174,6 +175,7 @@ def _read_architectures() -> dict[str, Architecture]:
                 kernel_size=int(kernel),
                 stem_stride=int(stride),
                 dynamic=dynamic == "True",
+                map_of_patches=patches == "True",
             )
     return found
 
@@ -326,6 +328,10 @@ def _pool(
         return None
     if len(set(said)) > 1 or said[0] not in POOLS:
         raise CheckpointError(f"global_pool is {shown(' and '.join(said))}; vitlite computes {' or '.join(POOLS)}.")
+    if said[0] == "map" and not architecture.map_of_patches:
+        raise CheckpointError(
+            "global_pool is map, and in such a model of timm attention pools all tokens; in vitlite, the patches alone."
+        )
     if said[0] == "token" and architecture.pool == "cls_and_distillation":  # of which timm says so, too
         return architecture.pool
     return POOLS[said[0]]
