@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from os import PathLike
-from threading import Condition, Lock
+from threading import Condition, Lock, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -34,6 +34,7 @@ ROOM = 100_000_000  # pixels of files that are decoded at once, unless one alone
 
 _changing_modes = Lock()
 _paused: dict[torch.nn.Module, int] = {}  # parts of models that were in training mode, and how many threads use them
+_trained: dict[torch.nn.Module, int] = {}  # models that are being trained, and the thread that does it
 
 
 @dataclass
@@ -277,12 +278,41 @@ def _outcome(pixels: Future[Tensor]) -> Tensor | ImageError:
 
 
 @contextmanager
+def being_trained(model: torch.nn.Module) -> Iterator[None]:
+    """Keeps other threads from a model whose mode and weights change from step to step; this one may look at it.
+
+    Raises:
+        InputError: Another thread trains it.
+    """
+    with _changing_modes:
+        _refuse_while_trained(model)
+        mine = model not in _trained
+        _trained[model] = get_ident()
+    try:
+        yield
+    finally:
+        if mine:
+            with _changing_modes:
+                del _trained[model]
+
+
+def _refuse_while_trained(model: torch.nn.Module) -> None:
+    if _trained.get(model, get_ident()) != get_ident():
+        raise InputError(
+            "Another thread trains this model, and what it answers between two steps means nothing.",
+            python="Load what the run keeps after each epoch: vitlite.load(out / 'last').",
+            command="",
+        )
+
+
+@contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Eval mode without gradients; afterwards each part of the model is in the mode it was in.
 
     Where several threads use a model, the last of them puts it back: until then, one of them needs eval mode.
     """
     with _changing_modes:
+        _refuse_while_trained(model)
         paused = [module for module in model.modules() if module.training or module in _paused]
         for module in paused:
             module.training = False

@@ -69,7 +69,9 @@ def why_best(history: Sequence[dict[str, Any]]) -> str:
 def check_best(
     out: Path, history: Sequence[dict[str, Any]], model: ViT, validation: Pictures, *, bfloat16: bool
 ) -> Measured | None:
-    """Measures `best` again, from the file; None where no epoch was measured.
+    """Measures `best` again, from the file; None where no epoch was measured, or where the model's class saves itself.
+
+    How the files of such a class are read, it knows alone.
 
     Args:
         out: The folder of the run.
@@ -82,7 +84,7 @@ def check_best(
         TrainError: It is not there, or gives something else.
     """
     best = best_epoch(history)
-    if best is None:
+    if best is None or type(model).save is not ViT.save:
         return None
     try:
         again = load(out / BEST, device=model.device, dtype=model.dtype)

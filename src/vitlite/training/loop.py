@@ -24,6 +24,7 @@ from vitlite.errors import TrainError, shown
 from vitlite.factory import load
 from vitlite.images import normalise
 from vitlite.model import ViT
+from vitlite.predict import being_trained
 from vitlite.training import distributed
 from vitlite.training.augment import Draws, augment, mix, shuffled
 from vitlite.training.batches import batch_of, steps_of_an_epoch
@@ -89,7 +90,7 @@ def train(
     """
     _check_start(model, data, settings, validation)
     told = Told(after_resume, after_step, after_epoch, after_best)
-    with _modes_of_its_own(model.device):
+    with being_trained(model), _modes_of_its_own(model.device):
         return _train(model, data, out, settings, validation, told, save_every)
 
 

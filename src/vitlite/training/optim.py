@@ -46,7 +46,7 @@ class Muon(torch.optim.Optimizer):
         """Where the matrices are to go, the parts of a weight each by itself."""
         moves = []
         for group in self.param_groups:
-            for weight in group["params"]:
+            for weight in _moved(group):
                 matrices = weight.data.chunk(group["parts"])
                 directions = self._momentum(weight, group["momentum"]).chunk(group["parts"])
                 moves += [_Move(*both, group["lr"]) for both in zip(matrices, directions, strict=True)]
@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
 
     def _decay(self) -> None:
         for group in self.param_groups:
-            for weight in group["params"]:
+            for weight in _moved(group):
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
 
     def _momentum(self, weight: nn.Parameter, keep: float) -> Tensor:
@@ -64,6 +64,11 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(weight)
         state["momentum"].lerp_(gradient, 1 - keep)
         return gradient.lerp(state["momentum"], keep)
+
+
+def _moved(group: Mapping[str, Any]) -> list[nn.Parameter]:
+    """Those that have a gradient, as torch's own optimizers move no others."""
+    return [weight for weight in group["params"] if weight.grad is not None]
 
 
 def _by_shape(moves: Iterable[_Move]) -> list[list[_Move]]:

@@ -98,6 +98,8 @@ class Run:
             tensors[f"average.{name}"] = self.averages[name]
             for kind, value in state.items():
                 tensors[f"{kind}.{name}"] = value
+        for name, buffer in self.model.named_buffers():
+            tensors[f"buffer.{name}"] = _in_floats(buffer)
         unmoved = [name for name, state in self.states().items() if not state]  # which had no gradient so far
         saved = {"identity": self.identity(), "progress": asdict(self.progress), "history": self.history}
         saved["unmoved"] = unmoved
@@ -162,6 +164,7 @@ class Run:
                 raise TrainError(f"progress.step is {saved.progress.step}, and an epoch has {self.steps} steps")
         check_tensors(path, saved.tensors, self._kept(saved.unmoved), done)
         self._restore_weights(saved.tensors)
+        self._restore_buffers(saved.tensors)
         self._restore_averages(saved.tensors)
         self._restore_optimizers(saved.tensors)
         self.progress, self.history = saved.progress, saved.history
@@ -179,11 +182,14 @@ class Run:
             with suppress(VitliteError, OSError):
                 if self.is_saved and not _is_begun(saved := read_state(path), path.parent):
                     self._restore_weights(saved.tensors)
+                    self._restore_buffers(saved.tensors)
             raise
 
     def _kept(self, unmoved: Collection[str]) -> dict[str, Kept]:
         """What a state must hold. Of a weight that never had a gradient, an optimizer remembers nothing."""
         kept = {}
+        for name, buffer in self.model.named_buffers():
+            kept[f"buffer.{name}"] = Kept(tuple(buffer.shape), _in_floats(buffer).dtype)
         for optimizer in self.optimizers:
             kinds = remembers(optimizer)
             for weight in weights_of(optimizer):
@@ -196,6 +202,11 @@ class Run:
     def _restore_weights(self, tensors: Mapping[str, Tensor]) -> None:
         for name, weight in self.weights.items():
             weight.data.copy_(tensors[f"weight.{name}"])
+
+    def _restore_buffers(self, tensors: Mapping[str, Tensor]) -> None:
+        """Those that a class of one's own may have, such as the running means of a batch norm."""
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(tensors[f"buffer.{name}"])
 
     def _restore_averages(self, tensors: Mapping[str, Tensor]) -> None:
         for name, average in self.averages.items():
@@ -263,6 +274,11 @@ class Run:
         """Gives the model the averages as its weights, and keeps its weights in their place."""
         for name, weight in self.weights.items():
             weight.data, self.averages[name] = self.averages[name], weight.data
+
+
+def _in_floats(buffer: Tensor) -> Tensor:
+    """As a state holds a buffer: whole numbers, such as a count of steps, are float64 there."""
+    return buffer.detach() if buffer.is_floating_point() else buffer.detach().double()
 
 
 def _is_begun(saved: State, out: Path) -> bool:
