@@ -287,6 +287,28 @@ def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:
         create("vit_base_16.dino", weights=weights)
 
 
+def test_a_fine_tune_of_as_many_classes_has_names_of_its_own(tmp_path: Path) -> None:
+    """Who says how many there are speaks of classes of his own, also where the checkpoint has as many."""
+    name, file = "vit_nano_4.cifar10", tmp_path / "fine_tuned.safetensors"
+    trained = create(name)
+    tensors = load_file(trained.source.path)
+    save_file(tensors | {"head.weight": tensors["head.weight"].flip(0).contiguous()}, file)
+    ours = create(name, weights=file, num_classes=10)
+    assert ours.labels is None
+    assert ours.source.report.unlabelled == f"{name} has 10 classes, and this fine-tune 10 of its own"
+    convert(file, tmp_path / "converted", "vitlite", like=name, config={"num_classes": 10})
+    assert load(tmp_path / "converted").labels is None
+    for same in (create(name, num_classes=10), create(name, weights=trained.source.path, num_classes=10)):
+        assert same.labels == trained.labels
+    ours.labels = [f"mine {i}" for i in range(10)]
+    ours.save(tmp_path / "mine")
+    assert create(name, weights=tmp_path / "mine", num_classes=10).labels == ours.labels
+    with pytest.raises(
+        ConfigError, match=r"is not vit_nano_4\.cifar10 as the record has it: 0 is mine 0, not airplane"
+    ):
+        create(name, weights=tmp_path / "mine")
+
+
 def test_a_fine_tune_of_timm_with_other_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The commonest port: timm's head for one's own classes, and no more than its tensors."""
     name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"

@@ -290,14 +290,16 @@ def _open(
 
         translation, resolved = understand(file, said)
         wish = _wish(resolved.config, options)
+        same_classes = record is not None and _has_its_classes(record, resolved.config, options, sha256)
         if record is not None:
-            same_classes = resolved.config.num_classes == record.config.num_classes
             _refuse_another_fine_tune(file, sidecar, record, labels_count=same_classes and not wish.new_head)
 
         model, report = _fill(file, translation, resolved, wish)
 
     if wish.config.num_classes and not wish.new_head:
-        model.labels, unlabelled = _labels(record, sidecar, location, wish.config.num_classes)
+        model.labels, unlabelled = _labels(
+            record, sidecar, location, wish.config.num_classes, same_classes=same_classes
+        )
         report = replace(report, unlabelled=unlabelled)
     name = record.name if record else None
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
@@ -305,6 +307,13 @@ def _open(
     _attach_preprocessing(model, file, record, sidecar, image_size)
     model.__dict__["_sample"] = sample_of(model)  # by which `hash_of_weights` knows whether they are still the file's
     return model.eval()
+
+
+def _has_its_classes(record: zoo.Record, config: ViTConfig, options: Options, sha256: str) -> bool:
+    """Whether weights have the classes of a checkpoint, by name and order; who says how many there are, has others."""
+    if config.num_classes != record.config.num_classes:
+        return False
+    return options.num_classes is None or sha256 == record.sha256
 
 
 def _fill(file: WeightsFile, translation: Translation, resolved: Resolved, wish: Wish) -> tuple[ViT, LoadReport]:
@@ -381,15 +390,15 @@ def _refuse_another_fine_tune(file: WeightsFile, sidecar: Sidecar, record: zoo.R
 
 
 def _labels(
-    record: zoo.Record | None, sidecar: Sidecar, location: Location, classes: int
+    record: zoo.Record | None, sidecar: Sidecar, location: Location, classes: int, *, same_classes: bool
 ) -> tuple[Sequence[str] | None, str]:
     """The record's, else those beside the file, else those of the checkpoint that it names; or none, and why."""
-    labels = labels_of(record) if record and record.config.num_classes == classes else None
+    labels = labels_of(record) if record and same_classes else None
     labels = labels or sidecar.labels
     named = zoo.ALIASES.get(sidecar.architecture or "")
     if not labels and named is not None and zoo.RECORDS[named].repo == location.repo:
         labels = labels_of(zoo.RECORDS[named])  # of this very repository: a fine-tune keeps the name of its origin
-    if not labels and record and record.config.num_classes != classes:
+    if not labels and record and not same_classes:
         return None, f"{record.name} has {record.config.num_classes} classes, and this fine-tune {classes} of its own"
     if not labels:
         return None, sidecar.unlabelled

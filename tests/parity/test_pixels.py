@@ -100,7 +100,7 @@ def test_transformers(name, options):
         assert levels_apart(recipe, theirs) <= most
 
 
-@pytest.mark.parametrize("square", [False, True])
+@pytest.mark.parametrize("square", [False, True, None])
 @pytest.mark.parametrize("name", ["ViT", "CLIP", "Siglip", "DeiT"])
 def test_a_size_of_one_number_is_what_the_config_says_of_it(name, square):
     """A square, or the shorter edge, whatever is usual for the processor; in files that write both."""

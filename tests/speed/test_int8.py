@@ -221,6 +221,15 @@ def test_the_same_pictures_give_the_same_scales() -> None:
     first, second = in_bytes(model), in_bytes(model)
     other = optimize(copy.deepcopy(model), dtype=torch.int8, calibrate=pictures(model, seed=3))
     images = torch.stack(pictures(model, 3, seed=2))
+    many = ready(image_size=80, patch_size=4, class_token=False, pool="mean")  # tokens: more than bfloat16 can count
+    scales = in_bytes(many).calibration
+    given = pictures(many)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        in_another = optimize(copy.deepcopy(many), dtype=torch.int8, calibrate=given)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert in_another.calibration == scales  # type: ignore[union-attr]
     assert isinstance(other, OptimizedViT)
     assert first.calibration == second.calibration != other.calibration
     assert torch.equal(first(images), second(images))

@@ -3,13 +3,16 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from kills import program
 from models import IMAGES, RECIPE, tiny_model
+from peers import transformers
 from safetensors.torch import load_file, save_file
 
 from vitlite import ViT, create, load
@@ -168,6 +171,37 @@ def test_files_without_a_mark_stay_loadable(two: tuple[ViT, ViT], tmp_path: Path
     content["vitlite"]["labels"] = ["new", "names", "by hand"]
     (tmp_path / "two/config.json").write_text(json.dumps(content))
     assert load(tmp_path / "two").labels == ("new", "names", "by hand")
+
+
+CHANGED: dict[str, Callable[[dict[str, Any]], Any]] = {  # in what timm reads alone
+    "label_names": lambda config: config.update(label_names=["my", "own", "names"]),
+    "pretrained_cfg": lambda config: config["pretrained_cfg"].update(mean=[0.1, 0.2, 0.3]),
+    "global_pool": lambda config: config.update(global_pool="avg"),
+    "model_args": lambda config: config["model_args"].update(num_heads=1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_was_changed_for_timm_alone_is_no_answer_of_ours(name: str, tmp_path: Path) -> None:
+    """transformers writes the file anew, with words of its own beside: only where it says otherwise is it refused."""
+    model = tiny_model()
+    model.labels = ("ant", "bee", "cow")
+    model.save(tmp_path)
+    transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    assert "transformers_version" in config
+    assert load(tmp_path).labels == ("ant", "bee", "cow")
+    CHANGED[name](config)
+    file.write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match=rf"config.json: its {name} was changed .*, which timm reads, and its vitl"
+    ):
+        load(tmp_path)
+    del config["vitlite"]
+    file.write_text(json.dumps(config))
+    if name == "label_names":
+        assert load(tmp_path).labels == ("my", "own", "names")
 
 
 def test_weights_that_a_script_wrote_anew_are_asked_about(tmp_path: Path) -> None:

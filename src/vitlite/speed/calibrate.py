@@ -86,7 +86,7 @@ class Seen:
 def _some_tokens(image: Tensor) -> Tensor:
     """The first token of an image (n, d), the one with the largest number, and others evenly spaced."""
     largest = int(image.abs().amax(1).argmax())
-    spaced = torch.linspace(0, len(image) - 1, TOKENS_OF_PICTURE - 1).long()
+    spaced = torch.linspace(0, len(image) - 1, TOKENS_OF_PICTURE - 1, dtype=torch.float64).long()
     return image[[largest, *spaced.tolist()]].clone()
 
 

@@ -101,7 +101,9 @@ def read_sidecar(folder: Path, pair: str | None = None) -> Sidecar:
         raise _of_unmarked_weights(path)
     try:
         if "vitlite" in config and not is_of_others:
-            return vitlite.sidecar_from_vitlite(config)
+            ours = vitlite.sidecar_from_vitlite(config)
+            _refuse_a_changed_half(config, ours)
+            return ours
         if "architecture" in config:
             return timm.sidecar_from_timm(config)
         if "model_type" in config:
@@ -125,6 +127,37 @@ def _is_as_written(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is still what vitlite wrote: no other program has, whose words alone would be true."""
     content = {name: value for name, value in config.items() if name != PAIR}
     return _mark_of({CONFIG: content}) == config[PAIR]
+
+
+def _refuse_a_changed_half(config: Mapping[str, Any], ours: Sidecar) -> None:
+    """Makes sure that nobody has changed what timm reads, where what vitlite reads is as it was written.
+
+    Raises:
+        CheckpointError: Somebody has: timm would answer otherwise.
+    """
+    if PAIR not in config or _is_as_written(config):
+        return
+    written = as_json(sidecar_content(ViTConfig(**ours.claims), ours.labels, recipe_of(ours, None)))
+    if _mark_of({CONFIG: written}) != config[PAIR]:  # ours was changed, and counts
+        return
+    for name in sorted(written.keys() & config.keys() - {PAIR, "vitlite"}):
+        changed = _changed(written[name], config[name])
+        if changed is not None:
+            raise CheckpointError(
+                f"its {name} was changed ({changed}), which timm reads, and its vitlite, which vitlite reads, was not. "
+                "Change both, or take vitlite out of it."
+            )
+
+
+def _changed(before: Any, now: Any) -> str | None:
+    """What is another now, of what is still there: libraries leave out and add; None where nothing is."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in before.keys() & now.keys():
+            changed = _changed(before[name], now[name])
+            if changed is not None:
+                return f"{name}: {changed}"
+        return None
+    return None if before == now else f"{shown(repr(before), 60)} to {shown(repr(now), 60)}"
 
 
 def _pictures(folder: Path, pair: str | None) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from vitlite.schema import either, number, optional, table, verify, whole
 from vitlite.weights.sidecar.record import COLOURS, SIDE, SWITCH, WORD, as_json, crops_alike, not_understood, required
 
 STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
+SWITCHES = (*STEPS, "default_to_square")  # of which null is off
 EDGES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width")
 SIZE = optional(either(SIDE, table(dict.fromkeys(EDGES, optional(SIDE)))))
 PICTURES = table(
@@ -22,7 +23,7 @@ PICTURES = table(
         "image_mean": optional(COLOURS),
         "image_std": optional(COLOURS),
         "rescale_factor": optional(number(1e-9, 1e9)),
-        **dict.fromkeys((*STEPS, "default_to_square"), SWITCH),
+        **dict.fromkeys(SWITCHES, SWITCH),
     }
 )
 
@@ -59,7 +60,7 @@ def recipe_from_transformers(config: Mapping[str, Any], size: tuple[int, int] | 
         verify(config, PICTURES)
     except CheckpointError as error:
         raise not_understood(f"The preprocessing config: {error.text}") from None
-    config = {name: value for name, value in config.items() if value is not None or name in STEPS}  # a null one is off
+    config = {name: value for name, value in config.items() if value is not None or name in SWITCHES}
     processor = _processor(config)
     resize, resample = required(config, "size", "resample")
     crop, before, mode = _crop_and_size_before(config, processor, resize)
@@ -113,7 +114,7 @@ def _crop_and_size_before(
         ConfigError: The sizes depend on the picture.
     """
     shorter = processor in BY_SHORTER_EDGE
-    if config.get("default_to_square") is not None:
+    if "default_to_square" in config:
         shorter = not config["default_to_square"]
     resize = _by_edge(resize, shorter=shorter)
     crop = resize
