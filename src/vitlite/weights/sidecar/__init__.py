@@ -20,7 +20,7 @@ from typing import Any
 from vitlite import __version__
 from vitlite.config import ViTConfig
 from vitlite.disk import keep_mode, write_json
-from vitlite.errors import CheckpointError, ConfigError, shown
+from vitlite.errors import CheckpointError, ConfigError, VitliteError, shown
 from vitlite.images import Recipe
 from vitlite.schema import anything, by_name, read_json
 from vitlite.weights.sidecar import timm, transformers, vitlite
@@ -137,7 +137,10 @@ def _refuse_a_changed_half(config: Mapping[str, Any], ours: Sidecar) -> None:
     """
     if PAIR not in config or _is_as_written(config):
         return
-    written = as_json(sidecar_content(ViTConfig(**ours.claims), ours.labels, recipe_of(ours, None)))
+    try:
+        written = as_json(sidecar_content(ViTConfig(**ours.claims), ours.labels, recipe_of(ours, None)))
+    except VitliteError:  # nobody would have written that
+        return
     if _mark_of({CONFIG: written}) != config[PAIR]:  # ours was changed, and counts
         return
     for name in sorted(written.keys() & config.keys() - {PAIR, "vitlite"}):

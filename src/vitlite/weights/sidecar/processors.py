@@ -23,6 +23,7 @@ PICTURES = table(
         "image_mean": optional(COLOURS),
         "image_std": optional(COLOURS),
         "rescale_factor": optional(number(1e-9, 1e9)),
+        "device": optional(WORD),
         **dict.fromkeys(SWITCHES, SWITCH),
     }
 )
@@ -67,9 +68,7 @@ def recipe_from_transformers(config: Mapping[str, Any], size: tuple[int, int] | 
     mean, std = [0.0], [1.0]
     if config.get("do_normalize", True):
         mean, std = required(config, "image_mean", "image_std")
-    scale = 1.0
-    if config.get("do_rescale", True):
-        scale = config.get("rescale_factor", 1 / 255)
+    scale = _scale(config)
     recipe = Recipe(
         size=crop,
         resize=before,
@@ -81,6 +80,20 @@ def recipe_from_transformers(config: Mapping[str, Any], size: tuple[int, int] | 
         margin="down",
     )
     return recipe.scaled(size) if size else recipe
+
+
+def _scale(config: Mapping[str, Any]) -> float:
+    """What pixels are multiplied by.
+
+    Raises:
+        ConfigError: By a whole number, bytes as they are: above 255 they begin at 0 again.
+    """
+    if not config.get("do_rescale", True):
+        return 1.0
+    scale = config.get("rescale_factor", 1 / 255)
+    if isinstance(scale, int) and scale > 1:
+        raise not_understood(f"The preprocessing config has a rescale_factor of {scale}, in which bytes run over.")
+    return float(scale)
 
 
 def _processor(config: Mapping[str, Any]) -> str:
