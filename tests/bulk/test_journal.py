@@ -70,14 +70,27 @@ def test_other_libraries_read_the_file(tmp_path: Path, suffix: str) -> None:
     assert os.listdir(tmp_path) == [f"out{suffix}"]  # neither journal nor temporary file
 
 
-@pytest.mark.parametrize("suffix", WRITERS)
+NOT_UNICODE = os.fsdecode(b"caf\xe9.jpg")  # as Linux may have it
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in WRITERS if suffix != ".parquet"])
 def test_names_that_are_no_unicode(tmp_path: Path, suffix: str) -> None:
-    name = os.fsdecode(b"caf\xe9.jpg")  # as Linux may have it
+    name = NOT_UNICODE
+    check_names(tmp_path / f"out{suffix}", [name])
     with Journal(tmp_path / f"out{suffix}", RUN) as journal:
         journal.add(files(name), struct.pack("<3f", 1, 2, 3))
         journal.finish(files(name), {"model": "m"})
     paths, _ = read(tmp_path / f"out{suffix}")
-    assert paths == ["caf\\xe9.jpg" if suffix == ".parquet" else name]
+    assert paths == [name]
+
+
+def test_names_that_are_no_unicode_are_refused_for_parquet(tmp_path: Path) -> None:
+    """Written in other letters, one could be the name of another picture."""
+    with pytest.raises(
+        InputError, match=r"caf\\udce9\.jpg is a name that is no Unicode, .*ends in \.safetensors, \.npz"
+    ):
+        check_names(tmp_path / "out.parquet", ["caf\\xe9.jpg", NOT_UNICODE])
+    check_names(tmp_path / "out.parquet", ["caf\\xe9.jpg", "café.jpg"])
 
 
 @pytest.mark.parametrize("suffix", WRITERS)

@@ -1,6 +1,7 @@
 """`vitlite embed`."""
 
 import json
+import os
 import re
 import shutil
 import time
@@ -202,3 +203,17 @@ def test_classify_takes_quick_decode(run: Run, model: Path, tmp_path: Path) -> N
     Image.new("RGB", (300, 300), "teal").save(photo)  # another format: decoded whole, and the same
     code, whole, _ = run("classify", photo, "--model", model, "--format", "csv")
     assert (code, whole) == run("classify", photo, "--model", model, "--format", "csv", "--quick-decode")[:2]
+
+
+def test_no_two_pictures_have_one_name_in_parquet(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    folder.mkdir()
+    for name in (b"a\xe9.png", b"a\\xe9.png"):
+        shutil.copy(pictures / "a.png", os.path.join(os.fsencode(folder), name))
+    code, _, err = run("embed", folder, "--model", model, "--out", tmp_path / "x.parquet")
+    assert code == 1
+    assert "is a name that is no Unicode, and paths go into Parquet as text. Rename it, or name a file that" in err
+    assert os.listdir(tmp_path) == ["two"]
+    assert run("embed", folder, "--model", model, "--out", tmp_path / "x.jsonl")[0] == 0
+    names = {json.loads(line)["path"] for line in (tmp_path / "x.jsonl").read_text().splitlines()}
+    assert names == {str(folder / os.fsdecode(name)) for name in (b"a\xe9.png", b"a\\xe9.png")}

@@ -113,6 +113,27 @@ def test_a_full_disk_at_any_moment(tmp_path: Path, to: str) -> None:
         )
 
 
+KILLED_THEN_FULL = """
+weights = (root / "old source" / "model.safetensors").stat().st_size
+begin(True)
+for step in kills(write):
+    before = is_now()
+    for size in small_files(lambda: old.save(folder), [0, 600, weights - 1]):
+        assert is_now() == before
+    print(before)
+    assert all(len(file.suffix) < 33 for file in folder.iterdir()), os.listdir(folder)
+    begin(True)
+"""
+
+
+@pytest.mark.usefixtures("uncovered")
+@pytest.mark.parametrize("to", ["vitlite", "transformers"])
+def test_killed_and_then_a_full_disk(tmp_path: Path, to: str) -> None:
+    """What the killed process left stays whole where the next one cannot write."""
+    said = program(MODELS + KILLED_THEN_FULL, tmp_path, to).splitlines()
+    assert {line for line in said if not line.startswith("CheckpointError: Cannot write")} == {"old", "new"}
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[ViT, ViT]:
     """Models of the same shape, in the folders one and two, that another config.json would make others."""
@@ -240,6 +261,26 @@ def test_what_another_program_saved_from_ours_has_its_own_labels_and_stays(tmp_p
     assert load(tmp_path).labels == tuple(labels)
     with pytest.raises(CheckpointError, match=r"has model.safetensors, config.json, which vitlite did not write"):
         tiny_model().save(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "pytorch_model.bin"])
+def test_weights_of_another_program_beside_ours(name: str, tmp_path: Path) -> None:
+    """Its config.json keeps our mark: ours are not taken for what it describes."""
+    model = tiny_model()
+    model.save(tmp_path)
+    (tmp_path / name).write_bytes(b"{}")
+    assert load(tmp_path).labels == model.labels
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("ant", "new"))
+    there = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(CheckpointError, match=rf"has model\.safetensors, which vitlite wrote, and {name}, and its con"):
+        load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"which vitlite did not write\. What is there stays"):
+        tiny_model().save(tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == there
+    (tmp_path / name).unlink()
+    assert load(tmp_path).labels == ("new", "bee", "cow")
+    tiny_model().save(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])

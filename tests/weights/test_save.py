@@ -262,6 +262,33 @@ def test_a_model_that_somebody_else_wrote_is_not_overwritten(name: str, tmp_path
     assert (tmp_path / "notes" / "README.md").read_text() == "mine"
 
 
+def test_shards_that_grew_out_of_ours_stay(tmp_path: Path) -> None:
+    """transformers keeps our words in its config.json, and the old weights beside its shards."""
+    model, folder = tiny_model(num_classes=12), tmp_path / "folder"
+    model.labels = tuple(f"old {number}" for number in range(12))
+    model.preprocess = Preprocess(replace(RECIPE, margin="down"), model)
+    model.save(tmp_path / "ours")
+    for _ in range(2):  # what is ours is written over
+        convert(tmp_path / "ours", folder, "transformers")
+    theirs = transformers.ViTForImageClassification.from_pretrained(folder)
+    theirs.config.id2label = {number: f"new {number}" for number in range(12)}
+    theirs.config.label2id = {name: number for number, name in theirs.config.id2label.items()}
+    theirs.save_pretrained(folder, max_shard_size="5KB")
+    there = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"model.safetensors", "model.safetensors.index.json"} < there.keys()
+    with pytest.raises(CheckpointError, match=r"was changed since: .* move model\.safetensors away, which is older"):
+        load(folder)
+    for is_old_there in (True, False):
+        if not is_old_there:
+            (folder / "model.safetensors").unlink()
+            del there["model.safetensors"]
+            assert load(folder).labels == tuple(f"new {number}" for number in range(12))
+        for write in (model.save, lambda target: convert(tmp_path / "ours", target, "transformers")):
+            with pytest.raises(CheckpointError, match=r"which vitlite did not write\. What is there stays\."):
+                write(folder)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == there
+
+
 @pytest.mark.parametrize("kind", CHANGED)
 def test_what_loading_would_refuse_is_not_saved(kind: str, tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "before")

@@ -78,13 +78,30 @@ def _lock_of(target: Path) -> Path:
 
 
 def check_names(target: Path, paths: Sequence[str]) -> None:
-    """Refuses, before any work is done, more names than can be read again from the kind of file.
+    """Refuses, before any work is done, names that cannot be read again from the kind of file.
 
     Raises:
-        InputError: They are too many for a .safetensors file.
+        InputError: They are too many for a .safetensors file, or one is no Unicode, and Parquet has text alone.
     """
-    if target.suffix != ".safetensors":
-        return
+    if target.suffix == ".parquet":
+        _refuse_other_than_text(target, paths)
+    if target.suffix == ".safetensors":
+        _refuse_too_many(target, paths)
+
+
+def _refuse_other_than_text(target: Path, paths: Sequence[str]) -> None:
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            raise _refused(
+                target,
+                f": {shown(path, 1000)} is a name that is no Unicode, and paths go into Parquet as text. Rename it, or "
+                "name a file that ends in .safetensors, .npz, .npy or .jsonl.",
+            ) from error
+
+
+def _refuse_too_many(target: Path, paths: Sequence[str]) -> None:
     size = len(json.dumps(json.dumps(paths)))  # as `_write_safetensors` writes them
     if size > MOST_NAMES:
         raise _refused(
@@ -445,13 +462,7 @@ def _write_parquet(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], m
                 [None, pyarrow.py_buffer(b"".join(islice(rows, len(some))))],
             )
             lists = pyarrow.FixedSizeListArray.from_arrays(values, numbers)
-            names = pyarrow.array([_as_text(path) for path in some])
-            writer.write_batch(pyarrow.record_batch([names, lists], schema=writer.schema))
-
-
-def _as_text(path: str) -> str:
-    """A name of bytes that are no text as one that Parquet takes: the bytes in hexadecimal."""
-    return os.fsencode(path).decode(errors="backslashreplace")
+            writer.write_batch(pyarrow.record_batch([pyarrow.array(some), lists], schema=writer.schema))
 
 
 def need_pyarrow() -> tuple[Any, Any]:

@@ -76,6 +76,9 @@ def _show_jsonl(answers: Answers) -> None:
 
 
 def _show_csv(answers: Answers) -> None:
+    """In UTF-8, whatever the terminal has: where an encoding lacks letters, two names would become one."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     print("path,rank,label,index,score")
     for path, predictions in answers:
         for rank, (label, index, score) in enumerate(predictions, 1):

@@ -48,10 +48,11 @@ from vitlite.weights.sidecar import (
     WRITER,
     begin_sidecars,
     end_sidecars,
+    is_as_written,
     is_paired,
-    remove_begun,
     sidecar_content,
     unread_by_timm,
+    weights_of_others,
 )
 
 _log = getLogger("vitlite")
@@ -125,14 +126,20 @@ def explained(place: Path) -> Iterator[None]:
 
 
 def _write_pair(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, Mapping[str, Any]]) -> None:
-    pair = begin_sidecars(folder, contents)
+    _settle(folder)  # what a killed process left: weights may stand there whose JSON is only begun
     try:
+        pair = begin_sidecars(folder, contents)
         write_tensors(folder / WEIGHTS, tensors, {PAIR: pair})
     finally:
-        if _pair_in(folder / WEIGHTS) == pair:  # they took their place
-            end_sidecars(folder, contents, pair)
-        else:
-            remove_begun(folder)
+        _settle(folder)
+
+
+def _settle(folder: Path) -> None:
+    """Lets the JSON of the weights that stand there take its place, and removes what was begun for others."""
+    weights = folder / WEIGHTS
+    said = _said_in(weights)
+    if said is not None or not os.path.lexists(weights):  # else nobody knows what was begun for them
+        end_sidecars(folder, (said or {}).get(PAIR))
 
 
 def _pair_in(weights: Path) -> str | None:
@@ -189,7 +196,7 @@ def refuse_to_part(weights: Path) -> None:
 def _is_ours(folder: Path) -> bool:
     """By its weights, and by its config.json where that is there already: other programs keep our words in theirs."""
     said = _said_in(folder / WEIGHTS)
-    if said is not None and PAIR not in said:
+    if (said is not None and PAIR not in said) or _has_weights_of_others(folder):
         return False
     if not os.path.lexists(folder / CONFIG):
         return _pair_in(folder / WEIGHTS) is not None
@@ -198,6 +205,13 @@ def _is_ours(folder: Path) -> bool:
     except CheckpointError:
         return False
     return "vitlite" in config or WRITER in config
+
+
+def _has_weights_of_others(folder: Path) -> bool:
+    """Shards, which vitlite never writes; or what a config.json may be of that another program has changed."""
+    if os.path.lexists(folder / INDEX):
+        return True
+    return bool(weights_of_others(folder)) and not is_as_written(folder)
 
 
 def refuse_unloadable(

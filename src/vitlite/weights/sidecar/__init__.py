@@ -23,6 +23,7 @@ from vitlite.disk import keep_mode, write_json
 from vitlite.errors import CheckpointError, ConfigError, VitliteError, shown
 from vitlite.images import Recipe
 from vitlite.schema import anything, by_name, read_json
+from vitlite.weights.files import INDEX, WEIGHTS
 from vitlite.weights.sidecar import timm, transformers, vitlite
 from vitlite.weights.sidecar.processors import recipe_from_transformers, recipe_to_transformers
 from vitlite.weights.sidecar.record import Sidecar, UnreadRecipe, as_json
@@ -57,6 +58,7 @@ __all__ = [
     "config_to_timm",
     "contradictions",
     "end_sidecars",
+    "is_as_written",
     "is_paired",
     "layout_for_timm",
     "layout_of",
@@ -69,16 +71,17 @@ __all__ = [
     "recipe_of",
     "recipe_to_timm",
     "recipe_to_transformers",
-    "remove_begun",
     "sidecar_content",
     "sidecar_contents_for_transformers",
     "unread_by_timm",
+    "weights_of_others",
 ]
 
 CONFIG, PICTURES = "config.json", "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # transformers', of texts and pictures: of the latter it counts before PICTURES
 ADAPTER = "adapter_config.json"  # peft's, for tensors that transformers adds to those of the model beside it; refused
 BESIDE_WEIGHTS = (CONFIG, PICTURES, PROCESSOR, ADAPTER)  # what is looked at, wherever weights are opened
+WEIGHTS_OF_OTHERS = (INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 PAIR = "vitlite_pair"  # in these, and in the header of their weights
 PAIRS = re.compile(r"[0-9a-f]{32}")
 TABLE = by_name(anything)
@@ -96,8 +99,10 @@ def read_sidecar(folder: Path, pair: str | None = None) -> Sidecar:
     """
     _refuse_adapter(folder)
     path, config = _read(folder / CONFIG, pair)
+    if pair is not None and config.get(PAIR) == pair:
+        _refuse_words_of_others(folder, pair)
     is_of_others = PAIR in config and pair is None  # they keep our words beside theirs, which alone are theirs
-    if is_of_others and "vitlite" in config and _is_as_written(config):
+    if is_of_others and "vitlite" in config and is_as_written(folder):
         raise _of_unmarked_weights(path)
     try:
         if "vitlite" in config and not is_of_others:
@@ -123,10 +128,46 @@ def _of_unmarked_weights(path: Path) -> CheckpointError:
     )
 
 
-def _is_as_written(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is still what vitlite wrote: no other program has, whose words alone would be true."""
-    content = {name: value for name, value in config.items() if name != PAIR}
-    return _mark_of({CONFIG: content}) == config[PAIR]
+def is_as_written(folder: Path, pair: str | None = None) -> bool:
+    """Whether the JSON in a folder is still what vitlite wrote: no other program has, whose words alone would be true.
+
+    Args:
+        folder: Where it stands.
+        pair: The mark of the weights there; None: that in its config.json.
+    """
+    pair = _table(folder / CONFIG).get(PAIR) if pair is None else pair
+    if not isinstance(pair, str):
+        return False
+    contents = {}
+    for name in (CONFIG, PICTURES):
+        file = _begun(folder / name, pair) if _is_begun(folder / name, pair) else folder / name
+        content = dict(_table(file))
+        if content.pop(PAIR, None) == pair and content:
+            contents[name] = content
+    return _mark_of(contents) == pair
+
+
+def weights_of_others(folder: Path) -> list[str]:
+    """The names of those in a folder that transformers writes and vitlite never does."""
+    return [name for name in WEIGHTS_OF_OTHERS if os.path.lexists(folder / name)]
+
+
+def _refuse_words_of_others(folder: Path, pair: str) -> None:
+    """Makes sure that no program which saved other weights beside ours has changed what stands beside both.
+
+    transformers keeps the old weights where it saves shards, and our mark in the config.json that it writes for those.
+
+    Raises:
+        CheckpointError: One has: old weights would get the names of new classes.
+    """
+    others = weights_of_others(folder)
+    if others and not is_as_written(folder, pair):
+        raise CheckpointError(
+            f"{shown(str(folder))} has {WEIGHTS}, which vitlite wrote, and {shown(others[0])}, and its {CONFIG} was "
+            "changed since: it may be of either.",
+            python=f"If another program saved a model there, move {WEIGHTS} away, which is older. If you changed "
+            f"{CONFIG}, move {shown(others[0])} away.",
+        )
 
 
 def _refuse_a_changed_half(config: Mapping[str, Any], ours: Sidecar) -> None:
@@ -327,18 +368,33 @@ def begin_sidecars(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> s
 
 
 def _mark_of(contents: Mapping[str, Mapping[str, Any]]) -> str:
-    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:32]
+    as_read_again = as_json(contents)  # numbers of classes are texts there, which are sorted otherwise
+    return hashlib.sha256(json.dumps(as_read_again, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def end_sidecars(folder: Path, contents: Mapping[str, Mapping[str, Any]], pair: str) -> None:
-    """Lets the files that were begun take their place; where nothing is said in one, what stood there was of others."""
+def end_sidecars(folder: Path, pair: str | None) -> None:
+    """Lets the files that were begun for weights with this mark take their place, and removes what else was begun.
+
+    Where nothing is said in one, what stood in its place was of others.
+    """
     for name in (CONFIG, PICTURES):
-        if name in contents:
-            keep_mode(folder / name, _begun(folder / name, pair))
-            os.replace(_begun(folder / name, pair), folder / name)
-        else:
-            (folder / name).unlink(missing_ok=True)
-    remove_begun(folder)
+        if pair is not None and _is_begun(folder / name, pair):
+            _end(folder / name, pair)
+    _remove_begun(folder)
+
+
+def _is_begun(file: Path, pair: str) -> bool:
+    """Whether a file waits for weights with this mark: its name and what is in it say so."""
+    return PAIRS.fullmatch(pair) is not None and _says(_begun(file, pair), pair)
+
+
+def _end(file: Path, pair: str) -> None:
+    begun = _begun(file, pair)
+    if _table(begun).keys() == {PAIR}:
+        file.unlink(missing_ok=True)
+    else:
+        keep_mode(file, begun)
+        os.replace(begun, file)
 
 
 def is_paired(file: Path) -> bool:
@@ -349,12 +405,10 @@ def is_paired(file: Path) -> bool:
         return False
 
 
-def remove_begun(folder: Path) -> None:
-    """Removes files that were begun: their names and what is in them say so."""
+def _remove_begun(folder: Path) -> None:
     for name in (CONFIG, PICTURES):
         for file in folder.glob(f"{name}.*"):
-            pair = file.name.removeprefix(f"{name}.")
-            if PAIRS.fullmatch(pair) and _says(file, pair):
+            if _is_begun(folder / name, file.name.removeprefix(f"{name}.")):
                 file.unlink()
 
 
