@@ -289,6 +289,8 @@ def being_trained(model: torch.nn.Module) -> Iterator[None]:
         mine = model not in _trained
         _trained[model] = get_ident()
     try:
+        while any(module in _paused for module in model.modules()):  # others end their batch first
+            time.sleep(0.001)
         yield
     finally:
         if mine:
