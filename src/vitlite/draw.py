@@ -38,6 +38,17 @@ FILTER = 96  # of one filter, about
 FILTERS_IN_A_ROW = 7  # four rows of them, as in the paper
 PLOT = 5.25, 3.5  # inches: its letters can be read also on a phone
 INK = "#333333"  # of captions
+FORMATS = {  # that hold a drawing as it is, by the endings of their names: an icon would be scaled, a GIF lose colours
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".webp": "WEBP",
+    ".bmp": "BMP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".ppm": "PPM",
+    ".pdf": "PDF",
+}
 PNG = b"\x89PNG\r\n\x1a\n"  # how a file of this kind begins
 MARKED, MARK = "Software", "vitlite"  # what plots say of themselves, by which it is known which may be replaced
 WHITE = -1.0  # stands for what no colour map has
@@ -394,7 +405,7 @@ def check_target(path: str | PathLike[str]) -> None:
     target = Path(path)
     in_the_way = obstacle(target)
     if not in_the_way and target.suffix.lower() not in _formats():
-        in_the_way = "its name does not end as those of pictures do"
+        in_the_way = f"its name ends in none of {' '.join(_formats())}"
     if in_the_way:
         raise InputError(
             f"Cannot write the picture {path}: {in_the_way}. Name a .png file in a folder that exists and can be "
@@ -418,9 +429,10 @@ def save_picture(picture: "Image", path: str | PathLike[str]) -> None:
 
 
 def _formats() -> dict[str, str]:
-    """The suffixes that Pillow writes, each with the name of its format."""
+    """Those of the `FORMATS` that this Pillow writes."""
     image = _pillow().image
-    return {suffix: name for suffix, name in image.registered_extensions().items() if name in image.SAVE}
+    image.init()  # before, it does not know all that it can write
+    return {suffix: name for suffix, name in FORMATS.items() if name in image.SAVE}
 
 
 def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
