@@ -17,7 +17,7 @@ from einops import rearrange, reduce
 from torch import Tensor
 
 from vitlite.disk import beginning_of, obstacle, replacing
-from vitlite.errors import ImageError, InputError, missing_extra, shown
+from vitlite.errors import ImageError, InputError, check_count, missing_extra, shown
 from vitlite.images import Preprocess, pictures, read_image
 from vitlite.positions import sincos_positions
 
@@ -146,6 +146,7 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
     >>> patch_filters(model).components.shape
     torch.Size([28, 3, 8, 8])
     """
+    check_count(count, "count is how many components to give")
     if model.config.stem is not None:
         raise InputError("A hybrid's patches are cut from the features of a ResNet, so its filters are no pictures.")
     weight = model.patch_embed.proj.weight.detach().float().cpu()  # (d, c, h, w)

@@ -22,7 +22,7 @@ from vitlite.decode import is_one as is_one
 from vitlite.decode import is_read_once as is_read_once
 from vitlite.decode import pixels_in as pixels_in
 from vitlite.decode import read_image as read_image
-from vitlite.errors import ConfigError, ImageError, UnknownMethodError, shown
+from vitlite.errors import ConfigError, ImageError, UnknownMethodError, check_count, shown
 
 Mode = Literal["center", "squash"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -97,6 +97,7 @@ class Recipe:
         ...        mean=(0.5,), std=(0.5,)).in_whole_patches(14).size
         (378, 378)
         """
+        check_count(patch, "patch is how many pixels a patch has each way")
         height, width = self.size
         size = height - height % patch, width - width % patch
         if size == self.size or not all(size):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from vitlite.errors import check_count
 from vitlite.model import ViT
 from vitlite.speed.measure import (
     ON_A_GPU,
@@ -59,7 +60,13 @@ class Timing:
 
 
 def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
-    """Measures one model on one batch, in float32 and in bfloat16, interleaved; where the model is."""
+    """Measures one model on one batch, in float32 and in bfloat16, interleaved; where the model is.
+
+    Raises:
+        InputError: `batch` or `rounds` is no positive number.
+    """
+    check_count(batch, "batch is how many images at a time")
+    check_count(rounds, "rounds is how many turns each way to run it gets")
     device = model.device
     images = torch.randn(batch, model.config.channels, *model.config.size).to(device)
     timings, contestants = {}, []

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlite.errors import ImageError, InputError
+from vitlite.errors import ImageError, InputError, check_count
 from vitlite.images import pictures
 from vitlite.predict import embed
 from vitlite.vectors.store import Vectors
@@ -59,8 +59,7 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
     Raises:
         InputError: The vectors are of another width, complex or not finite; or `top` is not a positive whole number.
     """
-    if type(top) is not int or top < 1:
-        raise InputError(f"top is how many pictures to give: a whole number of at least 1, got {top!r}.")
+    check_count(top, "top is how many pictures to give")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
         raise InputError(f"The vectors are (n, {vectors.dim}), got {tuple(queries.shape)} to compare with them.")
     refuse_complex(queries)
