@@ -83,8 +83,9 @@ def rollout(model: "ViT", images: Tensor) -> Tensor:
         maps = model.attention_maps(images, layers=range(model.config.depth)).float().mean(2)  # (layers, b, n, n)
     keep = torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
     rolled = keep
-    for layer in maps:
-        rolled = (layer + keep) / 2 @ rolled
+    with torch.autocast(maps.device.type, enabled=False):  # one around may round the model, and nothing after it
+        for layer in maps:
+            rolled = (layer + keep) / 2 @ rolled
     return _as_grid(model, rolled[:, None], images)[:, 0]
 
 
@@ -103,7 +104,9 @@ def position_similarity(model: "ViT") -> Tensor:
     learned = model.pos_embed
     table = sincos_positions((h, w), model.config.dim) if learned is None else learned.detach()
     rows = F.normalize(table[0, -h * w :].float(), dim=-1)
-    return rearrange(rows @ rows.T, "(h w) (i j) -> h w i j", h=h, w=w, i=h, j=w).cpu()
+    with torch.autocast(rows.device.type, enabled=False):
+        cosines = rows @ rows.T
+    return rearrange(cosines, "(h w) (i j) -> h w i j", h=h, w=w, i=h, j=w).cpu()
 
 
 def attention_distances(model: "ViT", images: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
     device = model.device
     images = torch.randn(batch, model.config.channels, *model.config.size).to(device)
     timings, contestants = {}, []
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         right = model(images)
         for dtype in TOLERANCE:
             timing = Timing(name, model.config.size[0], batch, str(dtype).removeprefix("torch."), device=device.type)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import InputError, check_count
-from vitlite.vectors.search import of_length_one, refuse_complex
+from vitlite.vectors.search import cosines, of_length_one, refuse_complex
 
 PENALTIES = [10.0**power for power in range(-6, 4)]  # as shares of the mean squared singular value
 NEIGHBOURS, WARMTH = 20, 0.07  # how many vote, and exp(cosine / WARMTH) is the weight of a vote: DINO's
@@ -166,8 +166,8 @@ def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Ten
     found = []
     for first in range(0, len(queries), ROWS):
         part = queries[first : first + ROWS]
-        cosines, rows = (of_length_one(part) @ known.mT).topk(min(NEIGHBOURS, len(known)))
-        weights = (cosines / WARMTH).softmax(1)
+        nearness, rows = cosines(of_length_one(part), known).topk(min(NEIGHBOURS, len(known)))
+        weights = (nearness / WARMTH).softmax(1)
         found.append(weights.new_zeros(len(part), classes).scatter_add(1, labels[rows], weights))
     return torch.cat(found)
 

@@ -72,7 +72,7 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
     for part in vectors.parts():
         known = of_length_one(part)
         for i, some in enumerate(directions):
-            best[i] = _better(best[i], some @ known.mT, first, top)
+            best[i] = _better(best[i], cosines(some, known), first, top)
         first += len(part)
     matches = []
     for scores, rows in best:
@@ -89,12 +89,18 @@ class _Best(NamedTuple):
     rows: Tensor  # (q, top)
 
 
-def _better(best: _Best, cosines: Tensor, first: int, top: int) -> _Best:
-    """The same once the cosines (q, n) with further vectors are known, of which the first is number `first`."""
-    numbers = torch.arange(first, first + cosines.shape[1], device="cpu").expand(len(cosines), -1)
-    both = torch.cat([best.scores, cosines], dim=1)
+def _better(best: _Best, found: Tensor, first: int, top: int) -> _Best:
+    """The same once the cosines (q, n) with further vectors are found, of which the first is number `first`."""
+    numbers = torch.arange(first, first + found.shape[1], device="cpu").expand(len(found), -1)
+    both = torch.cat([best.scores, found], dim=1)
     scores, places = both.topk(min(top, both.shape[1]))
     return _Best(scores, torch.cat([best.rows, numbers], dim=1).gather(1, places))
+
+
+def cosines(some: Tensor, known: Tensor) -> Tensor:
+    """Between each of some directions (q, d) and each of others (n, d): (q, n), not rounded by an autocast around."""
+    with torch.autocast(some.device.type, enabled=False):
+        return some @ known.mT
 
 
 def refuse_complex(vectors: Tensor) -> None:
