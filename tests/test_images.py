@@ -130,6 +130,17 @@ def test_wrong_recipes(change, text):
         Recipe(**PLAIN.to_dict() | change)
 
 
+def test_no_class_is_made_of_a_recipe():
+    """Its methods would be used, and lost wherever the recipe is written down or compared."""
+    with pytest.raises(
+        ConfigError, match=r"^TopLeft cannot be made of Recipe.*make a class of vitlite\.images\.Prepro"
+    ):
+
+        class TopLeft(Recipe):
+            def crop(self, height, width):
+                return super().crop(height, width)._replace(top=0, left=0)
+
+
 # pixels
 
 

@@ -65,6 +65,13 @@ class Recipe:
     cut: tuple[int, int] | None = None  # of the crop, where the model gets its upper left part; None: it gets all of it
     share: float | None = field(default=None, compare=False)  # what the crop keeps of each side, for `scaled`, if known
 
+    def __init_subclass__(cls) -> None:
+        """Refuses classes made of this one: what they do otherwise, no file of a model or of vectors would say."""
+        raise ConfigError(
+            f"{cls.__name__} cannot be made of Recipe, which says in its fields alone what is done to pictures.",
+            python="For a way of your own, make a class of vitlite.images.Preprocess, and change pixels or batch.",
+        )
+
     def __post_init__(self) -> None:
         for name in ("mean", "std", "cut"):
             if isinstance(getattr(self, name), list):
