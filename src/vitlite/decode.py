@@ -393,9 +393,12 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
     if getattr(image, "tile", None) and image.fp is None:
         raise ImageError("it could not be decoded, and its file is closed.", python="Open the file again.")
     _check_size(image)
-    if getattr(image, "tile", None):  # not decoded yet
+    not_decoded = getattr(image, "tile", None)
+    if not_decoded:
         _refuse_what_pillow_would_not(image)
     tiff.refuse_misread(image)
+    if not_decoded and image.mode == "P":
+        _refuse_missing_colours(image)
     sixteen_bits = image.format in SIXTEEN_BITS.get(image.mode[:4], ())  # asked now: a turned copy has no format
     image, box = _upright(image, enough)
     if image.mode.startswith(("I", "F")) and not sixteen_bits:
@@ -561,6 +564,23 @@ def _refuse_what_pillow_would_not(image: Any) -> None:
     elif image.format == "BMP":
         headers.refuse_misread_bmp(image.fp, image.mode)
     image.fp.seek(place)
+
+
+def _refuse_missing_colours(image: Any) -> None:
+    """Makes sure that a file has the colours that its pixels name: for those that it has not, Pillow takes black.
+
+    Raises:
+        ImageError: Its palette is missing, cut short, or of fewer colours.
+    """
+    palette = image.palette  # looked at before it is decoded, when Pillow fills it up
+    numbers = len((palette.rawmode or palette.mode).partition(";")[0]) if palette else 3  # of a colour
+    colours, rest = divmod(len(palette.palette) if palette else 0, numbers)
+    _, highest = image.getextrema()  # decodes it
+    if rest or highest >= colours:
+        raise ImageError(
+            f"its palette has {colours} colours{' and a part of one' if rest else ''}, and its pixels name number "
+            f"{highest}, from 0."
+        )
 
 
 # ---- arrays and tensors
