@@ -509,6 +509,8 @@ def test_grey_models_and_other_channels():
     [
         (np.full((9, 9, 3), 200.0), "0..1, got 200 to 200. It looks 0..255: divide by 255, or pass uint8"),
         (np.linspace(-2, 1, 243).reshape(9, 9, 3), "got -2 to 1. It looks normalised already: pass it to the model"),
+        (np.linspace(0.6, 1.01, 243).reshape(9, 9, 3), r"got 0\.6 to 1\.01.*clip it, image\.clip\(0, 1\)"),
+        (np.linspace(-0.1, 0.9, 243).reshape(9, 9, 3), r"got -0\.1 to 0\.9.*clip it, image\.clip\(0, 1\)"),
         (np.full((9, 9, 3), np.nan), "not finite"),
         (torch.full((3, 9, 9), math.inf), "not finite"),
         (np.full((9, 9, 3), 1 / 255**2 * 200), "almost black.*divided by 255 twice"),

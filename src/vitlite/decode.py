@@ -51,6 +51,7 @@ WORK: dict[str | None, float] = {
 LYING = range(5, 9)  # orientations of EXIF that exchange height and width
 FROM_THE_RIGHT, FROM_BELOW = (2, 3, 6, 7), (3, 4, 7, 8)  # those in which, upright, the file ends on the left, or above
 SCANS = 20  # of a progressive JPEG, in the time of others; each scan may go over the whole picture again
+OVERSHOT = 0.5  # of 0..1, beyond which no filter goes
 STRIP = 2**22  # pixels that are looked at together, so that little more than a picture is in memory
 CONTENTS = {  # patterns of how other files begin, and what they are called
     rb"%!PS|\xc5\xd0\xd3\xc6": "PostScript",
@@ -657,13 +658,23 @@ def _check_levels(image: Tensor) -> None:
         raise ImageError("The picture has values that are not finite (NaN or infinity).")
     half = 0.5 / 255
     if low < -half or high > 1 + half:
-        reason = "normalised already: pass it to the model" if low < -half else "0..255: divide by 255, or pass uint8"
-        raise ImageError(f"A picture of floats has values in 0..1, got {low:.4g} to {high:.4g}. It looks {reason}.")
+        raise ImageError(
+            f"A picture of floats has values in 0..1, got {low:.4g} to {high:.4g}. It looks {_taken_for(low, high)}."
+        )
     if 0 < high < 1.5 / 255:
         raise ImageError(
             f"The picture is almost black: of 0..1, no value is above {high:.2g}. It looks divided by 255 twice.",
             python="If it is as dark as that, pass it as uint8.",
         )
+
+
+def _taken_for(low: float, high: float) -> str:
+    """What a picture with values outside of 0..1 may be, and what to do about it."""
+    if low < -OVERSHOT:
+        return "normalised already: pass it to the model"
+    if high < 1 + OVERSHOT:
+        return "resized by a filter that goes beyond what it is given, as bicubic ones do: clip it, image.clip(0, 1)"
+    return "0..255: divide by 255, or pass uint8"
 
 
 def _levels(image: Tensor) -> Tensor:
