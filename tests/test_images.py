@@ -516,7 +516,7 @@ def test_grey_models_and_other_channels():
         (np.full((9, 9, 3), 1 / 255**2 * 200), "almost black.*divided by 255 twice"),
         (np.zeros((9, 9, 3), np.int64), "must be uint8, or float from 0 to 1, got torch.int64"),
         (np.zeros((9, 9, 3), bool), "got torch.bool"),
-        (np.zeros((9, 9, 3), ">u2"), "got >u2"),
+        (np.zeros((9, 9, 3), ">u2"), r"got torch\.uint16\. Convert it, or scale it"),
         (np.zeros((9, 9, 3), object), "got object"),
         (np.zeros((3, 9, 3), np.uint8), r"\(3, 9, 3\) can be read as \(c, h, w\) and as \(h, w, c\)"),
         (np.zeros((9, 9, 4), np.uint8), r"no axis of the shape \(9, 9, 4\).*alpha channel: image\[..., :3\]"),
@@ -547,6 +547,14 @@ def test_grey_models_and_other_channels():
 def test_what_is_no_picture(image, text):
     with pytest.raises(ImageError, match=text):
         bound()(image)
+
+
+@pytest.mark.parametrize("kind", [">f2", ">f4", ">f8", "<f8", np.longdouble])
+def test_floats_of_any_byte_order_and_width(kind):
+    """As readers of FITS, netCDF and TIFF give them."""
+    image = (picture(40, 40) / np.float32(255)).astype(np.float16)
+    assert torch.equal(bound().pixels(image.astype(kind)), bound().pixels(image))
+    assert torch.equal(bound().pixels(image.astype(kind)[::-1, :, ::-1]), bound().pixels(image[::-1, :, ::-1].copy()))
 
 
 def test_floats_within_half_a_level_pass():

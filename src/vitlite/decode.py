@@ -588,12 +588,14 @@ def _refuse_missing_colours(image: Any) -> None:
 
 
 def _as_tensor(array: Any) -> Tensor:
-    """An array, copied, since torch minds read-only ones and odd strides."""
+    """An array, copied, since torch minds read-only ones and odd strides, and of types that torch has."""
     masked = getattr(array, "mask", None)
     if masked is not None and masked.any():
         raise ImageError("A picture has all its pixels, got a masked array.", python="Fill it: image.filled(...).")
     try:
-        return torch.as_tensor(array.copy(), device="cpu")
+        wide = array.dtype.kind == "f" and array.dtype.itemsize > 8  # numpy's longdouble
+        native = "float64" if wide else array.dtype.newbyteorder("=")  # such as of FITS, netCDF and some TIFFs
+        return torch.as_tensor(array.astype(native, order="C"), device="cpu")
     except (AttributeError, TypeError, ValueError) as error:
         kind = getattr(array, "dtype", type(array).__name__)
         raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {kind}.") from error
