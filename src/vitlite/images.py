@@ -70,6 +70,7 @@ class Recipe:
         raise ConfigError(
             f"{cls.__name__} cannot be made of Recipe, which says in its fields alone what is done to pictures.",
             python="For a way of your own, make a class of vitlite.images.Preprocess, and change pixels or batch.",
+            command="",
         )
 
     def __post_init__(self) -> None:
