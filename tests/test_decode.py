@@ -706,6 +706,52 @@ def test_a_png_of_any_kind_has_all_its_rows(mode):
         assert read_image(encoded("PNG", image, **options)).shape == (37, 41, 3)
 
 
+PALETTE = bytes([250, 0, 0, 0, 240, 0, 0, 0, 230, 220, 220, 210])
+
+
+def with_palette(kind, colours, cut=0, after=False):
+    """The bytes of a file in four colours, of which its palette has the first so many, or a byte less of them."""
+    image = Image.new("P", (4, 3))
+    image.putdata([0, 1, 2, 3] * 3)
+    image.putpalette(PALETTE)
+    data = encoded(kind, image)
+    if kind == "GIF":  # has 2, 4, 8 and so on, as its header says
+        return data[:10] + bytes([data[10] & 0xF8 | colours.bit_length() - 2]) + data[11 : 13 + 3 * colours] + data[25:]
+    if kind == "BMP":
+        start = int.from_bytes(data[10:14], "little")
+        header = data[:10] + struct.pack("<I", 54 + 4 * colours) + data[14:46] + struct.pack("<I", colours)
+        return header + data[50 : 54 + 4 * colours] + data[start:]
+    place = data.index(b"PLTE") - 4
+    rest = data[place + 12 + int.from_bytes(data[place : place + 4], "big") :]
+    body = b"PLTE" + PALETTE[: 3 * colours - cut]
+    palette = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body)) if colours else b""
+    end = rest.index(b"IEND") - 4
+    return data[:place] + (rest[:end] + palette + rest[end:] if after else palette + rest)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP"])
+def test_pixels_have_the_colours_of_the_palette(kind):
+    whole = with_palette(kind, 4)
+    assert bytes(read_image(whole)[0].flatten().tolist()) == PALETTE
+    for picture in (with_palette(kind, 2), Image.open(io.BytesIO(with_palette(kind, 2)))):
+        with pytest.raises(ImageError, match=r": its palette has 2 colours, and its pixels name number 3, from 0\."):
+            rows_of(picture, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"colours": 0}, "its palette has 0 colours, and"),
+        ({"colours": 4, "after": True}, "its palette has 0 colours, and"),
+        ({"colours": 4, "cut": 1}, "its palette has 3 colours and a part of one, and"),
+    ],
+)
+def test_a_png_whose_palette_is_missing_or_damaged(change, said):
+    """Its checksums are right, and Pillow reads it in black."""
+    with pytest.raises(ImageError, match=said):
+        read_image(with_palette("PNG", **change))
+
+
 @pytest.mark.parametrize("in_tiles", [False, True])
 def test_a_tiff_without_some_of_its_bytes(in_tiles):
     """Parts that are left out stand for zeros, and Pillow reads what stands there in the file: its header, say."""

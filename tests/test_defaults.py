@@ -12,23 +12,22 @@ from PIL import Image
 from tiny_run import new_model, settings, stripes, stripes_in_folders
 from torch import Tensor
 
-from vitlite import draw
+from vitlite import ViT, draw, optimize
 from vitlite.bulk.local import identity_of
 from vitlite.training import measure, read_folder, train
 from vitlite.training.split import hold_out
-from vitlite.vectors import open_vectors, probe, search
-from vitlite.vectors.probe import held_out
+from vitlite.vectors import nearest, open_vectors, probe, search
+from vitlite.vectors.probe import held_out, votes
 from vitlite.vectors.search import Match
 from vitlite.vectors.sheet import contact_sheet
 from vitlite.weights.save import write_tensors
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> dict[str, Callable[[], Any]]:
+def work_with(model: ViT, tmp_path: Path) -> dict[str, Callable[[], Any]]:
     """What gives the same under every default, by name; all that it takes is made before."""
     picture = tmp_path / "a.png"
     Image.linear_gradient("L").convert("RGB").save(picture)
-    model, sums = tiny_model(), json.dumps
+    plain, sums = tiny_model(), json.dumps
     with torch.no_grad():
         vectors = model.embed(model.preprocess(picture))
     about = {"paths": sums([str(picture)]), "identity": sums(identity_of(model, dtype=None, fast=False)), "model": "m"}
@@ -51,9 +50,27 @@ def work(tmp_path: Path) -> dict[str, Callable[[], Any]]:
         "attention": lambda: draw.picture_of_attention(model, picture).tobytes(),
         "rollout": lambda: draw.rollout(model, images).numpy().tolist(),
         "distances": lambda: draw.attention_distances(model, images).numpy().tolist(),
-        "positions": lambda: draw.picture_of_positions(model).tobytes(),
-        "filters": lambda: draw.picture_of_filters(model).tobytes(),
+        "nearest": lambda: nearest(opened, x.repeat(1, 2)),
+        "votes": lambda: votes(x, labels, x, 3).tolist(),
+        "similarity": lambda: draw.position_similarity(plain).tolist(),
+        "positions": lambda: draw.picture_of_positions(plain).tobytes(),
+        "filters": lambda: draw.picture_of_filters(plain).tobytes(),
     }
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> dict[str, Callable[[], Any]]:
+    return work_with(tiny_model(), tmp_path)
+
+
+def test_an_autocast_around_rounds_nothing_outside_of_the_model(tmp_path: Path) -> None:
+    """Here not in it either: one that is optimized says itself what it computes in."""
+    work = work_with(optimize(tiny_model()), tmp_path)
+    right = {name: call() for name, call in work.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        found = {name: call() for name, call in work.items()}
+    different = [name for name, answer in right.items() if found[name] != answer]
+    assert not different
 
 
 @pytest.mark.parametrize("default", ["float64", "bfloat16", "meta"])

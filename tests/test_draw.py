@@ -378,6 +378,22 @@ def test_a_picture_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) 
         assert written.format == "PNG"
 
 
+def test_every_format_of_drawings_holds_them_as_they_are(tmp_path: Path) -> None:
+    drawing = Image.effect_noise((300, 170), 80).convert("RGB")
+    for suffix in draw.FORMATS:
+        draw.save_picture(drawing, tmp_path / f"picture{suffix}")
+    assert (tmp_path / "picture.pdf").read_bytes().startswith(b"%PDF")
+    for suffix in set(draw.FORMATS) - {".pdf"}:
+        with Image.open(tmp_path / f"picture{suffix}") as written:
+            assert (written.size, written.mode) == (drawing.size, "RGB")
+
+
+@pytest.mark.parametrize("suffix", [".ico", ".icns", ".gif", ".h5", ".wmf", ".xbm", ".msp"])
+def test_formats_that_would_hold_another_picture_are_refused_before_any_work(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"its name ends in none of \.png \.jpg .*Name a \.png file"):
+        draw.check_target(tmp_path / f"picture{suffix}")
+
+
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(VitliteError, match=r"pip install 'vitlite\[plot\]'"):

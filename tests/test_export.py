@@ -99,6 +99,14 @@ def test_an_exported_file_answers_as_the_model_does(tmp_path: Path, to: Any, opt
     assert [file.name for file in tmp_path.iterdir()] == ["model"], "nothing else is left behind"
 
 
+def test_an_autocast_around_is_no_part_of_the_file(tmp_path: Path) -> None:
+    model, path, images = tiny(), tmp_path / "model", torch.randn(2, 3, 32, 48)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert max(export(model, path, to="onnx").values()) < 1e-5
+    with torch.no_grad():
+        torch.testing.assert_close(run(path, "onnx", images), model(images), rtol=1e-4, atol=1e-5)
+
+
 def test_nothing_is_said_of_a_missing_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, messages = logging.getLogger("torch.onnx._internal.exporter._registration"), []
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)

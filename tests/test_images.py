@@ -130,6 +130,17 @@ def test_wrong_recipes(change, text):
         Recipe(**PLAIN.to_dict() | change)
 
 
+def test_no_class_is_made_of_a_recipe():
+    """Its methods would be used, and lost wherever the recipe is written down or compared."""
+    with pytest.raises(
+        ConfigError, match=r"^TopLeft cannot be made of Recipe.*make a class of vitlite\.images\.Prepro"
+    ):
+
+        class TopLeft(Recipe):
+            def crop(self, height, width):
+                return super().crop(height, width)._replace(top=0, left=0)
+
+
 # pixels
 
 
@@ -498,12 +509,14 @@ def test_grey_models_and_other_channels():
     [
         (np.full((9, 9, 3), 200.0), "0..1, got 200 to 200. It looks 0..255: divide by 255, or pass uint8"),
         (np.linspace(-2, 1, 243).reshape(9, 9, 3), "got -2 to 1. It looks normalised already: pass it to the model"),
+        (np.linspace(0.6, 1.01, 243).reshape(9, 9, 3), r"got 0\.6 to 1\.01.*clip it, image\.clip\(0, 1\)"),
+        (np.linspace(-0.1, 0.9, 243).reshape(9, 9, 3), r"got -0\.1 to 0\.9.*clip it, image\.clip\(0, 1\)"),
         (np.full((9, 9, 3), np.nan), "not finite"),
         (torch.full((3, 9, 9), math.inf), "not finite"),
         (np.full((9, 9, 3), 1 / 255**2 * 200), "almost black.*divided by 255 twice"),
         (np.zeros((9, 9, 3), np.int64), "must be uint8, or float from 0 to 1, got torch.int64"),
         (np.zeros((9, 9, 3), bool), "got torch.bool"),
-        (np.zeros((9, 9, 3), ">u2"), "got >u2"),
+        (np.zeros((9, 9, 3), ">u2"), r"got torch\.uint16\. Convert it, or scale it"),
         (np.zeros((9, 9, 3), object), "got object"),
         (np.zeros((3, 9, 3), np.uint8), r"\(3, 9, 3\) can be read as \(c, h, w\) and as \(h, w, c\)"),
         (np.zeros((9, 9, 4), np.uint8), r"no axis of the shape \(9, 9, 4\).*alpha channel: image\[..., :3\]"),
@@ -534,6 +547,14 @@ def test_grey_models_and_other_channels():
 def test_what_is_no_picture(image, text):
     with pytest.raises(ImageError, match=text):
         bound()(image)
+
+
+@pytest.mark.parametrize("kind", [">f2", ">f4", ">f8", "<f8", np.longdouble])
+def test_floats_of_any_byte_order_and_width(kind):
+    """As readers of FITS, netCDF and TIFF give them."""
+    image = (picture(40, 40) / np.float32(255)).astype(np.float16)
+    assert torch.equal(bound().pixels(image.astype(kind)), bound().pixels(image))
+    assert torch.equal(bound().pixels(image.astype(kind)[::-1, :, ::-1]), bound().pixels(image[::-1, :, ::-1].copy()))
 
 
 def test_floats_within_half_a_level_pass():

@@ -51,6 +51,7 @@ WORK: dict[str | None, float] = {
 LYING = range(5, 9)  # orientations of EXIF that exchange height and width
 FROM_THE_RIGHT, FROM_BELOW = (2, 3, 6, 7), (3, 4, 7, 8)  # those in which, upright, the file ends on the left, or above
 SCANS = 20  # of a progressive JPEG, in the time of others; each scan may go over the whole picture again
+OVERSHOT = 0.5  # of 0..1, beyond which no filter goes
 STRIP = 2**22  # pixels that are looked at together, so that little more than a picture is in memory
 CONTENTS = {  # patterns of how other files begin, and what they are called
     rb"%!PS|\xc5\xd0\xd3\xc6": "PostScript",
@@ -393,9 +394,12 @@ def _from_pillow(image: Any, channels: int, enough: Enough | None = None) -> Row
     if getattr(image, "tile", None) and image.fp is None:
         raise ImageError("it could not be decoded, and its file is closed.", python="Open the file again.")
     _check_size(image)
-    if getattr(image, "tile", None):  # not decoded yet
+    not_decoded = getattr(image, "tile", None)
+    if not_decoded:
         _refuse_what_pillow_would_not(image)
     tiff.refuse_misread(image)
+    if not_decoded and image.mode == "P":
+        _refuse_missing_colours(image)
     sixteen_bits = image.format in SIXTEEN_BITS.get(image.mode[:4], ())  # asked now: a turned copy has no format
     image, box = _upright(image, enough)
     if image.mode.startswith(("I", "F")) and not sixteen_bits:
@@ -563,16 +567,35 @@ def _refuse_what_pillow_would_not(image: Any) -> None:
     image.fp.seek(place)
 
 
+def _refuse_missing_colours(image: Any) -> None:
+    """Makes sure that a file has the colours that its pixels name: for those that it has not, Pillow takes black.
+
+    Raises:
+        ImageError: Its palette is missing, cut short, or of fewer colours.
+    """
+    palette = image.palette  # looked at before it is decoded, when Pillow fills it up
+    numbers = len((palette.rawmode or palette.mode).partition(";")[0]) if palette else 3  # of a colour
+    colours, rest = divmod(len(palette.palette) if palette else 0, numbers)
+    _, highest = image.getextrema()  # decodes it
+    if rest or highest >= colours:
+        raise ImageError(
+            f"its palette has {colours} colours{' and a part of one' if rest else ''}, and its pixels name number "
+            f"{highest}, from 0."
+        )
+
+
 # ---- arrays and tensors
 
 
 def _as_tensor(array: Any) -> Tensor:
-    """An array, copied, since torch minds read-only ones and odd strides."""
+    """An array, copied, since torch minds read-only ones and odd strides, and of types that torch has."""
     masked = getattr(array, "mask", None)
     if masked is not None and masked.any():
         raise ImageError("A picture has all its pixels, got a masked array.", python="Fill it: image.filled(...).")
     try:
-        return torch.as_tensor(array.copy(), device="cpu")
+        wide = array.dtype.kind == "f" and array.dtype.itemsize > 8  # numpy's longdouble
+        native = "float64" if wide else array.dtype.newbyteorder("=")  # such as of FITS, netCDF and some TIFFs
+        return torch.as_tensor(array.astype(native, order="C"), device="cpu")
     except (AttributeError, TypeError, ValueError) as error:
         kind = getattr(array, "dtype", type(array).__name__)
         raise ImageError(f"A picture must be uint8, or float from 0 to 1, got {kind}.") from error
@@ -637,13 +660,23 @@ def _check_levels(image: Tensor) -> None:
         raise ImageError("The picture has values that are not finite (NaN or infinity).")
     half = 0.5 / 255
     if low < -half or high > 1 + half:
-        reason = "normalised already: pass it to the model" if low < -half else "0..255: divide by 255, or pass uint8"
-        raise ImageError(f"A picture of floats has values in 0..1, got {low:.4g} to {high:.4g}. It looks {reason}.")
+        raise ImageError(
+            f"A picture of floats has values in 0..1, got {low:.4g} to {high:.4g}. It looks {_taken_for(low, high)}."
+        )
     if 0 < high < 1.5 / 255:
         raise ImageError(
             f"The picture is almost black: of 0..1, no value is above {high:.2g}. It looks divided by 255 twice.",
             python="If it is as dark as that, pass it as uint8.",
         )
+
+
+def _taken_for(low: float, high: float) -> str:
+    """What a picture with values outside of 0..1 may be, and what to do about it."""
+    if low < -OVERSHOT:
+        return "normalised already: pass it to the model"
+    if high < 1 + OVERSHOT:
+        return "resized by a filter that goes beyond what it is given, as bicubic ones do: clip it, image.clip(0, 1)"
+    return "0..255: divide by 255, or pass uint8"
 
 
 def _levels(image: Tensor) -> Tensor:

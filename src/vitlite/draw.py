@@ -17,7 +17,7 @@ from einops import rearrange, reduce
 from torch import Tensor
 
 from vitlite.disk import beginning_of, obstacle, replacing
-from vitlite.errors import ImageError, InputError, missing_extra, shown
+from vitlite.errors import ImageError, InputError, check_count, missing_extra, shown
 from vitlite.images import Preprocess, pictures, read_image
 from vitlite.positions import sincos_positions
 
@@ -38,6 +38,17 @@ FILTER = 96  # of one filter, about
 FILTERS_IN_A_ROW = 7  # four rows of them, as in the paper
 PLOT = 5.25, 3.5  # inches: its letters can be read also on a phone
 INK = "#333333"  # of captions
+FORMATS = {  # that hold a drawing as it is, by the endings of their names: an icon would be scaled, a GIF lose colours
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".webp": "WEBP",
+    ".bmp": "BMP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".ppm": "PPM",
+    ".pdf": "PDF",
+}
 PNG = b"\x89PNG\r\n\x1a\n"  # how a file of this kind begins
 MARKED, MARK = "Software", "vitlite"  # what plots say of themselves, by which it is known which may be replaced
 WHITE = -1.0  # stands for what no colour map has
@@ -72,8 +83,9 @@ def rollout(model: "ViT", images: Tensor) -> Tensor:
         maps = model.attention_maps(images, layers=range(model.config.depth)).float().mean(2)  # (layers, b, n, n)
     keep = torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
     rolled = keep
-    for layer in maps:
-        rolled = (layer + keep) / 2 @ rolled
+    with torch.autocast(maps.device.type, enabled=False):  # one around may round the model, and nothing after it
+        for layer in maps:
+            rolled = (layer + keep) / 2 @ rolled
     return _as_grid(model, rolled[:, None], images)[:, 0]
 
 
@@ -92,7 +104,9 @@ def position_similarity(model: "ViT") -> Tensor:
     learned = model.pos_embed
     table = sincos_positions((h, w), model.config.dim) if learned is None else learned.detach()
     rows = F.normalize(table[0, -h * w :].float(), dim=-1)
-    return rearrange(rows @ rows.T, "(h w) (i j) -> h w i j", h=h, w=w, i=h, j=w).cpu()
+    with torch.autocast(rows.device.type, enabled=False):
+        cosines = rows @ rows.T
+    return rearrange(cosines, "(h w) (i j) -> h w i j", h=h, w=w, i=h, j=w).cpu()
 
 
 def attention_distances(model: "ViT", images: Tensor) -> Tensor:
@@ -135,6 +149,7 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
     >>> patch_filters(model).components.shape
     torch.Size([28, 3, 8, 8])
     """
+    check_count(count, "count is how many components to give")
     if model.config.stem is not None:
         raise InputError("A hybrid's patches are cut from the features of a ResNet, so its filters are no pictures.")
     weight = model.patch_embed.proj.weight.detach().float().cpu()  # (d, c, h, w)
@@ -394,7 +409,7 @@ def check_target(path: str | PathLike[str]) -> None:
     target = Path(path)
     in_the_way = obstacle(target)
     if not in_the_way and target.suffix.lower() not in _formats():
-        in_the_way = "its name does not end as those of pictures do"
+        in_the_way = f"its name ends in none of {' '.join(_formats())}"
     if in_the_way:
         raise InputError(
             f"Cannot write the picture {path}: {in_the_way}. Name a .png file in a folder that exists and can be "
@@ -418,9 +433,10 @@ def save_picture(picture: "Image", path: str | PathLike[str]) -> None:
 
 
 def _formats() -> dict[str, str]:
-    """The suffixes that Pillow writes, each with the name of its format."""
+    """Those of the `FORMATS` that this Pillow writes."""
     image = _pillow().image
-    return {suffix: name for suffix, name in image.registered_extensions().items() if name in image.SAVE}
+    image.init()  # before, it does not know all that it can write
+    return {suffix: name for suffix, name in FORMATS.items() if name in image.SAVE}
 
 
 def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:

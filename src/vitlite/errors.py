@@ -112,6 +112,20 @@ def missing_extra(task: str, extra: str) -> MissingExtraError:
     return MissingExtraError(f"{task} needs an optional package. Install it: pip install 'vitlite[{extra}]'")
 
 
+def check_count(number: Any, meaning: str) -> None:
+    """Makes sure that an argument counts something: of none, or fewer, nothing would be done without a word.
+
+    Args:
+        number: What was given.
+        meaning: What it counts, as the error begins: "batch is how many pictures at a time".
+
+    Raises:
+        InputError: It is no whole number of at least 1; True is none.
+    """
+    if type(number) is not int or number < 1:
+        raise InputError(f"{meaning}: a whole number of at least 1, got {number!r}.")
+
+
 def not_finite(dtype: object) -> InputError:
     """The error for answers that mean nothing, such as where a type cannot hold the numbers between two layers."""
     return InputError(

@@ -78,7 +78,8 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
     _check_model(model, path)
     compared: dict[str, float] = {}
     try:
-        with _workplace(path) as folder, torch.no_grad():
+        alone = torch.autocast(model.device.type, enabled=False)  # one around would become part of the file
+        with _workplace(path) as folder, torch.no_grad(), alone:
             file = folder / path.name
             if to == "onnx":
                 _write_onnx(model, file)

@@ -22,7 +22,7 @@ from vitlite.decode import is_one as is_one
 from vitlite.decode import is_read_once as is_read_once
 from vitlite.decode import pixels_in as pixels_in
 from vitlite.decode import read_image as read_image
-from vitlite.errors import ConfigError, ImageError, UnknownMethodError, shown
+from vitlite.errors import ConfigError, ImageError, UnknownMethodError, check_count, shown
 
 Mode = Literal["center", "squash"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -65,6 +65,14 @@ class Recipe:
     cut: tuple[int, int] | None = None  # of the crop, where the model gets its upper left part; None: it gets all of it
     share: float | None = field(default=None, compare=False)  # what the crop keeps of each side, for `scaled`, if known
 
+    def __init_subclass__(cls) -> None:
+        """Refuses classes made of this one: what they do otherwise, no file of a model or of vectors would say."""
+        raise ConfigError(
+            f"{cls.__name__} cannot be made of Recipe, which says in its fields alone what is done to pictures.",
+            python="For a way of your own, make a class of vitlite.images.Preprocess, and change pixels or batch.",
+            command="",
+        )
+
     def __post_init__(self) -> None:
         for name in ("mean", "std", "cut"):
             if isinstance(getattr(self, name), list):
@@ -97,6 +105,7 @@ class Recipe:
         ...        mean=(0.5,), std=(0.5,)).in_whole_patches(14).size
         (378, 378)
         """
+        check_count(patch, "patch is how many pixels a patch has each way")
         height, width = self.size
         size = height - height % patch, width - width % patch
         if size == self.size or not all(size):

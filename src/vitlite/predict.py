@@ -5,6 +5,7 @@ Nothing else about the process or the model is changed: training mode, gradients
 Several threads may use one model.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from vitlite.errors import ImageError, InputError, not_finite, shown
+from vitlite.errors import ImageError, InputError, check_count, not_finite, shown
 from vitlite.images import Preprocess, is_one, is_read_once, own_methods, pictures, pixels_in, preprocess_of
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ def classify(
 ) -> Outcomes[list[Prediction]]:
     """The pictures of `images` one after the other, each with its best labels or with the reason why it has none."""
     labels = _labels(model)
-    if type(top) is not int or top < 1:
-        raise InputError(f"top is how many labels to give: a whole number of at least 1, got {top!r}.")
+    check_count(top, "top is how many labels to give")
     return work_through(model, images, partial(_best, model, labels, top), batch, pace)
 
 
@@ -144,8 +144,9 @@ def work_through(
 
     Raises:
         ImageError: The model has no preprocessing that could be used.
-        InputError: `images` is one picture, whose rows would be taken for pictures.
+        InputError: `images` is one picture, whose rows would be taken for pictures; or `batch` is no positive number.
     """
+    check_count(batch, "batch is how many pictures at a time")
     if is_one(images):
         raise InputError(
             f"This takes a list or an iterator of pictures, got one {type(images).__name__}.",
@@ -189,7 +190,7 @@ def _prepared(
     with readers() as at_once, _threads(1) as in_order:
         try:
             while True:
-                for image in islice(source, 2 * batch - len(waiting)):
+                for image in islice(source, min(2 * batch - len(waiting), sys.maxsize)):
                     if _goes_beside_others(preprocess, image):
                         pixels = at_once.submit(_pixels_beside_others, preprocess, image, room)
                     else:

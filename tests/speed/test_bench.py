@@ -14,7 +14,7 @@ from vitlite.cli import bench as command
 from vitlite.cli import main as cli
 from vitlite.speed import bench, verdicts
 from vitlite.speed.bench import Timing, advice
-from vitlite.speed.measure import Contestant
+from vitlite.speed.measure import Contestant, random_model
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=48, depth=2, heads=4, mlp_dim=96, num_classes=7)
 ROW = r"tiny +32 +2 +{dtype} +[\d.]+ +{optimized} +[\d.]+ +[\d.]+ +[\d.]+"
@@ -85,6 +85,12 @@ def test_what_is_measured(
     assert cli.main(["bench", *words]) == 0
     assert list(dict.fromkeys(name for name, _ in measured)) == models
     assert {count for _, count in measured} == {rounds}
+
+
+def test_an_autocast_around_does_not_make_bfloat16_of_float32() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        measured = bench.time_model(random_model(TINY), "tiny", batch=2, rounds=1)
+    assert not [timing for timing in measured if timing.wrong()]
 
 
 def test_what_was_chosen_and_why(

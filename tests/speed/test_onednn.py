@@ -188,3 +188,10 @@ def test_a_model_of_strided_biases_answers_right(monkeypatch: pytest.MonkeyPatch
     with torch.inference_mode():
         assert torch.allclose(model(images), right, atol=1e-3)
         assert torch.allclose(optimize(model)(images), right, atol=1e-3)
+
+
+def test_whether_products_are_exact_is_not_asked_in_an_autocast_around() -> None:
+    are_exact = onednn.float32_products_are_exact.__wrapped__
+    outside = are_exact(197, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert are_exact(197, 64) == outside

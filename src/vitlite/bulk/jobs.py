@@ -12,7 +12,7 @@ from vitlite.bulk.folder import Output, claimed, count
 from vitlite.bulk.local import identity_of
 from vitlite.bulk.ray import Classifier, Embedder
 from vitlite.bulk.sources import Source, locate, remaining
-from vitlite.errors import missing_extra
+from vitlite.errors import check_count, missing_extra
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,12 +33,20 @@ class Actors:
         dtype: What to compute in, such as "bfloat16"; None: the model's own.
         device: Such as "cuda"; None: where the model is.
         count: How many there are; None: one a core, or with `device="cuda"` one a GPU.
+
+    Raises:
+        InputError: `batch` or `count` is no positive number.
     """
 
     batch: int = 32
     dtype: str | None = None
     device: str | None = None
     count: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count(self.batch, "batch is how many pictures at a time")
+        if self.count is not None:
+            check_count(self.count, "count is how many actors there are")
 
     @property
     def on_gpu(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from vitlite.bulk.folder import READERS
 from vitlite.bulk.sources import CONTENT, TEXT, check_kind, locate
-from vitlite.errors import ImageError, InputError
+from vitlite.errors import ImageError, InputError, check_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +51,11 @@ class Embedder:
             dtype: What to compute in, such as "bfloat16"; None: the model's own.
             device: Such as "cuda"; None: where the model is.
             threads: Of this process: the actor's `num_cpus`.
+
+        Raises:
+            InputError: `batch` or `threads` is no positive number.
         """
+        check_count(batch, "batch is how many pictures at a time")
         self.model, self.batch = _ready(model, dtype, device, threads), batch
 
     def __call__(self, table: "pa.Table") -> "pa.Table":
@@ -81,6 +85,8 @@ class Classifier:
         threads: int = 1,
     ) -> None:
         """As `Embedder`; the model has labels, and `top` is how many of them a picture gets."""
+        check_count(top, "top is how many labels to give")
+        check_count(batch, "batch is how many pictures at a time")
         self.model, self.top, self.batch = _ready(model, dtype, device, threads), top, batch
 
     def __call__(self, table: "pa.Table") -> "pa.Table":
@@ -105,6 +111,7 @@ def _ready(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None,
     from vitlite.model import ViT
     from vitlite.speed.optimize import optimize
 
+    check_count(threads, "threads is how many this process computes with")
     torch.set_num_threads(threads)
     if not isinstance(model, ViT):
         import ray

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from vitlite.errors import check_count
 from vitlite.model import ViT
 from vitlite.speed.measure import (
     ON_A_GPU,
@@ -59,11 +60,17 @@ class Timing:
 
 
 def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
-    """Measures one model on one batch, in float32 and in bfloat16, interleaved; where the model is."""
+    """Measures one model on one batch, in float32 and in bfloat16, interleaved; where the model is.
+
+    Raises:
+        InputError: `batch` or `rounds` is no positive number.
+    """
+    check_count(batch, "batch is how many images at a time")
+    check_count(rounds, "rounds is how many turns each way to run it gets")
     device = model.device
     images = torch.randn(batch, model.config.channels, *model.config.size).to(device)
     timings, contestants = {}, []
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         right = model(images)
         for dtype in TOLERANCE:
             timing = Timing(name, model.config.size[0], batch, str(dtype).removeprefix("torch."), device=device.type)

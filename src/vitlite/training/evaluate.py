@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlite.errors import TrainError, not_finite, shown
+from vitlite.errors import TrainError, check_count, not_finite, shown
 from vitlite.images import Preprocess, normalise, own_methods
 from vitlite.model import ViT
 from vitlite.training import distributed
@@ -53,6 +53,7 @@ class Measured:
 
     def confused(self, most: int = 3) -> list[tuple[int, int, int]]:
         """What is taken for what most often: the class, the other that it was taken for, and of how many pictures."""
+        check_count(most, "most is how many pairs to name")
         if self.confusion is None:
             return []
         k = len(self.right)
@@ -94,7 +95,7 @@ def measure(
 
     Raises:
         TrainError: The pictures do not fit the model; or the processes of a run have others, or another model.
-        InputError: Answers are not finite numbers.
+        InputError: Answers are not finite numbers, or `batch` is no positive number.
     """
     if distributed.world_size() > 1:
         distributed.assert_equal_on_all_ranks(
@@ -118,6 +119,7 @@ def measure_together(
     after_batch: Callable[[int], None] = lambda pictures: None,
 ) -> Measured:
     """The same, by processes that were compared before."""
+    check_count(batch, "batch is how many pictures at a time")
     check_fit(model, pictures)
     model.eval()
     recipe, channels = preprocess_of(model).recipe, model.config.channels

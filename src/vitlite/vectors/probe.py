@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlite.errors import InputError
-from vitlite.vectors.search import of_length_one, refuse_complex
+from vitlite.errors import InputError, check_count
+from vitlite.vectors.search import cosines, of_length_one, refuse_complex
 
 PENALTIES = [10.0**power for power in range(-6, 4)]  # as shares of the mean squared singular value
 NEIGHBOURS, WARMTH = 20, 0.07  # how many vote, and exp(cosine / WARMTH) is the weight of a vote: DINO's
@@ -122,8 +122,7 @@ def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: T
 def _check_draws(shots: Sequence[int], draws: int, seed: int) -> None:
     if not isinstance(shots, Sequence) or not all(type(count) is int and count >= 1 for count in shots):
         raise InputError(f"shots are how many pictures of a class to fit to: whole numbers from 1, got {shots!r}.")
-    if type(draws) is not int or draws < 1:
-        raise InputError(f"draws is how often such few are drawn: a whole number of at least 1, got {draws!r}.")
+    check_count(draws, "draws is how often such few are drawn")
     if type(seed) is not int or abs(seed) >= 10**18:
         raise InputError(f"seed says which pictures are drawn: a whole number of at most 18 digits, got {seed!r}.")
 
@@ -167,14 +166,15 @@ def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Ten
     found = []
     for first in range(0, len(queries), ROWS):
         part = queries[first : first + ROWS]
-        cosines, rows = (of_length_one(part) @ known.mT).topk(min(NEIGHBOURS, len(known)))
-        weights = (cosines / WARMTH).softmax(1)
+        nearness, rows = cosines(of_length_one(part), known).topk(min(NEIGHBOURS, len(known)))
+        weights = (nearness / WARMTH).softmax(1)
         found.append(weights.new_zeros(len(part), classes).scatter_add(1, labels[rows], weights))
     return torch.cat(found)
 
 
 def some_of_each(labels: Tensor, count: int, seed: int) -> Tensor:
     """So many rows of each class that there is, drawn by the seed."""
+    check_count(count, "count is how many rows of each class")
     order = _order(len(labels), seed)
     return torch.cat([order[labels[order] == label][:count] for label in sorted(set(labels.tolist()))])
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlite.errors import ImageError, InputError
+from vitlite.errors import ImageError, InputError, check_count
 from vitlite.images import pictures
 from vitlite.predict import embed
 from vitlite.vectors.store import Vectors
@@ -59,8 +59,7 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
     Raises:
         InputError: The vectors are of another width, complex or not finite; or `top` is not a positive whole number.
     """
-    if type(top) is not int or top < 1:
-        raise InputError(f"top is how many pictures to give: a whole number of at least 1, got {top!r}.")
+    check_count(top, "top is how many pictures to give")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
         raise InputError(f"The vectors are (n, {vectors.dim}), got {tuple(queries.shape)} to compare with them.")
     refuse_complex(queries)
@@ -73,7 +72,7 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
     for part in vectors.parts():
         known = of_length_one(part)
         for i, some in enumerate(directions):
-            best[i] = _better(best[i], some @ known.mT, first, top)
+            best[i] = _better(best[i], cosines(some, known), first, top)
         first += len(part)
     matches = []
     for scores, rows in best:
@@ -90,12 +89,18 @@ class _Best(NamedTuple):
     rows: Tensor  # (q, top)
 
 
-def _better(best: _Best, cosines: Tensor, first: int, top: int) -> _Best:
-    """The same once the cosines (q, n) with further vectors are known, of which the first is number `first`."""
-    numbers = torch.arange(first, first + cosines.shape[1], device="cpu").expand(len(cosines), -1)
-    both = torch.cat([best.scores, cosines], dim=1)
+def _better(best: _Best, found: Tensor, first: int, top: int) -> _Best:
+    """The same once the cosines (q, n) with further vectors are found, of which the first is number `first`."""
+    numbers = torch.arange(first, first + found.shape[1], device="cpu").expand(len(found), -1)
+    both = torch.cat([best.scores, found], dim=1)
     scores, places = both.topk(min(top, both.shape[1]))
     return _Best(scores, torch.cat([best.rows, numbers], dim=1).gather(1, places))
+
+
+def cosines(some: Tensor, known: Tensor) -> Tensor:
+    """Between each of some directions (q, d) and each of others (n, d): (q, n), not rounded by an autocast around."""
+    with torch.autocast(some.device.type, enabled=False):
+        return some @ known.mT
 
 
 def refuse_complex(vectors: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitlite.bulk.journal import PATH
 from vitlite.bulk.local import identity_of
-from vitlite.errors import InputError, shown
+from vitlite.errors import InputError, check_count, shown
 from vitlite.schema import either, parse_json, several, table, text, verify, whole
 
 if TYPE_CHECKING:
@@ -59,8 +59,10 @@ class Vectors:
         """The vectors, so many at a time: (rows, d) each in float32, or float64 if the file has that.
 
         Raises:
-            InputError: There are numbers among them that are not finite; or the file was replaced since it was opened.
+            InputError: There are numbers among them that are not finite; or the file was replaced since it was opened;
+                or `rows` is no positive number.
         """
+        check_count(rows, "rows is how many vectors at a time")
         with _opened(self.path) as file:
             if _stamp(self.path) != self.stamp:
                 raise InputError(
