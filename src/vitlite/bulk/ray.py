@@ -163,6 +163,7 @@ def _check_table(table: "pa.Table", added: Sequence[str]) -> None:
         raise InputError(
             f"This adds the columns {', '.join(added)} to a table, and it has {', '.join(there)} already.",
             python="Rename or drop what is there: table.rename_columns(...), table.drop_columns(...).",
+            command="",
         )
 
 

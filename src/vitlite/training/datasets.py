@@ -90,6 +90,7 @@ class Prepared:
             f"{name} is to be read as {wanted}, and what reads it gives {found}.",
             python="The function that reads gives all pictures alike; those from 0 to 1: "
             "(255 * image).round().to(torch.uint8).",
+            command="",
         )
 
     def _keep(self, row: int, state: State | None, picture: Tensor) -> None:
