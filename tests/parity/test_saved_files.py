@@ -50,18 +50,20 @@ def assert_equal(source: Path, reference: Reference, theirs: nn.Module, config: 
     return ours
 
 
-def named_by_timm(state: Mapping[str, Tensor], architecture: str, config: ViTConfig, folder: Path) -> Path:
+NAMED = ["EVA", "attention pooling beside a class token and registers"]  # of which the tensors alone are not enough
+POOLS = {"cls": "token", "mean": "avg", "map": "map"}  # as timm calls them
+
+
+def named_by_timm(
+    state: Mapping[str, Tensor], architecture: str, config: ViTConfig, folder: Path, **options: Any
+) -> Path:
     """A folder of timm's: these tensors beside a config.json that names their network, of which no field tells."""
     save_file(dict(state), folder / "bare.safetensors")
     with pytest.raises(ConfigError, match="do not tell which network it is"):
         load(folder / "bare.safetensors", config=config)
     (folder / "bare.safetensors").rename(folder / "model.safetensors")
     args = {"img_size": config.image_size, "patch_size": config.patch_size, "num_heads": config.heads}
-    said = {
-        "architecture": architecture,
-        "model_args": args,
-        "global_pool": "avg" if config.pool == "mean" else "token",
-    }
+    said = {"architecture": architecture, "model_args": args | options, "global_pool": POOLS[config.pool]}
     (folder / "config.json").write_text(json.dumps(said))
     return folder
 
@@ -74,7 +76,15 @@ def test_a_folder_of_timm_s_eva(tmp_path: Path) -> None:
     assert assert_equal(folder, reference, theirs).config.to_dict() == reference.config.to_dict()
 
 
-@pytest.mark.parametrize("reference", [case for case in of("timm") if case.values[0].option != "EVA"])
+def test_a_folder_of_timm_s_whose_pool_by_attention_looks_at_the_patches(tmp_path: Path) -> None:
+    reference = find("timm", "attention pooling beside a class token and registers")
+    theirs = spread(reference.build())
+    options = {"embed_dim": 48, "depth": 3, "mlp_ratio": 80 / 48, "reg_tokens": 3, "no_embed_class": True}
+    folder = named_by_timm(theirs.state_dict(), "vit_base_patch16_224", reference.config, tmp_path, **options)
+    assert assert_equal(folder, reference, theirs).config.to_dict() == reference.config.to_dict()
+
+
+@pytest.mark.parametrize("reference", [case for case in of("timm") if case.values[0].option not in NAMED])
 def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
     theirs = spread(reference.build())
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")

@@ -347,21 +347,48 @@ def test_an_eva_giant_is_known_by_its_name_and_by_a_config(tmp_path: Path) -> No
         load(bare, config=ASK.replace(pool="mean"))
 
 
-def test_whether_attention_pools_all_tokens_is_asked_for(tmp_path: Path) -> None:
+POOLED = WITHOUT_TELLING + "a pool by attention beside a class token or registers looks at the patches alone in timm's"
+
+
+def test_no_answer_tells_whether_attention_pools_all_tokens(tmp_path: Path) -> None:
     config = TINY.replace(pool="map", registers=2, cls_position=False)
-    for without in ("nothing", "cls_token"):
-        own = config.replace(class_token=without == "nothing")
+    ask = ViTConfig(image_size=16, dim=16, heads=2, norm_eps=1e-6, gelu="exact")
+    for own in (config, config.replace(class_token=False), config.replace(positions="rope", heads=1)):
         path = written(tmp_path / "vit.safetensors", config=own)
-        ask = ViTConfig(image_size=16, dim=16, heads=2, norm_eps=1e-6, gelu="exact")
-        with pytest.raises(
-            ConfigError, match=r"do not tell pool \(pool: attention may look at all tokens; vitlite's, 'map'"
-        ):
-            load(path, config=ask)
-        assert torch.equal(load(path, config=ask.replace(pool="map"))(IMAGES), trained(own)(IMAGES))
-        with pytest.raises(CheckpointError, match=r"does not fit its config(.|\n)*attn_pool.latent"):
+        for said in (ask, ask.replace(pool="map"), ask.replace(pool="map", positions=own.positions, heads=own.heads)):
+            with pytest.raises(ConfigError, match=POOLED):
+                load(path, config=said)
+        with pytest.raises(CheckpointError, match=r"pool: the tensors say map, config= says mean"):
             load(path, config=ask.replace(pool="mean"))
     path = written(tmp_path / "vit.safetensors", config=TINY.replace(pool="map", class_token=False))
     assert load(path, config=ask).config.pool == "map"  # there are patches alone
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("test_vit3", {"img_size": 32}),
+        ("vit_small_patch16_dinov3", {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}),
+        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 2, "pool_include_prefix": True}),
+        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 2, "reg_tokens": 4}),
+    ],
+)
+def test_a_config_tells_whether_attention_pools_all_tokens(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    theirs = timm.create_model(name, global_pool="map", **sizes).eval()
+    timm.models.save_for_hf(theirs, tmp_path, model_config={"model_args": sizes}, safe_serialization=True)
+    images = torch.randn(1, 3, 32, 32)
+    if "reg_tokens" in sizes:
+        with torch.no_grad():
+            assert near(load(tmp_path)(images), theirs(images))
+    else:
+        with pytest.raises(VitliteError, match=r"pool_include_prefix|attention pools all tokens|pooling sees the register"):
+            load(tmp_path)
+    bare = (tmp_path / "model.safetensors").rename(tmp_path / "bare.safetensors")
+    said = ViTConfig(image_size=32, dim=theirs.embed_dim, heads=2, norm_eps=1e-6, gelu="exact", pool="map")
+    if "dinov3" in name:
+        said = said.replace(positions="rope")
+    with pytest.raises(ConfigError, match=POOLED):
+        load(bare, config=said)
 
 
 def test_a_table_is_not_overlooked_because_somebody_says_so(tmp_path: Path) -> None:

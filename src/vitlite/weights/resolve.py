@@ -15,7 +15,7 @@ from vitlite.errors import CheckpointError, ConfigError, VitliteError, shown
 from vitlite.weights import zoo
 from vitlite.weights.files import Shape, WeightsFile
 from vitlite.weights.layouts import Layout
-from vitlite.weights.translate import Translation, facts_of, translate, with_folded_rows
+from vitlite.weights.translate import Found, Translation, facts_of, translate, with_folded_rows
 
 TENSORS, CALLER = "the tensors say", "config= says"
 OPTION = "pool= says"  # what shall be, which is believed of what is only where nobody says anything
@@ -68,6 +68,8 @@ LOOK_ALIKES = {
     "has, which turns queries and keys as well",
     "nothing": "a ViT without class token, without scales and without biases of queries, keys and values may be timm's "
     "vit_base_patch16_rpn_224, whose norms stand after attention and MLP",
+    "pooled": "a pool by attention beside a class token or registers looks at the patches alone in timm's plain ViTs, and "
+    "at all tokens in its test_vit3 and its Evas, DINOv3 among them",
 }
 
 
@@ -169,8 +171,6 @@ def _unclear_pool(layout: Layout, facts: Mapping[str, Any]) -> str:
     """Why the tensors do not tell what is pooled; nothing where they do, or where there is a usual way."""
     if layout.name == "openai":
         return "open_clip's may be the class token or a mean"
-    if facts.get("pool") == "map" and (facts["class_token"] or facts["registers"]):
-        return "attention may look at all tokens; vitlite's, 'map', looks at the patches alone"
     if facts.get("pool") == "mean" and not layout.bare_proj and layout.name not in AVERAGED:
         return "without a class token it may be the mean, the maximum, both, or by attention"
     return ""
@@ -178,18 +178,25 @@ def _unclear_pool(layout: Layout, facts: Mapping[str, Any]) -> str:
 
 def look_alike(translation: Translation, facts: Mapping[str, Any]) -> str:
     """Which published networks, that are no plain ViTs, have tensors of these names and shapes; mostly none."""
-    layout, found = translation.layout.name, translation.found
-    if layout not in ("timm", "openai") or not facts["position_rows"]:
+    if translation.layout.name not in ("timm", "openai"):
         return ""
+    alike = _alike_with_a_table(translation.found, facts) if facts["position_rows"] else ""
+    if not alike and facts.get("pool") == "map" and (facts["class_token"] or facts["registers"]):
+        alike = "pooled"
+    return LOOK_ALIKES.get(alike, "")
+
+
+def _alike_with_a_table(found: Mapping[str, Found], facts: Mapping[str, Any]) -> str:
+    """Which of the `LOOK_ALIKES` have a position table and such tensors."""
     scale, bias = found.get("blocks.0.ls1.gamma"), found.get("blocks.0.attn.qkv.bias")
     if scale is not None:
-        return LOOK_ALIKES["scales"] if scale.parts[0].endswith("gamma_1") else ""
+        return "scales" if scale.parts[0].endswith("gamma_1") else ""
     if bias is not None and bias.op == "zeros_between":
-        return LOOK_ALIKES["biases"]
+        return "biases"
     if facts["pre_norm"] and ("final_norm" not in facts or facts.get("pool") == "map"):
-        return LOOK_ALIKES["norms"]
+        return "norms"
     if bias is None and not facts["class_token"]:
-        return LOOK_ALIKES["nothing"]
+        return "nothing"
     return ""
 
 
@@ -253,9 +260,10 @@ def _ask_for_the_network(evidence: Evidence, suggest: bool) -> None:
     alike = _named(candidates(evidence)) if suggest else ""
     raise ConfigError(
         f"The tensors do not tell which network it is, and no config says it: {evidence.look_alike}.{alike}",
-        python="If it is a plain ViT: vitlite.create(name, weights=...) with the name of a checkpoint like it.",
+        python="If it is a plain ViT: vitlite.create(name, weights=...) with the name of a checkpoint like it, or put the "
+        "config.json beside it that its library wrote.",
         command="If it is a plain ViT: --model NAME --weights PATH, or convert's --like NAME, with the name of a "
-        "checkpoint like it.",
+        "checkpoint like it; or put the config.json beside it that its library wrote.",
     )
 
 
