@@ -47,7 +47,7 @@ ROOMS = {
         "model fingerprint positions images config costs schema folders disk errors",
     ),
     "factory": Room("create and load", "weights fingerprint model images config habits errors"),
-    "convert": Room("weights in another library's layout", "factory weights model images config errors"),
+    "convert": Room("weights in another library's layout", "factory weights model images config disk errors"),
     "speed": Room(
         "a model becomes a fast one",
         "fingerprint model pooling stem costs config errors speed.onednn speed.cpu speed.threads",

@@ -5,6 +5,7 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,19 @@ def pytest_runtest_call() -> Generator[None, None, None]:
     """The same for single tests."""
     with _what_is_lacking_is_skipped():
         yield
+
+
+@pytest.fixture
+def across_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow since version 13 resizes some tall pictures down before across; every one before it went across first."""
+    from PIL import Image
+
+    resize = Image.Image.resize
+
+    def in_two(self: Any, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None) -> Any:
+        return resize(resize(self, (size[0], self.height), resample), size, resample)
+
+    monkeypatch.setattr(Image.Image, "resize", in_two)
 
 
 @pytest.fixture(scope="session")

@@ -125,6 +125,12 @@ WRONG = [
     ({"depth": 2.0}, r"depth must be a whole number of at least 1, got 2\.0\."),
     ({"heads": True}, r"heads must be a whole number of at least 1, got True\."),
     ({"patch_size": (16, 16)}, r"patch_size must be a whole number of at least 1, got \(16, 16\)\."),
+    ({"dim": 10**400}, r"dim must be at most 2147483647, got 10+\."),
+    ({"image_size": 10**400}, r"image_size must be a whole number or \(height, width\), got 10+\."),
+    ({"image_size": (224, 10**400)}, r"image_size must be a whole number or \(height, width\), got \(224, 10+\)\."),
+    ({"layer_scale": 10**400}, r"layer_scale must be None or a number such as 1e-5, got 10+\."),
+    ({"head_dim": 10**400}, r"head_dim must be None or a whole number of at least 1, got 10+\."),
+    ({"stem": (10**400,)}, r"stem must be None or the units of up to 4 stages, .* got \(10+,\)\."),
     ({"num_classes": -1}, r"num_classes must be a whole number of at least 0, got -1\."),
     (
         {"pool": "mean_cls"},

@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import os
+import re
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -139,6 +140,18 @@ def test_what_timm_computes_otherwise_is_not_written_for_it(changes: dict[str, A
     with pytest.raises(CheckpointError, match="no words for a model that computes this"):
         convert(tmp_path / "ours", tmp_path / "theirs", "timm")
     assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("changes", [
+    {**DINOV3, "pool": "map"}, {**DISTILLED, "num_classes": 0}, {"mlp": "swiglu", "pool": "map", "class_token": False},
+], ids=str)  # fmt: skip
+def test_no_tensors_are_written_for_what_timm_pools_otherwise(changes: dict[str, Any], tmp_path: Path) -> None:
+    """It would take them, and answer with what it pools: of its Eva, by attention, all tokens."""
+    tiny_model(**changes).save(tmp_path / "ours")
+    said = f"timm has no model that computes what this one does: pool='{changes.get('pool', DISTILLED['pool'])}'."
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        convert(tmp_path / "ours", tmp_path / "vit.safetensors", "timm")
+    assert not (tmp_path / "vit.safetensors").exists()
 
 
 def test_a_bias_for_keys_is_not_lost_on_the_way_to_timm(tmp_path: Path) -> None:

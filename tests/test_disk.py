@@ -248,6 +248,8 @@ def test_somebodys_file_is_no_lock(tmp_path: Path, wait: bool) -> None:
 def test_where_a_file_cannot_be_written_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "a.txt").write_text("old")
+    (tmp_path / "link").symlink_to("a.txt")
+    (tmp_path / "to nowhere").symlink_to("b.txt")
     longest = "x" * (255 - len(".01234567.partial.lock"))
     for name, wanted in (
         ("a.txt", ""),
@@ -256,6 +258,8 @@ def test_where_a_file_cannot_be_written_is_known_before(tmp_path: Path, monkeypa
         ("x" * 300, "its name is too long: it is begun under one with 22 letters more"),
         ("a\0b", "no file can be called so"),
         ("pipe", "it is a device or a pipe"),
+        ("link", "it is a link to a.txt, which would stay as it is"),
+        ("to nowhere", "it is a link to b.txt, which would stay as it is"),
         ("none/a.txt", f"there is no folder {tmp_path / 'none'}"),
         ("a.txt/b.txt", f"there is no folder {tmp_path / 'a.txt'}"),
         ("", "it is a folder"),
@@ -268,7 +272,7 @@ def test_where_a_file_cannot_be_written_is_known_before(tmp_path: Path, monkeypa
     assert obstacle_in(tmp_path / "a\0b", []) == "no folder can be called so"
     assert obstacle_in(tmp_path / "a.txt" / "inner", []) == f"{tmp_path / 'a.txt'} is no folder"
     assert obstacle_in(tmp_path, ["a.txt", "pipe"]).startswith(f"{tmp_path / 'pipe'} is no file, and stands where")
-    assert sorted(os.listdir(tmp_path)) == sorted(["a.txt", "pipe", longest])
+    assert sorted(os.listdir(tmp_path)) == sorted(["a.txt", "link", "pipe", "to nowhere", longest])
     refuse_new_files(monkeypatch, tmp_path)
     wanted = f"no file can be made in the folder {tmp_path} (Permission denied)"
     assert (obstacle(tmp_path / "a.txt"), obstacle_in(tmp_path / "new", [])) == (wanted, wanted)

@@ -383,7 +383,7 @@ def test_a_fine_tune_is_not_loaded_in_the_name_of_what_it_began_with(tmp_path: P
     model.labels, model.preprocess = None, None
     model.save(tmp_path / "silent")
     silent = create(name, weights=tmp_path / "silent")
-    assert (silent.labels, silent.preprocess.recipe) == (create(name).labels, plain.recipe)
+    assert (silent.labels, silent.preprocess.recipe) == (None, plain.recipe)
 
 
 RECIPE = Recipe(size=(16, 16), resize=(18, 18), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
@@ -637,6 +637,19 @@ def test_what_transformers_computes_otherwise_is_refused_by_name(
 DOORS = ["door"] * 10
 OF_TIMM = {"architecture": "vit_tiny_patch16_224", "label_names": DOORS}
 OF_TRANSFORMERS = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "layer_norm_eps": 1e-6}
+
+
+def test_labels_that_were_taken_away_do_not_come_back(tmp_path: Path) -> None:
+    name = "vit_nano_4.cifar10"
+    model = create(name)
+    model.reset_head(10)
+    model.save(tmp_path)
+    again = create(name, weights=tmp_path)
+    assert (load(tmp_path).labels, again.labels) == (None, None)
+    assert again.source.report.unlabelled == f"{name} has 10 classes, and this fine-tune 10 of its own"
+    model.labels = create(name).labels
+    model.save(tmp_path)
+    assert create(name, weights=tmp_path).labels == create(name).labels
 
 
 @pytest.mark.parametrize("about", [

@@ -204,6 +204,7 @@ LEAST = {  # whole numbers, and the least that each may be
     **dict.fromkeys(("patch_size", "dim", "depth", "heads", "mlp_dim", "channels"), 1),
     **dict.fromkeys(("num_classes", "registers", "pre_logits"), 0),
 }
+MOST = 2**31 - 1  # of any of them: of larger ones no tensor is made, and what is reckoned with them runs over
 VALID = {"pool": get_args(Pool), "positions": get_args(Positions), "resample": get_args(Resample),
          "mlp": get_args(Mlp), "gelu": get_args(Gelu)}  # fmt: skip
 SWITCHES = (
@@ -221,6 +222,8 @@ def _check_values(c: Any) -> None:
         value = getattr(c, name)
         if type(value) is not int or value < least:
             raise _wrong(name, f"{name} must be a whole number of at least {least}, got {value!r}.")
+        if value > MOST:
+            raise _wrong(name, f"{name} must be at most {MOST}, got {value!r}.")
     for name, valid in VALID.items():
         value = getattr(c, name)
         if value not in valid:
@@ -246,13 +249,12 @@ def _check_tuples(c: Any) -> None:
 def _is_stem(value: Any) -> bool:
     if not isinstance(value, tuple) or len(value) > 4:
         return False
-    return all(type(units) is int and units > 0 for units in value)
+    return all(type(units) is int and 0 < units <= MOST for units in value)
 
 
 def _is_size(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return [type(side) for side in value] == [int, int]
-    return type(value) is int  # and not True
+    sides = value if isinstance(value, tuple) else (value, value)
+    return len(sides) == 2 and all(type(side) is int and side <= MOST for side in sides)  # and not True
 
 
 def _check_numbers(c: Any) -> None:
@@ -264,12 +266,12 @@ def _check_numbers(c: Any) -> None:
         raise _wrong("norm_eps", f"norm_eps must be a small positive number such as 1e-6, got {c.norm_eps!r}.")
     if c.layer_scale is not None and not (_is_number(c.layer_scale) and math.isfinite(c.layer_scale)):
         raise _wrong("layer_scale", f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}.")
-    if c.head_dim is not None and (type(c.head_dim) is not int or c.head_dim < 1):
+    if c.head_dim is not None and (type(c.head_dim) is not int or not 1 <= c.head_dim <= MOST):
         raise _wrong("head_dim", f"head_dim must be None or a whole number of at least 1, got {c.head_dim!r}.")
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return type(value) is float or (type(value) is int and abs(value) <= MOST)
 
 
 def _check_combinations(c: ViTConfig) -> None:

@@ -3,7 +3,7 @@
 It also takes pickles (.pth, .bin), which nothing else in vitlite does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.config import ViTConfig, refuse_unknown_fields
+from vitlite.disk import obstacle, obstacle_in
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.factory import claims_about, create, load
 from vitlite.images import Margin, Preprocess
@@ -46,6 +47,7 @@ from vitlite.weights.sidecar import (
     CONFIG,
     PICTURES,
     computed_by,
+    is_pooled_alike,
     layout_for_timm,
     layout_of,
     model_type,
@@ -104,7 +106,13 @@ def convert(
     source, target = path_of(source, "convert"), path_of(target, "convert")
     if target.suffix in PICKLES:
         raise ConfigError(f"Cannot write {target}: no pickles are made. Name a folder, or a .safetensors file.")
-    refuse_to_write_over(source, target)
+    check_places(source, target)
+    if margin is not None and target.suffix == ".safetensors":
+        raise ConfigError(
+            "A .safetensors file has the tensors alone, and a margin is about how pictures are cut.",
+            python="Leave out margin=, or name a folder.",
+            command="Leave out --margin, or name a folder.",
+        )
     if target.suffix == ".safetensors":
         _convert_tensors(source, target, to, config, record)
         return
@@ -131,12 +139,21 @@ def _refuse_lost_names(model: ViT) -> None:
         )
 
 
-def refuse_to_write_over(source: Path, target: Path) -> None:
-    """Makes sure that nothing which is read is written, by whatever name: a link, a shard, or the folder it is in.
+def check_places(source: Path, target: Path) -> None:
+    """Makes sure, before weights are read, that what is to be written can be, and is nothing of what is read.
 
     Raises:
-        CheckpointError: It would be.
+        CheckpointError: It cannot; or it is read, by whatever name: a link, a shard, or the folder it is in.
     """
+    _refuse_to_write_over(source, target)
+    in_the_way = obstacle(target) if target.suffix == ".safetensors" else obstacle_in(target, ())
+    if in_the_way:
+        raise CheckpointError(
+            f"Cannot write {shown(str(target))}: {in_the_way}. Name another place, which can be written."
+        )
+
+
+def _refuse_to_write_over(source: Path, target: Path) -> None:
     read, written = _files_read(source), _files_written(target)
     for file in written:
         if any(_is_same(file, other) for other in read):
@@ -322,6 +339,8 @@ def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:
     if to == "vitlite":
         return tensors
     if to == "timm":
+        if not is_pooled_alike(config):
+            raise _computes_otherwise(to, [f"pool={config.pool!r}"])
         own = layout_for_timm(config)
         return tensors if own == "timm" else to_their_names(LAYOUTS[own], "", tensors)
     if to == "transformers":
@@ -362,4 +381,8 @@ def _refuse_other_arithmetic(config: ViTConfig, computed: Mapping[str, Any], to:
         if getattr(config, name) != value:
             differing.append(f"{name}={getattr(config, name)!r}")
     if differing:
-        raise CheckpointError(f"{to} has no model that computes what this one does: {', '.join(differing)}.")
+        raise _computes_otherwise(to, differing)
+
+
+def _computes_otherwise(to: Target, differing: Sequence[str]) -> CheckpointError:
+    return CheckpointError(f"{to} has no model that computes what this one does: {', '.join(differing)}.")

@@ -114,6 +114,8 @@ def obstacle(path: Path) -> str:
         return f"there is no folder {path.parent}"
     if is_no_file(path):
         return "it is a device or a pipe"
+    if os.path.islink(path):
+        return f"it is a link to {os.readlink(path)}, which would stay as it is"
     return _obstacle_to_new_files(path)
 
 

@@ -290,7 +290,7 @@ def _open(
 
         translation, resolved = understand(file, said)
         wish = _wish(resolved.config, options)
-        same_classes = record is not None and _has_its_classes(record, resolved.config, options, sha256)
+        same_classes = record is not None and _has_its_classes(record, resolved.config, sidecar, options, sha256)
         if record is not None:
             _refuse_another_fine_tune(file, sidecar, record, labels_count=same_classes and not wish.new_head)
 
@@ -309,11 +309,15 @@ def _open(
     return model.eval()
 
 
-def _has_its_classes(record: zoo.Record, config: ViTConfig, options: Options, sha256: str) -> bool:
-    """Whether weights have the classes of a checkpoint, by name and order; who says how many there are, has others."""
+def _has_its_classes(record: zoo.Record, config: ViTConfig, sidecar: Sidecar, options: Options, sha256: str) -> bool:
+    """Whether weights have the classes of a checkpoint, by name and order.
+
+    Who says how many there are, has others; and who saved a model without labels, took them away.
+    """
     if config.num_classes != record.config.num_classes:
         return False
-    return options.num_classes is None or sha256 == record.sha256
+    took_them_away = sidecar.library == "vitlite" and not sidecar.labels
+    return sha256 == record.sha256 or (options.num_classes is None and not took_them_away)
 
 
 def _fill(file: WeightsFile, translation: Translation, resolved: Resolved, wish: Wish) -> tuple[ViT, LoadReport]:

@@ -593,13 +593,13 @@ def _stands_in_its_class(kind: type, name: str) -> bool:
 
 def is_hooked(module: nn.Module) -> bool:
     """Whether a hook, of this module or of all, sees what goes in or comes out, and may change it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks) or is_all_hooked()
+
+
+def is_all_hooked() -> bool:
+    """Whether there is a hook of all modules, as `torch.nn.modules.module.register_module_forward_hook` makes one."""
     of_all = nn.modules.module
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or of_all._global_forward_hooks
-        or of_all._global_forward_pre_hooks
-    )
+    return bool(of_all._global_forward_hooks or of_all._global_forward_pre_hooks)
 
 
 def order_within(module: nn.Module) -> tuple[str, ...]:

@@ -22,6 +22,9 @@ def test_attention_and_positions(run: Run, model: Path, pictures: Path, tmp_path
     assert shown == f"wrote {out}, {width} x {height} pixels\n"
     assert run("attention", pictures / "a.png", "--model", model, "--rollout", "--size", 32, "--out", out)[0] == 0
     assert size_of(out)[0] < width
+    for layer in (-1, 0):  # also where it is the usual one
+        words = ("--rollout", "--layer", layer, "--out", out)
+        assert "not allowed with argument" in run("attention", pictures / "a.png", "--model", model, *words)[2]
     assert "--layer has 7;" in run("attention", pictures / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
     assert run("positions", model, "--out", out)[0] == 0
     code, _, err = run("positions", model, "--out", tmp_path / "none" / "map.png")

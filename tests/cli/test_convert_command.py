@@ -97,3 +97,7 @@ def test_what_is_said_one_by_one(run: Run, tmp_path: Path) -> None:
 def test_a_file_is_said_to_be_the_tensors_alone(run: Run, model: Path, tmp_path: Path) -> None:
     out = run("convert", model, tmp_path / "x.safetensors", "--to", "timm")[1]
     assert out == f"wrote {tmp_path / 'x.safetensors'}: tensors alone, without the config.json that a folder has\n"
+    code, _, err = run("convert", model, tmp_path / "y.safetensors", "--to", "timm", "--margin", "nearest")
+    assert code == 1
+    assert "has the tensors alone, and a margin is about how pictures are cut. Leave out --margin" in err
+    assert not (tmp_path / "y.safetensors").exists()

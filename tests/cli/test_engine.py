@@ -30,6 +30,11 @@ def test_without_ray_the_error_names_the_extra(
 def test_what_belongs_to_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", str(tmp_path), "--out", "labels"]) == 1
     assert "--out belongs to --engine ray" in capsys.readouterr().err
+    for words in (["classify"], ["embed", "--out", "vectors.npz"]):
+        assert main([*words, str(tmp_path), "--workers", "3"]) == 1
+        assert "--workers belongs to --engine ray" in capsys.readouterr().err
+    assert main(["classify", str(tmp_path), "--format", "table", "--engine", "ray", "--out", "labels"]) == 1
+    assert "--format is of what is printed, and --engine ray writes Parquet" in capsys.readouterr().err
     assert main(["classify", str(tmp_path), "--engine", "ray"]) == 1
     assert main(["embed", "a.png", "b.png", "--engine", "ray", "--out", "vectors"]) == 1
     assert capsys.readouterr().err.count("takes one folder, list or Parquet file as PATH, and --out with a folder") == 2

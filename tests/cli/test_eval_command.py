@@ -10,13 +10,14 @@ import torch
 from closed import refuse_new_files
 from kills import program
 from models import small_model
-from tiny_run import CONFIG, new_model, small_cifar10
+from tiny_run import CONFIG, new_model, small_cifar10, stripes_in_folders
 
 from vitlite import ViT, ViTConfig
 from vitlite.cli import eval as eval_command
 from vitlite.cli.main import main
 from vitlite.draw import draw_confusion
 from vitlite.images import Preprocess, Recipe
+from vitlite.training.split import write_split
 
 PHOTOS = Path(__file__).parents[2] / "examples" / "photos"
 NANO = ("--model", "vit_nano_4.cifar10")
@@ -218,3 +219,31 @@ def test_what_to_do_about_other_classes(tmp_path: Path, capsys: pytest.CaptureFi
 def test_many_classes_are_drawn_without_names(tmp_path: Path) -> None:
     draw_confusion(torch.eye(60, dtype=torch.int64), [str(i) for i in range(60)], tmp_path / "matrix.png")
     assert (tmp_path / "matrix.png").stat().st_size > 1000
+
+
+def test_whether_the_model_was_trained_on_these_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run = stripes_in_folders(tmp_path / "data"), tmp_path / "run"
+    (data / "val").rename(data / "test")
+    model = new_model()
+    model.labels = ("lying", "standing")
+    model.save(run / "best")
+    held_out = [f"{name}/{i}.png" for i, name in enumerate(model.labels)]
+    write_split(run / "split.json", data, held_out)
+    (tmp_path / "link").symlink_to(run / "best")
+
+    def said(*words: Path | str) -> str:
+        assert main(["eval", *map(str, words)]) == 0
+        return capsys.readouterr().err
+
+    assert said(data, "--model", run / "best") == ""  # test/ is measured, of which it has seen nothing
+    assert said(data / "test", "--model", run / "best") == ""
+    hint = f"was trained on most of these pictures. Those that it has not seen: --split {run / 'split.json'}\n"
+    for model_named in (run / "best", run / "best" / "model.safetensors", tmp_path / "link"):
+        assert said(data / "train", "--model", model_named) == f"vitlite: {model_named} {hint}"
+    split = ("--split", str(run / "split.json"), "--model", str(run / "best"))
+    assert said(data, *split) == ""
+    shutil.copytree(data / "train", tmp_path / "other")
+    assert said(tmp_path / "other", *split) == (
+        f"vitlite: {run / 'split.json'} is of a run on {data / 'train'}. Unless these are the same data, moved or "
+        "copied, the pictures measured are none that it held out: they have their names alone.\n"
+    )

@@ -20,17 +20,27 @@ def test_the_photo_itself_is_not_drawn_over(run: Run, model: Path, pictures: Pat
     shutil.copy(pictures / "a.png", photo)
     link.symlink_to(photo)
     before = photo.read_bytes()
-    for out in (photo, link):
-        code, _, err = run("attention", photo, "--model", model, "--out", out)
-        assert (code, err) == (1, f"vitlite: error: --out {out} is the photo itself. Name another file.\n")
+    code, _, err = run("attention", photo, "--model", model, "--out", photo)
+    assert (code, err) == (1, f"vitlite: error: --out {photo} is the photo itself. Name another file.\n")
+    code, _, err = run("attention", photo, "--model", model, "--out", link)
+    assert (code, f"it is a link to {photo}" in err) == (1, True)
     assert photo.read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["attention", "distances", "positions", "filters", "bench", "embed", "export"])
-def test_a_pipe_is_not_replaced(run: Run, model: Path, pictures: Path, tmp_path: Path, command: str) -> None:
-    """As a device would be."""
+COMMANDS = ["attention", "distances", "positions", "filters", "bench", "embed", "export", "convert"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("kind", ["pipe", "link", "link to nowhere"])
+def test_what_is_no_file_is_not_replaced(
+    run: Run, model: Path, pictures: Path, tmp_path: Path, command: str, kind: str
+) -> None:
+    """A pipe, as a device would be; or a link, since what it leads to would stay as it is."""
     here = tmp_path / "here"
     here.mkdir()
+    there = tmp_path / "there"
+    if kind != "link to nowhere":
+        there.write_text("mine")
     words = {
         "attention": ("attention", pictures / "a.png", "--model", model, "--out", here / "pipe.png"),
         "distances": ("distances", pictures, "--model", model, "--out", here / "pipe.png"),
@@ -39,13 +49,19 @@ def test_a_pipe_is_not_replaced(run: Run, model: Path, pictures: Path, tmp_path:
         "bench": ("bench", "--quick", "--out", here / "pipe.json"),
         "embed": ("embed", pictures, "--model", model, "--out", here / "pipe.npz"),
         "export": ("export", model, "--to", "torch", "--out", here / "pipe.pt2"),
+        "convert": ("convert", model, "--to", "timm", here / "pipe.safetensors"),
     }[command]
     pipe = Path(words[-1])
-    os.mkfifo(pipe)
+    if kind == "pipe":
+        os.mkfifo(pipe)
+    else:
+        pipe.symlink_to(there)
     code, out, err = run(*words)
     assert (code, out) == (1, "")
     assert str(pipe) in err
-    assert pipe.is_fifo()
+    assert pipe.is_fifo() if kind == "pipe" else pipe.is_symlink()
+    assert there.exists() == (kind != "link to nowhere")
+    assert kind == "link to nowhere" or there.read_text() == "mine"
     assert os.listdir(here) == [pipe.name]
 
 
@@ -79,7 +95,7 @@ def test_what_is_read_is_not_written_over(run: Run, model: Path, pictures: Path,
     for split in ("train", "val"):
         for name in ("one", "two"):
             shutil.copytree(pictures, data / split / name)
-    (tmp_path / "link.safetensors").symlink_to(mine / "model.safetensors")
+    os.link(mine / "model.safetensors", tmp_path / "link.safetensors")
     (tmp_path / "run/last").parent.mkdir()
     shutil.copytree(model, tmp_path / "run/last")
     weights = mine / "model.safetensors"

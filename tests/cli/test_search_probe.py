@@ -1,6 +1,7 @@
 """`vitlite search` and `vitlite probe`."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -74,8 +75,8 @@ def test_a_contact_sheet_replaces_no_picture_that_is_asked_for_or_searched(
 ) -> None:
     asked = tmp_path / "asked.png"
     shutil.copy(pictures / "a.png", asked)
-    (tmp_path / "link.png").symlink_to(asked)
-    for out in (asked, tmp_path / "link.png", pictures / "inner" / "d.png"):
+    os.link(asked, tmp_path / "linked.png")
+    for out in (asked, tmp_path / "linked.png", pictures / "inner" / "d.png"):
         before = out.read_bytes()
         code, printed, err = run("search", vectors, asked, "--out", out)
         assert (code, printed) == (1, "")
@@ -173,8 +174,8 @@ def test_probe_of_few_pictures_draws_a_curve_for_each_model(
 
 def test_probe_draws_over_nothing_that_it_reads(run: Run, model: Path, colours: Path, tmp_path: Path) -> None:
     before = (colours / "red" / "0.png").read_bytes()
-    (tmp_path / "link.png").symlink_to(colours / "red" / "0.png")
-    for out in (colours / "red" / "0.png", colours / "few.png", tmp_path / "link.png"):
+    (tmp_path / "link").symlink_to(colours / "red")
+    for out in (colours / "red" / "0.png", colours / "few.png", tmp_path / "link" / "0.png"):
         code, printed, err = run("probe", colours, "--model", model, "--out", out)
         assert (code, printed) == (1, "")
         assert f"--out {out} is in the data" in err

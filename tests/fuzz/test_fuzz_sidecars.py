@@ -65,7 +65,7 @@ class Library(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, across_first: None) -> None:
     monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
 
 

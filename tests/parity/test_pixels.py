@@ -156,18 +156,6 @@ def test_answers(shared):
 # Any recipe and any picture, by the libraries themselves.
 
 
-@pytest.fixture
-def across_first(monkeypatch):
-    """Pillow since version 13 resizes some tall pictures down before across; every one before it went across first."""
-    resize = Image.Image.resize
-
-    def in_two(self, size, resample=None, box=None, reducing_gap=None):
-        narrowed = resize(self, (size[0], self.height), resample)
-        return resize(narrowed, size, resample)
-
-    monkeypatch.setattr(Image.Image, "resize", in_two)
-
-
 def noise(height, width, seed):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 

@@ -48,17 +48,6 @@ def recipes(draw: Any) -> Recipe:
     )
 
 
-@pytest.fixture
-def across_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow since version 13 resizes some tall pictures down before across; every one before it went across first."""
-    resize = Image.Image.resize
-
-    def in_two(self: Any, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None) -> Any:
-        return resize(resize(self, (size[0], self.height), resample), size, resample)
-
-    monkeypatch.setattr(Image.Image, "resize", in_two)
-
-
 def noise(height: int, width: int) -> Image.Image:
     levels = np.random.default_rng(height * 301 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(levels)

@@ -191,6 +191,8 @@ def test_without_optimize_there_is_nothing_to_say_of_it() -> None:
             1,
             "Cannot write the figures .: it is a folder. Name a .json file in a folder that exists and can be written.",
         ),
+        ("--sizes 384", 1, "--sizes and --batch belong to --models"),
+        ("--quick --batch 2", 1, "--sizes and --batch belong to --models"),
         ("--out none/f.json", 1, "Cannot write the figures none/f.json: there is no folder none. Name a .json file"),
     ],
 )

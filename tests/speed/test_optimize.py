@@ -756,12 +756,17 @@ def test_what_was_put_into_a_class_or_hooked_to_all_modules_is_refused(monkeypat
     with pytest.raises(OptimizedError, match=r"blocks\.0\.attn has its own forward"):
         optimize(made())
     monkeypatch.undo()
+    model, images = optimized(made()), torch.randn(1, 3, 32, 32)
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
         with pytest.raises(OptimizedError, match="The model has hooks"):
             optimize(made())
+        for use in (model, model.embed, model.features, model.attention_maps):
+            with pytest.raises(OptimizedError, match="There is a hook of all modules"):
+                use(images)
     finally:
         hook.remove()
+    assert model(images).isfinite().all()
 
 
 def test_a_part_of_a_larger_module_takes_no_other_weights() -> None:

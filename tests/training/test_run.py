@@ -12,6 +12,7 @@ from torch import nn
 import vitlite
 from vitlite.disk import replacing
 from vitlite.errors import TrainError
+from vitlite.images import Preprocess
 from vitlite.speed import onednn, verdicts
 from vitlite.training import read_folder, run, train
 from vitlite.training.run import STATE, Run
@@ -102,6 +103,23 @@ def test_a_run_goes_on_with_pictures_decoded_alike(tmp_path):
             TrainError, match=f"another run: quick_decode was {first is quick} and is {second is quick}"
         ):
             train(second, data, out, settings())
+
+
+def test_a_run_goes_on_with_pictures_prepared_alike(tmp_path):
+    """Also where what it was begun with has a field that is left out where it is usual."""
+    cut, uncut = new_model(), new_model()
+    recipe = replace(uncut.preprocess.recipe, resize=(38, 38), cut=(34, 34))
+    cut.preprocess = Preprocess(recipe, cut)
+    uncut.preprocess = Preprocess(replace(recipe, cut=None), uncut)
+    pixels = r"\[34, 34\]"
+    for first, second, changed in (
+        (cut, uncut, f"was {pixels} and is None"),
+        (uncut, cut, f"was None and is {pixels}"),
+    ):
+        out = tmp_path / str(first is cut)
+        train(first, stripes(24), out, settings())
+        with pytest.raises(TrainError, match=f"another run: cut {changed}"):
+            train(second, stripes(24), out, settings())
 
 
 def test_a_run_goes_on_with_the_same_pictures(tmp_path, folders, monkeypatch):

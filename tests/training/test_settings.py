@@ -69,6 +69,11 @@ def test_changes_of_pictures_that_are_no_shares(changes: dict[str, Any]) -> None
         Augmentation(**changes)
 
 
+def test_muon_moves_nothing_of_a_head_alone() -> None:
+    with pytest.raises(TrainError, match=r"Muon moves the matrices of the blocks, and frozen trains the head alone\."):
+        Settings(epochs=1, frozen=True, optimizer="muon")
+
+
 def test_a_picture_is_mixed_in_one_way() -> None:
     with pytest.raises(TrainError, match=r"at most 1 together, as a picture gets one of them, got 0\.8 and 0\.8"):
         Augmentation(mixup=0.8, cutmix=0.8)

@@ -15,7 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("image", type=expanded, metavar="IMAGE", help="the photo to draw on")
     picture.add_out(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--layer", type=int, default=-1, metavar="N", help="the block, from 0; default: -1, the last")
+    which.add_argument("--layer", type=int, metavar="N", help="the block, from 0; default: -1, the last")
     which.add_argument("--rollout", action="store_true", help="follow attention through all blocks")
     add_model_arguments(parser)
 
@@ -28,6 +28,7 @@ def run(args: Namespace) -> int:
     if Path(args.out).exists() and Path(args.out).samefile(args.image):
         raise ImageError(f"--out {args.out} is the photo itself. Name another file.")
     model = open_model(args)
-    drawn = picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout)
+    layer = -1 if args.layer is None else args.layer
+    drawn = picture_of_attention(model, args.image, layer=layer, rolled_out=args.rollout)
     picture.write(drawn, args.out)
     return 0

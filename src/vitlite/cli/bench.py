@@ -28,6 +28,7 @@ CHOICE: Choice = [
 ]
 QUICK: Choice = [("vit_base_16", 224, (1, 8))]
 GPU_BATCHES = (1, 64)
+SIZES, BATCHES = (224,), (1, 8)  # of presets that are named
 ROUNDS, QUICK_ROUNDS = 10, 3
 HEADER = ("model", "px", "batch", "dtype", "created", "optimized", "limit", "images/s", "gain")
 GPU_HEADER = tuple("MB" if title == "limit" else title for title in HEADER)
@@ -52,8 +53,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite bench`."""
     add = parser.add_argument
     add("--models", metavar="NAME,...", help="presets; default: a choice from tiny to large")
-    add("--sizes", type=positives, default="224", metavar="PIXELS,...", help="with --models: image sizes; default: 224")
-    add("--batch", type=positives, default="1,8", metavar="N,...", help="with --models: batch sizes; default: 1,8")
+    add("--sizes", type=positives, metavar="PIXELS,...", help="with --models: image sizes; default: 224")
+    add("--batch", type=positives, metavar="N,...", help="with --models: batch sizes; default: 1,8")
     add("--rounds", type=positive, metavar="N", help=f"turns of each; default: {ROUNDS}, with --quick {QUICK_ROUNDS}")
     add("--device", default="cpu", help="such as cpu, cuda, mps; default: cpu")
     add("--quick", action="store_true", help="vit_base_16 alone, if no --models are named, and fewer turns")
@@ -123,7 +124,9 @@ def _cases(args: Namespace) -> list[Case]:
     """What to measure, with the batches that suit the device where none are named."""
     chosen = QUICK if args.quick else CHOICE
     if args.models:
-        chosen = list(product(args.models.split(","), args.sizes, [args.batch]))
+        chosen = list(product(args.models.split(","), args.sizes or SIZES, [args.batch or BATCHES]))
+    elif args.sizes or args.batch:
+        raise InputError("--sizes and --batch belong to --models: what is measured without has its own. Name presets.")
     elif args.device != "cpu":
         chosen = [(name, size, GPU_BATCHES) for name, size, _ in chosen]
     return [Case(name, preset(name).replace(image_size=size), batches) for name, size, batches in chosen]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from vitlite.bulk.local import gather
-from vitlite.cli.engine import add_work_arguments, run_on_ray
+from vitlite.cli.engine import add_work_arguments, refuse_what_ray_takes, run_on_ray
 from vitlite.cli.options import add_paths, expanded, open_model, positive
 from vitlite.cli.progress import Watch, say_skipped
 from vitlite.cli.tables import bold, terminal_width
@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Of `vitlite classify`."""
     add_paths(parser)
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels a picture; default: %(default)s")
-    parser.add_argument("--format", choices=("table", "jsonl", "csv"), default="table", help="default: %(default)s")
+    parser.add_argument("--format", choices=("table", "jsonl", "csv"), help="default: table")
     parser.add_argument("--out", type=expanded, metavar="FOLDER", help="where --engine ray writes")
     add_work_arguments(parser)
 
@@ -37,7 +37,10 @@ def run(args: Namespace) -> int:
     if args.engine == "ray":
         from vitlite.bulk.jobs import classify_pictures
 
+        if args.format is not None:
+            raise InputError("--format is of what is printed, and --engine ray writes Parquet. Leave it out.")
         return run_on_ray(args, partial(classify_pictures, top=args.top))
+    refuse_what_ray_takes(args)
     if args.out:
         raise InputError("--out belongs to --engine ray. Without it, the answers are printed.")
     return _run_here(args)
@@ -55,7 +58,7 @@ def _run_here(args: Namespace) -> int:
         "jsonl": _show_jsonl,
         "csv": _show_csv,
     }
-    ways[args.format](watch.answers(classify(model, paths, args.top, args.batch, watch.pace)))
+    ways[args.format or "table"](watch.answers(classify(model, paths, args.top, args.batch, watch.pace)))
     return watch.exit_code()
 
 

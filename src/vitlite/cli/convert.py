@@ -6,7 +6,6 @@ from typing import get_args
 
 from vitlite.cli.options import expanded, image_size, positive
 from vitlite.config import Gelu, Pool, Positions
-from vitlite.disk import obstacle, obstacle_in
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.images import Margin
 from vitlite.weights import zoo
@@ -89,23 +88,10 @@ def _check_source(source: str) -> None:
     raise CheckpointError(f"There is no file or folder {source}.")
 
 
-def _check_writable(target: Path) -> None:
-    """Says before weights are read that nothing can be written there."""
-    if target.suffix == ".safetensors":
-        in_the_way = obstacle(target)
-    else:
-        in_the_way = obstacle_in(target, ())
-    if in_the_way:
-        raise CheckpointError(
-            f"Cannot write {shown(str(target))}: {in_the_way}. Name another place, which can be written."
-        )
-
-
 def _check_target(source: Path, target: Path) -> None:
     """Makes sure that nothing which is there is overwritten but a file that was named, and that is not the source."""
-    from vitlite.convert import refuse_to_write_over
+    from vitlite.convert import check_places
 
     if target.is_dir() and any(target.iterdir()):
         raise CheckpointError(f"The folder {target} is not empty, and what is in it stays. Name one that is new.")
-    refuse_to_write_over(source, target)
-    _check_writable(target)
+    check_places(source, target)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitlite.bulk.journal import KERNELS, WRITERS, Journal, Picture, check_names, check_target, open_journal
 from vitlite.bulk.local import embed_into, gather, identity_of
-from vitlite.cli.engine import add_work_arguments, run_on_ray
+from vitlite.cli.engine import add_work_arguments, refuse_what_ray_takes, run_on_ray
 from vitlite.cli.options import add_paths, expanded, open_model, refuse_inputs
 from vitlite.cli.progress import Watch, say_resumed, say_skipped
 from vitlite.errors import shown
@@ -35,6 +35,7 @@ def run(args: Namespace) -> int:
         from vitlite.bulk.jobs import embed_pictures
 
         return run_on_ray(args, embed_pictures)
+    refuse_what_ray_takes(args)
     return _run_here(args)
 
 

@@ -54,6 +54,16 @@ def add_work_arguments(parser: ArgumentParser) -> None:
     )
 
 
+def refuse_what_ray_takes(args: Namespace) -> None:
+    """Makes sure that nothing is asked for which only `run_on_ray` does.
+
+    Raises:
+        InputError: Something is.
+    """
+    if args.workers is not None:
+        raise InputError("--workers belongs to --engine ray. Without it, one model uses all cores.")
+
+
 def run_on_ray(args: Namespace, work: Work) -> int:
     """Does the work of a command on Ray, and says what its output holds then."""
     from vitlite.bulk.jobs import Actors, check_installed

@@ -20,7 +20,7 @@ from vitlite.model import ViT
 from vitlite.training import distributed
 from vitlite.training.datasets import Pictures, listed
 from vitlite.training.evaluate import Measured, check_data, measure, read_to_measure
-from vitlite.training.split import SPLIT, folder_of_classes, folder_of_split, is_split
+from vitlite.training.split import SPLIT, folder_of_classes, folder_of_split, folder_to_measure, is_split
 
 FIGURES, CONFUSION = "eval.json", "confusion.png"  # in the folder that --out names
 LOCK = "eval.lock"  # there while they are written
@@ -70,7 +70,7 @@ def _evaluate(args: Namespace) -> int:
     with progress.bar:
         measured = measure(model, replace(pictures, classes=classes), batch=args.batch, after_batch=progress.add)
     if distributed.is_main():
-        _say_if_trained_on(args)
+        _say_what_was_trained_on(args)
         _print(measured, pictures)
         if args.out:
             _write(args.out, _figures(args.model, model, measured, pictures), measured, pictures)
@@ -141,18 +141,37 @@ def _are_labels(names: Sequence[str], model: ViT) -> bool:
 def _say_what_stands_for_what(names: Sequence[str], labels: Sequence[str]) -> None:
     """Says which label each folder is taken for, where none is named after one."""
     pairs = [f"{name} for {label}" for name, label in zip(names, labels, strict=True)]
-    text = f"no folder is named after a label, so they are taken in order: {listed(pairs)}"
-    print(f"vitlite: {fit_to_print(text)}", file=sys.stderr)
+    _say(f"no folder is named after a label, so they are taken in order: {listed(pairs)}")
 
 
-def _say_if_trained_on(args: Namespace) -> None:
-    """Says so, where the model is of a run that trained on these pictures, but for those that it held out."""
-    split = Path(args.model).parent / SPLIT
-    if args.split is not None or not is_split(split):
+def _say_what_was_trained_on(args: Namespace) -> None:
+    """Says so, where a run trained on these pictures, or may have: in other data, names tell nothing."""
+    if args.split is not None:
+        made_of = folder_of_split(args.split)
+        if made_of != folder_of_classes(args.data).resolve():
+            _say(
+                f"{args.split} is of a run on {made_of}. Unless these are the same data, moved or copied, the pictures "
+                "measured are none that it held out: they have their names alone."
+            )
         return
-    if folder_of_split(split) == folder_of_classes(args.data).resolve():
-        text = f"{args.model} was trained on most of these pictures. Those that it has not seen: --split {split}"
-        print(f"vitlite: {fit_to_print(text)}", file=sys.stderr)
+    split = _split_beside(args.weights or args.model)
+    if split is not None and folder_of_split(split) == folder_to_measure(args.data).resolve():
+        _say(f"{args.model} was trained on most of these pictures. Those that it has not seen: --split {split}")
+
+
+def _split_beside(model: str) -> Path | None:
+    """What the run of a model held out; it is named by its folder, by the file in it, or by a link to one of them."""
+    if not Path(model).exists():
+        return None
+    for place in (Path(model), Path(model).resolve()):
+        for folder in (place.parent, place.parent.parent):
+            if is_split(folder / SPLIT):
+                return folder / SPLIT
+    return None
+
+
+def _say(text: str) -> None:
+    print(f"vitlite: {fit_to_print(text)}", file=sys.stderr)
 
 
 def _print(measured: Measured, pictures: Pictures) -> None:

@@ -89,6 +89,7 @@ def run(args: Namespace) -> int:
 
 
 def _train(args: Namespace) -> int:
+    _refuse_what_frozen_leaves_out(args)
     _check_out(args)
     classes = training_classes(args.data)  # a wrong DATA is said before the model is fetched
     model = _model(args, len(classes))
@@ -113,6 +114,22 @@ def _train(args: Namespace) -> int:
     if distributed.is_main():
         report.end(history, found[0])
     return 0
+
+
+def _refuse_what_frozen_leaves_out(args: Namespace) -> None:
+    """Makes sure that nothing is asked for about blocks which --frozen leaves as they are.
+
+    Raises:
+        InputError: Something is.
+    """
+    about_blocks = {
+        "--layer-decay": args.layer_decay is not None,
+        "--drop-path": args.drop_path is not None,
+        "--checkpointing": args.checkpointing,
+    }
+    asked = [option for option, is_given in about_blocks.items() if is_given]
+    if args.frozen and asked:
+        raise InputError(f"--frozen trains the head alone, and {asked[0]} is about the blocks. Leave one of them out.")
 
 
 def _check_out(args: Namespace) -> None:

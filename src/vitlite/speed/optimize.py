@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from vitlite.errors import OptimizedError, shown
 from vitlite.fingerprint import hash_of_file, packing_of
-from vitlite.model import Block, Features, ViT, is_hooked, model_on_meta, order_within, replaced_method
+from vitlite.model import Block, Features, ViT, is_all_hooked, is_hooked, model_on_meta, order_within, replaced_method
 from vitlite.pooling import AttentionPool
 from vitlite.speed.blocks import (
     Arithmetic,
@@ -351,6 +351,12 @@ class OptimizedViT(ViT):
                 "An optimized model knows neither forward-mode AD nor the transforms of torch.func, which follow these "
                 "images.",
                 python="Create the model again and do not optimize it.",
+            )
+        if is_all_hooked():
+            raise OptimizedError(
+                "There is a hook of all modules (register_module_forward_hook), and an optimized model does not call "
+                "those inside of its blocks.",
+                python="Remove the hook, or create the model again and do not optimize it.",
             )
 
         def without_gradients(part: Tensor) -> Any:

@@ -221,7 +221,7 @@ class Run:
 
         Everything must be the same; only the end may move, as long as the learning rate does not know of it.
         """
-        old, new = _defaults() | saved.identity, self.identity()
+        old, new = _defaults() | saved.identity, _defaults() | self.identity()
         if self._end_may_move(saved.progress, old["epochs"]):
             old["epochs"] = new["epochs"]
         old.setdefault("kernels", new["kernels"])  # which older states do not name, as the next
@@ -229,9 +229,9 @@ class Run:
         if old.get("validation") is None:  # `best` compares with none so far
             old["validation"] = new["validation"]
         return {
-            name: f"{name} was {shown(repr(old.get(name)))} and is {shown(repr(new[name]))}"
-            for name in new
-            if old.get(name) != new[name]
+            name: f"{name} was {shown(repr(old.get(name)))} and is {shown(repr(new.get(name)))}"
+            for name in new | old
+            if old.get(name) != new.get(name)
         }
 
     def _refuse_changes(self, changed: Mapping[str, str], out: Path) -> None:
@@ -292,7 +292,7 @@ def _read(path: Path, most: int) -> bytes:
 
 
 def _defaults() -> dict[str, Any]:
-    """What was meant by the state of an older vitlite, in fields that it did not have yet."""
+    """What a state means that does not name a field: an older vitlite did not have it, or its value is left out."""
     defaults = {}
     for kind in (Settings, ViTConfig, Recipe):
         for field in fields(kind):

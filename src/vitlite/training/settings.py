@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from vitlite.errors import TrainError
 from vitlite.schema import Check, one_of
 from vitlite.training.augment import Augmentation
 from vitlite.training.recipe_checks import FLAG, check_fields, number, whole
@@ -39,7 +40,7 @@ class Settings:
     """A training recipe.
 
     Raises:
-        TrainError: A value is not what `CHECKS` says.
+        TrainError: A value is not what `CHECKS` says, or two do not go together.
     """
 
     epochs: int
@@ -63,6 +64,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self, CHECKS)
+        if self.frozen and self.optimizer == "muon":
+            raise TrainError(
+                "Muon moves the matrices of the blocks, and frozen trains the head alone.",
+                python="Leave out optimizer= or frozen=.",
+                command="Leave out --optimizer or --frozen.",
+            )
 
 
 def usual_epochs(pictures: int) -> int:

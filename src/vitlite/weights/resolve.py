@@ -68,8 +68,8 @@ LOOK_ALIKES = {
     "has, which turns queries and keys as well",
     "nothing": "a ViT without class token, without scales and without biases of queries, keys and values may be timm's "
     "vit_base_patch16_rpn_224, whose norms stand after attention and MLP",
-    "pooled": "a pool by attention beside a class token or registers looks at the patches alone in timm's plain ViTs, and "
-    "at all tokens in its test_vit3 and its Evas, DINOv3 among them",
+    "pooled": "a pool by attention beside a class token or registers looks at the patches alone in timm's plain ViTs, "
+    "and at all tokens in its test_vit3 and its Evas, DINOv3 among them",
 }
 
 
@@ -260,8 +260,8 @@ def _ask_for_the_network(evidence: Evidence, suggest: bool) -> None:
     alike = _named(candidates(evidence)) if suggest else ""
     raise ConfigError(
         f"The tensors do not tell which network it is, and no config says it: {evidence.look_alike}.{alike}",
-        python="If it is a plain ViT: vitlite.create(name, weights=...) with the name of a checkpoint like it, or put the "
-        "config.json beside it that its library wrote.",
+        python="If it is a plain ViT: vitlite.create(name, weights=...) with the name of a checkpoint like it, or put "
+        "the config.json beside it that its library wrote.",
         command="If it is a plain ViT: --model NAME --weights PATH, or convert's --like NAME, with the name of a "
         "checkpoint like it; or put the config.json beside it that its library wrote.",
     )

@@ -29,6 +29,7 @@ from vitlite.weights.sidecar.processors import recipe_from_transformers, recipe_
 from vitlite.weights.sidecar.record import Sidecar, UnreadRecipe, as_json
 from vitlite.weights.sidecar.timm import (
     config_to_timm,
+    is_pooled_alike,
     layout_for_timm,
     recipe_from_record,
     recipe_from_timm,
@@ -60,6 +61,7 @@ __all__ = [
     "end_sidecars",
     "is_as_written",
     "is_paired",
+    "is_pooled_alike",
     "layout_for_timm",
     "layout_of",
     "model_type",

@@ -529,7 +529,7 @@ def _unlike_fields(config: ViTConfig) -> list[str]:
         **{field: getattr(config, field) == value for field, value in computed.items()},
         "mlp_dim": int(config.dim * ratio) == round(config.dim * ratio),  # timm rounds down
         "positions": config.positions != "sincos2d",
-        "pool": config.pool in WRITTEN_POOLS and _is_pooled_alike(config),
+        "pool": config.pool in WRITTEN_POOLS and is_pooled_alike(config),
         "layer_scale": config.layer_scale != 0 and (config.positions != "rope" or config.layer_scale is not None),
         "patch_norm": not config.patch_norm,
         "pre_logits": not config.pre_logits,
@@ -538,7 +538,7 @@ def _unlike_fields(config: ViTConfig) -> list[str]:
     return [field for field, same in alike.items() if not same]
 
 
-def _is_pooled_alike(config: ViTConfig) -> bool:
+def is_pooled_alike(config: ViTConfig) -> bool:
     """Whether what is special about some ways to pool is so in timm too."""
     if config.pool == "map":  # whose MLP has the activation of the others there
         return config.mlp == "gelu" and config.positions != "rope"
