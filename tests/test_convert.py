@@ -322,7 +322,13 @@ def test_neither_an_optimizer_nor_a_student_is_a_second_network(tmp_path: Path) 
     optimizer.step()
     state = model.state_dict()
     script = {"teacher": state, "student": {f"module.{name}": x for name, x in state.items()}}
-    torch.save(script | {"optimizer": optimizer.state_dict(), "epoch": 3}, tmp_path / "vit.pth")
+    script |= {"optimizer": optimizer.state_dict(), "epoch": 3}
+    torch.save(script, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=r"has teacher and student, two networks of the same sizes\. Choose"):
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+    torch.save(
+        script | {"dino_loss": {"center": torch.zeros(1, 5)}}, tmp_path / "vit.pth"
+    )  # as its authors' script does
     convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
     assert load_file(tmp_path / "vit.safetensors").keys() == state.keys()
 
@@ -434,6 +440,37 @@ def test_the_json_of_a_folder_speaks_for_its_only_pickle_and_for_one_of_the_usua
     convert(base / "mine.pth", tmp_path / "only", "vitlite")
     for name in ("usual", "only"):
         assert load(tmp_path / name).labels == ("ant", "bee", "cow")
+
+
+@pytest.mark.parametrize("other", ["ema.safetensors", "shards"])
+def test_the_json_of_a_pickle_speaks_for_no_file_of_another_name(other: str, tmp_path: Path) -> None:
+    """timm and transformers open the pickle; whoever wrote the other knows what it is."""
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4)
+    folder = tmp_path / "theirs"
+    args = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 4}
+    timm.models.save_for_hf(theirs, folder, model_config={"model_args": args}, safe_serialization=False)
+    save_file({name: 2 * tensor for name, tensor in theirs.state_dict().items()}, folder / "ema.safetensors")
+    if other == "shards":
+        (folder / "pytorch_model.bin").rename(folder / "pytorch_model-00001-of-00002.bin")
+        (folder / "pytorch_model.bin.index.json").write_text("{}")
+    with pytest.raises(
+        CheckpointError, match=r"ema.safetensors, pytorch_model.*Name .*ema.safetensors if that is meant"
+    ):
+        load(folder)
+    with pytest.raises(CheckpointError, match=r"it has ema.safetensors, pytorch_model.*\. Name the one of them\."):
+        convert(folder, tmp_path / "ours", "vitlite")
+    if other == "shards":
+        return
+    convert(folder / "pytorch_model.bin", tmp_path / "ours", "vitlite")
+    with torch.no_grad():
+        assert near(load(tmp_path / "ours")(IMAGES), theirs.eval()(IMAGES))
+    (folder / "ema.safetensors").rename(folder / ".ema.safetensors")  # hidden, as nobody's
+    convert(folder, tmp_path / "alone", "vitlite")
+    with torch.no_grad():
+        assert near(load(tmp_path / "alone")(IMAGES), theirs(IMAGES))
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"has no model.safetensors, nor one other weights file"):
+        load(folder)
 
 
 def test_a_folder_for_torchvision_has_the_tensors_alone(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def convert(
     source, target = path_of(source, "convert"), path_of(target, "convert")
     if target.suffix in PICKLES:
         raise ConfigError(f"Cannot write {target}: no pickles are made. Name a folder, or a .safetensors file.")
-    check_places(source, target)
+    refuse_to_write_over(source, target)
     if margin is not None and target.suffix == ".safetensors":
         raise ConfigError(
             "A .safetensors file has the tensors alone, and a margin is about how pictures are cut.",
@@ -139,21 +139,12 @@ def _refuse_lost_names(model: ViT) -> None:
         )
 
 
-def check_places(source: Path, target: Path) -> None:
-    """Makes sure, before weights are read, that what is to be written can be, and is nothing of what is read.
+def refuse_to_write_over(source: Path, target: Path) -> None:
+    """Makes sure that nothing which is read is written, by whatever name: a link, a shard, or the folder it is in.
 
     Raises:
-        CheckpointError: It cannot; or it is read, by whatever name: a link, a shard, or the folder it is in.
+        CheckpointError: It would be.
     """
-    _refuse_to_write_over(source, target)
-    in_the_way = obstacle(target) if target.suffix == ".safetensors" else obstacle_in(target, ())
-    if in_the_way:
-        raise CheckpointError(
-            f"Cannot write {shown(str(target))}: {in_the_way}. Name another place, which can be written."
-        )
-
-
-def _refuse_to_write_over(source: Path, target: Path) -> None:
     read, written = _files_read(source), _files_written(target)
     for file in written:
         if any(_is_same(file, other) for other in read):
@@ -190,6 +181,7 @@ def _convert_tensors(
 ) -> None:
     """Rewrites the tensors alone, by the config of a checkpoint that they are like, where one is named."""
     refuse_to_part(target)
+    refuse_unwritable(target)
     if record is not None:
         classes = _classes_said(config)
         config = record.config if classes is None else record.config.replace(num_classes=classes)
@@ -198,6 +190,19 @@ def _convert_tensors(
     tensors = _readable_tensors(model, to, target)
     with explained(target):
         write_tensors(target, tensors)
+
+
+def refuse_unwritable(target: Path) -> None:
+    """Says before weights are read that nothing can be written there.
+
+    Raises:
+        CheckpointError: It cannot.
+    """
+    in_the_way = obstacle(target) if target.suffix == ".safetensors" else obstacle_in(target, ())
+    if in_the_way:
+        raise CheckpointError(
+            f"Cannot write {shown(str(target))}: {in_the_way}. Name another place, which can be written."
+        )
 
 
 def _cut_otherwise(model: ViT, margin: Margin) -> None:

@@ -187,10 +187,11 @@ def test_folders(tmp_path: Path) -> None:
         load(tmp_path, config=ASK)
     with pytest.raises(CheckpointError, match="is a pickle, which can run code"):
         load(tmp_path / "pytorch_model.bin", config=ASK)
+    (tmp_path / "pytorch_model.bin").rename(tmp_path / "a.pth")
     written(tmp_path / "any.safetensors")
     assert load(tmp_path, config=ASK).source.path == tmp_path / "any.safetensors"
     written(tmp_path / "other.safetensors")
-    with pytest.raises(CheckpointError, match=r"any.safetensors, cache, other.safetensors"):
+    with pytest.raises(CheckpointError, match=r"a.pth, any.safetensors, cache, other.safetensors"):
         load(tmp_path, config=ASK)
     written(tmp_path / "model.safetensors")
     assert load(tmp_path, config=ASK).source.path == tmp_path / "model.safetensors"

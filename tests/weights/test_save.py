@@ -226,6 +226,16 @@ def test_what_cannot_be_pushed_is_said_in_words(
         push_to_hub(tiny_model(), repo, token=token)
 
 
+def test_nothing_is_uploaded_where_a_program_set_that_there_is_no_network(
+    server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the client was imported, which reads the variable then."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DownloadError, match=r"^Cannot upload to .*/me/vit: HF_HUB_OFFLINE is set\. Set it to 0\.$"):
+        push_to_hub(tiny_model(), "me/vit")
+    assert not server.log
+
+
 def test_the_card_says_how_to_use_the_model_and_where_it_came_from(tmp_path: Path) -> None:
     text = card(tiny_model(), "me/vit")
     assert text.startswith("---\nlibrary_name: vitlite\npipeline_tag: image-classification\n")

@@ -90,8 +90,9 @@ def _check_source(source: str) -> None:
 
 def _check_target(source: Path, target: Path) -> None:
     """Makes sure that nothing which is there is overwritten but a file that was named, and that is not the source."""
-    from vitlite.convert import check_places
+    from vitlite.convert import refuse_to_write_over, refuse_unwritable
 
     if target.is_dir() and any(target.iterdir()):
         raise CheckpointError(f"The folder {target} is not empty, and what is in it stays. Name one that is new.")
-    check_places(source, target)
+    refuse_to_write_over(source, target)
+    refuse_unwritable(target)

@@ -36,6 +36,8 @@ Shape = tuple[int, ...]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 RUN_STATE = "state.safetensors"  # of a run of training, whose models are in folders beside it
 READABLE = (".safetensors", ".npz")
+USUAL_PICKLE = "pytorch_model.bin"  # what timm and transformers call the one that a config.json speaks for,
+USUAL_PICKLES = (USUAL_PICKLE, f"{USUAL_PICKLE}.index.json")  # or that of shards
 PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt", ".tar")  # .pth.tar, as scripts for ImageNet call theirs
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NPY_TYPES = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
@@ -271,22 +273,38 @@ def refuse_shard(path: Path) -> None:
 
 
 def _weights_in(folder: Path) -> Path:
-    """The weights of a folder: by their usual name, or the only ones there."""
+    """The weights of a folder: by their usual name, or the only ones there.
+
+    Beside the pickle that a folder's config.json speaks for, a file of another name is of nobody knows what.
+    """
     for name in (WEIGHTS, INDEX):
         if os.path.lexists(folder / name):
             return folder / name
     files = sorted(folder.iterdir())
     models = _folders_of_models(files)
-    weights = [file for file in files if file.suffix in READABLE and not (models and file.name == RUN_STATE)]
-    if len(weights) == 1:
+    weights = [file for file in readable_in(files) if not (models and file.name == RUN_STATE)]
+    if len(weights) == 1 and not has_usual_pickle(files):
         return weights[0]
     names = shown(", ".join(file.name for file in files), 1000) or "nothing"
     hint = ""
     if models:
         hint = f" Did you mean a folder in it: {shown(', '.join(map(str, models)), 1000)}?"
-    if any(file.name.endswith(PICKLES) for file in files):
+    if len(weights) == 1:
+        pickle = folder / USUAL_PICKLE
+        hint = f" Name {weights[0]} if that is meant; else first: vitlite convert {pickle} OUT --to vitlite"
+    elif any(file.name.endswith(PICKLES) for file in files):
         hint = f" vitlite unpickles nothing here; first: vitlite convert {folder} OUT --to vitlite"
     raise CheckpointError(f"The folder {folder} has no {WEIGHTS}, nor one other weights file; it has {names}.{hint}")
+
+
+def readable_in(files: Sequence[Path]) -> list[Path]:
+    """Those that `load` reads, but for hidden ones, as some systems and programs leave them."""
+    return [file for file in files if file.suffix in READABLE and not file.name.startswith(".")]
+
+
+def has_usual_pickle(files: Sequence[Path]) -> bool:
+    """Whether there are pickled weights that timm and transformers would open."""
+    return any(file.name in USUAL_PICKLES for file in files)
 
 
 def _folders_of_models(files: Sequence[Path]) -> list[Path]:

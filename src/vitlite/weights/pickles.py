@@ -20,17 +20,30 @@ import torch
 from torch import Tensor
 
 from vitlite.errors import CheckpointError, ConfigError, shown
-from vitlite.weights.files import INDEX, PICKLES, READABLE, ROOM_TO_UNPACK, WEIGHTS, Shape, refuse_shard
+from vitlite.weights.files import (
+    INDEX,
+    PICKLES,
+    READABLE,
+    ROOM_TO_UNPACK,
+    USUAL_PICKLE,
+    WEIGHTS,
+    Shape,
+    has_usual_pickle,
+    readable_in,
+    refuse_shard,
+)
 from vitlite.weights.save import write_tensors
 from vitlite.weights.sidecar import BESIDE_WEIGHTS
 
 SCRIPT_OPTIONS = SimpleNamespace, "argparse.Namespace"  # which training scripts keep beside weights; it runs no code
-USUAL = "pytorch_model.bin"  # what timm and transformers call the pickle that a config.json speaks for
 ARCHIVE = b"PK\3\4"  # how a pickle begins that torch opens as an archive
 NESTED = ("model", "state_dict", "encoder", "teacher", "module")  # where training scripts keep the network
 AVERAGED = ("model_ema", "state_dict_ema", "ema", "target_encoder")  # where they keep an average of its weights
 DEEPEST = 10  # tables in tables until there are tensors
-BESIDE = {"teacher": "student"}  # DINO's authors hand out and measure the teacher
+LOSSES = (
+    "dino_loss",
+    "ibot_loss",
+)  # which scripts keep whose authors hand out and measure the teacher, not the student
 
 
 @contextmanager
@@ -90,7 +103,7 @@ def described_in(pickle: Path) -> list[Path]:
         CheckpointError: Nobody may look whether there are.
     """
     there = [file for file in map(pickle.with_name, BESIDE_WEIGHTS) if os.path.lexists(file)]
-    if not there or pickle.name == USUAL or _is_alone(pickle):
+    if not there or pickle.name == USUAL_PICKLE or _is_alone(pickle):
         return there
     return []
 
@@ -131,15 +144,17 @@ def pickle_of(source: Path) -> Path | None:
 
 
 def _only_pickle_in(folder: Path) -> Path | None:
-    """The pickle of a folder; none where there is anything for `load`, which goes first.
+    """The pickle of a folder; none where there is something for `load`, which goes first.
 
     Raises:
         CheckpointError: There are several; or several files for `load` beside it; or nobody may look.
     """
     files = _files_in(folder)
-    weights = [file for file in files if file.suffix in READABLE]
+    weights = readable_in(files)
     pickles = [file for file in files if file.suffix in PICKLES and not file.is_dir()]
-    if not pickles or len(weights) == 1 or any(file.name in (WEIGHTS, INDEX) for file in files):
+    if not pickles or any(file.name in (WEIGHTS, INDEX) for file in files):
+        return None
+    if len(weights) == 1 and not has_usual_pickle(files):
         return None
     candidates = [*weights, *pickles]
     if len(candidates) > 1:
@@ -284,10 +299,11 @@ def _network_in(pickle: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
         CheckpointError: It is in none of the usual places, or an average of it, or another like it, is there too.
     """
     found = next((name for name in NESTED if isinstance(content.get(name), Mapping)), None)
+    left_out = "student" if found == "teacher" and any(loss in content for loss in LOSSES) else None
     for name in content:
         if name in AVERAGED:
             raise _two_networks(f"{pickle} has averaged weights, {name}, beside others.", name)
-        if found and name not in (found, BESIDE.get(found)) and _are_alike(content[found], content[name]):
+        if found and name not in (found, left_out) and _are_alike(content[found], content[name]):
             raise _two_networks(f"{pickle} has {found} and {shown(name)}, two networks of the same sizes.", name)
     if found:
         network: Mapping[str, Any] = content[found]

@@ -37,7 +37,7 @@ from vitlite.weights.files import (
     metadata_of,
     path_of,
 )
-from vitlite.weights.network import first_line, prepare_client, transport_error
+from vitlite.weights.network import first_line, is_offline, prepare_client, transport_error
 from vitlite.weights.remote import RemoteFile, checked_token, endpoint
 from vitlite.weights.resolve import Claim, understand
 from vitlite.weights.sidecar import (
@@ -360,6 +360,10 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
         CheckpointError: The model cannot be saved.
         DownloadError: `repo` is no repository, or the Hub cannot be reached, or refuses.
     """
+    if is_offline():
+        raise DownloadError(
+            f"Cannot upload to {endpoint()}/{shown(repo)}: HF_HUB_OFFLINE is set.", python="Set it to 0."
+        )
     prepare_client()
     from huggingface_hub import HfApi
 

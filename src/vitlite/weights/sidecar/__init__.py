@@ -23,7 +23,7 @@ from vitlite.disk import keep_mode, write_json
 from vitlite.errors import CheckpointError, ConfigError, VitliteError, shown
 from vitlite.images import Recipe
 from vitlite.schema import anything, by_name, read_json
-from vitlite.weights.files import INDEX, WEIGHTS
+from vitlite.weights.files import INDEX, USUAL_PICKLES, WEIGHTS
 from vitlite.weights.sidecar import timm, transformers, vitlite
 from vitlite.weights.sidecar.processors import recipe_from_transformers, recipe_to_transformers
 from vitlite.weights.sidecar.record import Sidecar, UnreadRecipe, as_json
@@ -83,7 +83,7 @@ CONFIG, PICTURES = "config.json", "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # transformers', of texts and pictures: of the latter it counts before PICTURES
 ADAPTER = "adapter_config.json"  # peft's, for tensors that transformers adds to those of the model beside it; refused
 BESIDE_WEIGHTS = (CONFIG, PICTURES, PROCESSOR, ADAPTER)  # what is looked at, wherever weights are opened
-WEIGHTS_OF_OTHERS = (INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHTS_OF_OTHERS = (INDEX, *USUAL_PICKLES)
 PAIR = "vitlite_pair"  # in these, and in the header of their weights
 PAIRS = re.compile(r"[0-9a-f]{32}")
 TABLE = by_name(anything)
