@@ -53,7 +53,7 @@ ROOMS = {
         "fingerprint model pooling stem costs config errors speed.onednn speed.cpu speed.threads",
     ),
     "export": Room("a model becomes a file for other runtimes", "weights speed model images disk versions errors"),
-    "draw": Room("what a model looks at, as pictures; and the curves of a run", "positions images disk errors"),
+    "draw": Room("what a model looks at, as pictures; and the curves of a run", "predict positions images disk errors"),
     "training": Room(
         "labelled pictures become weights",
         "factory weights fingerprint model predict images config speed.onednn schema disk errors",

@@ -10,6 +10,8 @@ from vitlite import ViT, ViTConfig
 from vitlite.images import Preprocess, Recipe
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
+TIMM_SIZES = {"embed_dim": 16, "depth": 2, "mlp_ratio": 1.5}  # in timm's words, and in transformers'
+TRANSFORMERS_SIZES = {"hidden_size": 16, "num_hidden_layers": 2}
 RECIPE = Recipe(size=(32, 32), resize=(36, 36), mode="center", interpolation="bicubic", mean=(0.5,) * 3, std=(0.4,) * 3)
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

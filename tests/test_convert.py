@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from files_made import flax
-from models import IMAGES, RECIPE, TINY, near, tiny_model
+from models import IMAGES, RECIPE, TIMM_SIZES, TINY, near, tiny_model
 from peers import timm, torchvision, transformers, vit_pytorch
 from safetensors.torch import load_file, save_file
 
@@ -286,7 +286,7 @@ def test_names_that_rotary_networks_share_are_not_lost_in_other_names(tmp_path: 
     for config in (None, ViTConfig(positions="learned")):
         with pytest.raises(ConfigError, match=r"do not tell which network it is, and no config says it: scales called"):
             convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=config)
-    args = {"img_size": 32, "patch_size": 8, "num_heads": 4}
+    args = {"img_size": 32, "patch_size": 8, "num_heads": 4, **TIMM_SIZES}
     named = {"architecture": "deit3_small_patch16_224", "model_args": args}
     (tmp_path / "config.json").write_text(json.dumps(named))
     convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm")

@@ -6,10 +6,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image, ImageFont
+from torch import Tensor
 
 from vitlite import draw
 from vitlite.config import ViTConfig
@@ -67,6 +69,26 @@ def test_attention_is_what_the_output_reads(options: dict[str, Any], rows: slice
     expected = whole[:, :, rows, model.config.prefix_tokens :].mean(2).unflatten(-1, (2, 5))
     torch.testing.assert_close(grid, expected)
     assert not grid.requires_grad
+
+
+def test_a_model_in_training_is_drawn_as_it_answers(tmp_path: Path) -> None:
+    """Else branches would be left out at random; afterwards it is in training again."""
+    model, picture = build(drop_path=0.9, dropout=0.9), photo(tmp_path / "a.png")
+    images = torch.randn(1, 3, 32, 32)
+
+    def drawn() -> list[Tensor]:
+        whole = torch.from_numpy(np.array(draw.picture_of_attention(model, picture)))
+        return [whole, *(draws(model, images) for draws in (draw.attention, draw.rollout, draw.attention_distances))]
+
+    right = drawn()
+    model.train()
+    assert all(map(torch.equal, drawn(), right))
+    assert model.blocks[1].training
+
+
+def test_a_rollout_is_of_no_layer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"A rollout goes through all blocks, and layer=1 is one\. Leave out layer="):
+        draw.picture_of_attention(build(), photo(tmp_path / "a.png"), layer=1, rolled_out=True)
 
 
 def test_rollout_of_one_block_is_half_its_attention() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from models import TIMM_SIZES, TRANSFORMERS_SIZES
 from peers import timm
 from safetensors.torch import load_file, save_file
 from server import Hub
@@ -402,7 +403,7 @@ def test_a_recipe_keeps_its_own_size_unless_another_is_asked_for(tmp_path: Path)
 def test_transformers_pictures_may_be_smaller_than_config_json_says(tmp_path: Path) -> None:
     """DINOv2's are 224 pixels wide, though its table is that of 518."""
     save_file(state_of(TINY), tmp_path / "model.safetensors")
-    about = {"model_type": "dinov2", "image_size": 32, "num_attention_heads": 2}
+    about = {"model_type": "dinov2", "image_size": 32, "num_attention_heads": 2, **TRANSFORMERS_SIZES}
     (tmp_path / "config.json").write_text(json.dumps(about))
     pictures = {"size": {"shortest_edge": 18}, "crop_size": {"height": 16, "width": 16}, "do_center_crop": True}
     pictures |= {"resample": 3, "image_mean": [0.5], "image_std": [0.5], "image_processor_type": "BitImageProcessor"}
@@ -412,7 +413,7 @@ def test_transformers_pictures_may_be_smaller_than_config_json_says(tmp_path: Pa
         assert (recipe.size, recipe.resize) == ((size, size), (resize, resize))
 
 
-OF_TINY = {"num_heads": 2, "patch_size": 8}
+OF_TINY = {"num_heads": 2, "patch_size": 8, **TIMM_SIZES}
 
 
 @pytest.mark.parametrize(("args", "size"), [
@@ -551,7 +552,7 @@ def test_labels_that_do_not_fit_the_head_are_not_used_and_it_is_said_why(file: P
         assert changed.source.report.unlabelled == "", "whose labels would these be?"
 
 
-SIZED = {"model_args": {"num_heads": 2, "img_size": 32, "patch_size": 8}}
+SIZED = {"model_args": {"num_heads": 2, "img_size": 32, "patch_size": 8, **TIMM_SIZES}}
 
 
 def beside(folder: Path, about: dict[str, Any], **changes: Any) -> Path:
@@ -569,6 +570,47 @@ def test_timm_s_architecture_says_what_its_name_stands_for(tmp_path: Path) -> No
         load(folder, config=ViTConfig(gelu="exact"))
     with pytest.raises(CheckpointError, match=r"dim: the tensors say 16, the preset vit_base_32 says 768"):
         create("vit_base_32", weights=folder)
+
+
+@pytest.mark.parametrize(("changes", "text"), [
+    ({"embed_dim": None}, "dim: the tensors say 16, its architecture says 768"),
+    ({"depth": None}, "depth: the tensors say 2, its architecture says 12"),
+    ({"architecture": "vit_base_patch16_224"}, "pre_norm: the tensors say True, its architecture says False"),
+    ({"architecture": "vit_base_patch16_reg4_gap_256"}, "class_token: .*; registers"),
+    ({"architecture": "vit_giant_patch14_dinov2"}, "mlp: the tensors say gelu, its architecture says swiglu"),
+])  # fmt: skip
+def test_tensors_of_another_architecture_of_timm_s_are_refused(
+    changes: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    """Copied into the wrong folder, they would get its heads, epsilon, GELU and pool."""
+    about = {"architecture": "vit_base_patch32_clip_quickgelu_224"} | SIZED
+    folder = beside(tmp_path, about, pre_norm=True)
+    assert load(folder).config.gelu == "quick"
+    args = {word: value for word, value in (SIZED["model_args"] | changes).items() if word != "architecture"}
+    named = {"architecture": changes.get("architecture", about["architecture"]), "model_args": args}
+    (folder / "config.json").write_text(json.dumps(named))
+    with pytest.raises(CheckpointError, match=text):
+        load(folder)
+
+
+def test_a_norm_after_the_mean_is_none_of_an_architecture_that_reads_the_class_token(tmp_path: Path) -> None:
+    about = {"architecture": "vit_tiny_patch16_224", "num_classes": 3} | SIZED
+    folder = beside(tmp_path, about, pool="mean", fc_norm=True)
+    with pytest.raises(CheckpointError, match=r"fc_norm: the tensors say True, its architecture says False"):
+        load(folder)
+    for said in ({"global_pool": "avg"}, {"model_args": SIZED["model_args"] | {"global_pool": "avg"}}):
+        (folder / "config.json").write_text(json.dumps(about | said))
+        assert (load(folder).config.pool, load(folder).config.fc_norm) == ("mean", True)
+
+
+def test_tensors_of_another_width_than_transformers_usual_are_refused(tmp_path: Path) -> None:
+    about: dict[str, Any] = {"architectures": ["ViTForImageClassification"], "model_type": "vit"}
+    about |= {"image_size": 32, "patch_size": 8, "id2label": {"0": "a", "1": "b", "2": "c"}}
+    folder = beside(tmp_path, about)
+    with pytest.raises(CheckpointError, match=r"dim: .* 16, its architecture says 768; depth: .* 2, .* says 12\."):
+        load(folder, config=ViTConfig(pool="cls"))
+    (folder / "config.json").write_text(json.dumps(about | TRANSFORMERS_SIZES | {"num_attention_heads": 2}))
+    assert load(folder, config=ViTConfig(pool="cls")).config.heads == 2
 
 
 def test_another_norm_layer_may_have_another_eps(tmp_path: Path) -> None:
@@ -636,6 +678,7 @@ def test_what_transformers_computes_otherwise_is_refused_by_name(
 
 DOORS = ["door"] * 10
 OF_TIMM = {"architecture": "vit_tiny_patch16_224", "label_names": DOORS}
+NANO = {"hidden_size": 192, "num_hidden_layers": 6}
 OF_TRANSFORMERS = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "layer_norm_eps": 1e-6}
 
 
@@ -653,8 +696,8 @@ def test_labels_that_were_taken_away_do_not_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("about", [
-    OF_TIMM | {"model_args": {"num_heads": 3, "img_size": 32, "patch_size": 4}},
-    OF_TRANSFORMERS | {"num_attention_heads": 3, "image_size": 32, "id2label": dict(enumerate(DOORS))},
+    OF_TIMM | {"model_args": {"num_heads": 3, "img_size": 32, "patch_size": 4, "depth": 6}},
+    OF_TRANSFORMERS | NANO | {"num_attention_heads": 3, "image_size": 32, "id2label": dict(enumerate(DOORS))},
 ])  # fmt: skip
 def test_other_labels_in_other_libraries_words_are_refused(about: dict[str, Any], tmp_path: Path) -> None:
     name = "vit_nano_4.cifar10"
@@ -689,7 +732,12 @@ def test_other_pictures_in_timm_s_words_are_refused(changes: dict[str, Any], tex
     ({"problem_type": "multi_label_classification"}, None),
 ])  # fmt: skip
 def test_labels_are_those_of_the_outputs_or_none(changes: dict[str, Any], labels: Any, tmp_path: Path) -> None:
-    about = {"architectures": ["ViTForImageClassification"], "model_type": "vit", "num_attention_heads": 2}
+    about = {
+        "architectures": ["ViTForImageClassification"],
+        "model_type": "vit",
+        "num_attention_heads": 2,
+        **TRANSFORMERS_SIZES,
+    }
     names = {"id2label": {"0": "a", "1": "b", "2": "c"}}
     save_file(state_of(TINY), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(about | names | changes))

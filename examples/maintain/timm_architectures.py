@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "parity")]
@@ -25,7 +26,8 @@ from torch import nn  # noqa: E402
 from vitlite import VitliteError, load  # noqa: E402
 from vitlite.config import Resample  # noqa: E402
 from vitlite.positions import RESAMPLE, resample_positions  # noqa: E402
-from vitlite.weights.sidecar.timm import GELUS, POOLS, Architecture  # noqa: E402
+from vitlite.weights.sidecar.timm import BUILT, GELUS, POOLS, Architecture  # noqa: E402
+from vitlite.weights.translate import facts_of, translate  # noqa: E402
 
 TABLE = ROOT / "src" / "vitlite" / "weights" / "data" / "timm.txt"
 HEAD = """\
@@ -42,6 +44,7 @@ HEAD = """\
 # stem_stride           pixels to a side of such a cell; 1 where there is no ResNet
 # dynamic               whether it takes images of any size
 # map_of_patches        whether global_pool="map" leaves out the tokens before the patches, as vitlite does
+# dim, ..., fc_norm     as in ViTConfig: what tensors tell too, and have to confirm unless a config.json says otherwise
 """
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
 ACTIVATIONS = {
@@ -75,7 +78,15 @@ def stands_for(model: nn.Module, positions: str) -> Architecture:
         stem_stride=model.patch_embed.img_size[0] // model.patch_embed.grid_size[0] // kernel,
         dynamic=model.dynamic_img_size,
         map_of_patches=not isinstance(model, timm.models.Eva),
+        **built(model),
     )
+
+
+def built(model: nn.Module) -> dict[str, Any]:
+    """What the tensors of a model tell of it."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    facts = facts_of(translate(shapes), shapes)
+    return {name: facts[name] for name in BUILT}
 
 
 def is_computed(small: nn.Module, architecture: Architecture) -> bool:
@@ -130,7 +141,7 @@ def architecture_of(name: str) -> Architecture | None:
         ways = ("learned",) if whole.pos_embed is not None else ("none", "rope")
         candidates = [stands_for(whole, way) for way in ways]
         small = small_model(name)
-    except (TypeError, AttributeError, KeyError, StopIteration, AssertionError):
+    except (TypeError, AttributeError, KeyError, StopIteration, AssertionError, VitliteError):
         return None  # another network altogether
     for candidate in candidates:
         if is_computed(small, candidate):

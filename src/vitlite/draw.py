@@ -20,6 +20,7 @@ from vitlite.disk import beginning_of, obstacle, replacing
 from vitlite.errors import ImageError, InputError, check_count, missing_extra, shown
 from vitlite.images import Preprocess, pictures, read_image
 from vitlite.positions import sincos_positions
+from vitlite.predict import evaluating
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +65,7 @@ def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
     >>> attention(model, torch.zeros(1, 3, 32, 48)).shape
     torch.Size([1, 4, 4, 6])
     """
-    with torch.no_grad():
+    with evaluating(model):
         maps = model.attention_maps(images, layers=(layer,))[0]
     return _as_grid(model, maps, images)
 
@@ -79,7 +80,7 @@ def rollout(model: "ViT", images: Tensor) -> Tensor:
     >>> rollout(model, torch.zeros(1, 3, 32, 48)).shape
     torch.Size([1, 4, 6])
     """
-    with torch.no_grad():
+    with evaluating(model):
         maps = model.attention_maps(images, layers=range(model.config.depth)).float().mean(2)  # (layers, b, n, n)
     keep = torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
     rolled = keep
@@ -120,7 +121,7 @@ def attention_distances(model: "ViT", images: Tensor) -> Tensor:
     >>> attention_distances(model, torch.zeros(1, 3, 32, 48)).shape
     torch.Size([1, 2, 4])
     """
-    with torch.no_grad():
+    with evaluating(model):
         maps = model.attention_maps(images, layers=range(model.config.depth))
     first, p = model.config.prefix_tokens, model.config.patch_size
     between_patches = maps[..., first:, first:].float()
@@ -174,7 +175,7 @@ def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
     return rearrange(patches, "b heads (h w) -> b heads h w", h=h, w=w).cpu()
 
 
-def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, rolled_out: bool = False) -> "Image":
+def picture_of_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled_out: bool = False) -> "Image":
     """The photo as the model saw it, and the attention laid over it: all heads together, then each.
 
     Every panel is scaled by its own range, so that its colours show where a head looks, not how strongly.
@@ -182,9 +183,16 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int = -1, rolled_ou
     Args:
         model: With its preprocessing.
         image: Anything that `model.preprocess` takes, but no more than one.
-        layer: The block, from 0, or from the last with -1.
-        rolled_out: Draws `rollout` instead.
+        layer: The block, from 0, or from the last with -1; None: the last.
+        rolled_out: Draws `rollout` instead, through all blocks.
     """
+    if rolled_out and layer is not None:
+        raise InputError(
+            f"A rollout goes through all blocks, and layer={layer} is one.",
+            python="Leave out layer= or rolled_out=.",
+            command="Leave out --layer or --rollout.",
+        )
+    layer = -1 if layer is None else layer
     several = pictures(image)
     if several is not None:
         if len(several) != 1:

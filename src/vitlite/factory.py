@@ -266,6 +266,7 @@ def claims_about(
     known = sidecar.library is not None
     said = [
         Claim("its config.json says", sidecar.claims, knows_network=known),
+        Claim("its architecture says", sidecar.built),
         Claim("its architecture says", sidecar.usual, firm=False),
         *others,
     ]

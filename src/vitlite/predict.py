@@ -170,7 +170,7 @@ def _work_through(
             results: Iterator[T] = iter(())
             if good:
                 begun = time.perf_counter()
-                with _evaluating(model):
+                with evaluating(model):
                     results = iter(_one_each(work(_one_each(preprocess.batch(good), len(good))), len(good)))
                 pace.worked += time.perf_counter() - begun
             for image, pixels in prepared:
@@ -309,7 +309,7 @@ def _refuse_while_trained(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Eval mode without gradients; afterwards each part of the model is in the mode it was in.
 
     Where several threads use a model, the last of them puts it back: until then, one of them needs eval mode.

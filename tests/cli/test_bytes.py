@@ -1,12 +1,14 @@
 """--dtype int8: what it needs, and that its answers are nearly those of float32."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 from commands import Run
 
+from vitlite.cli import options
 from vitlite.speed.int8 import bytes_are_right
 
 
@@ -20,6 +22,19 @@ def test_answers_in_bytes_are_nearly_those_of_float32(run: Run, model: Path, pic
     assert found[1] != right[1]
     assert [row["score"] for row in fast] == pytest.approx([row["score"] for row in plain], abs=0.02)
     assert run("embed", pictures / "a.png", "--model", model, "--out", tmp_path / "v.safetensors", *bytes_of)[0] == 0
+
+
+@pytest.mark.parametrize(("there", "last"), [(1, 0), (32, 31), (40, 38), (100, 96)])
+def test_pictures_to_calibrate_by_are_of_the_whole_folder(tmp_path: Path, there: int, last: int) -> None:
+    """The first of them might be all of one class."""
+    for number in range(there):
+        (tmp_path / f"{number:03}.png").touch()
+    asked = Namespace(calibrate=str(tmp_path), dtype="int8", fast=True)
+    chosen = options._calibration_pictures(asked)
+    assert chosen is not None
+    numbers = [int(Path(path).stem) for path in chosen]
+    assert (len(numbers), numbers[0], numbers[-1]) == (min(there, 32), 0, last)
+    assert numbers == sorted(set(numbers))
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def named_by_timm(
         load(folder / "bare.safetensors", config=config)
     (folder / "bare.safetensors").rename(folder / "model.safetensors")
     args = {"img_size": config.image_size, "patch_size": config.patch_size, "num_heads": config.heads}
+    args |= {"embed_dim": config.dim, "depth": config.depth, "mlp_ratio": config.mlp_dim / config.dim}
     said = {"architecture": architecture, "model_args": args | options, "global_pool": POOLS[config.pool]}
     (folder / "config.json").write_text(json.dumps(said))
     return folder
@@ -79,7 +80,7 @@ def test_a_folder_of_timm_s_eva(tmp_path: Path) -> None:
 def test_a_folder_of_timm_s_whose_pool_by_attention_looks_at_the_patches(tmp_path: Path) -> None:
     reference = find("timm", "attention pooling beside a class token and registers")
     theirs = spread(reference.build())
-    options = {"embed_dim": 48, "depth": 3, "mlp_ratio": 80 / 48, "reg_tokens": 3, "no_embed_class": True}
+    options = {"reg_tokens": 3, "no_embed_class": True}
     folder = named_by_timm(theirs.state_dict(), "vit_base_patch16_224", reference.config, tmp_path, **options)
     assert assert_equal(folder, reference, theirs).config.to_dict() == reference.config.to_dict()
 

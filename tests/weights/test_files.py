@@ -23,6 +23,7 @@ import torch
 from files_made import ASK, IMAGES, TINY, flax, trained, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import TIMM_SIZES
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -244,7 +245,10 @@ def test_preprocessing_that_makes_no_sense(wrong: dict[str, Any], tmp_path: Path
         "mean": [0.5] * 3,
         "std": [0.5] * 3,
     }
-    about = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 2, "img_size": 16, "patch_size": 8}}
+    about = {
+        "architecture": "vit_tiny_patch16_224",
+        "model_args": {"num_heads": 2, "img_size": 16, "patch_size": 8, **TIMM_SIZES},
+    }
     (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": right}))
     assert load(tmp_path).preprocess.recipe.mean == (0.5,) * 3
     (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": right | wrong}))

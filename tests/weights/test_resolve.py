@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from files_made import ASK, IMAGES, TINY, flax, trained, written
-from models import near
+from models import TIMM_SIZES, near
 from peers import timm, vit_pytorch
 from safetensors.torch import save_file
 
@@ -186,6 +186,12 @@ def test_a_square_table_with_a_class_token_may_have_a_row_for_it_or_not(tmp_path
     assert load(path, config=UNSIZED.replace(image_size=(16, 32))).config.cls_position
     wide = load(path, config=UNSIZED.replace(image_size=(24, 24), patch_size=8, cls_position=False))
     assert not wide.config.cls_position
+    for size, wrong in (((24, 24), True), ((16, 32), False)):
+        said = UNSIZED.replace(image_size=size, patch_size=8, cls_position=wrong)
+        with pytest.raises(
+            CheckpointError, match=rf"cls_position: the position table says {not wrong}, config= says {wrong}\."
+        ):
+            load(path, config=said)
 
 
 def test_timm_s_sizes_are_told_by_its_config(tmp_path: Path) -> None:
@@ -196,7 +202,10 @@ def test_timm_s_sizes_are_told_by_its_config(tmp_path: Path) -> None:
         ({}, True, True),
         ({}, False, False),
     ):
-        about = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 2, "patch_size": 8} | args}
+        about = {
+            "architecture": "vit_base_patch16_224",
+            "model_args": {"num_heads": 2, "patch_size": 8, **TIMM_SIZES} | args,
+        }
         about["pretrained_cfg"] = {"input_size": [3, 24, 24], "fixed_input_size": fixed}
         (tmp_path / "config.json").write_text(json.dumps(about))
         if told:

@@ -183,6 +183,11 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
         "image_size": 224, "heads": 12, "norm_eps": 1e-6, "gelu": "exact", "cls_position": True, "positions": "learned",
         "resample": "timm", "final_norm": True,
     }  # fmt: skip
+    assert bare.built == {
+        "dim": 768, "depth": 12, "mlp_dim": 3072, "mlp": "gelu", "class_token": True, "registers": 0, "qkv_bias": True,
+        "pre_norm": False, "fc_norm": False,
+    }  # fmt: skip
+    assert sidecar.built.keys() == bare.built.keys() - {"dim", "mlp_dim", "mlp", "fc_norm"}  # arguments say otherwise
     former = {"labels": ["x", "y"], "label_names": ["n1", "n2"]}  # as it was called, all in one
     assert beside(tmp_path, PLAIN | former).labels == ("x", "y")
     assert beside(tmp_path, PLAIN | former | {"pretrained_cfg": {"tag": "x"}}).labels == ("n1", "n2")
@@ -217,7 +222,7 @@ def test_a_gelu_of_timm_s_gates_nothing(activation: str, gelu: str, tmp_path: Pa
     said = beside(tmp_path, {"architecture": "vit_giant_patch14_dinov2", "model_args": {"act_layer": activation}})
     assert (said.claims["gelu"], said.claims["mlp"]) == (gelu, "gelu")
     said = beside(tmp_path, {"architecture": "vit_giant_patch14_dinov2"})
-    assert "mlp" not in said.claims
+    assert ("mlp" in said.claims, said.built["mlp"]) == (False, "swiglu")
 
 
 def test_timm_s_older_configs_are_in_one(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ def run(args: Namespace) -> int:
     if Path(args.out).exists() and Path(args.out).samefile(args.image):
         raise ImageError(f"--out {args.out} is the photo itself. Name another file.")
     model = open_model(args)
-    layer = -1 if args.layer is None else args.layer
-    drawn = picture_of_attention(model, args.image, layer=layer, rolled_out=args.rollout)
+    drawn = picture_of_attention(model, args.image, layer=args.layer, rolled_out=args.rollout)
     picture.write(drawn, args.out)
     return 0

@@ -105,7 +105,8 @@ def _calibration_pictures(args: Namespace) -> list[str] | None:
     from vitlite.bulk.local import gather
 
     paths = gather([folder])
-    return paths[:: max(1, len(paths) // CALIBRATION)][:CALIBRATION]
+    count = min(len(paths), CALIBRATION)
+    return [paths[place * len(paths) // count] for place in range(count)]
 
 
 def refuse_inputs(out: Path, args: Namespace, pictures: Iterable[str] = ()) -> None:

@@ -218,7 +218,9 @@ def resolve(evidence: Evidence, *, suggest: bool = True) -> Resolved:
         contradictions.append(f"positions: {TENSORS} learned, {settled['positions']}")
     _refuse_contradictions(contradictions, evidence)
     _ask_for_the_network(evidence, suggest)
-    settled |= settle_positions(layout, facts, settled)
+    of_the_table = settle_positions(layout, facts, settled)
+    _refuse_another_table(of_the_table, words["cls_position"], facts)
+    settled |= of_the_table
     _refuse_without_rotation(facts, settled)
     _work_out_heads(facts, settled)
     _ask_for_the_rest(evidence, settled, suggest)
@@ -442,6 +444,20 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
         python="To run it at another size: image_size=.",
         command="To run it at another size: --size.",
     )
+
+
+def _refuse_another_table(of_the_table: Mapping[str, Word], spoken: Sequence[Word], facts: Mapping[str, Any]) -> None:
+    """Makes sure that the caller says of the class token's row what the table shows, where it could be either.
+
+    Raises:
+        CheckpointError: It is said otherwise.
+    """
+    found = of_the_table.get("cls_position")
+    if found is None or not facts["position_rows"] or not facts["class_token"] or facts["registers"]:
+        return
+    for word in spoken:
+        if word.who == CALLER and word.value != found.value:
+            raise CheckpointError(f"It is not what it is said to be. cls_position: {found}, {word}.")
 
 
 def _possible_token_rows(layout: Layout, facts: Mapping[str, Any]) -> list[int]:

@@ -37,6 +37,7 @@ class Sidecar:
 
     claims: Mapping[str, Any] = field(default_factory=dict)  # fields of a `ViTConfig`
     usual: Mapping[str, Any] = field(default_factory=dict)  # fields for which the architecture's name stands
+    built: Mapping[str, Any] = field(default_factory=dict)  # and those which its tensors have to confirm
     labels: tuple[str, ...] | None = None
     unlabelled: str = ""  # why there are no labels, where classes are named after all
     recipe: UnreadRecipe | None = None

@@ -5,7 +5,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from vitlite.config import Resample, ViTConfig
 from vitlite.errors import CheckpointError, shown
@@ -127,10 +127,21 @@ MODEL_ARGS = Words(
 
 
 NO_FIELDS = ("kernel_size", "stem_stride", "dynamic", "map_of_patches")  # of an Architecture: a config has none of them
+BUILT = {  # what tensors tell of an architecture too, and the arguments by which it is built otherwise
+    "dim": ("embed_dim",),
+    "depth": ("depth",),
+    "mlp_dim": ("embed_dim", "mlp_ratio", "swiglu_mlp", "swiglu_align_to"),
+    "mlp": ("act_layer", "swiglu_mlp"),
+    "class_token": ("class_token",),
+    "registers": ("reg_tokens", "num_reg_tokens"),
+    "qkv_bias": ("qkv_bias",),
+    "pre_norm": ("pre_norm",),
+    "fc_norm": ("fc_norm", "final_norm"),
+}
 
 
 class Architecture(NamedTuple):
-    """What one of timm's names stands for, beside what tensors tell: fields of a config, and how it cuts patches."""
+    """What one of timm's names stands for: fields of a config, how it cuts patches, and what tensors must confirm."""
 
     image_size: int
     heads: int
@@ -145,10 +156,19 @@ class Architecture(NamedTuple):
     stem_stride: int  # no field: pixels to a side of such a cell; 1 where there is no ResNet
     dynamic: bool  # no field: whether it takes images of any size, not img_size alone
     map_of_patches: bool  # no field: whether attention would pool the patches alone, as ours does, or all tokens
+    dim: int
+    depth: int
+    mlp_dim: int
+    mlp: str
+    class_token: bool
+    registers: int
+    qkv_bias: bool
+    pre_norm: bool
+    fc_norm: bool
 
     def fields(self) -> dict[str, Any]:
-        """Those of a config."""
-        return {name: value for name, value in self._asdict().items() if name not in NO_FIELDS}
+        """Those of a config that no tensor tells."""
+        return {name: value for name, value in self._asdict().items() if name not in (*NO_FIELDS, *BUILT)}
 
     def cells(self) -> tuple[str, ...]:
         """As a row of data/timm.txt has them."""
@@ -157,27 +177,20 @@ class Architecture(NamedTuple):
 
 def _read_architectures() -> dict[str, Architecture]:
     """The table data/timm.txt, whose head explains its columns."""
+    kinds = Architecture.__annotations__.values()
     found = {}
     for line in (Path(__file__).parents[1] / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
-            name, size, heads, eps, gelu, pool, row, positions, resample, norm, *others = line.split()
-            kernel, stride, dynamic, patches = others
-            found[name] = Architecture(
-                image_size=int(size),
-                heads=int(heads),
-                norm_eps=float(eps),
-                gelu=gelu,
-                pool=pool,
-                cls_position=row == "True",
-                positions=positions,
-                resample=cast(Resample, resample),
-                final_norm=norm == "True",
-                kernel_size=int(kernel),
-                stem_stride=int(stride),
-                dynamic=dynamic == "True",
-                map_of_patches=patches == "True",
-            )
+            name, *cells = line.split()
+            found[name] = Architecture(*(_value(cell, kind) for cell, kind in zip(cells, kinds, strict=True)))
     return found
+
+
+def _value(cell: str, kind: Any) -> Any:
+    """What a cell of the table says, by the type of its column."""
+    if kind is bool:
+        return cell == "True"
+    return kind(cell) if kind in (int, float) else cell
 
 
 ARCHITECTURES = _read_architectures()
@@ -212,6 +225,7 @@ def sidecar_from_timm(config: Mapping[str, Any]) -> Sidecar:
     return Sidecar(
         claims=claims,
         usual=usual,
+        built=_built(architecture, args, pool),
         labels=labels,
         unlabelled=unlabelled,
         recipe=UnreadRecipe("timm", pretrained) if "mean" in pretrained else None,
@@ -235,6 +249,17 @@ def _claims(config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapp
     if "img_size" in args:
         claims["image_size"] = one_or_two_sides(args["img_size"])
     return claims
+
+
+def _built(architecture: Architecture, args: Mapping[str, Any], pool: str | None) -> dict[str, Any]:
+    """What timm builds by the name of the architecture, where no argument says otherwise."""
+    built = {}
+    for field in BUILT:
+        if not any(word in args for word in BUILT[field]):
+            built[field] = getattr(architecture, field)
+    if pool != architecture.pool:  # which decides where the last norm is, but where it was changed afterwards
+        built.pop("fc_norm", None)
+    return built
 
 
 def _number_of_classes(

@@ -209,6 +209,7 @@ FAMILIES = {
         "CLIP",
     ),
 }
+HEAD_WIDTH, DEPTH = 64, 12  # of a network whose config says nothing of them
 USUAL_CLASSES = 2  # of a classifier whose config says nothing of them
 DEFAULT_PROJECTION = 512  # numbers that CLIP's projection gives, where a config does not say
 CLASSES = {  # what is written, by model_type
@@ -256,9 +257,11 @@ def sidecar_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, 
     if labels and config.get("problem_type") not in (None, "single_label_classification"):
         labels, unlabelled = None, f"problem_type is {config['problem_type']}, of which no softmax tells the scores"
     usual = {"image_size": 224, "heads": family.heads, "norm_eps": family.norm_eps, "gelu": GELUS[family.activation]}
+    usual_sizes = {"dim": family.heads * HEAD_WIDTH, "depth": DEPTH}
     return Sidecar(
         claims=claims,
         usual=usual,
+        built={field: size for field, size in usual_sizes.items() if field not in claims},
         labels=labels,
         unlabelled=unlabelled,
         recipe=UnreadRecipe("transformers", pictures) if pictures else None,
