@@ -12,6 +12,7 @@ from vitlite import ViT, ViTConfig, VitliteError, costs
 from vitlite.config import PRESETS, preset
 from vitlite.errors import UnknownNameError
 from vitlite.weights import zoo
+from vitlite.weights.sidecar.timm import ARCHITECTURES, BUILT
 
 # Parameters with 1000 classes, without a head, and GMACs, as published or computed from the papers' formulas.
 PUBLISHED = """
@@ -350,3 +351,15 @@ def test_models_page_is_what_the_records_say():
     script = Path(__file__).parents[2] / "docs" / "generate_models.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_checkpoints_of_timm_are_built_as_their_architectures_are() -> None:
+    """So that the config.json in their repositories agrees with their tensors."""
+    compared = 0
+    for record in zoo.RECORDS.values():
+        architecture = ARCHITECTURES.get(record.alias.split(".")[0])
+        if architecture is not None:
+            compared += 1
+            for field in BUILT:
+                assert getattr(record.config, field) == getattr(architecture, field), (record.name, field)
+    assert compared > 300
