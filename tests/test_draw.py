@@ -87,7 +87,9 @@ def test_a_model_in_training_is_drawn_as_it_answers(tmp_path: Path) -> None:
 
 
 def test_a_rollout_is_of_no_layer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"A rollout goes through all blocks, and layer=1 is one\. Leave out layer="):
+    with pytest.raises(
+        InputError, match=r"A rollout goes through all blocks, and not through 1 alone\. Leave out layer="
+    ):
         draw.picture_of_attention(build(), photo(tmp_path / "a.png"), layer=1, rolled_out=True)
 
 

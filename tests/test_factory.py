@@ -603,6 +603,22 @@ def test_a_norm_after_the_mean_is_none_of_an_architecture_that_reads_the_class_t
         assert (load(folder).config.pool, load(folder).config.fc_norm) == ("mean", True)
 
 
+@pytest.mark.parametrize(("name", "changes", "text"), [
+    ("deit3_small_patch16_224", {}, "cls_position: the position table says True, its architecture says False"),
+    ("vit_small_patch16_224", {"cls_position": False}, "cls_position: .* says False, its architecture says True"),
+    ("vit_small_patch16_224", {"layer_scale": 0.1}, "layer_scale: the tensors have one, its architecture says None"),
+    ("vit_small_patch16_dinov3_qkvb", {"registers": 4, "cls_position": False, "layer_scale": 0.1},
+     "positions: the tensors say learned, its architecture says rope"),
+    ("vit_base_patch16_siglip_gap_224", {"class_token": False, "pool": "map"},
+     "pool: the tensors say map, its config.json says mean"),
+])  # fmt: skip
+def test_what_tells_timm_s_architectures_apart_is_not_overlooked(
+    name: str, changes: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=text):
+        load(beside(tmp_path, {"architecture": name} | SIZED, **changes))
+
+
 def test_tensors_of_another_width_than_transformers_usual_are_refused(tmp_path: Path) -> None:
     about: dict[str, Any] = {"architectures": ["ViTForImageClassification"], "model_type": "vit"}
     about |= {"image_size": 32, "patch_size": 8, "id2label": {"0": "a", "1": "b", "2": "c"}}

@@ -44,7 +44,7 @@ HEAD = """\
 # stem_stride           pixels to a side of such a cell; 1 where there is no ResNet
 # dynamic               whether it takes images of any size
 # map_of_patches        whether global_pool="map" leaves out the tokens before the patches, as vitlite does
-# dim, ..., fc_norm     as in ViTConfig: what tensors tell too, and have to confirm unless a config.json says otherwise
+# dim, ..., layer_scale as in ViTConfig: what tensors tell too, and have to confirm unless a config.json says otherwise
 """
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
 ACTIVATIONS = {
@@ -86,7 +86,7 @@ def built(model: nn.Module) -> dict[str, Any]:
     """What the tensors of a model tell of it."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     facts = facts_of(translate(shapes), shapes)
-    return {name: facts[name] for name in BUILT}
+    return {name: facts[name] for name in BUILT if name != "positions"}
 
 
 def is_computed(small: nn.Module, architecture: Architecture) -> bool:
@@ -95,7 +95,7 @@ def is_computed(small: nn.Module, architecture: Architecture) -> bool:
     said = architecture.fields() | {"image_size": tuple(size), "heads": small.blocks[0].attn.num_heads}
     if not hasattr(small.patch_embed, "backbone"):
         said["patch_size"] = small.patch_embed.patch_size[0]
-    said |= {"dim": small.embed_dim}
+    said |= {"dim": small.embed_dim, "positions": architecture.positions}
     if isinstance(small.blocks[0].mlp, (timm.layers.GluMlp, timm.layers.SwiGLU)):  # by SiLU, or it differs
         said["mlp"] = "swiglu"
     if architecture.pool == "cls_and_distillation":

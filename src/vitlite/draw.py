@@ -188,7 +188,7 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int | None = None, 
     """
     if rolled_out and layer is not None:
         raise InputError(
-            f"A rollout goes through all blocks, and layer={layer} is one.",
+            f"A rollout goes through all blocks, and not through {layer} alone.",
             python="Leave out layer= or rolled_out=.",
             command="Leave out --layer or --rollout.",
         )

@@ -204,7 +204,7 @@ def test_timm_s_sizes_are_told_by_its_config(tmp_path: Path) -> None:
     ):
         about = {
             "architecture": "vit_base_patch16_224",
-            "model_args": {"num_heads": 2, "patch_size": 8, **TIMM_SIZES} | args,
+            "model_args": {"num_heads": 2, "patch_size": 8, "no_embed_class": True, **TIMM_SIZES} | args,
         }
         about["pretrained_cfg"] = {"input_size": [3, 24, 24], "fixed_input_size": fixed}
         (tmp_path / "config.json").write_text(json.dumps(about))

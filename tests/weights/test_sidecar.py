@@ -180,14 +180,20 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
     bare = beside(tmp_path, PLAIN)
     assert (bare.claims, bare.labels, bare.recipe) == ({"pool": "cls", "patch_size": 16}, None, None)
     assert bare.usual == {
-        "image_size": 224, "heads": 12, "norm_eps": 1e-6, "gelu": "exact", "cls_position": True, "positions": "learned",
-        "resample": "timm", "final_norm": True,
+        "image_size": 224, "heads": 12, "norm_eps": 1e-6, "gelu": "exact", "cls_position": True, "resample": "timm",
+        "final_norm": True,
     }  # fmt: skip
     assert bare.built == {
         "dim": 768, "depth": 12, "mlp_dim": 3072, "mlp": "gelu", "class_token": True, "registers": 0, "qkv_bias": True,
-        "pre_norm": False, "fc_norm": False,
+        "pre_norm": False, "fc_norm": False, "layer_scale": None, "positions": "learned",
     }  # fmt: skip
-    assert sidecar.built.keys() == bare.built.keys() - {"dim", "mlp_dim", "mlp", "fc_norm"}  # arguments say otherwise
+    assert sidecar.built.keys() == bare.built.keys() - {
+        "dim",
+        "mlp_dim",
+        "mlp",
+        "fc_norm",
+        "layer_scale",
+    }  # arguments say otherwise
     former = {"labels": ["x", "y"], "label_names": ["n1", "n2"]}  # as it was called, all in one
     assert beside(tmp_path, PLAIN | former).labels == ("x", "y")
     assert beside(tmp_path, PLAIN | former | {"pretrained_cfg": {"tag": "x"}}).labels == ("n1", "n2")

@@ -361,5 +361,8 @@ def test_checkpoints_of_timm_are_built_as_their_architectures_are() -> None:
         if architecture is not None:
             compared += 1
             for field in BUILT:
-                assert getattr(record.config, field) == getattr(architecture, field), (record.name, field)
+                built = getattr(record.config, field)
+                if field == "layer_scale":
+                    built = built is not None
+                assert built == getattr(architecture, field), (record.name, field)
     assert compared > 300

@@ -18,6 +18,7 @@ from vitlite.weights.layouts import Layout
 from vitlite.weights.translate import Found, Translation, facts_of, translate, with_folded_rows
 
 TENSORS, CALLER = "the tensors say", "config= says"
+CONFIG, ARCHITECTURE = "its config.json says", "its architecture says"
 OPTION = "pool= says"  # what shall be, which is believed of what is only where nobody says anything
 
 # Fields that tensors may leave open, in the order in which they are asked for.
@@ -368,7 +369,13 @@ def file_wins(spoken: Sequence[Word]) -> Word | None:
 
 
 def pool(spoken: Sequence[Word]) -> Word | None:
-    """As `file_wins`; None is said by a config.json that leaves it open: then only the caller knows."""
+    """As `file_wins`; None is said by a config.json that leaves it open: then only the caller knows.
+
+    What pools by attention is there or not, so that a config.json which says otherwise is that of another network.
+    """
+    for word in spoken[1:]:
+        if spoken[0] == Word("map", TENSORS, True) and word.who == CONFIG and word.value not in ("map", None):
+            raise Contradiction(f"{spoken[0]}, {word}")
     if any(word.value is None for word in spoken):
         spoken = [word for word in spoken if word.who in (TENSORS, CALLER, OPTION)]
     return file_wins(spoken)
@@ -447,7 +454,7 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
 
 
 def _refuse_another_table(of_the_table: Mapping[str, Word], spoken: Sequence[Word], facts: Mapping[str, Any]) -> None:
-    """Makes sure that the caller says of the class token's row what the table shows, where it could be either.
+    """Makes sure that of the class token's row nothing is said but what the table shows, where it could be either.
 
     Raises:
         CheckpointError: It is said otherwise.
@@ -456,7 +463,7 @@ def _refuse_another_table(of_the_table: Mapping[str, Word], spoken: Sequence[Wor
     if found is None or not facts["position_rows"] or not facts["class_token"] or facts["registers"]:
         return
     for word in spoken:
-        if word.who == CALLER and word.value != found.value:
+        if word.who in (CALLER, CONFIG, ARCHITECTURE) and word.value != found.value:
             raise CheckpointError(f"It is not what it is said to be. cls_position: {found}, {word}.")
 
 

@@ -137,6 +137,8 @@ BUILT = {  # what tensors tell of an architecture too, and the arguments by whic
     "qkv_bias": ("qkv_bias",),
     "pre_norm": ("pre_norm",),
     "fc_norm": ("fc_norm", "final_norm"),
+    "layer_scale": ("init_values",),
+    "positions": ("pos_embed",),
 }
 
 
@@ -165,6 +167,7 @@ class Architecture(NamedTuple):
     qkv_bias: bool
     pre_norm: bool
     fc_norm: bool
+    layer_scale: bool  # whether there is one; a number that it began with is no tensor's
 
     def fields(self) -> dict[str, Any]:
         """Those of a config that no tensor tells."""
@@ -257,6 +260,10 @@ def _built(architecture: Architecture, args: Mapping[str, Any], pool: str | None
     for field in BUILT:
         if not any(word in args for word in BUILT[field]):
             built[field] = getattr(architecture, field)
+    if built.get("layer_scale"):  # with a number that nobody says
+        del built["layer_scale"]
+    elif "layer_scale" in built:
+        built["layer_scale"] = None
     if pool != architecture.pool:  # which decides where the last norm is, but where it was changed afterwards
         built.pop("fc_norm", None)
     return built
@@ -310,6 +317,8 @@ def _usual(architecture: Architecture, args: Mapping[str, Any], pretrained: Mapp
     """What the name of the architecture stands for, where nothing else is said."""
     usual = architecture.fields()
     del usual["pool"]  # which is said in several places
+    if "no_embed_class" in args:
+        del usual["cls_position"]
     if "norm_layer" in args:  # whose epsilon is not always that of the architecture
         _refuse_norm(args["norm_layer"])
         del usual["norm_eps"]
