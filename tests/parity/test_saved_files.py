@@ -313,6 +313,11 @@ def test_a_torchvision_state_dict(reference: Reference, legacy: bool, tmp_path: 
     save_file(state, tmp_path / "vit.safetensors")
     ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, untold(reference, "heads"))
     assert ours.config.to_dict() == reference.config.to_dict()
+    oblong = untold(reference, "heads").replace(image_size=(16, 64))  # as many patches, which torchvision never has
+    with pytest.raises(
+        CheckpointError, match=r"image_size: the torchvision layout says a square, config= says \(16, 64"
+    ):
+        load(tmp_path / "vit.safetensors", config=oblong)
 
 
 def rename(key: str, names: dict[str, str]) -> str:

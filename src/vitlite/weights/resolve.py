@@ -439,6 +439,9 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
     if "patch_size" not in settled:  # which is asked for
         return {}
     claimed = settled["image_size"].value if "image_size" in settled else None
+    may_be_square = any(math.isqrt(rows - count) ** 2 == rows - count for count in _possible_token_rows(layout, facts))
+    if layout.name.startswith(SQUARE) and may_be_square and claimed is not None and settled["image_size"].firm:
+        _refuse_oblong(layout, settled["image_size"])
     for count in _possible_token_rows(layout, facts):
         side = math.isqrt(max(rows - count, 0)) * patch
         size = claimed or ((side, side) if layout.name.startswith(SQUARE) else None)
@@ -451,6 +454,21 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
         python="To run it at another size: image_size=.",
         command="To run it at another size: --size.",
     )
+
+
+def _refuse_oblong(layout: Layout, said: Word) -> None:
+    """Makes sure that the table of a library which takes squares alone is read as a square's.
+
+    Raises:
+        CheckpointError: It is said to be another's.
+    """
+    height, width = said.value
+    if height != width:
+        raise CheckpointError(
+            f"It is not what it is said to be. image_size: the {layout.name} layout says a square, {said}.",
+            python="To run it at another size: image_size=.",
+            command="To run it at another size: --size.",
+        )
 
 
 def _refuse_another_table(of_the_table: Mapping[str, Word], spoken: Sequence[Word], facts: Mapping[str, Any]) -> None:
