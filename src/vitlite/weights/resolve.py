@@ -439,7 +439,8 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
     if "patch_size" not in settled:  # which is asked for
         return {}
     claimed = settled["image_size"].value if "image_size" in settled else None
-    may_be_square = any(math.isqrt(rows - count) ** 2 == rows - count for count in _possible_token_rows(layout, facts))
+    patches = [max(rows - count, 0) for count in _possible_token_rows(layout, facts)]
+    may_be_square = any(math.isqrt(count) ** 2 == count for count in patches)
     if layout.name.startswith(SQUARE) and may_be_square and claimed is not None and settled["image_size"].firm:
         _refuse_oblong(layout, settled["image_size"])
     for count in _possible_token_rows(layout, facts):
