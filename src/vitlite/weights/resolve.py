@@ -439,10 +439,7 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
     if "patch_size" not in settled:  # which is asked for
         return {}
     claimed = settled["image_size"].value if "image_size" in settled else None
-    patches = [max(rows - count, 0) for count in _possible_token_rows(layout, facts)]
-    may_be_square = any(math.isqrt(count) ** 2 == count for count in patches)
-    if layout.name.startswith(SQUARE) and may_be_square and claimed is not None and settled["image_size"].firm:
-        _refuse_oblong(layout, settled["image_size"])
+    _refuse_oblong(layout, facts, settled)
     for count in _possible_token_rows(layout, facts):
         side = math.isqrt(max(rows - count, 0)) * patch
         size = claimed or ((side, side) if layout.name.startswith(SQUARE) else None)
@@ -457,14 +454,18 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
     )
 
 
-def _refuse_oblong(layout: Layout, said: Word) -> None:
-    """Makes sure that the table of a library which takes squares alone is read as a square's.
+def _refuse_oblong(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> None:
+    """Makes sure that a table which may be a square's is one, where the library takes squares alone.
 
     Raises:
         CheckpointError: It is said to be another's.
     """
+    said = settled.get("image_size")
+    if said is None or not said.firm or not layout.name.startswith(SQUARE):
+        return
     height, width = said.value
-    if height != width:
+    patches = [max(facts["position_rows"] - count, 0) for count in _possible_token_rows(layout, facts)]
+    if height != width and any(math.isqrt(count) ** 2 == count for count in patches):
         raise CheckpointError(
             f"It is not what it is said to be. image_size: the {layout.name} layout says a square, {said}.",
             python="To run it at another size: image_size=.",
