@@ -26,7 +26,7 @@ from vitlite.weights.build import LoadReport, Source, Wish, build
 from vitlite.weights.files import FLOATS, WeightsFile, exists, open_weights, path_of
 from vitlite.weights.labels import labels_of
 from vitlite.weights.locate import Location, locate, locate_record
-from vitlite.weights.resolve import ARCHITECTURE, CALLER, CONFIG, OPTION, Claim, Resolved, understand
+from vitlite.weights.resolve import ARCHITECTURE, CALLER, OPTION, SIDECAR, Claim, Resolved, understand
 from vitlite.weights.sidecar import PAIR, Sidecar, contradictions, read_sidecar, recipe_from_record, recipe_of
 from vitlite.weights.translate import Translation
 
@@ -265,7 +265,7 @@ def claims_about(
     sidecar = Sidecar() if folder is None else read_sidecar(folder, file.metadata.get(PAIR))
     known = sidecar.library is not None
     said = [
-        Claim(CONFIG, sidecar.claims, knows_network=known),
+        Claim(SIDECAR, sidecar.claims, knows_network=known),
         Claim(ARCHITECTURE, sidecar.built),
         Claim(ARCHITECTURE, sidecar.usual, firm=False),
         *others,

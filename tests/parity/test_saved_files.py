@@ -20,6 +20,7 @@ from vitlite import ViT, ViTConfig, load
 from vitlite.convert import convert
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.weights.layouts import LAYOUTS, to_their_names
+from vitlite.weights.sidecar.transformers import DEPTH, FAMILIES, HEAD_WIDTH, TOWERS
 
 LOGITS = 1e-5
 
@@ -892,3 +893,17 @@ def test_a_swapped_pair_in_flax_and_in_clip_is_noticed(tmp_path: Path) -> None:
     ours = load(tmp_path / "clip.safetensors", config=untold(reference, "image_size", "heads", "gelu", "pool"))
     with torch.no_grad():
         assert distance(ours(images(ours.config)), reference.logits(theirs, images(ours.config))) > 100 * LOGITS
+
+
+def test_what_transformers_takes_where_a_config_says_nothing() -> None:
+    """Its heads, epsilon and activation, and the width and depth that go with them."""
+    compared = []
+    for kind, family in FAMILIES.items():
+        if kind in TOWERS or not hasattr(transformers, family.classes[0]):  # a tower is asked itself; hybrids are gone
+            continue
+        usual = getattr(transformers, family.classes[0]).config_class()
+        assert (usual.hidden_size, usual.num_hidden_layers) == (family.heads * HEAD_WIDTH, DEPTH), kind
+        assert usual.num_attention_heads == family.heads, kind
+        assert (usual.layer_norm_eps, usual.hidden_act) == (family.norm_eps, family.activation), kind
+        compared.append(kind)
+    assert len(compared) >= 10

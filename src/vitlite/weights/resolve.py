@@ -15,10 +15,11 @@ from vitlite.errors import CheckpointError, ConfigError, VitliteError, shown
 from vitlite.weights import zoo
 from vitlite.weights.files import Shape, WeightsFile
 from vitlite.weights.layouts import Layout
-from vitlite.weights.translate import Found, Translation, facts_of, translate, with_folded_rows
+from vitlite.weights.look_alikes import look_alike
+from vitlite.weights.translate import Translation, facts_of, translate, with_folded_rows
 
 TENSORS, CALLER = "the tensors say", "config= says"
-CONFIG, ARCHITECTURE = "its config.json says", "its architecture says"
+SIDECAR, ARCHITECTURE = "its config.json says", "its architecture says"
 OPTION = "pool= says"  # what shall be, which is believed of what is only where nobody says anything
 
 # Fields that tensors may leave open, in the order in which they are asked for.
@@ -58,20 +59,6 @@ SAME_NAMES = {
     "vit-pytorch": ("tokens", "assumed, because vit-pytorch's ats_vit has the same names: all go through all blocks"),
 }
 SAME_NAMES["vit-pytorch before 1.0"] = SAME_NAMES["vit-pytorch"]
-# What names cannot tell, and no field of a config says: networks of the same names whose weights are published. What
-# the tensors have in common, and in what the others differ from a plain ViT.
-LOOK_ALIKES = {
-    "scales": "scales called gamma_1 beside a position table are those of DeiT III, and of networks that turn queries "
-    "and keys as well (RoPE-ViT, the Perception Encoder)",
-    "biases": "biases called q_bias and v_bias beside a position table are those of EVA's giants, and of EVA-02-CLIP's "
-    "enormous one, whose norms stand after attention and MLP",
-    "norms": "a norm before the blocks, and after them none, or a pool by attention, is what the Perception Encoder "
-    "has, which turns queries and keys as well",
-    "nothing": "a ViT without class token, without scales and without biases of queries, keys and values may be timm's "
-    "vit_base_patch16_rpn_224, whose norms stand after attention and MLP",
-    "pooled": "a pool by attention beside a class token or registers looks at the patches alone in timm's plain ViTs, "
-    "and at all tokens in its test_vit3 and its Evas, DINOv3 among them",
-}
 
 
 class Claim(NamedTuple):
@@ -174,30 +161,6 @@ def _unclear_pool(layout: Layout, facts: Mapping[str, Any]) -> str:
         return "open_clip's may be the class token or a mean"
     if facts.get("pool") == "mean" and not layout.bare_proj and layout.name not in AVERAGED:
         return "without a class token it may be the mean, the maximum, both, or by attention"
-    return ""
-
-
-def look_alike(translation: Translation, facts: Mapping[str, Any]) -> str:
-    """Which published networks, that are no plain ViTs, have tensors of these names and shapes; mostly none."""
-    if translation.layout.name not in ("timm", "openai"):
-        return ""
-    alike = _alike_with_a_table(translation.found, facts) if facts["position_rows"] else ""
-    if not alike and facts.get("pool") == "map" and (facts["class_token"] or facts["registers"]):
-        alike = "pooled"
-    return LOOK_ALIKES.get(alike, "")
-
-
-def _alike_with_a_table(found: Mapping[str, Found], facts: Mapping[str, Any]) -> str:
-    """Which of the `LOOK_ALIKES` have a position table and such tensors."""
-    scale, bias = found.get("blocks.0.ls1.gamma"), found.get("blocks.0.attn.qkv.bias")
-    if scale is not None:
-        return "scales" if scale.parts[0].endswith("gamma_1") else ""
-    if bias is not None and bias.op == "zeros_between":
-        return "biases"
-    if facts["pre_norm"] and ("final_norm" not in facts or facts.get("pool") == "map"):
-        return "norms"
-    if bias is None and not facts["class_token"]:
-        return "nothing"
     return ""
 
 
@@ -373,8 +336,9 @@ def pool(spoken: Sequence[Word]) -> Word | None:
 
     What pools by attention is there or not, so that a config.json which says otherwise is that of another network.
     """
-    for word in spoken[1:]:
-        if spoken[0] == Word("map", TENSORS, True) and word.who == CONFIG and word.value not in ("map", None):
+    by_attention = bool(spoken) and spoken[0] == Word("map", TENSORS, True)
+    for word in spoken:
+        if by_attention and word.who == SIDECAR and word.value not in ("map", None):
             raise Contradiction(f"{spoken[0]}, {word}")
     if any(word.value is None for word in spoken):
         spoken = [word for word in spoken if word.who in (TENSORS, CALLER, OPTION)]
@@ -483,7 +447,7 @@ def _refuse_another_table(of_the_table: Mapping[str, Word], spoken: Sequence[Wor
     if found is None or not facts["position_rows"] or not facts["class_token"] or facts["registers"]:
         return
     for word in spoken:
-        if word.who in (CALLER, CONFIG, ARCHITECTURE) and word.value != found.value:
+        if word.who in (CALLER, SIDECAR, ARCHITECTURE) and word.value != found.value:
             raise CheckpointError(f"It is not what it is said to be. cls_position: {found}, {word}.")
 
 

@@ -257,12 +257,10 @@ def _claims(config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapp
 def _built(architecture: Architecture, args: Mapping[str, Any], pool: str | None) -> dict[str, Any]:
     """What timm builds by the name of the architecture, where no argument says otherwise."""
     built = {}
-    for field in BUILT:
-        if not any(word in args for word in BUILT[field]):
+    for field, arguments in BUILT.items():
+        if not any(argument in args for argument in arguments):
             built[field] = getattr(architecture, field)
-    if built.get("layer_scale"):  # with a number that nobody says
-        del built["layer_scale"]
-    elif "layer_scale" in built:
+    if built.pop("layer_scale", None) is False:  # of one that is there, nobody says with which number it began
         built["layer_scale"] = None
     if pool != architecture.pool:  # which decides where the last norm is, but where it was changed afterwards
         built.pop("fc_norm", None)
