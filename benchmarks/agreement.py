@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import vitlite
-from vitlite.speed.optimize import optimize
+from vitlite.fast.optimize import optimize
 from vitlite.training.datasets import Pictures, read_cifar10
 
 BATCH = 50

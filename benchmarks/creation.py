@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from safetensors.torch import save_file
 
+from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
 from vitlite.config import PRESETS
-from vitlite.speed.measure import random_model
-from vitlite.weights.layouts import LAYOUTS, to_their_names
+from vitlite.fast.measure import random_model
 
 RUNS = 4
 HERE = str(Path(__file__).parent)

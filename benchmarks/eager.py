@@ -9,7 +9,7 @@ import torch
 from peer_models import timm
 
 from vitlite.config import preset
-from vitlite.speed.measure import Contestant, as_created, measure, random_model
+from vitlite.fast.measure import Contestant, as_created, measure, random_model
 
 
 def compare(name: str, batch: int) -> None:

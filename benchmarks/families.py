@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import vitlite
-from vitlite.speed.measure import Contestant, as_optimized, difference, machine, measure
+from vitlite.fast.measure import Contestant, as_optimized, difference, machine, measure
 
 NAMES = {
     "vit_base_16.siglip_v2_webli": "vit_base_patch16_siglip_224.v2_webli",

@@ -10,8 +10,8 @@ from statistics import median
 
 ROUNDS = 5
 SCRIPT = """
-import sys, time, torch, vitlite, vitlite.speed.optimize
-from vitlite.speed.onednn import unpacked_pays
+import sys, time, torch, vitlite, vitlite.fast.optimize
+from vitlite.fast.kernels import unpacked_pays
 model, images = vitlite.create("vit_tiny_16", weights=None).eval(), torch.randn(1, 3, 224, 224)
 begun = time.process_time()
 with torch.inference_mode():

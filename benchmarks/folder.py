@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 
 import vitlite
-from vitlite.images import Preprocess, Recipe
-from vitlite.predict import classify
+from vitlite.images import Preprocess, TransformConfig
+from vitlite.inference.predict import classify
 
 PHOTOS = sorted((Path(__file__).parents[1] / "examples" / "photos").glob("*.[jp][pn]g"))
 BATCH = 32
@@ -31,7 +31,7 @@ def random_model(name: str) -> vitlite.ViT:
     """A preset with random weights and the preprocessing of ImageNet's models."""
     model = vitlite.create(name, weights=None).eval()
     size, resize, half = model.config.size, tuple(side * 8 // 7 for side in model.config.size), (0.5, 0.5, 0.5)
-    recipe = Recipe(size=size, resize=resize, mode="center", interpolation="bicubic", mean=half, std=half)
+    recipe = TransformConfig(size=size, resize=resize, mode="center", interpolation="bicubic", mean=half, std=half)
     model.preprocess = Preprocess(recipe, model)
     model.labels = [str(i) for i in range(model.config.num_classes)]
     return model

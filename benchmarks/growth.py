@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from vitlite import costs
 from vitlite.config import PRESETS, ViTConfig
-from vitlite.speed.measure import Contestant, measure, random_model
-from vitlite.speed.optimize import optimize
+from vitlite.fast.measure import Contestant, measure, random_model
+from vitlite.fast.optimize import optimize
+from vitlite.nn import costs
 
 MODEL = PRESETS["vit_tiny_16"]
 BATCHES = (1, 2, 4, 8, 16, 32)

@@ -22,9 +22,9 @@ from torch import Tensor
 
 import vitlite
 from vitlite.config import PRESETS
-from vitlite.speed.measure import Contestant, as_optimized, difference, machine, measure, random_model
-from vitlite.speed.onednn import bfloat16_pays
-from vitlite.speed.optimize import optimize
+from vitlite.fast.kernels import bfloat16_pays
+from vitlite.fast.measure import Contestant, as_optimized, difference, machine, measure, random_model
+from vitlite.fast.optimize import optimize
 
 CALIBRATION = 8  # images
 SHOWN = 8  # operators

@@ -26,20 +26,11 @@ from torch import Tensor
 
 from vitlite.cli.options import positive, positives
 from vitlite.config import ViTConfig, preset
-from vitlite.disk import write_text
 from vitlite.errors import OptimizedError, UnknownNameError, VitliteError, closest
-from vitlite.model import ViT
-from vitlite.speed.measure import (
-    TOLERANCE,
-    Contestant,
-    as_created,
-    difference,
-    machine,
-    measure,
-    products,
-    random_model,
-)
-from vitlite.speed.optimize import optimize
+from vitlite.fast.measure import TOLERANCE, Contestant, as_created, difference, machine, measure, products, random_model
+from vitlite.fast.optimize import optimize
+from vitlite.nn.vit import ViT
+from vitlite.storage import write_text
 
 DOCS = Path(__file__).parents[1] / "docs"
 # Model, pixels, and batches.

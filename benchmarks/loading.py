@@ -85,14 +85,14 @@ def main(runs: int) -> None:
     from server import Hub
 
     from vitlite import create
-    from vitlite.weights import zoo
+    from vitlite.zoo import registry
 
     with tempfile.TemporaryDirectory() as folder, Hub() as hub:
         model = create(NAME, weights=None)
         for parameter in model.parameters():
             parameter.data.normal_(std=0.02)
         save_file(model.state_dict(), Path(folder) / "weights")
-        hub.publish(zoo.info(NAME).repo, model_safetensors=(Path(folder) / "weights").read_bytes())
+        hub.publish(registry.info(NAME).repo, model_safetensors=(Path(folder) / "weights").read_bytes())
         os.environ |= {"VITLITE_CACHE": folder, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
         show(in_turns(str(create(NAME).source.path), runs), os.path.getsize(Path(folder) / "weights"))
 

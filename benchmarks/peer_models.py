@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlite.model import ViT
-from vitlite.weights.layouts import LAYOUTS, to_their_names
+from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
+from vitlite.nn.vit import ViT
 
 Call = Callable[[], Any]
 

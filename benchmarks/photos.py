@@ -29,9 +29,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import vitlite
-from vitlite.images import Recipe
-from vitlite.predict import classify
-from vitlite.speed.measure import machine
+from vitlite.fast.measure import machine
+from vitlite.images import TransformConfig
+from vitlite.inference.predict import classify
 
 BATCH = 32
 WORKERS = 2
@@ -79,7 +79,7 @@ def of_vitlite(name: str, *, fast: bool = False, quick: bool = False) -> Run:
 
 def of_timm(name: str) -> Run:
     """timm's network, behind timm's transform."""
-    recipe = random_model(name).preprocess.recipe
+    recipe = random_model(name).preprocess.transform
     numbers = {"mean": recipe.mean, "std": recipe.std, "interpolation": recipe.interpolation}
     transform = load("timm").data.create_transform(
         (3, *recipe.size), crop_pct=recipe.size[0] / recipe.resize[0], **numbers
@@ -92,7 +92,7 @@ def of_torchvision(name: str) -> Run:
     load("torchvision")
     from torchvision.transforms import v2
 
-    recipe = random_model(name).preprocess.recipe
+    recipe = random_model(name).preprocess.transform
     steps = [
         v2.PILToTensor(),
         v2.Resize(recipe.resize[0], v2.InterpolationMode.BICUBIC, antialias=True),
@@ -105,7 +105,7 @@ def of_torchvision(name: str) -> Run:
 
 def of_openvino(name: str) -> Run:
     """OpenVINO's network, behind OpenCV's pictures."""
-    recipe = random_model(name).preprocess.recipe
+    recipe = random_model(name).preprocess.transform
     network = load("timm").create_model(THEIR_NAMES[name]).eval()
     images = torch.rand(BATCH, 3, *recipe.size)
     forward = openvino_network(network, images, narrow=False)
@@ -127,7 +127,7 @@ def filled_up(images: Tensor) -> Tensor:
     return torch.cat([images, missing])
 
 
-def opencv_transform(recipe: Recipe) -> Callable[[Path], Tensor]:
+def opencv_transform(recipe: TransformConfig) -> Callable[[Path], Tensor]:
     """OpenCV's decoding and its resizing by areas; then what everybody does."""
     cv2 = load("cv2")
     cv2.setNumThreads(1)  # each of our threads has a photo of its own

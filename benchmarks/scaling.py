@@ -27,9 +27,9 @@ import ray.data
 import torch
 from folder import fill, random_model
 
-from vitlite.bulk.ray import Embedder
-from vitlite.predict import embed
-from vitlite.speed.optimize import optimize
+from vitlite.cluster.ray import Embedder
+from vitlite.fast.optimize import optimize
+from vitlite.inference.predict import embed
 
 BATCH = 32
 PICTURES = 1024  # to train on; 64 more to validate

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 EVERYWHERE = ("timm", "ONNX Runtime", "OpenVINO")  # measured in every row, and drawn
-WIDTH = 5.25  # inches of the plot, as of vitlite.draw's: its letters can be read also on a phone
+WIDTH = 5.25  # inches of the plot, as of vitlite.plots's: its letters can be read also on a phone
 INTRODUCTION = (
     "How many times as long as `vitlite.optimize` each takes. *All tokens* is vitlite without what it saves in the "
     "last block, which the other engines do not do; *products* is the matrix products alone."

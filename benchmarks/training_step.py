@@ -19,13 +19,13 @@ from peer_models import load
 from torch import Tensor, nn
 
 from vitlite import ViT
+from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.config import PRESETS, ViTConfig
-from vitlite.images import normalise
-from vitlite.speed.onednn import float32_products, float32_products_are_exact
+from vitlite.fast.kernels import float32_products, float32_products_are_exact
+from vitlite.images.transform import normalise
 from vitlite.training.augment import shuffled
 from vitlite.training.datasets import read_cifar10
-from vitlite.weights import zoo
-from vitlite.weights.sidecar import recipe_from_record
+from vitlite.zoo import registry
 
 
 class Trainee:
@@ -88,7 +88,7 @@ def speed(config: ViTConfig, batch: int, turns: int, bfloat16: bool) -> dict[str
 def curves(config: ViTConfig, batch: int, steps: int, folder: Path) -> dict[str, list[float]]:
     """The losses of both over the same pictures, and of vitlite's over others."""
     data = read_cifar10(folder, "train")
-    recipe = recipe_from_record(zoo.find("vit_nano_4.cifar10"), (32, 32))
+    recipe = transform_from_record(registry.find("vit_nano_4.cifar10"), (32, 32))
     runs = {"timm": (theirs, 0), "vitlite": (ours, 0), "vitlite, another order": (ours, 1)}
     losses: dict[str, list[float]] = {}
     for name, (build, seed) in runs.items():

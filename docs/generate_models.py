@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from vitlite.config import PRESETS
 from vitlite.errors import UnknownNameError
-from vitlite.weights import zoo
-from vitlite.weights.purposes import COMMERCIAL, PURPOSES, purpose_of
-from vitlite.weights.zoo import Record
+from vitlite.zoo import registry
+from vitlite.zoo.purposes import COMMERCIAL, PURPOSES, purpose_of
+from vitlite.zoo.registry import Record
 
 DOCS = Path(__file__).parent
 PAGE, PLOT = DOCS / "models.md", DOCS / "images" / "accuracy.svg"
@@ -71,8 +71,8 @@ FIVE = (
     Start("Free for any use", "vit_base_16.augreg2_in21k_ft_in1k", "the default: what `vit_base_16` means"),
 )
 INTRODUCTION = f"""\
-{len(PRESETS)} presets and {len(zoo.RECORDS)} checkpoints, by what they are good for. This page is generated from the
-records in `src/vitlite/weights/data/zoo.txt`; `vitlite info NAME` has all of a record, with notes, and the mean and
+{len(PRESETS)} presets and {len(registry.RECORDS)} checkpoints, by what they are good for. This page is generated from the
+records in `src/vitlite/zoo/data/zoo.txt`; `vitlite info NAME` has all of a record, with notes, and the mean and
 deviation of its colours. One checkpoint comes with vitlite and needs no network: `vit_nano_4.cifar10`, of
 [32 x 32 pixels and ten labels](#tiny-for-tests). On a phone, the long tables are folded, and keep three columns of
 nine; turn it, or ask `vitlite info`."""
@@ -112,7 +112,7 @@ def page() -> Iterator[str]:
     yield f"\n## Presets\n\n{ABOUT_PRESETS}\n"
     yield from folded(f"{len(PRESETS)} presets", presets())
     yield f"\n## Not in the zoo\n\n{ABOUT_REFUSED}\n"
-    yield from folded(f"{len(zoo.REFUSED)} names", refusals())
+    yield from folded(f"{len(registry.REFUSED)} names", refusals())
 
 
 def folded(summary: str, table: Iterator[str]) -> Iterator[str]:
@@ -138,7 +138,7 @@ def five() -> Iterator[str]:
     """Where to begin."""
     yield f"## Five to start with\n\n{paragraph(ABOUT_FIVE)}\n"
     for start in FIVE:
-        record = zoo.RECORDS[start.name]
+        record = registry.RECORDS[start.name]
         top1 = f"{record.top1:.1f} %" if record.top1 else "no head"
         facts = f"{top1}, {4 * record.params / 1e6:,.0f} MB, {record.license}, {cost_of(record)} a picture"
         yield f"- **{start.what}**: `{record.name}`  "
@@ -164,7 +164,7 @@ def cost_of(record: Record) -> str:
 def records_by_purpose() -> dict[str, list[Record]]:
     """Every record, under the title of what it is good for."""
     placed: dict[str, list[Record]] = {purpose.title: [] for purpose in PURPOSES}
-    for record in zoo.RECORDS.values():
+    for record in registry.RECORDS.values():
         placed[purpose_of(record)].append(record)
     return placed
 
@@ -197,7 +197,7 @@ def classifiers() -> list[Record]:
     """All that classify ImageNet-1k and are free for commercial use."""
     return [
         record
-        for record in zoo.RECORDS.values()
+        for record in registry.RECORDS.values()
         if record.labels_name == "imagenet-1k" and record.top1 and COMMERCIAL[record.license] == "yes"
     ]
 
@@ -246,8 +246,8 @@ def plot() -> str:
     path = " L".join(f"{x:.1f} {y:.1f}" for x, y in map(place, best))
     lines.append(f'<path d="M{path}" fill="none" stroke="#e65100" stroke-width="1.5" opacity=".6"/>')
     for name in (start.name for start in FIVE):
-        if zoo.RECORDS[name] in records:
-            x, y = place(zoo.RECORDS[name])
+        if registry.RECORDS[name] in records:
+            x, y = place(registry.RECORDS[name])
             anchor = "end" if x > width / 2 else "start"
             lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="none" stroke="#333333"/>')
             lines.append(f'<text x="{x:.1f}" y="{y + 24:.1f}" text-anchor="{anchor}">{name.partition(".")[0]}</text>')
@@ -260,7 +260,7 @@ def licences() -> Iterator[str]:
     yield f"{paragraph(ABOUT_LICENCES)}\n"
     yield "| licence | checkpoints | commercial use |"
     yield "|---|--:|---|"
-    counts = Counter(record.license for record in zoo.RECORDS.values())
+    counts = Counter(record.license for record in registry.RECORDS.values())
     for licence, count in counts.most_common():
         yield f"| {licence} | {count} | {COMMERCIAL[licence]} |"
 
@@ -293,11 +293,11 @@ def presets() -> Iterator[str]:
     """The shapes, and what each name stands for."""
     yield "| preset | checkpoints | default | patch | dim | depth | heads | MLP |"
     yield "|---|--:|---|--:|--:|--:|--:|--:|"
-    counts = Counter(record.preset for record in zoo.RECORDS.values())
+    counts = Counter(record.preset for record in registry.RECORDS.values())
     for name, config in PRESETS.items():
         mlp = f"{config.mlp_dim:,}{' SwiGLU' if config.mlp == 'swiglu' else ''}"
         shape = f"{config.patch_size} | {config.dim} | {config.depth} | {config.heads} | {mlp}"
-        default = f"`{zoo.DEFAULTS[name]}`" if name in zoo.DEFAULTS else ""
+        default = f"`{registry.DEFAULTS[name]}`" if name in registry.DEFAULTS else ""
         yield f"| `{name}` | {counts[name]} | {default} | {shape} |"
 
 
@@ -305,7 +305,7 @@ def refusals() -> Iterator[str]:
     """What the zoo does not have."""
     yield "| name | why | nearest in the zoo |"
     yield "|---|---|---|"
-    for refusal in zoo.REFUSED:
+    for refusal in registry.REFUSED:
         nearest = f"`{refusal.nearest}`" if refusal.nearest else ""
         yield f"| `{refusal.name}` | {refusal.reason} | {nearest} |"
 
@@ -314,7 +314,7 @@ def answer_to(name: str) -> str:
     """What the zoo says to a name of timm's: one of ANSWERS."""
     here, refused, neither = ANSWERS
     try:
-        zoo.info(name)
+        registry.info(name)
     except UnknownNameError as error:
         return refused if error.text.startswith(f"{name!r} is not in the zoo: ") else neither
     return here
@@ -331,7 +331,7 @@ def print_counts() -> None:
         print(count_line(family, counts))
         together += counts
     print(count_line(f"timm {timm.__version__}", together))
-    print(f"{len(zoo.RECORDS)} checkpoints, with those that timm does not have")
+    print(f"{len(registry.RECORDS)} checkpoints, with those that timm does not have")
 
 
 def count_line(title: str, counts: Counter[str]) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sections import write_section
 
-from vitlite.costs import gmacs
-from vitlite.weights import zoo
+from vitlite.nn.costs import gmacs
+from vitlite.zoo import registry
 
 PAGE = Path(__file__).with_name("sizes.md")
 TIMES = Path(__file__).with_name("patches.json")
@@ -23,7 +23,7 @@ USUAL = 16
 
 def table() -> Iterator[str]:
     """A row for each size of a patch."""
-    config = zoo.find(NAME).config
+    config = registry.find(NAME).config
     times = json.loads(TIMES.read_text(encoding="utf-8"))
     yield f"\n\n| patch | tokens | GMACs | of patch {USUAL}'s | time, of patch {USUAL}'s |"
     yield "|--:|--:|--:|--:|--:|"

@@ -76,7 +76,7 @@ UP = {("model", "images"), ("model", "predict"), ("model", "weights")}
 def room_of(module: str) -> str:
     """The room of a module, by its dotted name without `vitlite.`: "weights.zoo" is in "weights".
 
-    >>> room_of("weights.sidecar.timm"), room_of("speed.onednn"), room_of("config")
+    >>> room_of("weights.metadata.timm"), room_of("speed.onednn"), room_of("config")
     ('weights', 'speed.onednn', 'config')
     """
     if module in ROOMS:

@@ -6,7 +6,7 @@ Writes attention.png (each head of the last block) and rollout.png (attention fo
 import sys
 
 import vitlite
-from vitlite import draw as maps
+from vitlite import plots as maps
 
 photo = sys.argv[1] if len(sys.argv) > 1 else "examples/photos/chelsea.png"
 model = vitlite.create("vit_nano_4.cifar10", image_size=96)  # larger than it was trained for: a finer grid

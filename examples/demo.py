@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitlite import info
 from vitlite.cli import main as cli
-from vitlite.weights.labels import labels_of
+from vitlite.zoo.labels import labels_of
 
 PHOTO = os.path.relpath(Path(__file__).with_name("photos") / "chelsea.png")
 MODEL = "vit_nano_4.cifar10"

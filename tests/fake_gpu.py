@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from vitlite.config import ViTConfig
-from vitlite.model import ViT, model_on_meta
+from vitlite.nn.vit import ViT, model_on_meta
 
 
 def _place(x: Tensor, places: Any) -> Tensor:
@@ -69,7 +69,7 @@ def fake_gpu() -> Iterator[None]:
         pytest.MonkeyPatch.context() as m,
     ):
         m.setattr(
-            "vitlite.speed.optimize._check_parameters", lambda model: None
+            "vitlite.fast.optimize._check_parameters", lambda model: None
         )  # which refuses what is no plain tensor
         m.setattr(torch.utils, "swap_tensors", lambda old, new: None)  # `module.to` of what it is in already
         yield

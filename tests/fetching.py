@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from vitlite import disk
-from vitlite.folders import state_folder
-from vitlite.weights import hub
+from vitlite import storage
+from vitlite.zoo import hub
+from vitlite.zoo.folders import state_folder
 
 SIZE = 4 << 20  # 16 blocks of 1/4 MiB
 WEIGHTS = random.Random(0).randbytes(SIZE)
@@ -22,7 +22,7 @@ SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 REPO, FILE = "timm/vit", "model.safetensors"
 # Where a shell started the tests with &, they and all that they start ignore Ctrl-C.
 HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-FETCH = f"from vitlite.weights import hub; print(hub.fetch({REPO!r}, {FILE!r}, pin='vit').path.read_bytes().__hash__())"
+FETCH = f"from vitlite.zoo import hub; print(hub.fetch({REPO!r}, {FILE!r}, pin='vit').path.read_bytes().__hash__())"
 
 
 def fetch(**options: object) -> hub.Fetched:
@@ -81,9 +81,9 @@ def flip(path: Path) -> None:
 
 def rot(path: Path) -> None:
     """A change that the stamp does not show."""
-    before = disk.stat_of(path)
+    before = storage.stat_of(path)
     flip(path)
     for stamp in (state_folder() / "stamps").iterdir():
         content = json.loads(stamp.read_text())
         if content["stat"] == before:
-            stamp.write_text(json.dumps({**content, "stat": disk.stat_of(path)}))
+            stamp.write_text(json.dumps({**content, "stat": storage.stat_of(path)}))

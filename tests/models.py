@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from vitlite import ViT, ViTConfig
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess, TransformConfig
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
 TIMM_SIZES = {"embed_dim": 16, "depth": 2, "mlp_ratio": 1.5}  # in timm's words, and in transformers'
 TRANSFORMERS_SIZES = {"hidden_size": 16, "num_hidden_layers": 2}
-RECIPE = Recipe(size=(32, 32), resize=(36, 36), mode="center", interpolation="bicubic", mean=(0.5,) * 3, std=(0.4,) * 3)
+TRANSFORM = TransformConfig(
+    size=(32, 32), resize=(36, 36), mode="center", interpolation="bicubic", mean=(0.5,) * 3, std=(0.4,) * 3
+)
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -25,7 +27,7 @@ def tiny_model(**changes: Any) -> ViT:
             tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
     model.labels = ("ant", "bee", "cow") if model.config.num_classes else None
     size = model.config.size
-    model.preprocess = Preprocess(RECIPE if size == RECIPE.size else RECIPE.scaled(size), model)
+    model.preprocess = Preprocess(TRANSFORM if size == TRANSFORM.size else TRANSFORM.scaled(size), model)
     return model
 
 
@@ -41,7 +43,9 @@ def small_model(folder: Path, labels: tuple[str, ...]) -> Path:
     torch.nn.init.normal_(model.head.weight)
     model.labels = labels
     half = (0.5, 0.5, 0.5)
-    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bilinear", mean=half, std=half)
+    recipe = TransformConfig(
+        size=(16, 16), resize=(16, 16), mode="squash", interpolation="bilinear", mean=half, std=half
+    )
     model.preprocess = Preprocess(recipe, model)
     model.save(folder)
     return folder

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from vitlite.config import PRESETS, Gelu, Mlp, Pool, Positions, Resample, ViTConfig, fitting, preset
 from vitlite.errors import ConfigError, UnknownNameError
-from vitlite.habits import FIELDS, VALUES
-from vitlite.model import ViT
+from vitlite.migration import FIELDS, VALUES
+from vitlite.nn.vit import ViT
 
 
 def test_at_most_thirty_fields() -> None:

@@ -11,18 +11,18 @@ from models import tiny_model
 from tiny_run import new_model, stripes
 
 from vitlite import ViT
-from vitlite.bulk.jobs import Actors
-from vitlite.bulk.local import embed_into, identity_of
-from vitlite.bulk.ray import Classifier, Embedder
-from vitlite.draw import patch_filters
+from vitlite.checkpoints.save import write_tensors
+from vitlite.cluster.jobs import Actors
+from vitlite.cluster.ray import Classifier, Embedder
 from vitlite.errors import InputError
-from vitlite.predict import classify, embed, predict, work_through
-from vitlite.speed.bench import time_model
+from vitlite.fast.bench import time_model
+from vitlite.inference.embed import embed_into, identity_of
+from vitlite.inference.predict import classify, embed, predict, work_through
+from vitlite.plots import patch_filters
+from vitlite.retrieval import nearest, open_vectors, search
+from vitlite.retrieval.probe import some_of_each
+from vitlite.retrieval.store import Vectors
 from vitlite.training import measure
-from vitlite.vectors import nearest, open_vectors, search
-from vitlite.vectors.probe import some_of_each
-from vitlite.vectors.store import Vectors
-from vitlite.weights.save import write_tensors
 
 PICTURE = torch.zeros(16, 16, 3, dtype=torch.uint8)
 
@@ -59,7 +59,7 @@ CALLS: dict[str, Callable[[ViT, Path, Any], Any]] = {
     "parts, rows": lambda vit, folder, n: list(vectors(vit, folder).parts(n)),
     "some_of_each, count": lambda vit, folder, n: some_of_each(torch.arange(9) % 3, n, 0),
     "patch_filters, count": lambda vit, folder, n: patch_filters(vit, n),
-    "in_whole_patches, patch": lambda vit, folder, n: vit.preprocess.recipe.in_whole_patches(n),
+    "in_whole_patches, patch": lambda vit, folder, n: vit.preprocess.transform.in_whole_patches(n),
     "time_model, batch": lambda vit, folder, n: time_model(vit, "tiny", n, 1),
     "time_model, rounds": lambda vit, folder, n: time_model(vit, "tiny", 1, n),
     "measure, batch": lambda vit, folder, n: measure(new_model(), stripes(8), batch=n),

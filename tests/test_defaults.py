@@ -12,15 +12,15 @@ from PIL import Image
 from tiny_run import new_model, settings, stripes, stripes_in_folders
 from torch import Tensor
 
-from vitlite import ViT, draw, optimize
-from vitlite.bulk.local import identity_of
+from vitlite import ViT, optimize, plots
+from vitlite.checkpoints.save import write_tensors
+from vitlite.inference.embed import identity_of
+from vitlite.retrieval import nearest, open_vectors, probe, search
+from vitlite.retrieval.probe import held_out, votes
+from vitlite.retrieval.search import Match
+from vitlite.retrieval.sheet import contact_sheet
 from vitlite.training import measure, read_folder, train
 from vitlite.training.split import hold_out
-from vitlite.vectors import nearest, open_vectors, probe, search
-from vitlite.vectors.probe import held_out, votes
-from vitlite.vectors.search import Match
-from vitlite.vectors.sheet import contact_sheet
-from vitlite.weights.save import write_tensors
 
 
 def work_with(model: ViT, tmp_path: Path) -> dict[str, Callable[[], Any]]:
@@ -47,14 +47,14 @@ def work_with(model: ViT, tmp_path: Path) -> dict[str, Callable[[], Any]]:
         "sheet": lambda: contact_sheet([str(picture)], [[Match(str(picture), 1.0), Match("none.png", 0.5)]]).tobytes(),
         "measured": lambda: measure(classifier, folders()).answers.tolist(),
         "parted": lambda: hold_out(folders())[1].names(),
-        "attention": lambda: draw.picture_of_attention(model, picture).tobytes(),
-        "rollout": lambda: draw.rollout(model, images).numpy().tolist(),
-        "distances": lambda: draw.attention_distances(model, images).numpy().tolist(),
+        "attention": lambda: plots.picture_of_attention(model, picture).tobytes(),
+        "rollout": lambda: plots.rollout(model, images).numpy().tolist(),
+        "distances": lambda: plots.attention_distances(model, images).numpy().tolist(),
         "nearest": lambda: nearest(opened, x.repeat(1, 2)),
         "votes": lambda: votes(x, labels, x, 3).tolist(),
-        "similarity": lambda: draw.position_similarity(plain).tolist(),
-        "positions": lambda: draw.picture_of_positions(plain).tobytes(),
-        "filters": lambda: draw.picture_of_filters(plain).tobytes(),
+        "similarity": lambda: plots.position_similarity(plain).tolist(),
+        "positions": lambda: plots.picture_of_positions(plain).tobytes(),
+        "filters": lambda: plots.picture_of_filters(plain).tobytes(),
     }
 
 

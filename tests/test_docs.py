@@ -35,8 +35,8 @@ from torchrun import ENVIRONMENT, launcher
 
 import vitlite
 from vitlite.cli.main import main
-from vitlite.model import ViT
-from vitlite.weights import zoo
+from vitlite.nn.vit import ViT
+from vitlite.zoo import registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -73,7 +73,7 @@ def hub() -> Iterator[Hub]:
     """A Hub that has the default model's repository; its weights are random, so no page may show what they answer."""
     from safetensors.torch import save
 
-    record = zoo.find("vit_base_16")
+    record = registry.find("vit_base_16")
     with Hub() as server:
         weights = ViT(record.config).half().state_dict()
         server.publish(record.repo, model_safetensors=save(weights), config_json=b"{}")

@@ -29,9 +29,9 @@ from vitlite.cli import main as cli
 from vitlite.config import Resample, ViTConfig
 from vitlite.errors import ExportError, MissingExtraError, OptimizedError
 from vitlite.export import export
-from vitlite.images import Preprocess, Recipe
-from vitlite.model import ViT
-from vitlite.speed.optimize import optimize
+from vitlite.fast.optimize import optimize
+from vitlite.images import Preprocess, TransformConfig
+from vitlite.nn.vit import ViT
 from vitlite.versions import since
 
 # What an older torch exports is right, or refused: see vitlite.versions.
@@ -50,7 +50,9 @@ def tiny(**options: Any) -> ViT:
             tensor.add_(0.2 * torch.randn_like(tensor))
     model.labels = ("cat", "dog", "bird")
     half = (0.5, 0.5, 0.5)
-    recipe = Recipe(size=(32, 48), resize=(32, 48), mode="squash", interpolation="bicubic", mean=half, std=half)
+    recipe = TransformConfig(
+        size=(32, 48), resize=(32, 48), mode="squash", interpolation="bicubic", mean=half, std=half
+    )
     model.preprocess = Preprocess(recipe, model)
     return model
 

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 
 import vitlite
 from vitlite import ViT, ViTConfig, create, factory, load
+from vitlite.checkpoints.convert import convert
+from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
+from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.cli.main import main as command
 from vitlite.config import PRESETS
-from vitlite.convert import convert
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, InputError, UnknownNameError
-from vitlite.habits import LIBRARY
-from vitlite.images import Preprocess, Recipe
-from vitlite.weights import zoo
-from vitlite.weights.labels import labels_of
-from vitlite.weights.layouts import LAYOUTS, to_their_names
-from vitlite.weights.sidecar import recipe_from_record
+from vitlite.images import Preprocess, TransformConfig
+from vitlite.migration import LIBRARY
+from vitlite.zoo import registry
+from vitlite.zoo.labels import labels_of
 
 DEIT = "vit_tiny_16.deit_fb_in1k"
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
@@ -151,7 +151,7 @@ def test_random_weights_are_asked_for() -> None:
     assert model.config.grid == (2, 2)
     assert model.patch_embed.proj.weight.shape[1] == 1
     assert create("vit_nano_4", weights=None, dtype=torch.bfloat16).dtype == torch.bfloat16
-    assert create(DEIT, weights=None, device="meta").config == zoo.info(DEIT).config
+    assert create(DEIT, weights=None, device="meta").config == registry.info(DEIT).config
     with pytest.raises(ImageError, match="without their preprocessing"):
         model.preprocess("x.png")
 
@@ -168,7 +168,7 @@ def test_a_device_that_is_not_here_is_answered(device: Any, weights: Any) -> Non
 @pytest.mark.parametrize("name", ["vit_base_patch16_224", "timm/vit_base_patch16_224"])
 def test_timm_s_name_of_a_network_has_random_weights_only(name: str) -> None:
     model = create(name, weights=None, device="meta")
-    assert model.config == zoo.info("vit_base_16").config
+    assert model.config == registry.info("vit_base_16").config
     assert create(name, weights=None, num_classes=3, device="meta").config.num_classes == 3
     with pytest.raises(UnknownNameError, match=rf"have a tag.* For random weights: create\('{name}', weights=None\)\."):
         create(name)
@@ -276,13 +276,13 @@ def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:
     weights = shared / "weights" / "deit_tiny_16.timm.safetensors"
     for name in (DEIT, "timm/deit_tiny_patch16_224.fb_in1k"):
         model = create(name, weights=weights)
-        assert model.labels == labels_of(zoo.info(DEIT))
-        assert model.preprocess.recipe == recipe_from_record(zoo.info(DEIT), (224, 224))
+        assert model.labels == labels_of(registry.info(DEIT))
+        assert model.preprocess.transform == transform_from_record(registry.info(DEIT), (224, 224))
         assert model.source.name == DEIT
     top = model.predict([shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"], top=2)
     assert [guess.label for guess in top[0]] == ["Egyptian cat", "tabby"]
     assert top[1][0].label == "espresso"
-    assert create(DEIT, weights=weights, image_size=384).preprocess.recipe.size == (384, 384)
+    assert create(DEIT, weights=weights, image_size=384).preprocess.transform.size == (384, 384)
     assert create(DEIT, weights=weights, num_classes=2).labels is None
     with pytest.raises(CheckpointError, match=r"dim: the tensors say 192, the record of vit_base_16.dino says 768"):
         create("vit_base_16.dino", weights=weights)
@@ -320,19 +320,21 @@ def test_a_fine_tune_of_timm_with_other_classes(tmp_path: Path, capsys: pytest.C
     images = torch.randn(1, 3, 224, 224)
     torch.testing.assert_close(ours(images), theirs(images))
     assert ours.labels is None
-    assert ours.source.report.unlabelled == f"{zoo.find(name).name} has 1000 classes, and this fine-tune 3 of its own"
-    assert ours.preprocess.recipe == recipe_from_record(zoo.find(name), (224, 224))
+    assert (
+        ours.source.report.unlabelled == f"{registry.find(name).name} has 1000 classes, and this fine-tune 3 of its own"
+    )
+    assert ours.preprocess.transform == transform_from_record(registry.find(name), (224, 224))
     assert not ours.source.report.reinitialised
     for options in ({}, {"num_classes": 4}, {"num_classes": 1000}):
         with pytest.raises(CheckpointError, match="If it is a fine-tune with 3 classes of its own, say so: num_clas"):
             create(name, weights=file, **options)
     line = ["convert", str(file), str(tmp_path / "mine"), "--to", "timm", "--like", name]
     assert command(line) == 1
-    assert f"--like {zoo.find(name).name} --num-classes 3, then --model FOLDER." in capsys.readouterr().err
+    assert f"--like {registry.find(name).name} --num-classes 3, then --model FOLDER." in capsys.readouterr().err
     assert command([*line, "--num-classes", "4"]) == 1
     assert command([*line, "--num-classes", "3"]) == 0
     converted = load(tmp_path / "mine")
-    assert (converted.labels, converted.preprocess.recipe) == (None, ours.preprocess.recipe)
+    assert (converted.labels, converted.preprocess.transform) == (None, ours.preprocess.transform)
     assert torch.equal(converted(images), ours(images))
     opened = timm.create_model(f"local-dir:{tmp_path / 'mine'}", pretrained=True).eval()
     torch.testing.assert_close(opened(images), theirs(images))
@@ -347,7 +349,11 @@ def test_a_conversion_neither_makes_a_head_nor_drops_one(target: str, classes: i
     name = "vit_nano_4.cifar10"
     with pytest.raises(CheckpointError, match=f"tensors say 10, config= says {classes}|of 10 classes, not {classes}"):
         convert(
-            zoo.DATA / zoo.find(name).file, tmp_path / target, "vitlite", like=name, config={"num_classes": classes}
+            registry.DATA / registry.find(name).file,
+            tmp_path / target,
+            "vitlite",
+            like=name,
+            config={"num_classes": classes},
         )
     assert not (tmp_path / target).exists()
 
@@ -368,7 +374,7 @@ def test_a_fine_tune_is_not_loaded_in_the_name_of_what_it_began_with(tmp_path: P
     model.save(tmp_path / "same")
     assert create(name, weights=tmp_path / "same").labels == model.labels
     plain = model.preprocess
-    model.preprocess = Preprocess(replace(plain.recipe, mean=(0.0,) * 3), model)
+    model.preprocess = Preprocess(replace(plain.transform, mean=(0.0,) * 3), model)
     model.save(tmp_path / "prepared")
     with pytest.raises(ConfigError, match=rf"is not {name} as .*: mean is \(0.0, 0.0, 0.0\), not .*load\(PATH\)"):
         create(name, weights=tmp_path / "prepared")
@@ -384,20 +390,22 @@ def test_a_fine_tune_is_not_loaded_in_the_name_of_what_it_began_with(tmp_path: P
     model.labels, model.preprocess = None, None
     model.save(tmp_path / "silent")
     silent = create(name, weights=tmp_path / "silent")
-    assert (silent.labels, silent.preprocess.recipe) == (None, plain.recipe)
+    assert (silent.labels, silent.preprocess.transform) == (None, plain.transform)
 
 
-RECIPE = Recipe(size=(16, 16), resize=(18, 18), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+TRANSFORM = TransformConfig(
+    size=(16, 16), resize=(18, 18), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,)
+)
 
 
 def test_a_recipe_keeps_its_own_size_unless_another_is_asked_for(tmp_path: Path) -> None:
     model = ViT(TINY).eval()
-    model.preprocess = Preprocess(RECIPE, model)
+    model.preprocess = Preprocess(TRANSFORM, model)
     model.save(tmp_path)
     loaded = load(tmp_path)
-    assert loaded.preprocess.recipe == RECIPE
+    assert loaded.preprocess.transform == TRANSFORM
     assert torch.equal(loaded(loaded.preprocess(torch.zeros(20, 20, 3))), model(torch.full((1, 3, 16, 16), -1.0)))
-    assert load(tmp_path, image_size=32).preprocess.recipe == RECIPE.scaled((32, 32))
+    assert load(tmp_path, image_size=32).preprocess.transform == TRANSFORM.scaled((32, 32))
 
 
 def test_transformers_pictures_may_be_smaller_than_config_json_says(tmp_path: Path) -> None:
@@ -409,7 +417,7 @@ def test_transformers_pictures_may_be_smaller_than_config_json_says(tmp_path: Pa
     pictures |= {"resample": 3, "image_mean": [0.5], "image_std": [0.5], "image_processor_type": "BitImageProcessor"}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(pictures))
     for options, size, resize in (({}, 16, 18), ({"image_size": 32}, 32, 36)):
-        recipe = load(tmp_path, config=ASK, **options).preprocess.recipe
+        recipe = load(tmp_path, config=ASK, **options).preprocess.transform
         assert (recipe.size, recipe.resize) == ((size, size), (resize, resize))
 
 
@@ -426,8 +434,8 @@ def test_timm_s_pictures_have_the_size_that_its_model_takes(args: dict[str, Any]
     save_file(state_of(TINY), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(about))
     said = ViTConfig(image_size=32)
-    assert load(tmp_path, config=said).preprocess.recipe.size == (size, size)
-    assert load(tmp_path, config=said, image_size=64).preprocess.recipe.size == (64, 64)
+    assert load(tmp_path, config=said).preprocess.transform.size == (size, size)
+    assert load(tmp_path, config=said, image_size=64).preprocess.transform.size == (64, 64)
 
 
 # ---- options, on any source
@@ -796,7 +804,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def test_a_zoo_name_cold_and_then_without_any_socket(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = zoo.info("vit_tiny_16")
+    record = registry.info("vit_tiny_16")
     save_file(state_of(record.config), tmp_path / "vit.safetensors")
     commit = hub.publish(record.repo, model_safetensors=(tmp_path / "vit.safetensors").read_bytes())
     model = create("vit_tiny_16")
@@ -832,7 +840,7 @@ def test_a_repository_of_transformers_with_shards(hub: Hub, tmp_path: Path) -> N
     model = load("me/fine-tune")
     assert model.labels == ("ant", "bee", "cow")
     assert model.config.norm_eps == 1e-12
-    assert model.preprocess.recipe.interpolation == "bilinear"
+    assert model.preprocess.transform.interpolation == "bilinear"
     assert (model.source.repo, model.source.commit) == ("me/fine-tune", commit)
     before = len(hub.log)
     assert load(f"me/fine-tune@{commit}").source.commit == commit

@@ -9,16 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fake_gpu import fake_gpu, on_fake_gpu, skip_where_a_driver_is_needed
-from test_model import FAMILIES, TINY
-from tiny_run import RECIPE, new_model, settings, stripes
+from test_vit import FAMILIES, TINY
+from tiny_run import TRANSFORM, new_model, settings, stripes
 
 from vitlite import ViT, ViTConfig, optimize
 from vitlite.cli import bench as command
 from vitlite.cli import main as cli
+from vitlite.fast import bench
 from vitlite.images import Preprocess
-from vitlite.model import model_on_meta
-from vitlite.positions import RESAMPLE
-from vitlite.speed import bench
+from vitlite.nn.positions import RESAMPLE
+from vitlite.nn.vit import model_on_meta
 from vitlite.training import train
 from vitlite.training.optim import optimizers, restore_optimizer
 from vitlite.training.run import Run
@@ -64,7 +64,7 @@ def test_positions_are_stretched_on_the_gpu(resample: Any) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_pictures_are_normalised_on_the_gpu() -> None:
     model = on_fake_gpu(ViTConfig(**TINY), torch.bfloat16)
-    model.preprocess = Preprocess(RECIPE, model)
+    model.preprocess = Preprocess(TRANSFORM, model)
     images = model.preprocess.batch([torch.empty(3, 16, 16, dtype=torch.uint8)] * 2)
     assert (images.device.type, images.dtype) == ("cuda", torch.bfloat16)
 

@@ -248,11 +248,11 @@ assert torch.equal(again(images), model(images))
 
 from pathlib import Path
 from vitlite.training.datasets import Pictures
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess, TransformConfig
 from vitlite.training.settings import Settings
 from vitlite.training.loop import train
 sides, half = (32, 32), (0.5, 0.5, 0.5)
-recipe = Recipe(size=sides, resize=sides, mode="squash", interpolation="bilinear", mean=half, std=half)
+recipe = TransformConfig(size=sides, resize=sides, mode="squash", interpolation="bilinear", mean=half, std=half)
 model.preprocess = Preprocess(recipe, model)
 data = Pictures(torch.randint(0, 256, (8, 3, *sides), dtype=torch.uint8), torch.arange(8) % 5, tuple("abcde"))
 for _ in range(2):  # the second reads what the first wrote

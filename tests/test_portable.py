@@ -98,7 +98,7 @@ import sys, torch
 sys.path.insert(0, sys.argv[1])
 from models import tiny_model
 from vitlite import optimize
-from vitlite.speed import verdicts
+from vitlite.fast import verdicts
 
 verdicts._ratio = lambda candidate, usual: 0.0  # whatever is right is used, be it slower here
 registers = {"registers": 2, "cls_position": False}

@@ -12,7 +12,7 @@ from models import TINY, tiny_model
 from safetensors.torch import save_file
 
 from vitlite import ViTConfig, VitliteError, create, load
-from vitlite.convert import convert
+from vitlite.checkpoints.convert import convert
 
 LONGEST = 30  # lines
 LABELS = ["a\x1b[31m", "b" * 5000, "c"]

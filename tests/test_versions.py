@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vitlite
+from vitlite.checkpoints.reader import metadata_of, open_weights
+from vitlite.checkpoints.save import write_tensors
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError
-from vitlite.model import ViT
+from vitlite.nn.vit import ViT
 from vitlite.versions import DIFFERENCES, Difference
-from vitlite.weights.files import metadata_of, open_weights
-from vitlite.weights.save import write_tensors
 
 SOURCE = Path(vitlite.__file__).parent
 VERSIONED = {"torch", "huggingface_hub", "safetensors", "numpy", "PIL", "einops"}
@@ -116,7 +116,7 @@ else:
     vars(torch._C._functorch).pop("is_functorch_wrapped_tensor", None)
 from models import tiny_model
 import vitlite
-from vitlite.speed import onednn
+from vitlite.fast import kernels
 
 for dtype in (torch.float32, torch.bfloat16):
     model = tiny_model(dim=64, mlp_dim=96)
@@ -126,8 +126,8 @@ for dtype in (torch.float32, torch.bfloat16):
         found = vitlite.optimize(model, dtype=dtype)(images)
     far = (found - wanted).abs().max() / wanted.abs().max()
     assert far < (1e-5 if dtype is torch.float32 else 5e-2), (dtype, far)
-    assert taken != "operators" or not (onednn.packing_pays(dtype) or onednn.unpacked_pays())
-    assert taken != "matmul" or not onednn.float32_products_pay(17, 16)
+    assert taken != "operators" or not (kernels.packing_pays(dtype) or kernels.unpacked_pays())
+    assert taken != "matmul" or not kernels.float32_products_pay(17, 16)
 """
 
 

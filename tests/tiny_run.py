@@ -7,11 +7,11 @@ import torch
 from PIL import Image
 
 from vitlite import ViT, ViTConfig
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess, TransformConfig
 from vitlite.training import History, Pictures, Settings
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, num_classes=2)
-RECIPE = Recipe(
+TRANSFORM = TransformConfig(
     size=(16, 16), resize=(16, 16), mode="center", interpolation="bicubic", mean=(0.5,) * 3, std=(0.25,) * 3
 )
 
@@ -20,7 +20,7 @@ def new_model(config: ViTConfig = CONFIG) -> ViT:
     """The same random weights each time."""
     torch.manual_seed(0)
     model = ViT(config)
-    model.preprocess = Preprocess(RECIPE, model)
+    model.preprocess = Preprocess(TRANSFORM, model)
     return model
 
 

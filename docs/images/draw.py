@@ -8,7 +8,7 @@ from einops import rearrange
 from PIL import Image
 
 import vitlite
-from vitlite.draw import (
+from vitlite.plots import (
     arrange,
     attention_distances,
     picture_of_attention,

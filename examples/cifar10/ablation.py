@@ -24,12 +24,12 @@ from cnn import accuracy, stem, train_cnn
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig
-from vitlite.images import Preprocess, Recipe
-from vitlite.model import Attention
+from vitlite.checkpoints.metadata import transform_from_record
+from vitlite.checkpoints.save import write_tensors
+from vitlite.images import Preprocess, TransformConfig
+from vitlite.nn.vit import Attention
 from vitlite.training import STRENGTHS, Augmentation, Optimizer, Pictures, Settings, measure, read_cifar10, train
-from vitlite.weights import zoo
-from vitlite.weights.save import write_tensors
-from vitlite.weights.sidecar import recipe_from_record
+from vitlite.zoo import registry
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
 SEEDS = (0, 1)
@@ -130,7 +130,7 @@ ROWS = {
 
 def run(row: Row, rate: float, seed: int, folder: Path) -> dict[str, Any]:
     """Trains and measures one row with one learning rate and seed."""
-    recipe = recipe_from_record(zoo.find("vit_nano_4.cifar10"), (32, 32))
+    recipe = transform_from_record(registry.find("vit_nano_4.cifar10"), (32, 32))
     parts = {split: read_cifar10(folder, split) for split in ("train", "val", "test")}
     start = time.process_time()
     if row.config is None:
@@ -147,7 +147,7 @@ def run(row: Row, rate: float, seed: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def train_vit(row: Row, rate: float, seed: int, data: Pictures, recipe: Recipe) -> ViT:
+def train_vit(row: Row, rate: float, seed: int, data: Pictures, recipe: TransformConfig) -> ViT:
     """A model of that row, trained."""
     torch.manual_seed(seed)
     model = row.kind(row.config)

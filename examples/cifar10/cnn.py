@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vitlite.images import Recipe, normalise
+from vitlite.images.transform import TransformConfig, normalise
 from vitlite.training import Augmentation, Pictures
 from vitlite.training.augment import Draws, augment, shuffled
 
@@ -39,7 +39,7 @@ def small_cnn(classes: int) -> nn.Sequential:
 
 
 def train_cnn(
-    data: Pictures, recipe: Recipe, augmentation: Augmentation, *, epochs: int, seed: int, batch: int
+    data: Pictures, recipe: TransformConfig, augmentation: Augmentation, *, epochs: int, seed: int, batch: int
 ) -> nn.Module:
     """SGD with momentum under a learning rate that rises and falls linearly, which suits CNNs."""
     torch.manual_seed(seed)
@@ -63,7 +63,7 @@ def train_cnn(
     return model
 
 
-def accuracy(model: nn.Module, pictures: Pictures, recipe: Recipe) -> float:
+def accuracy(model: nn.Module, pictures: Pictures, recipe: TransformConfig) -> float:
     """The share of pictures whose best class is right."""
     model.eval()
     right = 0

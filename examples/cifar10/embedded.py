@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.config import PRESETS
 from vitlite.images import Preprocess
-from vitlite.model import ViT
-from vitlite.positions import sincos_positions
+from vitlite.nn.positions import sincos_positions
+from vitlite.nn.vit import ViT
 from vitlite.training import Settings, read_cifar10, train
-from vitlite.weights import zoo
-from vitlite.weights.sidecar import recipe_from_record
+from vitlite.zoo import registry
 
 
 def mimetic(model: ViT) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     model = ViT(PRESETS["vit_nano_4"])
     mimetic(model)
-    model.preprocess = Preprocess(recipe_from_record(zoo.find("vit_nano_4.cifar10"), (32, 32)), model)
+    model.preprocess = Preprocess(transform_from_record(registry.find("vit_nano_4.cifar10"), (32, 32)), model)
     settings = Settings(epochs=args.epochs, seed=args.seed, optimizer="muon", lr=3e-3)
     data, validation = (read_cifar10(args.data, split) for split in ("train", "val"))
     train(model, data, args.out, settings, validation=validation, after_epoch=lambda history: print(history[-1]))

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import vitlite
-from vitlite.draw import picture_of_few_shots
-from vitlite.predict import embed
+from vitlite.inference.predict import embed
+from vitlite.plots import picture_of_few_shots
+from vitlite.retrieval import probe
 from vitlite.training import Pictures, read_cifar10
-from vitlite.vectors import probe
 
 RESULTS = Path(__file__).parent / "results" / "fewshot.json"
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "few_shots.png"

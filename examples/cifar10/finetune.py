@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 import torch
 
 import vitlite
+from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.images import Preprocess
 from vitlite.training import Pictures, Settings, measure, read_cifar10, train
 from vitlite.training.augment import shuffled
-from vitlite.weights.sidecar import recipe_from_record
 
 RESULTS = Path(__file__).parent / "results" / "finetune.json"
 NAME, SIZE, COUNT, TESTED, EPOCHS = "vit_tiny_16.deit_fb_in1k", 112, 1000, 2000, 5
@@ -32,7 +32,7 @@ def run(weights: Path | None, folder: Path, settings: Settings) -> float:
     """Trains on a few pictures: the accuracy on others."""
     torch.manual_seed(settings.seed)
     model = vitlite.create(NAME, weights=weights, num_classes=10, image_size=SIZE)
-    model.preprocess = Preprocess(recipe_from_record(vitlite.info(NAME), model.config.size), model)
+    model.preprocess = Preprocess(transform_from_record(vitlite.info(NAME), model.config.size), model)
     read = model.preprocess.pixels
     with TemporaryDirectory() as out:
         train(model, some(read_cifar10(folder, "train", read), COUNT), Path(out), settings)

@@ -17,15 +17,15 @@ from pathlib import Path
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 
-from vitlite.disk import write_text
-from vitlite.weights import zoo
-from vitlite.weights.zoo import Record
+from vitlite.storage import write_text
+from vitlite.zoo import registry
+from vitlite.zoo.registry import Record
 
 
 def ask_for_pin(record: Record) -> tuple[str, str]:
     """The commit and sha256 of a checkpoint's file as they are now."""
     if record.file:
-        return "-", hashlib.sha256((zoo.DATA / record.file).read_bytes()).hexdigest()
+        return "-", hashlib.sha256((registry.DATA / record.file).read_bytes()).hexdigest()
     url = hf_hub_url(record.repo, record.filename, endpoint=os.environ.get("HF_ENDPOINT"))
     stated = get_hf_file_metadata(url)
     if not re.fullmatch("[0-9a-f]{40}", stated.commit_hash or ""):
@@ -51,7 +51,7 @@ class PinTable:
     def add(self, name: str, commit: str, sha256: str) -> None:
         """Writes a new pin to the disk, all of them in the order of the zoo."""
         self.lines[name] = f"{name}  {commit}  {sha256}"
-        pinned = [self.lines[name] for name in zoo.RECORDS if name in self.lines]
+        pinned = [self.lines[name] for name in registry.RECORDS if name in self.lines]
         write_text(self.path, "\n".join([*self.head, *pinned]) + "\n")
 
 
@@ -59,12 +59,12 @@ def main() -> int:
     """Pins what is not pinned; 1 if something could not be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pattern", nargs="?", default="*", help="the checkpoints to pin; all by default")
-    parser.add_argument("--pins", type=Path, default=zoo.DATA / "pins.txt", help="the file to fill in")
+    parser.add_argument("--pins", type=Path, default=registry.DATA / "pins.txt", help="the file to fill in")
     args = parser.parse_args()
 
     pins = PinTable(args.pins)
     failed = 0
-    for name, record in zoo.RECORDS.items():
+    for name, record in registry.RECORDS.items():
         if name in pins.lines or not fnmatchcase(name, args.pattern):
             continue
         try:
@@ -75,7 +75,7 @@ def main() -> int:
         else:
             pins.add(name, commit, sha256)  # at once: an interrupted run keeps what it has
             print(pins.lines[name])
-    print(f"{len(pins.lines)} of {len(zoo.RECORDS)} checkpoints are pinned; {failed} could not be.")
+    print(f"{len(pins.lines)} of {len(registry.RECORDS)} checkpoints are pinned; {failed} could not be.")
     return int(failed > 0)
 
 

@@ -24,12 +24,12 @@ from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from torch import nn  # noqa: E402
 
 from vitlite import VitliteError, load  # noqa: E402
+from vitlite.checkpoints.formats.timm import BUILT, GELUS, POOLS, Architecture  # noqa: E402
+from vitlite.checkpoints.translate import facts_of, translate  # noqa: E402
 from vitlite.config import Resample  # noqa: E402
-from vitlite.positions import RESAMPLE, resample_positions  # noqa: E402
-from vitlite.weights.sidecar.timm import BUILT, GELUS, POOLS, Architecture  # noqa: E402
-from vitlite.weights.translate import facts_of, translate  # noqa: E402
+from vitlite.nn.positions import RESAMPLE, resample_positions  # noqa: E402
 
-TABLE = ROOT / "src" / "vitlite" / "weights" / "data" / "timm.txt"
+TABLE = ROOT / "src" / "vitlite" / "checkpoints" / "data" / "timm.txt"
 HEAD = """\
 # timm's architectures that vitlite computes, and what their names stand for beside what tensors tell. Written by
 # examples/maintain/timm_architectures.py, which compares a small model of each with timm's.

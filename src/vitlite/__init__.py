@@ -8,27 +8,27 @@ from vitlite.errors import VitliteError
 if TYPE_CHECKING:
     from vitlite.config import ViTConfig
     from vitlite.factory import create, load
-    from vitlite.model import ViT
-    from vitlite.speed.optimize import optimize
-    from vitlite.weights.zoo import info, list_models
+    from vitlite.fast.optimize import optimize
+    from vitlite.nn.vit import ViT
+    from vitlite.zoo.registry import info, list_models
 
 __version__ = "0.1.0"
 __all__ = ["ViT", "ViTConfig", "VitliteError", "create", "info", "list_models", "load", "optimize"]
 
 _HOMES = {
-    "ViT": "model",
+    "ViT": "nn.vit",
     "ViTConfig": "config",
     "create": "factory",
-    "info": "weights.zoo",
-    "list_models": "weights.zoo",
+    "info": "zoo.registry",
+    "list_models": "zoo.registry",
     "load": "factory",
-    "optimize": "speed.optimize",
+    "optimize": "fast.optimize",
 }
 
 
 def __getattr__(name: str) -> Any:  # names are looked up when first used, so that the command line starts at once
     if name not in _HOMES:
-        from vitlite.habits import LIBRARY
+        from vitlite.migration import LIBRARY
 
         instead = f" {LIBRARY[name]}" if name in LIBRARY else ""
         raise AttributeError(f"module 'vitlite' has no attribute {name!r}.{instead}")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vitlite.errors import ConfigError, UnknownMethodError, UnknownNameError, closest
-from vitlite.habits import FIELDS, VALUES
+from vitlite.migration import FIELDS, VALUES
 
 Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean", "cls_and_distillation", "map"]
 Positions = Literal["learned", "sincos2d", "rope", "none"]

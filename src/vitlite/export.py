@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from vitlite.disk import beginning_of, locked, obstacle, replacing
+from vitlite.checkpoints.save import refuse_unloadable
 from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing_extra, shown
-from vitlite.images import recipe_alone
-from vitlite.model import ViT
-from vitlite.speed.optimize import OptimizedViT
+from vitlite.fast.optimize import OptimizedViT
+from vitlite.images.transform import transform_alone
+from vitlite.nn.vit import ViT
+from vitlite.storage import beginning_of, locked, obstacle, replacing
 from vitlite.versions import since
-from vitlite.weights.save import refuse_unloadable
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
@@ -283,8 +283,8 @@ def _images(model: ViT, batch: Batch) -> Tensor:
 
 def _description(model: ViT) -> str:
     """What the network's file does not say itself."""
-    recipe = recipe_alone(model.preprocess, "An exported file")
-    pictures = recipe.to_dict() if recipe else None
+    transform = transform_alone(model.preprocess, "An exported file")
+    pictures = transform.to_dict() if transform else None
     return json.dumps({"config": model.config.to_dict(), "labels": model.labels, "preprocess": pictures})
 
 

@@ -15,20 +15,27 @@ from typing import NamedTuple, ParamSpec
 
 import torch
 
+from vitlite.checkpoints.build import LoadReport, Source, Wish, build
+from vitlite.checkpoints.fingerprint import sample_of
+from vitlite.checkpoints.locate import Location, locate, locate_record
+from vitlite.checkpoints.metadata import (
+    PAIR,
+    Metadata,
+    contradictions,
+    read_metadata,
+    transform_from_record,
+    transform_of,
+)
+from vitlite.checkpoints.reader import FLOATS, WeightsFile, exists, open_weights, path_of
+from vitlite.checkpoints.resolve import ARCHITECTURE, CALLER, METADATA, OPTION, Claim, Resolved, understand
+from vitlite.checkpoints.translate import Translation
 from vitlite.config import DEFAULTS, PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError, closest, shown
-from vitlite.fingerprint import sample_of
-from vitlite.habits import CREATE, FIELDS
-from vitlite.images import Preprocess, Recipe, Unprepared
-from vitlite.model import ViT
-from vitlite.weights import stamps, zoo
-from vitlite.weights.build import LoadReport, Source, Wish, build
-from vitlite.weights.files import FLOATS, WeightsFile, exists, open_weights, path_of
-from vitlite.weights.labels import labels_of
-from vitlite.weights.locate import Location, locate, locate_record
-from vitlite.weights.resolve import ARCHITECTURE, CALLER, OPTION, SIDECAR, Claim, Resolved, understand
-from vitlite.weights.sidecar import PAIR, Sidecar, contradictions, read_sidecar, recipe_from_record, recipe_of
-from vitlite.weights.translate import Translation
+from vitlite.images.transform import Preprocess, TransformConfig, Unprepared
+from vitlite.migration import CREATE, FIELDS
+from vitlite.nn.vit import ViT
+from vitlite.zoo import registry, stamps
+from vitlite.zoo.labels import labels_of
 
 P = ParamSpec("P")
 Size = int | tuple[int, int]
@@ -182,11 +189,11 @@ def create(
     if not isinstance(weights, (str, PathLike)):
         raise ConfigError(f"weights={weights!r}: give a path, 'owner/name', None (random), or leave it out (trained).")
     if weights == "default":
-        record = zoo.find(name)
+        record = registry.find(name)
         return _open(locate_record(record), [_claim_of_record(record)], options, record)
     if name in PRESETS:
         return _open(locate(weights), _claims_of_preset(name), options)
-    record = zoo.find(name)
+    record = registry.find(name)
     return _open(locate(weights), [_claim_of_record(record, num_classes)], options, record)
 
 
@@ -217,7 +224,7 @@ def load(
         DownloadError, CheckpointError, ConfigError: as in `create`; what remains unknown is asked for by name.
     """
     path = path_of(source, "load")
-    if str(source) in zoo.NAMES and not exists(path) and "/" not in str(source):
+    if str(source) in registry.NAMES and not exists(path) and "/" not in str(source):
         raise UnknownNameError(
             f"{source!r} is a name of the zoo, not a place:", python=f"vitlite.create({str(source)!r})."
         )
@@ -228,12 +235,12 @@ def load(
 
 
 def _random(name: str, options: Options) -> ViT:
-    config = zoo.network(name)
+    config = registry.network(name)
     with torch.device(options.placed_on):
         return ViT(options.apply(config)).to(options.made_of)
 
 
-def _claim_of_record(record: zoo.Record, own_classes: int | None = None) -> Claim:
+def _claim_of_record(record: registry.Record, own_classes: int | None = None) -> Claim:
     """What a record says of its own weights; or of a fine-tune of them, which may have classes of its own."""
     return Claim(
         f"the record of {record.name} says",
@@ -256,68 +263,70 @@ def _claims_of_preset(name: str) -> list[Claim]:
 
 def claims_about(
     file: WeightsFile, folder: Path | None, config: ViTConfig | None, others: Sequence[Claim] = ()
-) -> tuple[Sidecar, list[Claim]]:
+) -> tuple[Metadata, list[Claim]]:
     """What stands beside weights, and all that is said of them: there, by others, and by the caller's config.
 
     Raises:
         CheckpointError: What stands beside them is damaged, of other weights, or names another network.
     """
-    sidecar = Sidecar() if folder is None else read_sidecar(folder, file.metadata.get(PAIR))
-    known = sidecar.library is not None
+    metadata = Metadata() if folder is None else read_metadata(folder, file.metadata.get(PAIR))
+    known = metadata.library is not None
     said = [
-        Claim(SIDECAR, sidecar.claims, knows_network=known),
-        Claim(ARCHITECTURE, sidecar.built),
-        Claim(ARCHITECTURE, sidecar.usual, firm=False),
+        Claim(METADATA, metadata.claims, knows_network=known),
+        Claim(ARCHITECTURE, metadata.built),
+        Claim(ARCHITECTURE, metadata.usual, firm=False),
         *others,
     ]
     if config is not None:
         said.append(Claim(CALLER, {field: getattr(config, field) for field in config.given}))
-    return sidecar, said
+    return metadata, said
 
 
 def _open(
     location: Location,
     claims: Sequence[Claim],
     options: Options,
-    record: zoo.Record | None = None,
+    record: registry.Record | None = None,
     config: ViTConfig | None = None,
 ) -> ViT:
     """Weights on this disk, and what others say of them -> the model, with all that belongs to it."""
     with open_weights(location.path) as file:
         sha256 = _verify(file, location)
-        sidecar, said = claims_about(file, location.sidecar, config, claims)
+        metadata, said = claims_about(file, location.metadata, config, claims)
         if options.pool:
             said.append(Claim(OPTION, {"pool": options.pool}, firm=False))
 
         translation, resolved = understand(file, said)
         wish = _wish(resolved.config, options)
-        same_classes = record is not None and _has_its_classes(record, resolved.config, sidecar, options, sha256)
+        same_classes = record is not None and _has_its_classes(record, resolved.config, metadata, options, sha256)
         if record is not None:
-            _refuse_another_fine_tune(file, sidecar, record, labels_count=same_classes and not wish.new_head)
+            _refuse_another_fine_tune(file, metadata, record, labels_count=same_classes and not wish.new_head)
 
         model, report = _fill(file, translation, resolved, wish)
 
     if wish.config.num_classes and not wish.new_head:
         model.labels, unlabelled = _labels(
-            record, sidecar, location, wish.config.num_classes, same_classes=same_classes
+            record, metadata, location, wish.config.num_classes, same_classes=same_classes
         )
         report = replace(report, unlabelled=unlabelled)
     name = record.name if record else None
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
     image_size = wish.config.size if record or options.image_size else None  # None: the file's own
-    _attach_preprocessing(model, file, record, sidecar, image_size)
+    _attach_preprocessing(model, file, record, metadata, image_size)
     model.__dict__["_sample"] = sample_of(model)  # by which `hash_of_weights` knows whether they are still the file's
     return model.eval()
 
 
-def _has_its_classes(record: zoo.Record, config: ViTConfig, sidecar: Sidecar, options: Options, sha256: str) -> bool:
+def _has_its_classes(
+    record: registry.Record, config: ViTConfig, metadata: Metadata, options: Options, sha256: str
+) -> bool:
     """Whether weights have the classes of a checkpoint, by name and order.
 
     Who says how many there are, has others; and who saved a model without labels, took them away.
     """
     if config.num_classes != record.config.num_classes:
         return False
-    took_them_away = sidecar.library == "vitlite" and not sidecar.labels
+    took_them_away = metadata.library == "vitlite" and not metadata.labels
     return sha256 == record.sha256 or (options.num_classes is None and not took_them_away)
 
 
@@ -376,15 +385,17 @@ def _refuse_other_patches(config: ViTConfig, target: ViTConfig) -> None:
         raise ConfigError(f"These weights norm patches of {config.channels} channels, so channels= cannot change.")
 
 
-def _refuse_another_fine_tune(file: WeightsFile, sidecar: Sidecar, record: zoo.Record, *, labels_count: bool) -> None:
+def _refuse_another_fine_tune(
+    file: WeightsFile, metadata: Metadata, record: registry.Record, *, labels_count: bool
+) -> None:
     """Makes sure that what stands beside the weights does not contradict the record's labels and preprocessing.
 
     Raises:
         ConfigError: It does; where they differ, up to three places.
     """
     labels = labels_of(record) if labels_count else None
-    recipe = recipe_from_record(record, record.config.size)
-    different = contradictions(sidecar, labels, recipe, record.config.patch_size)
+    transform = transform_from_record(record, record.config.size)
+    different = contradictions(metadata, labels, transform, record.config.patch_size)
     if different:
         raise ConfigError(
             f"{shown(str(file.path))} is not {record.name} as the record has it: {'; '.join(different[:3])}. For the "
@@ -395,25 +406,25 @@ def _refuse_another_fine_tune(file: WeightsFile, sidecar: Sidecar, record: zoo.R
 
 
 def _labels(
-    record: zoo.Record | None, sidecar: Sidecar, location: Location, classes: int, *, same_classes: bool
+    record: registry.Record | None, metadata: Metadata, location: Location, classes: int, *, same_classes: bool
 ) -> tuple[Sequence[str] | None, str]:
     """The record's, else those beside the file, else those of the checkpoint that it names; or none, and why."""
     labels = labels_of(record) if record and same_classes else None
-    labels = labels or sidecar.labels
-    named = zoo.ALIASES.get(sidecar.architecture or "")
-    if not labels and named is not None and zoo.RECORDS[named].repo == location.repo:
-        labels = labels_of(zoo.RECORDS[named])  # of this very repository: a fine-tune keeps the name of its origin
+    labels = labels or metadata.labels
+    named = registry.ALIASES.get(metadata.architecture or "")
+    if not labels and named is not None and registry.RECORDS[named].repo == location.repo:
+        labels = labels_of(registry.RECORDS[named])  # of this very repository: a fine-tune keeps the name of its origin
     if not labels and record and not same_classes:
         return None, f"{record.name} has {record.config.num_classes} classes, and this fine-tune {classes} of its own"
     if not labels:
-        return None, sidecar.unlabelled
+        return None, metadata.unlabelled
     if len(labels) != classes:
         return None, f"{len(labels)} classes are named, and there are {classes}"
     return labels, ""
 
 
 def _attach_preprocessing(
-    model: ViT, file: WeightsFile, record: zoo.Record | None, sidecar: Sidecar, size: tuple[int, int] | None
+    model: ViT, file: WeightsFile, record: registry.Record | None, metadata: Metadata, size: tuple[int, int] | None
 ) -> None:
     """As the record says, else as the file's own config does; without a size, at its own.
 
@@ -421,12 +432,12 @@ def _attach_preprocessing(
     """
     try:
         if record is not None and size is not None:
-            recipe: Recipe | None = recipe_from_record(record, size)
+            transform: TransformConfig | None = transform_from_record(record, size)
         else:
-            recipe = recipe_of(sidecar, size, model.config.patch_size)
+            transform = transform_of(metadata, size, model.config.patch_size)
     except ConfigError as error:
         problem = error.within(shown(str(file.path.parent)))
         model.preprocess = Unprepared(problem.text, problem.python, problem.command)
     else:
-        if recipe is not None:
-            model.preprocess = Preprocess(recipe, model)
+        if transform is not None:
+            model.preprocess = Preprocess(transform, model)

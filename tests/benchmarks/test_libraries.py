@@ -18,7 +18,7 @@ import torch
 
 from vitlite import ViT, ViTConfig, config
 from vitlite.errors import OptimizedError
-from vitlite.speed.measure import machine
+from vitlite.fast.measure import machine
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=48, depth=2, heads=4, mlp_dim=96, num_classes=7)
 BENCHMARKS = Path(libraries.__file__).parent

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitlite import ViTConfig
-from vitlite.speed.measure import difference, random_model
+from vitlite.fast.measure import difference, random_model
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=48, depth=2, heads=4, mlp_dim=96, num_classes=7)
 

@@ -6,7 +6,7 @@ from commands import Run
 from PIL import Image
 
 import vitlite
-from vitlite.draw import attention_distances, patch_filters
+from vitlite.plots import attention_distances, patch_filters
 
 
 def size_of(path: Path) -> tuple[int, int]:

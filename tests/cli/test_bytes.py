@@ -9,7 +9,7 @@ import torch
 from commands import Run
 
 from vitlite.cli import options
-from vitlite.speed.int8 import bytes_are_right
+from vitlite.fast.int8 import bytes_are_right
 
 
 @pytest.mark.skipif(not bytes_are_right(torch.float32), reason="no products of bytes on this CPU")

@@ -64,12 +64,12 @@ def test_like_brings_labels_and_preprocessing(run: Run, shared: Path, tmp_path: 
 def test_a_crop_that_moves_by_a_pixel_may_be_accepted(run: Run, tmp_path: Path) -> None:
     vitlite.create("vit_nano_4.cifar10", image_size=64).save(tmp_path / "ours")
     words = ("convert", tmp_path / "ours", tmp_path / "hf", "--to", "transformers")
-    assert vitlite.load(tmp_path / "ours").preprocess.recipe.margin == "nearest"
+    assert vitlite.load(tmp_path / "ours").preprocess.transform.margin == "nearest"
     refused = run(*words)
     code, out, err = run(*words, "--margin", "down")
     assert (code, err) == (0, "")
     assert "half of an odd margin is rounded down, which moves the crop of some pictures by a pixel" in out
-    assert vitlite.load(tmp_path / "hf").preprocess.recipe.margin == "down"
+    assert vitlite.load(tmp_path / "hf").preprocess.transform.margin == "down"
     assert type(transformers.AutoImageProcessor.from_pretrained(tmp_path / "hf")).__name__.endswith("ImageProcessor")
     assert refused[0] == 1
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from commands import Run
 
-from vitlite.weights import zoo
+from vitlite.zoo import registry
 
 
 def test_download_and_verify(run: Run, tmp_path: Path, model: Path) -> None:
@@ -18,11 +18,11 @@ def test_download_and_verify(run: Run, tmp_path: Path, model: Path) -> None:
 
 
 def test_verify_knows_what_comes_with_vitlite(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = zoo.find("vit_nano_4")
+    record = registry.find("vit_nano_4")
     code, out, _ = run("verify", "vit_nano_4")
-    assert (code, out) == (0, f"vit_nano_4: good, sha256 {record.sha256} (record), {zoo.DATA / record.file}\n")
+    assert (code, out) == (0, f"vit_nano_4: good, sha256 {record.sha256} (record), {registry.DATA / record.file}\n")
     (tmp_path / record.file).write_bytes(b"rotten")
-    monkeypatch.setattr(zoo, "DATA", tmp_path)
+    monkeypatch.setattr(registry, "DATA", tmp_path)
     code, out, _ = run("verify", "vit_nano_4")
     assert code == 1
     assert f"expected hash {record.sha256}" in out
@@ -31,7 +31,7 @@ def test_verify_knows_what_comes_with_vitlite(run: Run, tmp_path: Path, monkeypa
 def test_download_from_a_hub(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from server import Hub
 
-    record = zoo.find("vit_small_8.dino")
+    record = registry.find("vit_small_8.dino")
     with Hub() as hub:
         first = hub.publish(record.repo, model_safetensors=b"some bytes")
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -58,7 +58,7 @@ def test_a_bad_pin_is_said_and_mended(run: Run, tmp_path: Path, monkeypatch: pyt
     """By the command that the error names, and without standing in the way of other models."""
     from server import Hub
 
-    bad, good = zoo.find("vit_small_8.dino"), zoo.find("vit_small_16.dino")
+    bad, good = registry.find("vit_small_8.dino"), registry.find("vit_small_16.dino")
     with Hub() as hub:
         for record in (bad, good):
             hub.publish(record.repo, model_safetensors=record.name.encode())
@@ -81,7 +81,7 @@ def test_a_bad_pin_is_said_and_mended(run: Run, tmp_path: Path, monkeypatch: pyt
 def test_a_wrong_pin_costs_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from server import Hub
 
-    record = zoo.find("vit_small_8.dino")
+    record = registry.find("vit_small_8.dino")
     with Hub() as hub:
         hub.publish(record.repo, model_safetensors=b"some bytes")
         monkeypatch.setenv("HF_ENDPOINT", hub.url)

@@ -10,8 +10,8 @@ import torch
 from commands import Run
 
 import vitlite
-from vitlite.bulk import jobs, sources
 from vitlite.cli.main import main
+from vitlite.cluster import jobs, sources
 
 
 def test_without_ray_the_error_names_the_extra(

@@ -15,8 +15,8 @@ from tiny_run import CONFIG, new_model, small_cifar10, stripes_in_folders
 from vitlite import ViT, ViTConfig
 from vitlite.cli import eval as eval_command
 from vitlite.cli.main import main
-from vitlite.draw import draw_confusion
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess, TransformConfig
+from vitlite.plots import draw_confusion
 from vitlite.training.split import write_split
 
 PHOTOS = Path(__file__).parents[2] / "examples" / "photos"
@@ -150,7 +150,9 @@ def test_folders_in_the_order_of_the_labels(photos: Path, tmp_path: Path, capsys
     (photos / "horse").rename(photos / "n02")
     (photos / "cat").rename(photos / "n01")
     model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=2))
-    recipe = Recipe(size=(16, 16), resize=(16, 16), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+    recipe = TransformConfig(
+        size=(16, 16), resize=(16, 16), mode="squash", interpolation="bicubic", mean=(0.5,), std=(0.5,)
+    )
     model.labels, model.preprocess = ("tabby", "missile"), Preprocess(recipe, model)
     model.save(tmp_path / "model")
     command = ["eval", str(photos), "--model", str(tmp_path / "model")]

@@ -9,7 +9,7 @@ from commands import Run
 from server import Hub
 
 import vitlite
-from vitlite.weights import zoo
+from vitlite.zoo import registry
 
 
 def test_list(run: Run) -> None:
@@ -20,8 +20,8 @@ def test_list(run: Run) -> None:
         "vit_small_8.dino      -  apache-2.0  87 MB   22.4  224 px\n"
     )
     names = [row["name"] for row in json.loads(run("list", "--json")[1])]
-    assert names == sorted(zoo.RECORDS, key=names.index)
-    assert len(names) == len(zoo.RECORDS)
+    assert names == sorted(registry.RECORDS, key=names.index)
+    assert len(names) == len(registry.RECORDS)
     assert "vit_base_16 is vit_base_16.augreg2_in21k_ft_in1k" in run("list", "vit_base_16*")[1]
     code, _, err = run("list", "vit_smoll")
     assert code == 1
@@ -73,14 +73,14 @@ def test_list_by_what_models_are_good_for(run: Run) -> None:
     assert "vit_base_16.mae" in features
     assert "vit_base_16.augreg2_in21k_ft_in1k" not in features
     free = names(run("list", "free")[1])
-    licences = {zoo.RECORDS[name].license for name in free}
+    licences = {registry.RECORDS[name].license for name in free}
     assert licences == {"apache-2.0", "mit"}
     assert names(run("list", "VIT_BASE_16")[1]) == names(run("list", "vit_base_16")[1])
 
 
 @pytest.mark.parametrize(("sort", "key"), [("top1", -1), ("time", 1), ("size", 1)])
 def test_list_sorted(run: Run, sort: str, key: int) -> None:
-    records = [zoo.RECORDS[name] for name in names(run("list", "classification", "--sort", sort)[1])]
+    records = [registry.RECORDS[name] for name in names(run("list", "classification", "--sort", sort)[1])]
     values = {"top1": [r.top1 or 0 for r in records], "time": [r.gmacs for r in records]}.get(
         sort, [r.params for r in records]
     )
@@ -107,7 +107,7 @@ def test_info_of_a_folder_and_a_file(run: Run, model: Path, tmp_path: Path) -> N
 
 
 def test_info_of_a_file_that_does_not_tell_all(run: Run, tmp_path: Path) -> None:
-    path = shutil.copy(zoo.DATA / "vit_nano_4.cifar10.safetensors", tmp_path / "bare.safetensors")
+    path = shutil.copy(registry.DATA / "vit_nano_4.cifar10.safetensors", tmp_path / "bare.safetensors")
     code, _, err = run("info", path)
     assert code == 1
     assert "In the zoo, tensors of these names and shapes are those of vit_nano_4.cifar10. Which" in err

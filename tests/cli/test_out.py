@@ -211,7 +211,11 @@ WRITING = ["attention", "positions", "bench", "embed", "export", "convert", "con
 
 
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("vitlite.cli.options.create_or_load", "vitlite.convert.convert", "vitlite.cli.bench._measure"):
+    for name in (
+        "vitlite.cli.options.create_or_load",
+        "vitlite.checkpoints.convert.convert",
+        "vitlite.cli.bench._measure",
+    ):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("work was done"))
 
 

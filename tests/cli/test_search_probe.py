@@ -11,8 +11,8 @@ from commands import Run
 from PIL import Image
 
 import vitlite
-from vitlite.vectors.search import search
-from vitlite.vectors.store import open_vectors
+from vitlite.retrieval.search import search
+from vitlite.retrieval.store import open_vectors
 
 
 @pytest.fixture

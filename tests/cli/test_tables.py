@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from commands import on_a_terminal
 
-from vitlite.weights import zoo
+from vitlite.zoo import registry
 
 
 def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = on_a_terminal(monkeypatch, "list", "vit_tiny", columns=60)
     rows = [line for line in shown.splitlines() if "vit_tiny_16." in line and not line.startswith("*")]
-    assert len(rows) == sum(record.preset == "vit_tiny_16" for record in zoo.RECORDS.values())
+    assert len(rows) == sum(record.preset == "vit_tiny_16" for record in registry.RECORDS.values())
     assert max(map(len, rows)) <= 60
     assert "licence" not in shown
     assert "\033[1m" in shown

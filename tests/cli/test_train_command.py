@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image, ImageDraw
-from tiny_run import CONFIG, RECIPE, new_model, small_cifar10, stop, stripes_in_folders
+from tiny_run import CONFIG, TRANSFORM, new_model, small_cifar10, stop, stripes_in_folders
 
 from vitlite import ViT, load
 from vitlite.cli import eval as eval_command
@@ -28,7 +28,7 @@ from vitlite.config import PRESETS
 from vitlite.images import Preprocess
 from vitlite.training import read_cifar10
 from vitlite.training.run import STATE
-from vitlite.weights import zoo
+from vitlite.zoo import registry
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_cifar10_is_prepared_as_predict_does_it(tmp_path, monkeypatch):
     monkeypatch.setattr(eval_command, "measure", lambda model, data, **_: (seen.append(data), stop(None)))
     folder, model, row = small_cifar10(tmp_path / "data"), new_model(CONFIG.replace(image_size=32)), torch.tensor([3])
     for resize, name in (((35, 35), "cropped"), ((32, 32), "whole")):
-        model.preprocess = Preprocess(replace(RECIPE, size=(32, 32), resize=resize), model)
+        model.preprocess = Preprocess(replace(TRANSFORM, size=(32, 32), resize=resize), model)
         model.save(tmp_path / name)
         assert main(f"train {folder} --model {tmp_path / name} --epochs 1 --out {tmp_path / 'run'}".split()) == 1
         assert main(f"eval {folder} --model {tmp_path / name}".split()) == 1  # killed once the pictures are there
@@ -230,16 +230,16 @@ def test_what_training_begins_with(tmp_path):
         return train_command._model(Namespace(**defaults | options), 2)
 
     fresh = model(size=16, drop_path=0.1)
-    assert fresh.preprocess.recipe.std == (0.2470, 0.2435, 0.2616)  # the zoo's for this name
+    assert fresh.preprocess.transform.std == (0.2470, 0.2435, 0.2616)  # the zoo's for this name
     assert fresh.preprocess.model is fresh
     assert (fresh.config.drop_path, fresh.config.size) == (0.1, (16, 16))
-    assert model(model="vit_small_14", size=14).preprocess.recipe.mean == (0.5, 0.5, 0.5)  # no default in the zoo
+    assert model(model="vit_small_14", size=14).preprocess.transform.mean == (0.5, 0.5, 0.5)  # no default in the zoo
     trained = new_model()
     trained.head.bias.data.fill_(3)
     trained.labels = ("a", "b")
     trained.save(tmp_path / "model")
     again = model(model=str(tmp_path / "model"), weights=None)
-    assert again.preprocess.recipe == RECIPE
+    assert again.preprocess.transform == TRANSFORM
     assert again.head.bias.tolist() == [3, 3]
     embedded = model(weights=None)
     assert embedded.source.verified == "record"
@@ -251,10 +251,10 @@ def test_what_training_begins_with(tmp_path):
     deep.save(tmp_path / "deep")
     assert model(model=str(tmp_path / "deep"), weights=None).config.drop_path == 0.1  # a model keeps its own
     assert model(model=str(tmp_path / "deep"), weights=None, drop_path=0.0).config.drop_path == 0
-    file = str(zoo.DATA / "vit_nano_4.cifar10.safetensors")
+    file = str(registry.DATA / "vit_nano_4.cifar10.safetensors")
     other = model(model="vit_nano_4.cifar10", weights=file)
     assert torch.equal(other.blocks[0].mlp.fc1.weight, embedded.blocks[0].mlp.fc1.weight)
-    assert other.preprocess.recipe == embedded.preprocess.recipe
+    assert other.preprocess.transform == embedded.preprocess.transform
 
 
 def test_weights_without_preprocessing_get_none_of_another(folders, tmp_path, capsys):

@@ -31,9 +31,9 @@ pytestmark = [
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from vitlite.bulk.jobs import Actors, classify_pictures, embed_pictures  # noqa: E402
-from vitlite.bulk.ray import Classifier, Embedder  # noqa: E402
-from vitlite.bulk.sources import find_pictures  # noqa: E402
+from vitlite.cluster.jobs import Actors, classify_pictures, embed_pictures  # noqa: E402
+from vitlite.cluster.ray import Classifier, Embedder  # noqa: E402
+from vitlite.cluster.sources import find_pictures  # noqa: E402
 
 COUNT = 300
 BROKEN = "0005.png"
@@ -137,7 +137,7 @@ def slow_job(cluster: Cluster, model: Path, pictures: Path, out: Path, notes: Pa
     code = f"""
 import os, sys, time
 import ray
-from vitlite.bulk import jobs
+from vitlite.cluster import jobs
 from pathlib import Path
 from vitlite.cli.main import main
 

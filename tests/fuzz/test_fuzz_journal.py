@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from vitlite.bulk.journal import Journal, Picture
 from vitlite.errors import InputError
+from vitlite.inference.journal import Journal, Picture
 
 CASES = int(os.environ.get("VITLITE_FUZZ", "50"))
 RUN = {"sha256": "ab", "dtype": None}

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vitlite.decode import FORMATS, read_image
 from vitlite.errors import ConfigError, ImageError
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess, TransformConfig
+from vitlite.images.decode import FORMATS, read_image
 
 CASES = settings(
     max_examples=int(os.environ.get("VITLITE_FUZZ", "50")),
@@ -162,12 +162,12 @@ PICTURE = np.random.default_rng(0).integers(0, 256, (13, 21, 3), dtype=np.uint8)
 
 @CASES
 @given(recipes, st.sets(st.sampled_from(sorted(good)), max_size=6))
-def test_any_values_as_a_recipe(fields: dict[str, object], kept: set[str]) -> None:
+def test_any_values_as_a_transform(fields: dict[str, object], kept: set[str]) -> None:
     fields = fields | {name: good[name] for name in kept}
     try:
-        recipe = Recipe(**fields)  # type: ignore[arg-type]
+        recipe = TransformConfig(**fields)  # type: ignore[arg-type]
     except ConfigError as error:
-        assert str(error).startswith("Recipe: ")  # noqa: PT017
+        assert str(error).startswith("TransformConfig: ")  # noqa: PT017
         assert len(str(error)) < 1000  # noqa: PT017
         return
     hash(recipe)

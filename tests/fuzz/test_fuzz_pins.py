@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from vitlite.errors import DownloadError
-from vitlite.weights.pins import Pin, pin_path, read_pin
-from vitlite.weights.remote import COMMIT, SHA256, is_path, is_repo
+from vitlite.zoo.pins import Pin, pin_path, read_pin
+from vitlite.zoo.remote import COMMIT, SHA256, is_path, is_repo
 
 CASES = settings(
     max_examples=int(os.environ.get("VITLITE_FUZZ", "50")),

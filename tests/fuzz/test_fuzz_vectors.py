@@ -16,9 +16,9 @@ from models import tiny_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from vitlite.bulk.local import identity_of
 from vitlite.errors import VitliteError
-from vitlite.vectors import nearest, open_vectors
+from vitlite.inference.embed import identity_of
+from vitlite.retrieval import nearest, open_vectors
 
 ROWS, WIDTH = 5, 16
 METADATA = "__metadata__"

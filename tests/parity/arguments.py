@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, create, load
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.weights import zoo
-from vitlite.weights.labels import labels_of
+from vitlite.zoo import registry
+from vitlite.zoo.labels import labels_of
 
 EQUAL = 1e-5
 REFUSALS = (RuntimeError, ValueError)
-CHECKPOINT = zoo.find("vit_test_16")  # the smallest there is: all models are of its sizes
+CHECKPOINT = registry.find("vit_test_16")  # the smallest there is: all models are of its sizes
 SIZES = CHECKPOINT.config
 
 

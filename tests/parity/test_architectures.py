@@ -10,9 +10,9 @@ from peers import timm
 from references import distance, spread
 
 from vitlite import load
+from vitlite.checkpoints.formats.timm import ARCHITECTURES
+from vitlite.checkpoints.metadata import read_metadata
 from vitlite.errors import CheckpointError
-from vitlite.weights.sidecar import read_sidecar
-from vitlite.weights.sidecar.timm import ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "examples" / "maintain"))
@@ -59,5 +59,5 @@ def test_so_does_one_that_is_loaded_at_another_size(name: str, tmp_path: Path) -
 def test_every_other_name_is_refused_and_computed_otherwise(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(f'{{"architecture": "{name}"}}')
     with pytest.raises(CheckpointError, match=rf"its architecture, {name}, is none of timm's that vitlite computes"):
-        read_sidecar(tmp_path)
+        read_metadata(tmp_path)
     assert timm_architectures.architecture_of(name) is None, "it is computed: write the table anew"

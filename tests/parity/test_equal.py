@@ -14,9 +14,9 @@ from references import REFERENCES, SIZES, Reference, distance, spread
 from torch import Tensor
 
 from vitlite.config import ViTConfig
-from vitlite.model import Attention, ViT
-from vitlite.positions import PositionTables, resample_positions, rotation_angles
-from vitlite.stem import StandardConv, Unit
+from vitlite.nn.positions import PositionTables, resample_positions, rotation_angles
+from vitlite.nn.stem import StandardConv, Unit
+from vitlite.nn.vit import Attention, ViT
 
 LOGITS, LAYERS, GRADIENTS, TABLES = 1e-5, 1e-5, 5e-5, 1e-6
 

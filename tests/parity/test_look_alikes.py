@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vitlite import ViT, ViTConfig, load
+from vitlite.checkpoints.formats.timm import ARCHITECTURES
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.weights.sidecar.timm import ARCHITECTURES
 
 # Of all modules of timm those in which a network has such names; beside the hybrids', whose stems tell them apart.
 MODULES = ("beit", "deit", "eva", "vision_transformer", "vision_transformer_relpos")

@@ -11,7 +11,7 @@ from test_equal import LOGITS, TABLE_OF, TABLES, pair, pictures
 from torch import Tensor, nn
 
 import vitlite
-from vitlite.positions import resample_positions
+from vitlite.nn.positions import resample_positions
 
 SIDES = [*range(1, 12), 25]
 NARROW = [(1, n) for n in SIDES] + [(n, 1) for n in SIDES]

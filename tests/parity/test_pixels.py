@@ -16,12 +16,12 @@ from peers import timm, torchvision, transformers
 from PIL import Image
 
 from vitlite import ViT
+from vitlite.checkpoints.metadata import transform_from_record, transform_from_timm, transform_from_transformers
 from vitlite.config import preset
 from vitlite.errors import ConfigError, ImageError
-from vitlite.images import Preprocess, Recipe
-from vitlite.weights import zoo
-from vitlite.weights.labels import labels_of
-from vitlite.weights.sidecar import recipe_from_record, recipe_from_timm, recipe_from_transformers
+from vitlite.images import Preprocess, TransformConfig
+from vitlite.zoo import registry
+from vitlite.zoo.labels import labels_of
 
 PHOTOS = sorted((Path(__file__).parents[2] / "examples" / "photos").glob("*.[jp][pn]g"))
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -49,7 +49,7 @@ def test_timm(size, crop_pct, crop_mode):
     for interpolation in ("bicubic", "bilinear"):
         config = {"crop_pct": crop_pct, "crop_mode": crop_mode, "interpolation": interpolation, **IMAGENET}
         theirs = timm.data.create_transform(input_size=(3, *size), **config)
-        assert levels_apart(recipe_from_timm(config, size), theirs) == 0
+        assert levels_apart(transform_from_timm(config, size), theirs) == 0
 
 
 @pytest.mark.parametrize(("crop", "resize"), [(224, 256), (224, 242), (224, 224), (384, 384), (512, 512), (518, 518)])
@@ -59,7 +59,7 @@ def test_torchvision(crop, resize):
         theirs = torchvision.transforms._presets.ImageClassification(
             crop_size=crop, resize_size=resize, interpolation=interpolation
         )
-        recipe = Recipe(size=(crop,) * 2, resize=(resize,) * 2, mode="center", interpolation=name, **IMAGENET)
+        recipe = TransformConfig(size=(crop,) * 2, resize=(resize,) * 2, mode="center", interpolation=name, **IMAGENET)
         assert levels_apart(recipe, theirs) == 0
 
 
@@ -92,7 +92,7 @@ def test_transformers(name, options):
     pillow = getattr(__import__(f"{pillow.__name__}.image_processing_pil_{family}", fromlist=["x"]), f"{name}Pil")
     for kind, most in ((pillow, 0), (getattr(transformers, name), 1)):
         processor = kind(**options)
-        recipe = recipe_from_transformers(processor.to_dict())
+        recipe = transform_from_transformers(processor.to_dict())
 
         def theirs(image, processor=processor):
             return torch.as_tensor(np.asarray(processor(image, return_tensors="pt")["pixel_values"][0]))
@@ -111,18 +111,18 @@ def test_a_size_of_one_number_is_what_the_config_says_of_it(name, square):
         "do_center_crop": True, "crop_size": 24, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.25] * 3,
     }  # fmt: skip
     processor = kind.from_dict(config)
-    recipe = recipe_from_transformers(config)
+    recipe = transform_from_transformers(config)
     assert recipe.mode == ("squash" if square else "center")
     assert levels_apart(recipe, lambda image: torch.as_tensor(processor(image)["pixel_values"][0])) == 0
     with pytest.raises(ConfigError, match="use_square_size"):
-        recipe_from_transformers(config | {"use_square_size": True})
+        transform_from_transformers(config | {"use_square_size": True})
 
 
 @pytest.mark.parametrize("options", [{}, {"do_normalize": False}, {"size": {"height": 96, "width": 160}}])
 def test_dinov3_s_processor(options):
     """It resizes numbers that are not rounded: with weights that are never negative, less than a grey level apart."""
     processor = transformers.DINOv3ViTImageProcessor(**options)
-    recipe = recipe_from_transformers(processor.to_dict())
+    recipe = transform_from_transformers(processor.to_dict())
     assert levels_apart(recipe, lambda image: processor(image, return_tensors="pt")["pixel_values"][0]) <= 1
 
 
@@ -130,7 +130,7 @@ def test_dinov3_s_processor(options):
 def test_what_dinov3_s_processor_does_otherwise_than_the_others_is_refused(option, value):
     config = transformers.DINOv3ViTImageProcessor(**{option: value}).to_dict()
     with pytest.raises(ConfigError, match=f"The preprocessing config has {option} {value}, which is not understood"):
-        recipe_from_transformers(config)
+        transform_from_transformers(config)
 
 
 def test_answers(shared):
@@ -138,12 +138,12 @@ def test_answers(shared):
     from safetensors.torch import load_file
 
     weights = load_file(shared / "weights" / "deit_tiny_16.timm.safetensors")
-    record = zoo.find("deit_tiny_patch16_224.fb_in1k")
+    record = registry.find("deit_tiny_patch16_224.fb_in1k")
     ours, theirs = ViT(preset("vit_tiny_16")).eval(), timm.create_model("deit_tiny_patch16_224").eval()
     ours.load_state_dict(weights)
     theirs.load_state_dict(weights)
     ours.labels = labels_of(record)
-    ours.preprocess = Preprocess(recipe_from_record(record, (224, 224)), ours)
+    ours.preprocess = Preprocess(transform_from_record(record, (224, 224)), ours)
     transform = timm.data.create_transform(**timm.data.resolve_data_config(model=theirs))
     for path in sorted((shared / "photos").iterdir()):
         with Image.open(path) as image, torch.no_grad():
@@ -176,7 +176,7 @@ def test_timm_with_any_recipe_and_picture(across_first, height, width, size, sha
     config = {"crop_pct": share, "crop_mode": mode, "interpolation": interpolation, **IMAGENET}
     image = noise(height, width, height * 301 + width)
     theirs = timm.data.create_transform(input_size=(3, *size), **config, normalize=False)(image)
-    assert torch.equal(pixels_of(recipe_from_timm(config, size), image), theirs)
+    assert torch.equal(pixels_of(transform_from_timm(config, size), image), theirs)
 
 
 @ANY
@@ -187,7 +187,9 @@ def test_torchvision_with_any_recipe_and_picture(across_first, height, width, cr
     theirs = transforms.Compose(
         [transforms.Resize(crop + more, interpolation=kind), transforms.CenterCrop(crop), transforms.PILToTensor()]
     )
-    recipe = Recipe(size=(crop,) * 2, resize=(crop + more,) * 2, mode="center", interpolation=interpolation, **IMAGENET)
+    recipe = TransformConfig(
+        size=(crop,) * 2, resize=(crop + more,) * 2, mode="center", interpolation=interpolation, **IMAGENET
+    )
     image = noise(height, width, height * 301 + width)
     assert torch.equal(pixels_of(recipe, image), theirs(image))
 
@@ -212,17 +214,17 @@ def test_transformers_with_any_recipe_and_picture(across_first, height, width, c
     )
     image = noise(height, width, height * 301 + width)
     theirs = torch.as_tensor(np.asarray(processor(image, return_tensors="np")["pixel_values"][0]))
-    recipe = recipe_from_transformers(processor.to_dict())
+    recipe = transform_from_transformers(processor.to_dict())
     assert torch.equal(pixels_of(recipe, image), theirs.to(torch.uint8))
 
 
 def test_a_crop_larger_than_the_picture_before_it_is_refused():
     """timm and transformers fill what is missing with black."""
     with pytest.raises(ConfigError, match=r"a crop of \(32, 32\) does not fit in a picture resized to \(29, 29\)"):
-        recipe_from_timm({"crop_pct": 1.1, "interpolation": "bicubic", **IMAGENET}, (32, 32))
+        transform_from_timm({"crop_pct": 1.1, "interpolation": "bicubic", **IMAGENET}, (32, 32))
     config = {"image_processor_type": "CLIPImageProcessor", "resample": 3, "image_mean": [0.5], "image_std": [0.5]}
     with pytest.raises(ConfigError, match=r"a crop of \(32, 32\) does not fit in a picture resized to \(24, 24\)"):
-        recipe_from_transformers(config | {"size": {"shortest_edge": 24}, "crop_size": {"height": 32, "width": 32}})
+        transform_from_transformers(config | {"size": {"shortest_edge": 24}, "crop_size": {"height": 32, "width": 32}})
 
 
 def test_torchvision_s_transforms_run_where_they_are_set():

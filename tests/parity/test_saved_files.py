@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, load
-from vitlite.convert import convert
+from vitlite.checkpoints.convert import convert
+from vitlite.checkpoints.formats.transformers import DEPTH, FAMILIES, HEAD_WIDTH, TOWERS
+from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.weights.layouts import LAYOUTS, to_their_names
-from vitlite.weights.sidecar.transformers import DEPTH, FAMILIES, HEAD_WIDTH, TOWERS
 
 LOGITS = 1e-5
 
@@ -690,7 +690,7 @@ def test_a_folder_of_timm(tmp_path: Path) -> None:
         assert distance(ours(images(ours.config)), theirs(images(ours.config))) < LOGITS
     assert ours.config.pool == "mean"
     assert ours.labels == ("ant", "bee", "cow")
-    assert ours.preprocess.recipe.size == (32, 32)
+    assert ours.preprocess.transform.size == (32, 32)
 
 
 def test_meta_names_of_deit_iii_and_headless_files(tmp_path: Path) -> None:

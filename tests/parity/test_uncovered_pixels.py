@@ -19,9 +19,9 @@ from references import spread
 from torch import Tensor
 
 from vitlite import VitliteError, create, load
-from vitlite.convert import convert
-from vitlite.weights import zoo
-from vitlite.weights.sidecar import contradictions, read_sidecar, recipe_from_record
+from vitlite.checkpoints.convert import convert
+from vitlite.checkpoints.metadata import contradictions, read_metadata, transform_from_record
+from vitlite.zoo import registry
 
 PHOTO = Path(__file__).parents[2] / "examples" / "photos" / "chelsea.png"
 SIDE, PATCH = 45, 14  # three patches and three pixels
@@ -69,7 +69,7 @@ def test_what_is_saved_prepares_pictures_as_before(write: Callable[[Path], Answe
     ours = load(tmp_path / "theirs")
     ours.save(tmp_path / "ours")
     again = load(tmp_path / "ours")
-    assert again.preprocess.recipe == ours.preprocess.recipe
+    assert again.preprocess.transform == ours.preprocess.transform
     assert torch.equal(again.preprocess(PHOTO), ours.preprocess(PHOTO))
     assert "architecture" not in json.loads((tmp_path / "ours" / "config.json").read_text())  # timm has no words for it
 
@@ -84,9 +84,9 @@ def test_what_other_libraries_have_no_word_for_is_refused(to: str, tmp_path: Pat
 
 def test_another_size_is_cut_as_ever(tmp_path: Path) -> None:
     of_timm(tmp_path)
-    recipe = load(tmp_path, image_size=56).preprocess.recipe
+    recipe = load(tmp_path, image_size=56).preprocess.transform
     assert (recipe.size, recipe.resize, recipe.cut) == ((56, 56), (62, 62), None)
-    recipe = load(tmp_path).preprocess.recipe
+    recipe = load(tmp_path).preprocess.transform
     assert recipe.scaled(recipe.size) == recipe
     assert recipe.scaled((56, 56)).resize == (62, 62)
 
@@ -99,9 +99,9 @@ def test_padding_up_to_whole_patches_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tag", ["siglip_webli_384", "siglip_gap_webli_384"])
 def test_the_zoo_s_own(tag: str) -> None:
-    record = zoo.find(f"vit_so400m_14.{tag}")
+    record = registry.find(f"vit_so400m_14.{tag}")
     assert (record.pixels, record.config.image_size) == (384, 378)
-    recipe = recipe_from_record(record, (378, 378))
+    recipe = transform_from_record(record, (378, 378))
     assert (recipe.cut, recipe.resize) == ((384, 384), (int(384 / record.crop_pct),) * 2)
     crop = recipe.crop(500, 700)
     assert (crop.top, crop.left, crop.rows) == (
@@ -113,13 +113,16 @@ def test_the_zoo_s_own(tag: str) -> None:
 
 def test_a_folder_of_the_zoo_s_own_pictures_is_no_contradiction(tmp_path: Path) -> None:
     """Of the very checkpoint, timm's own config.json says what the record says."""
-    record = zoo.find("vit_so400m_14.siglip_webli_384")
+    record = registry.find("vit_so400m_14.siglip_webli_384")
     card = timm.models.get_pretrained_cfg(record.alias).to_dict()
     config = {"architecture": "vit_so400m_patch14_siglip_384", "num_classes": 0, "pretrained_cfg": card}
     (tmp_path / "config.json").write_text(json.dumps(config, default=str))
-    sidecar = read_sidecar(tmp_path)
-    assert sidecar.usual["image_size"] == 378
-    assert contradictions(sidecar, None, recipe_from_record(record, record.config.size), record.config.patch_size) == []
+    metadata = read_metadata(tmp_path)
+    assert metadata.usual["image_size"] == 378
+    assert (
+        contradictions(metadata, None, transform_from_record(record, record.config.size), record.config.patch_size)
+        == []
+    )
 
 
 @pytest.mark.parametrize("changes", [{"input_size": (3, 64, 64)}, {}])
@@ -141,9 +144,9 @@ def test_pictures_for_a_model_that_takes_any_size(changes: dict[str, Any], tmp_p
 def test_a_recipe_of_another_size_than_the_network_s_is_none_of_timm_s(tmp_path: Path) -> None:
     """Its config.json has one size for both."""
     model = create("vit_nano_4.cifar10")
-    model.preprocess = replace(model.preprocess.recipe, size=(64, 64), resize=(64, 64))
+    model.preprocess = replace(model.preprocess.transform, size=(64, 64), resize=(64, 64))
     model.save(tmp_path / "ours")
     assert "architecture" not in json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert load(tmp_path / "ours").preprocess.recipe.size == (64, 64)
+    assert load(tmp_path / "ours").preprocess.transform.size == (64, 64)
     with pytest.raises(VitliteError, match="a model that prepares pictures so"):
         convert(tmp_path / "ours", tmp_path / "theirs", "timm")

@@ -16,27 +16,27 @@ from peers import timm, transformers
 from PIL import Image
 from torch import Tensor
 
-from vitlite.errors import CheckpointError
-from vitlite.images import Preprocess, Recipe
-from vitlite.weights.sidecar import (
-    read_sidecar,
-    recipe_of,
-    recipe_to_timm,
-    sidecar_content,
-    sidecar_contents_for_transformers,
+from vitlite.checkpoints.metadata import (
+    metadata_content,
+    metadata_contents_for_transformers,
+    read_metadata,
+    transform_of,
+    transform_to_timm,
 )
+from vitlite.errors import CheckpointError
+from vitlite.images import Preprocess, TransformConfig
 
 SIDES = st.integers(1, 120)
 
 
 @st.composite
-def recipes(draw: Any) -> Recipe:
+def recipes(draw: Any) -> TransformConfig:
     height, width = draw(st.integers(2, 6)) * 8, draw(st.integers(2, 6)) * 8
     if draw(st.booleans()):
         width = height
     more = draw(st.tuples(st.integers(0, 13), st.integers(0, 13)) | st.integers(0, 13).map(lambda both: (both, both)))
     mean = draw(st.sampled_from([(0.5, 0.4, 0.3), (0.0, 0.1, 0.2), (0.5,)]))
-    return Recipe(
+    return TransformConfig(
         size=(height, width),
         resize=(height + more[0], width + more[1]),
         mode=draw(st.sampled_from(["center", "squash"])),
@@ -53,24 +53,24 @@ def noise(height: int, width: int) -> Image.Image:
     return Image.fromarray(levels)
 
 
-def prepared(recipe: Recipe, picture: Image.Image) -> Tensor:
+def prepared(recipe: TransformConfig, picture: Image.Image) -> Tensor:
     config = SimpleNamespace(channels=3)
     return Preprocess(recipe, SimpleNamespace(config=config, device=torch.device("cpu"), dtype=torch.float32))(picture)
 
 
 ANY = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-ODD = Recipe(size=(32, 32), resize=(35, 35), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+ODD = TransformConfig(size=(32, 32), resize=(35, 35), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
 
 
 @ANY
-@given(recipe=recipes(), height=SIDES, width=SIDES)
+@given(transform=recipes(), height=SIDES, width=SIDES)
 def test_timm_prepares_what_was_written_for_it_so(
-    recipe: Recipe, height: int, width: int, across_first: None, tmp_path: Path
+    recipe: TransformConfig, height: int, width: int, across_first: None, tmp_path: Path
 ) -> None:
-    content = json.loads(json.dumps(sidecar_content(TINY.replace(image_size=recipe.size), None, recipe)))
-    assert ("pretrained_cfg" in content) == (recipe_to_timm(recipe) is not None)
+    content = json.loads(json.dumps(metadata_content(TINY.replace(image_size=recipe.size), None, recipe)))
+    assert ("pretrained_cfg" in content) == (transform_to_timm(recipe) is not None)
     (tmp_path / "config.json").write_text(json.dumps(content))
-    assert recipe_of(read_sidecar(tmp_path), None) == recipe
+    assert transform_of(read_metadata(tmp_path), None) == recipe
     if "pretrained_cfg" not in content:
         return
     picture = noise(height, width)
@@ -79,18 +79,18 @@ def test_timm_prepares_what_was_written_for_it_so(
     assert torch.allclose(timm.data.create_transform(**data)(picture)[None], ours, atol=1e-4)
     del content["vitlite"]
     (tmp_path / "config.json").write_text(json.dumps(content))
-    back = recipe_of(read_sidecar(tmp_path), None)
+    back = transform_of(read_metadata(tmp_path), None)
     assert back is not None
     assert torch.allclose(prepared(back, picture), ours, atol=1e-4)
 
 
 @ANY
-@given(recipe=recipes(), height=SIDES, width=SIDES)
+@given(transform=recipes(), height=SIDES, width=SIDES)
 def test_transformers_prepares_what_was_written_for_it_so(
-    recipe: Recipe, height: int, width: int, across_first: None, tmp_path: Path
+    recipe: TransformConfig, height: int, width: int, across_first: None, tmp_path: Path
 ) -> None:
     try:
-        contents = sidecar_contents_for_transformers(TINY.replace(image_size=recipe.size), None, recipe)
+        contents = metadata_contents_for_transformers(TINY.replace(image_size=recipe.size), None, recipe)
     except CheckpointError:
         assert recipe.mode == "center" or recipe.margin == "nearest"
         return
@@ -104,7 +104,7 @@ def test_transformers_prepares_what_was_written_for_it_so(
     ours = prepared(recipe, picture)
     theirs = torch.as_tensor(np.asarray(processor(picture, return_tensors="np")["pixel_values"]))
     assert torch.allclose(theirs, ours, atol=1e-4)
-    back = recipe_of(read_sidecar(tmp_path), None)
+    back = transform_of(read_metadata(tmp_path), None)
     assert back is not None
     assert torch.allclose(prepared(back, picture), ours, atol=1e-4)
     assert type(transformers.AutoImageProcessor.from_pretrained(tmp_path)).__name__ == kind
@@ -112,6 +112,6 @@ def test_transformers_prepares_what_was_written_for_it_so(
 
 def test_a_crop_that_would_move_by_a_pixel_is_refused_with_what_to_do() -> None:
     with pytest.raises(CheckpointError, match="transformers rounds half of an odd margin down, and th") as error:
-        sidecar_contents_for_transformers(TINY, None, ODD)
+        metadata_contents_for_transformers(TINY, None, ODD)
     assert "margin='down'" in str(error.value)
     assert error.value.for_command_line().endswith("Or to a .safetensors file, which has the tensors alone.")

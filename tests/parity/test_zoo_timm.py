@@ -17,15 +17,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vitlite import ViT, create
+from vitlite.checkpoints.reader import open_weights
+from vitlite.checkpoints.resolve import Claim, understand
 from vitlite.errors import UnknownNameError
-from vitlite.positions import resample_positions
-from vitlite.weights import zoo
-from vitlite.weights.files import open_weights
-from vitlite.weights.labels import read_label_set
-from vitlite.weights.resolve import Claim, understand
-from vitlite.weights.zoo import Record
+from vitlite.nn.positions import resample_positions
+from vitlite.zoo import registry
+from vitlite.zoo.labels import read_label_set
+from vitlite.zoo.registry import Record
 
-RECORDS = [record for record in zoo.RECORDS.values() if record.layout.startswith("timm") and record.repo]
+RECORDS = [record for record in registry.RECORDS.values() if record.layout.startswith("timm") and record.repo]
 FAMILIES = (  # timm's modules of Vision Transformers: all of their names are in the zoo, or refused with a reason
     "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam", "deit",
     "eva", "beit", "naflexvit", "qwen3_vit", "gemma4_vit", "deepseek_vit",
@@ -42,7 +42,7 @@ def theirs(architecture: str, num_classes: int) -> nn.Module:
 
 @pytest.mark.parametrize("architecture", sorted({record.alias.partition(".")[0] for record in RECORDS}))
 def test_a_network_without_a_tag_is_what_timm_builds_then(architecture: str) -> None:
-    default = zoo.network(architecture)
+    default = registry.network(architecture)
     assert default.num_classes == timm.get_pretrained_cfg(architecture).num_classes
     for record in RECORDS:
         if record.alias.partition(".")[0] == architecture:
@@ -171,10 +171,10 @@ def names_of(module: str) -> set[str]:
 
 def answer_to(name: str) -> str:
     """What the zoo says to a name of timm's."""
-    if name in zoo.NAMES:
+    if name in registry.NAMES:
         return "in the zoo"
     with pytest.raises(UnknownNameError) as caught:
-        zoo.info(name)
+        registry.info(name)
     for answer in ("is not in the zoo: ", "is what timm calls a network; "):
         if caught.value.text.startswith(f"{name!r} {answer}"):
             return answer
@@ -199,21 +199,21 @@ def test_former_names():
     former = {}
     for module in FAMILIES:
         former |= timm.models._registry._module_to_deprecated_models.get(module, {})
-    assert set(zoo.FORMER) == set(former)
+    assert set(registry.FORMER) == set(former)
     for name, now in former.items():
-        assert zoo.info(name).alias in (now, f"{now}_in1k")  # timm's own entry for SAM's lacks the end
+        assert registry.info(name).alias in (now, f"{now}_in1k")  # timm's own entry for SAM's lacks the end
 
 
 def test_refusals():
     """Each row of the table is about some name of timm, or about a repository; and what it recommends is in the zoo."""
-    names = {name for module in FAMILIES for name in names_of(module)} - set(zoo.NAMES)
-    first = {next((row.name for row in zoo.REFUSED if row.fits(name)), None) for name in names}
+    names = {name for module in FAMILIES for name in names_of(module)} - set(registry.NAMES)
+    first = {next((row.name for row in registry.REFUSED if row.fits(name)), None) for name in names}
     others = timm.list_models()
-    for row in zoo.REFUSED:
+    for row in registry.REFUSED:
         unpublished = row.reason.startswith("no primary source")
         of_another_kind = any(row.fits(name) for name in others if name not in names)
         assert row.name in first or of_another_kind or "/" in row.name or unpublished, row
-        assert row.nearest is None or row.nearest in zoo.RECORDS, row
+        assert row.nearest is None or row.nearest in registry.RECORDS, row
         assert (row.instead == "load") == (row.nearest is None)
 
 
@@ -229,7 +229,7 @@ ANSWERS = [  # the smallest of each family
 @pytest.mark.parametrize("name", ANSWERS)
 def test_answers(name: str, tmp_path: Path):
     """timm's file under the row's name, all the way: what comes out is what timm's model says."""
-    record = zoo.info(name)
+    record = registry.info(name)
     peer = spread(timm.create_model(record.alias.split(".")[0], num_classes=record.config.num_classes))
     path = tmp_path / "model.safetensors"
     save_file(peer.state_dict(), path)
@@ -268,7 +268,7 @@ def test_inner_norm():
     peer = timm.create_model("beit3_base_patch16_224", **small).eval()
     for tensor in peer.parameters():
         nn.init.normal_(tensor, std=0.5)
-    config = zoo.info("vit_base_16.beit3_in22k_ft_in1k").config
+    config = registry.info("vit_base_16.beit3_in22k_ft_in1k").config
     changes = {"dim": 32, "depth": 2, "heads": 4, "mlp_dim": 128, "image_size": 32, "patch_size": 8, "num_classes": 5}
     model = ViT(config.replace(**changes)).eval()
     model.load_state_dict(peer.state_dict())

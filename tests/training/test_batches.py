@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from tiny_run import new_model, settings, stripes
 
-from vitlite.images import normalise
+from vitlite.images.transform import normalise
 from vitlite.training import STRENGTHS, Pictures, loop, measure, train
 from vitlite.training.batches import batch_of, importance_of_classes, steps_of_an_epoch
 from vitlite.training.run import Run
@@ -52,7 +52,7 @@ def test_each_picture_of_an_epoch_counts_alike(changes):
     found, loss = gradients_of_an_epoch(run)
     assert run.steps == 3
     model, data = new_model(), stripes(23)
-    images = normalise(data.images, model.preprocess.recipe, 3)
+    images = normalise(data.images, model.preprocess.transform, 3)
     wanted = F.cross_entropy(model(images), data.labels)
     (3 * wanted).backward()  # the mean over all pictures, in each of three steps
     torch.testing.assert_close(found, [weight.grad for weight in model.parameters()], rtol=1e-4, atol=1e-6)
@@ -73,7 +73,7 @@ def test_balanced_classes_count_all_alike():
     run = Run(new_model(), uneven(), settings(**PLAIN, balance=True))
     found, _ = gradients_of_an_epoch(run)
     model, data = new_model(), uneven()
-    images = normalise(data.images, model.preprocess.recipe, 3)
+    images = normalise(data.images, model.preprocess.transform, 3)
     losses = F.cross_entropy(model(images), data.labels, reduction="none")
     (3 * (losses[data.labels == 0].mean() + losses[data.labels == 1].mean()) / 2).backward()
     torch.testing.assert_close(found, [weight.grad for weight in model.parameters()], rtol=1e-4, atol=1e-6)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 from PIL import Image
-from tiny_run import CONFIG, RECIPE, stripes
+from tiny_run import CONFIG, TRANSFORM, stripes
 
 from vitlite import ViT, create
 from vitlite.training import Augmentation, Pictures, read_cifar10
@@ -111,5 +111,5 @@ def test_the_cnn_learns(example):
     none = Augmentation(flip=0, shift=0, warp=0, colour=0, erase=0, mixup=0, cutmix=0)
     small = stripes(64)
     data = Pictures(small.images.repeat(1, 1, 2, 2), small.labels, small.classes)
-    model = cnn.train_cnn(data, RECIPE, none, epochs=8, seed=0, batch=16)
-    assert cnn.accuracy(model, data, RECIPE) > 0.8
+    model = cnn.train_cnn(data, TRANSFORM, none, epochs=8, seed=0, batch=16)
+    assert cnn.accuracy(model, data, TRANSFORM) > 0.8

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tiny_run import RECIPE, new_model, settings, small_cifar10, stripes
+from tiny_run import TRANSFORM, new_model, settings, small_cifar10, stripes
 
-from vitlite import disk, predict
+from vitlite import storage
 from vitlite.errors import ImageError, TrainError
 from vitlite.images import Preprocess
+from vitlite.inference import predict
 from vitlite.training import datasets, distributed, train
 from vitlite.training.datasets import (
     HOLDOUT,
@@ -209,7 +210,7 @@ def test_a_picture_whose_file_was_changed_is_prepared_again(folders: Path, in_pl
     model = new_model()
     pictures = read_folder(folders / "train", model.preprocess.pixels, ("lying", "standing"))
     first, second = pictures.images.pictures[:2]
-    time.sleep(2 * disk.CLOCK_TICK)
+    time.sleep(2 * storage.CLOCK_TICK)
     rows = torch.arange(len(pictures))
     before = pictures.images[rows]
     assert torch.equal(pictures.images[rows], before)
@@ -270,7 +271,7 @@ def test_what_a_way_of_ones_own_gives_is_a_picture_as_the_others_are(way: str, f
 def test_a_way_of_ones_own_is_called_for_one_picture_after_the_other(folders: Path) -> None:
     """As `predict` does: a class of one's own need not be made for threads."""
     model = new_model()
-    way = Counting(RECIPE, model)
+    way = Counting(TRANSFORM, model)
     way.__dict__.update(inside=[], most=[])
     model.preprocess = way
     way = model.preprocess
@@ -343,7 +344,7 @@ def test_a_class_of_one_s_own_is_asked_for_one_picture_after_the_other(folders):
             return super().pixels(inside.pop())
 
     expected = read_folder(folders / "train", model.preprocess.pixels, ("lying", "standing"))
-    own = Own(model.preprocess.recipe, model)
+    own = Own(model.preprocess.transform, model)
     found = read_folder(folders / "train", own.pixels, ("lying", "standing"))
     every = torch.arange(24)
     assert torch.equal(found.fetch(every), expected.fetch(every))

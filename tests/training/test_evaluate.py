@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tiny_run import CONFIG, RECIPE, new_model, settings, small_cifar10, stripes
+from tiny_run import CONFIG, TRANSFORM, new_model, settings, small_cifar10, stripes
 from torch import nn
 
 from vitlite import ViT, ViTConfig
@@ -18,8 +18,8 @@ from vitlite.images import Preprocess
 from vitlite.training import Pictures, evaluate, measure, read_cifar10, read_folder, train
 from vitlite.training.evaluate import check_data, classes_in_order, read_to_measure
 from vitlite.training.split import read_to_train
-from vitlite.weights import zoo
-from vitlite.weights.labels import labels_of
+from vitlite.zoo import registry
+from vitlite.zoo.labels import labels_of
 
 
 class Oracle(nn.Module):
@@ -71,12 +71,12 @@ def test_memory_with_the_classes_of_imagenet_21k():
     code = """
 import resource, torch
 from vitlite import ViT, ViTConfig
-from vitlite.images import Preprocess, Recipe
+from vitlite.images import Preprocess, TransformConfig
 from vitlite.training import Pictures, evaluate, measure, read_cifar10, read_folder, train
 sides, half = (16, 16), (0.5,) * 3
 k = 21843
 model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=k))
-recipe = Recipe(size=sides, resize=sides, mode="squash", interpolation="bicubic", mean=half, std=half)
+recipe = TransformConfig(size=sides, resize=sides, mode="squash", interpolation="bicubic", mean=half, std=half)
 model.preprocess = Preprocess(recipe, model)
 data = Pictures(torch.zeros(8, 3, 16, 16, dtype=torch.uint8), torch.arange(8), tuple(map(str, range(k))))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -95,7 +95,7 @@ def test_pictures_are_measured_as_predict_prepares_them():
     pixels = torch.arange(3 * 256).view(1, 3, 16, 16).to(torch.uint8)
     model.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     for changes in ({"mean": (0.4, 0.5, 0.6)}, {"scale": 1 / 127.5, "mean": (1.0,), "std": (1.0,)}):
-        model.preprocess = Preprocess(replace(RECIPE, **changes), model)
+        model.preprocess = Preprocess(replace(TRANSFORM, **changes), model)
         measure(model, Pictures(pixels, torch.tensor([0]), ("lying", "standing")))
         assert torch.equal(seen.pop(), model.preprocess.batch(list(pixels)))
 
@@ -155,7 +155,7 @@ def test_folders_whose_names_say_another_class_than_their_order(
 def test_synsets_are_in_the_order_of_the_labels() -> None:
     """Those of ImageNet's folders say nothing of their own."""
     model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=32, num_classes=1000))
-    model.labels = labels_of(zoo.find("vit_base_16"))
+    model.labels = labels_of(registry.find("vit_base_16"))
     folders = [f"n{number:08}" for number in range(1_440_764, 1_441_764)]
     assert classes_in_order(model, folders) == tuple(folders)
 
@@ -179,10 +179,10 @@ class Negative(Preprocess):
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (lambda way: way.by(replace(RECIPE, resize=(20, 20))), "resize"),
-        (lambda way: way.by(replace(RECIPE, interpolation="bilinear", mode="squash")), "mode, interpolation"),
+        (lambda way: way.by(replace(TRANSFORM, resize=(20, 20))), "resize"),
+        (lambda way: way.by(replace(TRANSFORM, interpolation="bilinear", mode="squash")), "mode, interpolation"),
         (lambda way: way.with_quick_decode(), "quick_decode"),
-        (lambda way: Negative(RECIPE, way.model), "pixels"),
+        (lambda way: Negative(TRANSFORM, way.model), "pixels"),
     ],
 )
 def test_pictures_that_are_prepared_in_another_way_are_refused(folders: Path, other, text: str) -> None:
@@ -200,7 +200,7 @@ def test_pictures_that_are_prepared_in_another_way_are_refused(folders: Path, ot
 
 def test_pictures_may_be_shared_by_models_that_normalise_in_another_way(folders: Path) -> None:
     model = new_model()
-    way = model.preprocess.by(replace(RECIPE, mean=(0.1,) * 3, std=(0.2,) * 3))
+    way = model.preprocess.by(replace(TRANSFORM, mean=(0.1,) * 3, std=(0.2,) * 3))
     pictures = read_folder(folders / "val", way.pixels, ("lying", "standing"))
     wanted = measure(model, read_folder(folders / "val", model.preprocess.pixels, ("lying", "standing")))
     assert measure(model, pictures).loss == wanted.loss
@@ -216,7 +216,7 @@ def test_a_run_on_pictures_that_are_decoded_quickly(folders: Path) -> None:
 
 def test_pictures_of_other_channels_are_refused() -> None:
     model = ViT(CONFIG.replace(channels=1))
-    model.preprocess = replace(RECIPE, mean=(0.5,), std=(0.25,))
+    model.preprocess = replace(TRANSFORM, mean=(0.5,), std=(0.25,))
     with pytest.raises(TrainError, match="The pictures are of 3 channels, and the model takes 1"):
         measure(model, stripes(8))
 
@@ -226,7 +226,7 @@ def test_cifar10_is_grey_for_a_model_of_one_channel(size: int, tmp_path: Path) -
     """As the same pictures are from files."""
     folder, names = small_cifar10(tmp_path / "data"), ("plane", "car")
     model = ViT(CONFIG.replace(channels=1, image_size=size))
-    model.preprocess = replace(RECIPE, size=(size, size), resize=(size, size), mean=(0.5,), std=(0.25,))
+    model.preprocess = replace(TRANSFORM, size=(size, size), resize=(size, size), mean=(0.5,), std=(0.25,))
     pictures = read_to_measure(folder, model, "grey")
     coloured = read_cifar10(folder, "test")
     for name in names:
@@ -248,7 +248,7 @@ class WithGrey(Preprocess):
 
 def test_cifar10_for_a_model_of_four_channels(tmp_path: Path) -> None:
     folder, model = small_cifar10(tmp_path / "data"), ViT(CONFIG.replace(channels=4, image_size=32))
-    model.preprocess = recipe = replace(RECIPE, size=(32, 32), resize=(32, 32), mean=(0.5,), std=(0.25,))
+    model.preprocess = recipe = replace(TRANSFORM, size=(32, 32), resize=(32, 32), mean=(0.5,), std=(0.25,))
     with pytest.raises(TrainError, match="The pictures are of 3 channels, and the model takes 4"):
         measure(model, read_to_measure(folder, model, "four"))
     model.preprocess = WithGrey(recipe, model)

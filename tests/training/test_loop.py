@@ -10,7 +10,7 @@ import pytest
 import torch
 from closed import refuse_new_files
 from kills import program
-from tiny_run import CONFIG, RECIPE, Killed, new_model, settings, stop, stripes
+from tiny_run import CONFIG, TRANSFORM, Killed, new_model, settings, stop, stripes
 from torch import nn
 
 import vitlite
@@ -144,7 +144,7 @@ def test_every_epoch_sees_every_picture_once(tmp_path, monkeypatch):
 def test_pictures_are_trained_on_as_predict_prepares_them():
     model, data, rows = new_model(), stripes(8), torch.tensor([5, 2, 7])
     for changes in ({"mean": (0.4, 0.5, 0.6)}, {"scale": 1 / 127.5, "mean": (1.0,), "std": (1.0,)}):
-        model.preprocess = Preprocess(replace(RECIPE, **changes), model)
+        model.preprocess = Preprocess(replace(TRANSFORM, **changes), model)
         begun = Run(model, data, settings(augmentation=STRENGTHS["none"]))
         images, labels = loop._batch(begun, rows)
         assert torch.allclose(images, model.preprocess.batch(list(data.images[rows])), atol=1e-5)
@@ -311,7 +311,7 @@ def grey_model():
 
 def test_a_model_of_the_zoo_with_one_channel(folders, tmp_path):
     model = grey_model()
-    same_for_all = replace(model.preprocess.recipe, mean=(0.5,) * 3, std=(0.25,) * 3)
+    same_for_all = replace(model.preprocess.transform, mean=(0.5,) * 3, std=(0.25,) * 3)
     model.preprocess = Preprocess(same_for_all, model)
     data, validation = (
         read_folder(folders / split, model.preprocess.pixels, ("lying", "standing")) for split in ("train", "val")

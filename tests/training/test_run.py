@@ -10,10 +10,10 @@ from tiny_run import Killed, new_model, settings, stop, stripes
 from torch import nn
 
 import vitlite
-from vitlite.disk import replacing
 from vitlite.errors import TrainError
+from vitlite.fast import kernels, verdicts
 from vitlite.images import Preprocess
-from vitlite.speed import onednn, verdicts
+from vitlite.storage import replacing
 from vitlite.training import read_folder, run, train
 from vitlite.training.run import STATE, Run
 
@@ -54,7 +54,7 @@ def test_a_run_goes_on_with_the_same_kernels(tmp_path, monkeypatch):
     train(new_model(), stripes(24), tmp_path, settings())
     before = (tmp_path / STATE).read_bytes()
     with monkeypatch.context() as patch:
-        other = verdicts.Verdict(not onednn.unpacked_pays(), "as somebody says")
+        other = verdicts.Verdict(not kernels.unpacked_pays(), "as somebody says")
         patch.setattr(verdicts, "_known", {("float32 linear layers", torch.get_num_threads()): other})
         with pytest.raises(TrainError, match=r"another run: kernels was 'linear layers by .*in evaluations.*VITLITE_K"):
             train(new_model(), stripes(24), tmp_path, settings())
@@ -108,7 +108,7 @@ def test_a_run_goes_on_with_pictures_decoded_alike(tmp_path):
 def test_a_run_goes_on_with_pictures_prepared_alike(tmp_path):
     """Also where what it was begun with has a field that is left out where it is usual."""
     cut, uncut = new_model(), new_model()
-    recipe = replace(uncut.preprocess.recipe, resize=(38, 38), cut=(34, 34))
+    recipe = replace(uncut.preprocess.transform, resize=(38, 38), cut=(34, 34))
     cut.preprocess = Preprocess(recipe, cut)
     uncut.preprocess = Preprocess(replace(recipe, cut=None), uncut)
     pixels = r"\[34, 34\]"

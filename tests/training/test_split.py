@@ -13,12 +13,7 @@ from vitlite.errors import TrainError
 from vitlite.training import datasets, hold_out, train
 from vitlite.training.datasets import Pictures
 from vitlite.training.evaluate import check_data, read_to_measure
-from vitlite.training.split import (
-    folder_of_split,
-    read_to_train,
-    training_classes,
-    write_split,
-)
+from vitlite.training.split import folder_of_split, read_to_train, training_classes, write_split
 
 CLASSES = ("lying", "standing")
 

@@ -10,25 +10,25 @@ from torch import nn
 from vitlite import ViT
 from vitlite.errors import TrainError
 from vitlite.images import Preprocess
-from vitlite.training.start import random_model, take_classes, usual_recipe
+from vitlite.training.start import random_model, take_classes, usual_transform
 
 
 def test_random_weights_with_the_preprocessing_that_is_usual() -> None:
     model = random_model("vit_nano_4", num_classes=3, image_size=16, device="cpu")
     assert (model.config.num_classes, model.config.size) == (3, (16, 16))
     assert model.preprocess.model is model
-    assert model.preprocess.recipe.std == (0.2470, 0.2435, 0.2616)  # the zoo's for this name
+    assert model.preprocess.transform.std == (0.2470, 0.2435, 0.2616)  # the zoo's for this name
     assert model.source is None
 
 
 def test_a_name_without_a_record_gets_the_middle_of_the_picture() -> None:
     config = new_model().config.replace(channels=1)
-    recipe = usual_recipe("vit_small_14", config)
+    recipe = usual_transform("vit_small_14", config)
     assert (recipe.size, recipe.resize) == (config.size, config.size)
     assert recipe.mean == recipe.std == (0.5,)
     wide = torch.zeros(3, 16, 48, dtype=torch.uint8)
     wide[:, :, :16] = 255  # is cut off, as is the other end
-    pixels = Preprocess(usual_recipe("vit_small_14", new_model().config), new_model()).pixels(wide)
+    pixels = Preprocess(usual_transform("vit_small_14", new_model().config), new_model()).pixels(wide)
     assert pixels.shape == (3, 16, 16)
     assert pixels.max() == 0
 

@@ -18,12 +18,12 @@ from tiny_run import new_model, settings, stripes
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from vitlite.checkpoints.save import write_tensors
 from vitlite.errors import TrainError
 from vitlite.training import loop, train
 from vitlite.training.optim import optimizers, remembers, restore_optimizer, weights_of
 from vitlite.training.run import STATE, Run
 from vitlite.training.state import METADATA, read_state
-from vitlite.weights.save import write_tensors
 
 
 @pytest.fixture(scope="module")

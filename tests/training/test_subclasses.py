@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_run import CONFIG, RECIPE, Killed, new_model, settings, stripes
+from tiny_run import CONFIG, TRANSFORM, Killed, new_model, settings, stripes
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig
+from vitlite.checkpoints.save import write_tensors
 from vitlite.errors import InputError
 from vitlite.images import Preprocess
 from vitlite.training import measure, train
 from vitlite.training.run import Run
-from vitlite.weights.save import write_tensors
 
 
 class Normed(ViT):
@@ -36,7 +36,7 @@ class Normed(ViT):
 def normed() -> Normed:
     torch.manual_seed(0)
     model = Normed(CONFIG)
-    model.preprocess = Preprocess(RECIPE, model)
+    model.preprocess = Preprocess(TRANSFORM, model)
     return model
 
 

@@ -3,11 +3,11 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from vitlite.bulk.local import nothing_there
 from vitlite.cli import picture
 from vitlite.cli.options import add_model_arguments, expanded, open_model
-from vitlite.draw import check_target, picture_of_attention
 from vitlite.errors import ImageError
+from vitlite.inference.embed import nothing_there
+from vitlite.plots import check_target, picture_of_attention
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -12,11 +12,11 @@ import torch
 from vitlite.cli.options import check_device, expanded_path, positive, positives
 from vitlite.cli.tables import bold
 from vitlite.config import ViTConfig, preset
-from vitlite.disk import obstacle, write_json
 from vitlite.errors import InputError, fit_to_print, shown
-from vitlite.speed import verdicts
-from vitlite.speed.bench import Timing, advice, time_model
-from vitlite.speed.measure import machine, random_model
+from vitlite.fast import verdicts
+from vitlite.fast.bench import Timing, advice, time_model
+from vitlite.fast.measure import machine, random_model
+from vitlite.storage import obstacle, write_json
 
 Choice = Sequence[tuple[str, int, Sequence[int]]]  # presets to measure, each in some size, with its batches
 CHOICE: Choice = [

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from vitlite.bulk.local import gather
 from vitlite.cli.engine import add_work_arguments, refuse_what_ray_takes, run_on_ray
 from vitlite.cli.options import add_paths, expanded, open_model, positive
 from vitlite.cli.progress import Watch, say_skipped
 from vitlite.cli.tables import bold, terminal_width
 from vitlite.errors import InputError, shown
+from vitlite.inference.embed import gather
 
 if TYPE_CHECKING:
-    from vitlite.predict import Prediction
+    from vitlite.inference.predict import Prediction
 
 Answers: TypeAlias = Iterable[tuple[str, list["Prediction"]]]
 
@@ -35,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Prints the best labels of each picture as soon as its batch is done."""
     if args.engine == "ray":
-        from vitlite.bulk.jobs import classify_pictures
+        from vitlite.cluster.jobs import classify_pictures
 
         if args.format is not None:
             raise InputError("--format is of what is printed, and --engine ray writes Parquet. Leave it out.")
@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
 
 
 def _run_here(args: Namespace) -> int:
-    from vitlite.predict import classify
+    from vitlite.inference.predict import classify
 
     paths = gather(args.paths, sys.stdin, say_skipped)
     model = open_model(args)

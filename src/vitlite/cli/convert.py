@@ -7,8 +7,8 @@ from typing import get_args
 from vitlite.cli.options import expanded, image_size, positive
 from vitlite.config import Gelu, Pool, Positions
 from vitlite.errors import CheckpointError, ConfigError, shown
-from vitlite.images import Margin
-from vitlite.weights import zoo
+from vitlite.images.transform import Margin
+from vitlite.zoo import registry
 
 SAID = (
     "num_classes",
@@ -60,8 +60,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Rewrites weights in another library's layout."""
-    from vitlite.convert import convert
-    from vitlite.weights.files import path_of
+    from vitlite.checkpoints.convert import convert
+    from vitlite.checkpoints.reader import path_of
 
     _check_source(args.source)
     _check_target(path_of(args.source, "convert"), path_of(args.target, "convert"))
@@ -80,7 +80,7 @@ def _check_source(source: str) -> None:
     """Tells a name of the zoo from a file that is not there."""
     if Path(source).exists():
         return
-    if source in zoo.NAMES:
+    if source in registry.NAMES:
         raise ConfigError(
             f"convert rewrites a file or a folder, and {source} is a name. For a folder of it, in Python: "
             f"vitlite.create({source!r}).save('FOLDER')."
@@ -90,7 +90,7 @@ def _check_source(source: str) -> None:
 
 def _check_target(source: Path, target: Path) -> None:
     """Makes sure that nothing which is there is overwritten but a file that was named, and that is not the source."""
-    from vitlite.convert import refuse_to_write_over, refuse_unwritable
+    from vitlite.checkpoints.convert import refuse_to_write_over, refuse_unwritable
 
     if target.is_dir() and any(target.iterdir()):
         raise CheckpointError(f"The folder {target} is not empty, and what is in it stays. Name one that is new.")

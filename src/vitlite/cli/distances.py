@@ -5,11 +5,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitlite.bulk.local import gather
 from vitlite.cli import picture
 from vitlite.cli.options import add_model_arguments, add_paths, open_model, refuse_among, refuse_inputs
 from vitlite.cli.progress import say_skipped
-from vitlite.draw import attention_distances, check_target, need_matplotlib, picture_of_distances
+from vitlite.inference.embed import gather
+from vitlite.plots import attention_distances, check_target, need_matplotlib, picture_of_distances
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,8 +3,8 @@
 from argparse import ArgumentParser, Namespace
 
 from vitlite.errors import fit_to_print
-from vitlite.weights import hub, zoo
-from vitlite.weights.pins import pin_before
+from vitlite.zoo import hub, registry
+from vitlite.zoo.pins import pin_before
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Fetches checkpoints, so that later calls need no network."""
-    records = [zoo.find(name) for name in args.names]  # a wrong name is said before anything is fetched
+    records = [registry.find(name) for name in args.names]  # a wrong name is said before anything is fetched
     for record in dict.fromkeys(records):
         if record.repo:
             _download(record, update=args.update)
@@ -24,7 +24,7 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _download(record: zoo.Record, *, update: bool) -> None:
+def _download(record: registry.Record, *, update: bool) -> None:
     """Fetches one checkpoint, and says where it is; with `update` also from where to where its pin moved."""
     before = pin_before(record.name, update)
     fetched = hub.fetch(

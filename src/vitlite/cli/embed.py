@@ -7,12 +7,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
 from pathlib import Path
 
-from vitlite.bulk.journal import KERNELS, WRITERS, Journal, Picture, check_names, check_target, open_journal
-from vitlite.bulk.local import embed_into, gather, identity_of
 from vitlite.cli.engine import add_work_arguments, refuse_what_ray_takes, run_on_ray
 from vitlite.cli.options import add_paths, expanded, open_model, refuse_inputs
 from vitlite.cli.progress import Watch, say_resumed, say_skipped
 from vitlite.errors import shown
+from vitlite.inference.embed import embed_into, gather, identity_of
+from vitlite.inference.journal import KERNELS, WRITERS, Journal, Picture, check_names, check_target, open_journal
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Writes a vector for each picture, and continues where an interrupted run stopped."""
     if args.engine == "ray":
-        from vitlite.bulk.jobs import embed_pictures
+        from vitlite.cluster.jobs import embed_pictures
 
         return run_on_ray(args, embed_pictures)
     refuse_what_ray_takes(args)
@@ -40,7 +40,7 @@ def run(args: Namespace) -> int:
 
 
 def _run_here(args: Namespace) -> int:
-    from vitlite.speed.optimize import kernels_of  # here, since it imports torch, and `--help` is to be quick
+    from vitlite.fast.optimize import kernels_of  # here, since it imports torch, and `--help` is to be quick
 
     target = check_target(Path(args.out))
     refuse_inputs(target, args)

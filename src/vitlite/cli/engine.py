@@ -12,13 +12,13 @@ from vitlite.errors import InputError, shown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vitlite.bulk.jobs import Actors, Summary
-    from vitlite.bulk.sources import Source
-    from vitlite.model import ViT
+    from vitlite.cluster.jobs import Actors, Summary
+    from vitlite.cluster.sources import Source
+    from vitlite.nn.vit import ViT
 
 
 class Work(Protocol):
-    """`embed_pictures` of `vitlite.bulk.jobs`, or `classify_pictures` that knows how many labels it gives."""
+    """`embed_pictures` of `vitlite.cluster.jobs`, or `classify_pictures` that knows how many labels it gives."""
 
     def __call__(
         self,
@@ -66,8 +66,8 @@ def refuse_what_ray_takes(args: Namespace) -> None:
 
 def run_on_ray(args: Namespace, work: Work) -> int:
     """Does the work of a command on Ray, and says what its output holds then."""
-    from vitlite.bulk.jobs import Actors, check_installed
-    from vitlite.bulk.sources import find_pictures
+    from vitlite.cluster.jobs import Actors, check_installed
+    from vitlite.cluster.sources import find_pictures
 
     if len(args.paths) != 1 or not args.out:
         raise InputError("--engine ray takes one folder, list or Parquet file as PATH, and --out with a folder.")

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from vitlite import disk
+from vitlite import storage
 from vitlite.cli.options import add_model_arguments, add_speed_arguments, expanded_path, open_model, refuse_inside
 from vitlite.cli.progress import Progress
 from vitlite.cli.tables import table, with_bold_header
-from vitlite.draw import draw_confusion, is_plot_of_ours, need_matplotlib
 from vitlite.errors import InputError, fit_to_print, shown
-from vitlite.model import ViT
+from vitlite.nn.vit import ViT
+from vitlite.plots import draw_confusion, is_plot_of_ours, need_matplotlib
 from vitlite.training import distributed
 from vitlite.training.datasets import Pictures, listed
 from vitlite.training.evaluate import Measured, check_data, measure, read_to_measure
@@ -83,7 +83,7 @@ def _check_out(out: Path) -> None:
     Raises:
         InputError: There is something else, which stays; or nothing can be written there.
     """
-    in_the_way = disk.obstacle_in(out, (FIGURES, CONFUSION))
+    in_the_way = storage.obstacle_in(out, (FIGURES, CONFUSION))
     if in_the_way:
         raise InputError(f"Cannot write to --out {shown(str(out))}: {in_the_way}. Name another folder.")
     for file in sorted(out.iterdir()) if out.exists() else []:
@@ -97,14 +97,14 @@ def _check_out(out: Path) -> None:
 def _is_ours(file: Path) -> bool:
     """Whether this command wrote a file, or was killed while it did."""
     if file.name == FIGURES:
-        return disk.beginning_of(file, len(BEGINNING)) == BEGINNING
+        return storage.beginning_of(file, len(BEGINNING)) == BEGINNING
     if file.name == CONFUSION:
         return is_plot_of_ours(file)
     if file.name == LOCK:
         with suppress(OSError):
-            disk.refuse_content(file)
+            storage.refuse_content(file)
             return True
-    return disk.is_begun(file.name, FIGURES) or disk.is_begun(file.name, CONFUSION)
+    return storage.is_begun(file.name, FIGURES) or storage.is_begun(file.name, CONFUSION)
 
 
 def _write(out: Path, figures: dict[str, Any], measured: Measured, pictures: Pictures) -> None:
@@ -112,7 +112,7 @@ def _write(out: Path, figures: dict[str, Any], measured: Measured, pictures: Pic
         out.mkdir(parents=True, exist_ok=True)
         with _alone(out):
             (out / CONFUSION).unlink(missing_ok=True)  # of an earlier run: whenever this one is killed, none stands
-            disk.write_json(out / FIGURES, figures)  # beside figures that are not its own
+            storage.write_json(out / FIGURES, figures)  # beside figures that are not its own
             if measured.confusion is not None:
                 draw_confusion(measured.confusion, pictures.classes, out / CONFUSION)
     except OSError as error:
@@ -125,7 +125,7 @@ def _write(out: Path, figures: dict[str, Any], measured: Measured, pictures: Pic
 def _alone(out: Path) -> Iterator[None]:
     """Waits until no other run writes there, or the drawing of one could stand beside the figures of the other."""
     lock = out / LOCK
-    with disk.locked(lock, wait=True):
+    with storage.locked(lock, wait=True):
         try:
             yield
         finally:

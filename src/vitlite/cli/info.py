@@ -6,18 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from vitlite import costs
 from vitlite.cli.options import add_weights, expanded, is_place
 from vitlite.cli.tables import bold, count, table, terminal_width, with_bold_header
 from vitlite.config import PRESETS, ViTConfig
-from vitlite.costs import Layer, layers
 from vitlite.errors import fit_to_print, shown
-from vitlite.weights import zoo
-from vitlite.weights.purposes import purpose_of
+from vitlite.nn import costs
+from vitlite.nn.costs import Layer, layers
+from vitlite.zoo import registry
+from vitlite.zoo.purposes import purpose_of
 
 if TYPE_CHECKING:
-    from vitlite.images import Recipe
-    from vitlite.weights.build import Source
+    from vitlite.checkpoints.build import Source
+    from vitlite.images import TransformConfig
 
 NAMED_FIELDS = {"image_size", "patch_size", "dim", "depth", "heads", "mlp_dim", "num_classes", "pool"}
 
@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
     if args.weights is not None or is_place(args.name):
         about = _about_file(args)
     else:
-        about = _about_record(zoo.info(args.name))
+        about = _about_record(registry.info(args.name))
     if args.json:
         print(json.dumps(about.fields | {"layers": [layer._asdict() for layer in layers(about.config)]}, indent=1))
     else:
@@ -63,14 +63,14 @@ def _about_file(args: Namespace) -> About:
     from vitlite.images import Preprocess
 
     model = load(args.name) if args.weights is None else create(args.name, weights=args.weights)
-    recipe = model.preprocess.recipe if isinstance(model.preprocess, Preprocess) else None
+    transform = model.preprocess.transform if isinstance(model.preprocess, Preprocess) else None
     config, labels, origin = model.config, model.labels, cast("Source", model.source)
     fields = {
         "source": str(origin.path),
         "sha256": origin.sha256,
         "config": config.to_dict(),
         "labels": None if labels is None else list(labels),
-        "preprocessing": recipe.to_dict() if recipe else None,
+        "preprocessing": transform.to_dict() if transform else None,
         "params": costs.params(config),
         "gmacs": round(costs.gmacs(config), 6),
     }
@@ -82,7 +82,7 @@ def _about_file(args: Namespace) -> About:
         "labels": f"not used: {shown(origin.report.unlabelled)}" if origin.report.unlabelled else "",
         "network": _network(config),
         "also": ", ".join(_unlike_the_usual(config)),
-        "pictures": _prepared_by(recipe) if recipe else "it does not say how they are prepared",
+        "pictures": _prepared_by(transform) if transform else "it does not say how they are prepared",
         "size": f"{count(costs.params(config))} parameters, {costs.gmacs(config):.2f} GMACs an image",
     }
     return About(args.weights or args.name, config, fields, facts)
@@ -92,15 +92,15 @@ def _first_few(labels: Sequence[str]) -> str:
     return ", ".join(shown(label, 20) for label in labels[:3]) + (", ..." if len(labels) > 3 else "")
 
 
-def _prepared_by(recipe: "Recipe") -> str:
+def _prepared_by(transform: "TransformConfig") -> str:
     """How a picture becomes the network's input."""
-    (height, width), (rows, columns) = recipe.size, recipe.resize
-    resized = f"resized to {rows} x {columns}" if recipe.mode == "squash" else f"resized to cover {rows} x {columns}"
-    mean, std = _spaced(recipe.mean), _spaced(recipe.std)
-    return f"{height} x {width} px, {resized}, {recipe.interpolation}, mean {mean}, std {std}"
+    (height, width), (rows, columns) = transform.size, transform.resize
+    resized = f"resized to {rows} x {columns}" if transform.mode == "squash" else f"resized to cover {rows} x {columns}"
+    mean, std = _spaced(transform.mean), _spaced(transform.std)
+    return f"{height} x {width} px, {resized}, {transform.interpolation}, mean {mean}, std {std}"
 
 
-def fields_of(record: zoo.Record) -> dict[str, Any]:
+def fields_of(record: registry.Record) -> dict[str, Any]:
     """The record as JSON takes it, with what its network costs."""
     return asdict(record) | {"params": record.params, "gmacs": round(record.gmacs, 6)}
 
@@ -113,7 +113,7 @@ def _print_facts(about: About) -> None:
         print(fit_to_print(f"{name:<{widest}}  {value}"))
 
 
-def _about_record(record: zoo.Record) -> About:
+def _about_record(record: registry.Record) -> About:
     unpinned = "the first download pins it" if record.repo else ""
     facts = {
         "good for": purpose_of(record),
@@ -134,7 +134,7 @@ def _about_record(record: zoo.Record) -> About:
     return About(record.name, record.config, fields_of(record), facts)
 
 
-def _classes(record: zoo.Record) -> str:
+def _classes(record: registry.Record) -> str:
     number = str(record.config.num_classes)
     return f"{number} ({record.labels_name})" if record.labels_name else number
 
@@ -153,7 +153,7 @@ def _unlike_the_usual(config: ViTConfig) -> list[str]:
     return unlike
 
 
-def _preparation(record: zoo.Record) -> str:
+def _preparation(record: registry.Record) -> str:
     """How a picture becomes the network's input."""
     height, width = record.config.size
     crop = f"resized for a centre crop of {record.crop_pct:g}" if record.crop_mode == "center" else "squashed"

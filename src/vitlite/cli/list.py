@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from vitlite.cli.info import fields_of
 from vitlite.cli.tables import table, terminal_width, with_bold_header
 from vitlite.errors import UnknownNameError
-from vitlite.weights import zoo
-from vitlite.weights.purposes import in_words
+from vitlite.zoo import registry
+from vitlite.zoo.purposes import in_words
 
-SORTS: dict[str, Callable[[zoo.Record], float]] = {  # what comes first has the smallest
+SORTS: dict[str, Callable[[registry.Record], float]] = {  # what comes first has the smallest
     "top1": lambda record: -(record.top1 or 0),
     "time": lambda record: record.gmacs,  # which time follows
     "size": lambda record: record.params,
@@ -43,16 +43,16 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _matching(words: Sequence[str]) -> list[zoo.Record]:
+def _matching(words: Sequence[str]) -> list[registry.Record]:
     """The records that every word fits.
 
     Raises:
         UnknownNameError: There are none.
     """
-    found = [record for record in zoo.RECORDS.values() if all(_fits(word.lower(), record) for word in words)]
+    found = [record for record in registry.RECORDS.values() if all(_fits(word.lower(), record) for word in words)]
     if not found:
         text = " ".join(words)
-        hint = zoo.did_you_mean(text.strip("*"))
+        hint = registry.did_you_mean(text.strip("*"))
         raise UnknownNameError(
             f"No model matches {text!r}.{hint} Any part of a name will do, of a licence, or of what models are good "
             "for, and * and ?, such as 'vit_*.dino*'; without a word, all are listed."
@@ -60,7 +60,7 @@ def _matching(words: Sequence[str]) -> list[zoo.Record]:
     return found
 
 
-def _fits(word: str, record: zoo.Record) -> bool:
+def _fits(word: str, record: registry.Record) -> bool:
     """Whether a word, or a pattern of whole names, is meant of this record."""
     if not any(character in word for character in "*?["):
         return word in in_words(record)
@@ -68,7 +68,7 @@ def _fits(word: str, record: zoo.Record) -> bool:
     return any(fnmatchcase(name.lower(), word) for name in names)
 
 
-def _print_table(records: Sequence[zoo.Record]) -> None:
+def _print_table(records: Sequence[registry.Record]) -> None:
     header = ["name", "top-1", "licence", "size", "GMACs", "image"]  # of a narrow terminal, the last are left out
     rows = [_row(record) for record in records]
     print(with_bold_header(table(header, rows, terminal_width())))
@@ -77,7 +77,7 @@ def _print_table(records: Sequence[zoo.Record]) -> None:
         print(f"* what the preset's own name stands for: {default.preset} is {default.name}")
 
 
-def _row(record: zoo.Record) -> list[str]:
+def _row(record: registry.Record) -> list[str]:
     return [
         f"{record.name} *" if record.default else record.name,
         "-" if record.top1 is None else f"{record.top1:.1f} %",

@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlite.disk import folders_below
 from vitlite.errors import CheckpointError, ConfigError, InputError, shown
-from vitlite.weights import zoo
+from vitlite.storage import folders_below
+from vitlite.zoo import registry
 
 if TYPE_CHECKING:
-    from vitlite.model import ViT
+    from vitlite.nn.vit import ViT
 
 CALIBRATION = 32  # pictures
 
@@ -82,7 +82,7 @@ def open_model(args: Namespace) -> "ViT":
     if not getattr(args, "fast", False):
         return create_or_load(args, device=args.device, dtype=dtype)
 
-    from vitlite.speed.optimize import optimize
+    from vitlite.fast.optimize import optimize
 
     return optimize(create_or_load(args, device=args.device), dtype=dtype, calibrate=calibrate)
 
@@ -102,7 +102,7 @@ def _calibration_pictures(args: Namespace) -> list[str] | None:
     if not in_bytes:
         raise ConfigError("--calibrate belongs to --fast --dtype int8.")
 
-    from vitlite.bulk.local import gather
+    from vitlite.inference.embed import gather
 
     paths = gather([folder])
     count = min(len(paths), CALIBRATION)
@@ -129,7 +129,7 @@ def refuse_inputs(out: Path, args: Namespace, pictures: Iterable[str] = ()) -> N
 
 def weights_of(place: Path) -> list[Path]:
     """A place, and the files with its weights, where it is one on this disk: an index or a folder names several."""
-    from vitlite.weights.files import files_of
+    from vitlite.checkpoints.reader import files_of
 
     with suppress(CheckpointError, OSError):
         return [place, *files_of(place)[1]]
@@ -190,7 +190,7 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
     else:
         model = create(args.model, **options)
     if getattr(args, "quick_decode", False):
-        from vitlite.images import preprocess_of
+        from vitlite.images.transform import preprocess_of
 
         model.preprocess = preprocess_of(model).with_quick_decode()
     return model
@@ -217,7 +217,7 @@ def check_device(device: str | None) -> None:
 
 def is_place(model: str) -> bool:
     """Whether this is a path or a repository, for `load`, and no name of the zoo."""
-    return model not in zoo.NAMES and (Path(model).exists() or "/" in model)
+    return model not in registry.NAMES and (Path(model).exists() or "/" in model)
 
 
 def expanded(text: str) -> str:

@@ -4,15 +4,15 @@ from argparse import ArgumentParser
 from typing import TYPE_CHECKING
 
 from vitlite.cli.options import expanded
-from vitlite.draw import save_picture
 from vitlite.errors import shown
+from vitlite.plots import save_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
 def add_out(parser: ArgumentParser) -> None:
-    """The file for the picture; `vitlite.draw.check_target` says at once whether it can be written."""
+    """The file for the picture; `vitlite.plots.check_target` says at once whether it can be written."""
     parser.add_argument(
         "--out", type=expanded, required=True, metavar="PNG", help="the picture to write, replaced if it is there"
     )

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from vitlite.cli import picture
 from vitlite.cli.options import add_model_arguments, open_model
-from vitlite.draw import check_target, picture_of_positions
+from vitlite.plots import check_target, picture_of_positions
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -18,13 +18,13 @@ from vitlite.cli.options import (
 )
 from vitlite.cli.progress import Watch
 from vitlite.cli.tables import table, with_bold_header
-from vitlite.draw import check_target, need_matplotlib, picture_of_few_shots, save_picture
 from vitlite.errors import InputError, shown
+from vitlite.plots import check_target, need_matplotlib, picture_of_few_shots, save_picture
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitlite.vectors.probe import Probed
+    from vitlite.retrieval.probe import Probed
 
 SHOTS = "1,5,10,25"
 
@@ -114,8 +114,8 @@ def _labelled(data: Path, seed: int) -> Labelled:
     """The pictures of the folder, and which of them are to measure on."""
     import torch
 
+    from vitlite.retrieval.probe import held_out
     from vitlite.training.datasets import class_names, refuse_shared_files
-    from vitlite.vectors.probe import held_out
 
     to_fit, to_measure = _parts(data)
     classes = class_names(to_fit)
@@ -143,7 +143,7 @@ def _parts(data: Path) -> tuple[Path, Path | None]:
 
 def _listed(folder: Path, classes: Sequence[str]) -> "tuple[list[Path], Tensor]":
     """The pictures below a folder per class, and their classes."""
-    from vitlite.images import read_image
+    from vitlite.images.transform import read_image
     from vitlite.training.datasets import files_of, read_folder
 
     listed = read_folder(folder, read_image, classes)
@@ -155,8 +155,8 @@ def _measure(args: Namespace, pictures: Labelled, watch: Watch) -> Measured:
     import torch
 
     from vitlite.errors import ImageError
-    from vitlite.predict import embed
-    from vitlite.vectors.probe import probe
+    from vitlite.inference.predict import embed
+    from vitlite.retrieval.probe import probe
 
     found, rows = [], []
     outcomes = embed(open_model(args), pictures.paths, args.batch, watch.pace)

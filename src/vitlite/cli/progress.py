@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from vitlite.errors import ImageError, counted, fit_to_print, shown
 
 if TYPE_CHECKING:
-    from vitlite.predict import Outcomes
+    from vitlite.inference.predict import Outcomes
 
 T = TypeVar("T")
 EVERY = 30.0  # seconds between two lines that say how far a run is, where there is no terminal for a bar
@@ -68,7 +68,7 @@ class Watch:
 
     def __init__(self, total: int, *, bar: bool) -> None:
         """With `bar`, a progress bar where stderr is a terminal and there is more than a batch or two to do."""
-        from vitlite.predict import Pace  # here, since it imports torch
+        from vitlite.inference.predict import Pace  # here, since it imports torch
 
         self.broken = 0
         self.pace, self.begun = Pace(), time.monotonic()

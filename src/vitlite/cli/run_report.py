@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitlite.cli.progress import Lines
 from vitlite.cli.tables import bold
-from vitlite.draw import draw_curves
 from vitlite.errors import MissingExtraError, fit_to_print, shown
+from vitlite.plots import draw_curves
 from vitlite.training.best import is_better, is_done, why_best
 from vitlite.training.datasets import Pictures, Prepared, listed
 from vitlite.training.evaluate import Measured

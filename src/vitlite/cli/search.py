@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitlite.bulk.local import gather
 from vitlite.cli.options import (
     add_model_arguments,
     add_paths,
@@ -22,10 +21,11 @@ from vitlite.cli.options import (
 from vitlite.cli.progress import say_skipped
 from vitlite.cli.tables import bold
 from vitlite.errors import InputError, VitliteError, shown
+from vitlite.inference.embed import gather
 
 if TYPE_CHECKING:
-    from vitlite.model import ViT
-    from vitlite.vectors.store import Vectors
+    from vitlite.nn.vit import ViT
+    from vitlite.retrieval.store import Vectors
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -42,10 +42,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Prints the nearest pictures of each, with their scores."""
-    from vitlite.draw import check_target, save_picture
-    from vitlite.vectors.search import search
-    from vitlite.vectors.sheet import check_size, contact_sheet
-    from vitlite.vectors.store import open_vectors
+    from vitlite.plots import check_target, save_picture
+    from vitlite.retrieval.search import search
+    from vitlite.retrieval.sheet import check_size, contact_sheet
+    from vitlite.retrieval.store import open_vectors
 
     vectors = open_vectors(args.vectors)
     if args.out:

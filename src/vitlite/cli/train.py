@@ -17,9 +17,9 @@ from vitlite.cli.options import (
     seed,
 )
 from vitlite.cli.run_report import CURVES, Report
-from vitlite.draw import is_plot_of_ours
 from vitlite.errors import InputError, shown
-from vitlite.model import ViT
+from vitlite.nn.vit import ViT
+from vitlite.plots import is_plot_of_ours
 from vitlite.training import distributed
 from vitlite.training.augment import STRENGTHS
 from vitlite.training.evaluate import Measured, preprocess_of

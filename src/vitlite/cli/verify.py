@@ -4,8 +4,8 @@ from argparse import ArgumentParser, Namespace
 
 from vitlite.cli.options import expanded
 from vitlite.errors import UnknownNameError, VitliteError, fit_to_print
-from vitlite.weights import hub, zoo
-from vitlite.weights.pins import pinned_names
+from vitlite.zoo import hub, registry
+from vitlite.zoo.pins import pinned_names
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -34,9 +34,9 @@ def run(args: Namespace) -> int:
 
 def _verify(target: str) -> hub.Fetched:
     """The file of a name or path, as it is now."""
-    if target not in zoo.NAMES:
+    if target not in registry.NAMES:
         return hub.verify(target)
-    record = zoo.find(target)
+    record = registry.find(target)
     if record.file:  # comes with vitlite
-        return hub.verify(zoo.DATA / record.file, record.sha256)
+        return hub.verify(registry.DATA / record.file, record.sha256)
     return hub.verify(record.name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitlite.errors import TrainError, VitliteError
 from vitlite.factory import load
-from vitlite.model import ViT
+from vitlite.nn.vit import ViT
 from vitlite.training.datasets import Pictures
 from vitlite.training.evaluate import Measured, measure_together, preprocess_of
 from vitlite.training.run import BEST, LAST

@@ -16,11 +16,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from vitlite.disk import by_ending, files_below, is_just_written, numbers_of
+from vitlite.checkpoints.fingerprint import bytes_of
 from vitlite.errors import TrainError, counted, shown
-from vitlite.fingerprint import bytes_of
-from vitlite.images import SUFFIXES, Preprocess, own_methods, pixels_in
-from vitlite.predict import Room, readers
+from vitlite.images.transform import SUFFIXES, Preprocess, own_methods, pixels_in
+from vitlite.inference.predict import Room, readers
+from vitlite.storage import by_ending, files_below, is_just_written, numbers_of
 from vitlite.training import distributed
 
 P = TypeVar("P", bound=PurePath)
@@ -440,8 +440,8 @@ def _grey(images: Tensor) -> Tensor:
 
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
     """How CIFAR-10's pictures are prepared for a model; None where that would leave them as they are."""
-    recipe = preprocess.recipe
-    as_they_are = recipe.size == recipe.resize == (32, 32) and not own_methods(preprocess, "pixels")
+    transform = preprocess.transform
+    as_they_are = transform.size == transform.resize == (32, 32) and not own_methods(preprocess, "pixels")
     return None if as_they_are else preprocess.pixels
 
 

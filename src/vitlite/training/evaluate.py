@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import TrainError, check_count, not_finite, shown
-from vitlite.images import Preprocess, normalise, own_methods
-from vitlite.model import ViT
+from vitlite.images.transform import Preprocess, normalise, own_methods
+from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.datasets import (
     Pictures,
@@ -34,7 +34,7 @@ from vitlite.training.names import better_place, letters_of
 from vitlite.training.split import folder_of_classes, folder_to_measure, read_held_out
 
 _log = getLogger("vitlite")
-DECIDES = ("size", "resize", "mode", "interpolation", "margin", "cut")  # of a recipe, what its pixels depend on
+DECIDES = ("size", "resize", "mode", "interpolation", "margin", "cut")  # of a transform, what its pixels depend on
 MOST_CONFUSED = 4096  # classes of which each is counted with each: a table of 134 MB; ImageNet-21k's would take 3.8 GB
 
 
@@ -102,7 +102,7 @@ def measure(
             {
                 "pictures": pictures.digest(),
                 "classes": pictures.classes,
-                "preprocessing": preprocess_of(model).recipe,
+                "preprocessing": preprocess_of(model).transform,
                 "config": model.config,
                 "weights": (model.source and model.source.sha256, digest(model.parameters())),
             }
@@ -122,7 +122,7 @@ def measure_together(
     check_count(batch, "batch is how many pictures at a time")
     check_fit(model, pictures)
     model.eval()
-    recipe, channels = preprocess_of(model).recipe, model.config.channels
+    transform, channels = preprocess_of(model).transform, model.config.channels
     k, total = model.config.num_classes, len(pictures)
     loss = torch.zeros((), dtype=torch.float64, device="cpu")
     top5 = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -134,7 +134,7 @@ def measure_together(
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
         for first in range(0, len(mine), batch):
             rows = mine[first : first + batch]
-            images, labels = normalise(pictures.images[rows], recipe, channels), pictures.labels[rows]
+            images, labels = normalise(pictures.images[rows], transform, channels), pictures.labels[rows]
             logits = model(images.to(model.device, model.dtype)).float().cpu()  # (b, k)
             meaningless += (~logits.isfinite()).any(1).sum()
             best = logits.topk(min(5, k)).indices
@@ -175,8 +175,8 @@ def check_fit(model: ViT, pictures: Pictures) -> None:
     if isinstance(pictures.images, Prepared):
         _check_way(way, pictures.images.read)
     channels, height, width = pictures.fetch(torch.tensor([0], device="cpu")).shape[1:]
-    if (height, width) != way.recipe.size:
-        wanted = way.recipe.size
+    if (height, width) != way.transform.size:
+        wanted = way.transform.size
         raise TrainError(
             f"The pictures are of {height} x {width} pixels, and the model's preprocessing makes them "
             f"{wanted[0]} x {wanted[1]}.",
@@ -193,13 +193,13 @@ def _check_way(way: Preprocess, read: Callable[..., Tensor]) -> None:
     """Makes sure that pictures which are prepared when asked for are prepared as by the model, as far as that is known.
 
     Raises:
-        TrainError: Another recipe, another way to decode, or a class with other `pixels` prepares them.
+        TrainError: Another transform, another way to decode, or a class with other `pixels` prepares them.
     """
     theirs = getattr(read, "__self__", None)
     if not isinstance(theirs, Preprocess):
         return
-    ours = way.recipe
-    differing = [name for name in DECIDES if getattr(theirs.recipe, name) != getattr(ours, name)]
+    ours = way.transform
+    differing = [name for name in DECIDES if getattr(theirs.transform, name) != getattr(ours, name)]
     if theirs.quick_decode != way.quick_decode:
         differing.append("quick_decode")
     if getattr(read, "__func__", None) is not getattr(way.pixels, "__func__", None):
@@ -241,7 +241,7 @@ def preprocess_of(model: ViT, name: str = "The model") -> Preprocess:
     if not isinstance(way, Preprocess):
         raise TrainError(
             f"{name} has no preprocessing, so pictures cannot be prepared for it.",
-            python="Set it: model.preprocess = vitlite.images.Preprocess(recipe, model).",
+            python="Set it: model.preprocess = vitlite.images.Preprocess(transform, model).",
             command="Name a checkpoint like it: --model NAME --weights PATH; or give it its own in Python "
             "(model.preprocess = ...), and name the folder that model.save writes.",
         )
@@ -249,8 +249,8 @@ def preprocess_of(model: ViT, name: str = "The model") -> Preprocess:
     if own:
         raise TrainError(
             f"model.preprocess is a {type(way).__name__} with its own {own[0]}: this takes its pixels, and normalises "
-            "them by its recipe.",
-            python="Do in its pixels what is done there, or set another: model.preprocess = model.preprocess.recipe.",
+            "them by its transform.",
+            python="Do in its pixels what is done there, or set another: model.preprocess = model.preprocess.transform.",
         )
     return way
 

@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlite import disk
+from vitlite import storage
+from vitlite.checkpoints.save import refuse_to_overwrite
 from vitlite.errors import TrainError, shown
 from vitlite.factory import load
-from vitlite.images import normalise
-from vitlite.model import ViT
-from vitlite.predict import being_trained
+from vitlite.images.transform import normalise
+from vitlite.inference.predict import being_trained
+from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import Draws, augment, mix, shuffled
 from vitlite.training.batches import batch_of, steps_of_an_epoch
@@ -36,7 +37,6 @@ from vitlite.training.schedule import learning_rate
 from vitlite.training.settings import Settings
 from vitlite.training.start import take_classes
 from vitlite.training.state import Progress
-from vitlite.weights.save import refuse_to_overwrite
 
 _log = getLogger("vitlite")
 _drawing = Lock()  # of torch's generator, which all threads share
@@ -156,7 +156,7 @@ def check_place(out: Path, beside: Sequence[str] = ()) -> None:
     Raises:
         TrainError, CheckpointError: Something is, which stays; or nothing can be written there.
     """
-    in_the_way = disk.obstacle_in(out, (STATE, LOG, LOCK, *beside))
+    in_the_way = storage.obstacle_in(out, (STATE, LOG, LOCK, *beside))
     if in_the_way:
         raise TrainError(
             f"Cannot write to {shown(str(out))}: {in_the_way}.",
@@ -198,7 +198,7 @@ def _alone(out: Path) -> Iterator[None]:
     with ExitStack() as held:
         if distributed.is_main():
             try:
-                held.enter_context(disk.locked(out / LOCK, wait=False))
+                held.enter_context(storage.locked(out / LOCK, wait=False))
             except BlockingIOError as error:
                 raise TrainError(
                     f"Another process is training in {out}.",
@@ -238,7 +238,7 @@ def _run_epochs(run: Run, out: Path, validation: Pictures | None, told: Told, sa
 
 def _write_what_was_left_out(run: Run, out: Path) -> None:
     """Ends what a kill may have cut short after the last state was written: see `_end_epoch`."""
-    disk.remove_left(out / STATE)
+    storage.remove_left(out / STATE)
     if run.history and run.progress.step == 0 and not run.is_logged(out / LOG):
         _save_models(run, out)
     run.write_log(out / LOG)
@@ -454,7 +454,7 @@ def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
     images, shares = mix(images, shares, images.flip(0), shares.flip(0), draws, settings.augmentation)
     smooth = shares * (1 - settings.smoothing) + settings.smoothing / k
     labels = smooth * (shares @ run.importance)[:, None]
-    images = normalise(images * 255, run.recipe, run.model.config.channels)
+    images = normalise(images * 255, run.transform, run.model.config.channels)
     return images.to(run.model.device), labels.to(run.model.device)
 
 

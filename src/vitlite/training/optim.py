@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from vitlite.model import ViT, parts_of
+from vitlite.nn.vit import ViT, parts_of
 from vitlite.training import distributed
 from vitlite.training.settings import Settings
 

@@ -10,12 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vitlite import disk
+from vitlite import storage
+from vitlite.checkpoints.reader import RUN_STATE, WEIGHTS
+from vitlite.checkpoints.save import refuse_unloadable, write_tensors
 from vitlite.config import ViTConfig
 from vitlite.errors import TrainError, VitliteError, shown
-from vitlite.images import Recipe, recipe_alone
-from vitlite.model import ViT
-from vitlite.speed.onednn import float32_products, float32_products_are_exact, kernels_as_created
+from vitlite.fast.kernels import float32_products, float32_products_are_exact, kernels_as_created
+from vitlite.images.transform import TransformConfig, transform_alone
+from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.batches import importance_of_classes, steps_of_an_epoch
 from vitlite.training.datasets import Pictures, digest
@@ -34,8 +36,6 @@ from vitlite.training.state import (
     damaged,
     read_state,
 )
-from vitlite.weights.files import RUN_STATE, WEIGHTS
-from vitlite.weights.save import refuse_unloadable, write_tensors
 
 History = list[dict[str, Any]]
 
@@ -48,8 +48,8 @@ class Run:
 
     def __init__(self, model: ViT, data: Pictures, settings: Settings, validation: Pictures | None = None) -> None:
         self.model, self.data, self.settings = model, data, settings
-        self.recipe = preprocess_of(model).recipe
-        recipe_alone(model.preprocess, "A saved run")  # both are too late to say in an hour
+        self.transform = preprocess_of(model).transform
+        transform_alone(model.preprocess, "A saved run")  # both are too late to say in an hour
         if type(model).save is ViT.save:  # a class of its own may know how to save what no config tells
             refuse_unloadable(model, Path(WEIGHTS))
         self.steps = steps_of_an_epoch(len(data), settings.batch)
@@ -81,7 +81,7 @@ class Run:
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on, as JSON has it."""
-        identity = asdict(self.settings) | self.model.config.to_dict() | self.recipe.to_dict()
+        identity = asdict(self.settings) | self.model.config.to_dict() | self.transform.to_dict()
         del identity["patience"]  # it says when a run ends, and nothing of what it does until then
         identity |= {"classes": self.data.classes, "kernels": self.kernels} | self.begun_with
         identity["quick_decode"] = preprocess_of(self.model).quick_decode
@@ -112,7 +112,7 @@ class Run:
         if not distributed.is_main():
             return
         with _explained(path):
-            disk.write_text(path, self._log())
+            storage.write_text(path, self._log())
 
     def _log(self) -> str:
         return "".join(json.dumps(record) + "\n" for record in self.history)
@@ -294,7 +294,7 @@ def _read(path: Path, most: int) -> bytes:
 def _defaults() -> dict[str, Any]:
     """What a state means that does not name a field: an older vitlite did not have it, or its value is left out."""
     defaults = {}
-    for kind in (Settings, ViTConfig, Recipe):
+    for kind in (Settings, ViTConfig, TransformConfig):
         for field in fields(kind):
             if field.default is not MISSING:
                 defaults[field.name] = field.default

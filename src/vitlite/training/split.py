@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vitlite import disk
+from vitlite import storage
 from vitlite.errors import TrainError, shown
 from vitlite.images import Preprocess
 from vitlite.schema import Check, read_json, several, table
@@ -200,7 +200,7 @@ def _lot(seed: int, name: str) -> bytes:
 def write_split(path: Path, data: Path, held_out: Sequence[str]) -> None:
     """Keeps which pictures were held out; `read_held_out` reads them."""
     content = {"classes in": str(folder_of_classes(data).resolve()), "held out": list(held_out)}
-    disk.write_text(path, json.dumps(content, indent=1) + "\n")  # in ASCII, as names need not be Unicode
+    storage.write_text(path, json.dumps(content, indent=1) + "\n")  # in ASCII, as names need not be Unicode
 
 
 def _read_list(path: Path) -> dict[str, Any]:

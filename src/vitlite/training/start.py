@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.config import ViTConfig
 from vitlite.errors import TrainError, shown
 from vitlite.factory import create
-from vitlite.images import Preprocess, Recipe
-from vitlite.model import ViT
+from vitlite.images import Preprocess, TransformConfig
+from vitlite.nn.vit import ViT
 from vitlite.training.datasets import listed
 from vitlite.training.evaluate import classes_in_order
 from vitlite.training.names import rows_by_name
-from vitlite.weights import zoo
-from vitlite.weights.sidecar import recipe_from_record
+from vitlite.zoo import registry
 
 
 def random_model(
@@ -37,16 +37,18 @@ def random_model(
         checkpointing=checkpointing,
         device=device,
     )
-    model.preprocess = Preprocess(usual_recipe(name, model.config), model)
+    model.preprocess = Preprocess(usual_transform(name, model.config), model)
     return model
 
 
-def usual_recipe(name: str, config: ViTConfig) -> Recipe:
+def usual_transform(name: str, config: ViTConfig) -> TransformConfig:
     """That of the zoo's record of this name; else the middle of the picture, as large as its shape allows."""
-    if name in zoo.NAMES:
-        return recipe_from_record(zoo.find(name), config.size)
+    if name in registry.NAMES:
+        return transform_from_record(registry.find(name), config.size)
     half = (0.5,) * config.channels
-    return Recipe(size=config.size, resize=config.size, mode="center", interpolation="bicubic", mean=half, std=half)
+    return TransformConfig(
+        size=config.size, resize=config.size, mode="center", interpolation="bicubic", mean=half, std=half
+    )
 
 
 def take_classes(model: ViT, classes: Sequence[str]) -> str:

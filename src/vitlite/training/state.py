@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vitlite.checkpoints.reader import Shape, open_weights
 from vitlite.errors import TrainError, VitliteError, shown
 from vitlite.schema import Check, number, optional, parse_json, several, table, text, whole
 from vitlite.training.datasets import digest
-from vitlite.weights.files import Shape, open_weights
 
 METADATA, CHECKSUM = "vitlite.run", "vitlite.checksum"  # in the header of the state
 MOST_BYTES = 100 * 2**20  # of it, which is what safetensors allows a header

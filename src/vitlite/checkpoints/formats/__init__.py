@@ -1,0 +1,1 @@
+"""How each library describes a checkpoint."""

@@ -1,0 +1,1 @@
+"""Predictions and embeddings of any number of images."""

@@ -1,0 +1,1 @@
+"""Named checkpoints, and how their files are downloaded and verified."""

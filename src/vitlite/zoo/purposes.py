@@ -1,0 +1,54 @@
+"""What checkpoints are good for, and what their licences allow: for `vitlite list`, and for docs/models.md."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from vitlite.zoo.registry import Record
+
+COMMERCIAL = {  # whether a licence allows commercial use, as far as its name says
+    "apache-2.0": "yes",
+    "mit": "yes",
+    "cc-by-nc-4.0": "no",
+    "fair-noncommercial-research-license": "no",
+    "apple-amlr": "no",  # Apple Machine Learning Research
+    "apple-ascl": "its terms",
+    "dinov3-license": "its terms",
+    "nvidia-open-model-license": "its terms",
+}
+
+
+class Purpose(NamedTuple):
+    """What checkpoints are good for: those of these patterns that serve no purpose before."""
+
+    title: str
+    patterns: Sequence[str]
+
+
+TESTS, TEXT = Purpose("Tiny, for tests", ("vit_nano_*", "vit_test*")), "Text and images"
+CLASSIFICATION = Purpose("Classification", ("*",))
+PURPOSES = (
+    TESTS,
+    Purpose(TEXT, ("*.clip_*", "*.siglip_[vw]*", "*.siglip_gap_[vw]*", "*.eva_clip_laion*", "*.eva_clip_merged*")),
+    Purpose(
+        "Dense features",
+        ("*dinov3_*", "*.lingbot_*", "*.radio_*", "*dinov2_*", "*tipsv2_*", "*.siglip_gap_pali*", "*.intern300m_*"),
+    ),
+    Purpose("Features without labels", ("*.dino", "*.mae", "*.ijepa_*", "*.beit3_pt", "*.beit3_indomain_pt")),
+    Purpose("To train further", ("*.orig_in21k",)),
+    CLASSIFICATION,
+)
+
+
+def purpose_of(record: Record) -> str:
+    """The title of what a checkpoint is good for: heads that name things classify, whatever began their training."""
+    purposes = PURPOSES if record.labels_name is None else (TESTS, CLASSIFICATION)
+    serving = [each.title for each in purposes if any(fnmatchcase(record.name, pattern) for pattern in each.patterns)]
+    return serving[0]
+
+
+def in_words(record: Record) -> str:
+    """All that a checkpoint may be looked for by, in small letters."""
+    free = "free" if COMMERCIAL[record.license] == "yes" else ""
+    texts = (record.name, record.alias, record.license, free, record.labels_name or "", purpose_of(record), record.note)
+    return " ".join(texts).lower()

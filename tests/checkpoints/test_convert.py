@@ -1,0 +1,814 @@
+"""Conversions keep the logits: timm, transformers and torchvision load them, and they come back as they were."""
+
+import argparse
+import errno
+import json
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from files_made import flax
+from models import IMAGES, TIMM_SIZES, TINY, TRANSFORM, near, tiny_model
+from peers import timm, torchvision, transformers, vit_pytorch
+from safetensors.torch import load_file, save_file
+
+from vitlite import ViT, ViTConfig, load
+from vitlite.checkpoints.convert import convert
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.images import Preprocess, TransformConfig
+
+EXACT = ViTConfig(image_size=32, norm_eps=1e-6, gelu="exact", pool="cls")  # what tensors do not tell
+
+
+REGISTERS = {"registers": 2, "cls_position": False}
+DINOV3 = {"positions": "rope", "layer_scale": 0.1, "norm_eps": 1e-5, "num_classes": 0, **REGISTERS}
+
+
+def model_for_transformers(**changes: Any) -> ViT:
+    """A tiny model whose pictures are cut as transformers cuts them."""
+    model = tiny_model(**changes)
+    model.preprocess = Preprocess(replace(TRANSFORM, margin="down"), model)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"num_classes": 0}, {"norm_eps": 1e-12, "gelu": "tanh", "qkv_bias": False}, {"cls_position": False},
+    {"class_token": False, "pool": "mean"}, {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 64},
+    {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 64, **REGISTERS},
+    {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 48, "mlp": "swiglu"},
+    {"layer_scale": 0.1, "mlp_dim": 56, "mlp": "swiglu", "num_classes": 0, **REGISTERS},
+    {"pool": "map", "class_token": False, "gelu": "tanh", "num_classes": 0},
+    DINOV3, {**DINOV3, "mlp": "swiglu"}, {**DINOV3, "qkv_bias": False, "registers": 0, "gelu": "tanh"},
+    {"registers": 1, "cls_position": False}, {"registers": 1, "cls_position": False, "num_classes": 0},
+    {"registers": 1, "cls_position": False, "pool": "cls_and_distillation"},
+])  # fmt: skip
+def test_transformers_loads_what_was_converted_and_it_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = model_for_transformers(**changes)
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
+    kind = transformers.AutoModelForImageClassification if model.config.num_classes else transformers.AutoModel
+    theirs, report = kind.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    assert set(report["missing_keys"]) <= {"pooler.dense.weight", "pooler.dense.bias"} | {
+        key
+        for key in report["missing_keys"]
+        if key.endswith(("mask_token", "register_tokens"))  # where there are none
+    }
+    assert not report["unexpected_keys"]
+    if hasattr(type(theirs.config)(), "use_mask_token"):  # DINOv2's, in newer versions
+        assert not any("mask_token" in key for key in report["missing_keys"])
+    assert not model.config.registers or not any("register_tokens" in key for key in report["missing_keys"])
+    with torch.no_grad():
+        output = theirs(IMAGES)
+        if model.config.num_classes:
+            answer = output.logits
+        else:
+            answer = output.pooler_output if model.config.pool == "map" else output.last_hidden_state[:, 0]
+        assert near(answer, model(IMAGES))
+    again = load(tmp_path / "theirs")
+    assert torch.equal(again(IMAGES), model(IMAGES))
+    assert again.labels == model.labels
+    assert again.preprocess.transform.resize == TRANSFORM.resize
+
+
+DISTILLED = {"pool": "cls_and_distillation", "registers": 1, "cls_position": False}
+FAMILIES_IN_TIMM = {
+    "plain": {}, "no final norm": {"final_norm": False}, "registers": REGISTERS,
+    "gated": {"mlp": "swiglu"}, "gated, scaled": {"mlp": "swiglu", "layer_scale": 0.1, "pool": "mean"},
+    "attention pooling": {"pool": "map", "class_token": False, "gelu": "tanh"},
+    "distilled": DISTILLED, "distilled, no biases, scaled": {**DISTILLED, "qkv_bias": False, "layer_scale": 0.1},
+    "DINOv3": DINOV3, "DINOv3, gated, with a head": {**DINOV3, "num_classes": 3, "mlp": "swiglu", "pool": "mean"},
+    "DINOv3, no biases": {**DINOV3, "qkv_bias": False, "image_size": (32, 48)},
+    "hybrid, root alone": {"stem": ()}, "hybrid": {"stem": (2, 2, 2, 2), "patch_size": 32, "image_size": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", FAMILIES_IN_TIMM.values(), ids=FAMILIES_IN_TIMM)
+def test_timm_opens_what_was_converted_and_it_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_model(**changes)
+    if model.config.positions == "rope" and model.config.qkv_bias:  # timm's has no bias for keys
+        for block in model.blocks:
+            block.attn.qkv.bias.data.view(3, -1)[1] = 0
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'theirs'}", pretrained=True).eval()
+    images = torch.randn(2, 3, *model.config.size, generator=torch.Generator().manual_seed(0))
+    assert near(theirs(images), model(images))
+    again = load(tmp_path / "theirs")
+    assert torch.equal(again(images), model(images))
+    assert again.config == model.config
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    del config["vitlite"]  # timm's words alone say it too
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
+    assert near(load(tmp_path / "theirs")(images), model(images))
+    convert(tmp_path / "ours", tmp_path / "timm.safetensors", "timm")
+    theirs.load_state_dict(load_file(tmp_path / "timm.safetensors"))
+    convert(tmp_path / "timm.safetensors", tmp_path / "back.safetensors", "vitlite", config=model.config)
+    state = load_file(tmp_path / "back.safetensors")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_only_tensors_that_timm_reads_stand_beside_its_words(tmp_path: Path) -> None:
+    """`save` writes our names: of models whose tensors timm calls otherwise, vitlite alone is told what they are."""
+    for name, opened in (("hybrid, root alone", True), ("gated", True), ("distilled", False), ("DINOv3", False)):
+        tiny_model(**FAMILIES_IN_TIMM[name]).save(tmp_path / name)
+        assert ("architecture" in json.loads((tmp_path / name / "config.json").read_text())) == opened
+
+
+@pytest.mark.parametrize("changes", [
+    {**DINOV3, "norm_eps": 1e-6}, {**DINOV3, "layer_scale": None}, {**DINOV3, "class_token": False, "pool": "mean"},
+    {**DINOV3, "fc_norm": True}, {**DINOV3, "pool": "map"}, {**DISTILLED, "num_classes": 0},
+    {**DISTILLED, "mlp": "swiglu"}, {**DISTILLED, "pre_norm": True}, {"stem": (1,), "patch_size": 4},
+    {"mlp": "swiglu", "pool": "map", "class_token": False}, {"mlp": "swiglu", "inner_norm": True},
+    {"mlp": "swiglu", "stem": ()}, {**DINOV3, "gelu": "tanh"}, {"registers": 2, "positions": "sincos2d",
+    "cls_position": False},
+], ids=str)  # fmt: skip
+def test_what_timm_computes_otherwise_is_not_written_for_it(changes: dict[str, Any], tmp_path: Path) -> None:
+    tiny_model(**changes).save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="no words for a model that computes this"):
+        convert(tmp_path / "ours", tmp_path / "theirs", "timm")
+    assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("changes", [
+    {**DINOV3, "pool": "map"}, {**DISTILLED, "num_classes": 0}, {"mlp": "swiglu", "pool": "map", "class_token": False},
+], ids=str)  # fmt: skip
+def test_no_tensors_are_written_for_what_timm_pools_otherwise(changes: dict[str, Any], tmp_path: Path) -> None:
+    """It would take them, and answer with what it pools: of its Eva, by attention, all tokens."""
+    tiny_model(**changes).save(tmp_path / "ours")
+    said = f"timm has no model that computes what this one does: pool='{changes.get('pool', DISTILLED['pool'])}'."
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        convert(tmp_path / "ours", tmp_path / "vit.safetensors", "timm")
+    assert not (tmp_path / "vit.safetensors").exists()
+
+
+def test_a_bias_for_keys_is_not_lost_on_the_way_to_timm(tmp_path: Path) -> None:
+    tiny_model(**DINOV3).save(tmp_path / "ours")
+    for target in ("theirs", "timm.safetensors"):
+        with pytest.raises(CheckpointError, match="timm's Eva has no bias for keys, and this model's are not zero"):
+            convert(tmp_path / "ours", tmp_path / target, "timm")
+        assert not (tmp_path / target).exists()
+
+
+@pytest.mark.parametrize(("changes", "recipe", "text"), [
+    ({"norm_eps": 1e-5}, {}, "no words for a model that computes this"),
+    ({"pool": "mean_with_cls"}, {}, "no words for a model that computes this"),
+    ({}, {"margin": "down"}, "no words for a model that prepares pictures so"),
+    ({}, {"resize": (36, 50)}, "no words for a model that prepares pictures so"),
+])  # fmt: skip
+def test_a_folder_that_timm_could_not_open_is_not_made_for_it(
+    changes: dict[str, Any], recipe: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    model = tiny_model(**changes)
+    model.preprocess = Preprocess(replace(TRANSFORM, **recipe), model)
+    model.save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match=f"timm's config.json has {text}"):
+        convert(tmp_path / "ours", tmp_path / "theirs", "timm")
+    assert not (tmp_path / "theirs").exists()
+    convert(tmp_path / "ours", tmp_path / "theirs", "vitlite")
+    assert load(tmp_path / "theirs").preprocess.transform == model.preprocess.transform
+
+
+def test_squashed_pictures_stay_squashed(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.preprocess = Preprocess(TransformConfig(**TRANSFORM.to_dict() | {"mode": "squash", "margin": "down"}), model)
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
+    assert load(tmp_path / "theirs").preprocess.transform == model.preprocess.transform
+
+
+@pytest.mark.parametrize("changes", [{}, {"pre_logits": 8}, {"qkv_bias": False}, {"image_size": (32, 32)}])
+def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_model(**changes)
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "tv.safetensors", "torchvision")
+    theirs = torchvision.models.VisionTransformer(
+        32, 8, 2, 2, 16, 24, num_classes=3, representation_size=model.config.pre_logits or None
+    ).eval()
+    theirs.load_state_dict(load_file(tmp_path / "tv.safetensors"))
+    assert near(theirs(IMAGES), model(IMAGES))
+    again = load(tmp_path / "tv.safetensors", config=ViTConfig(heads=2))
+    assert near(again(IMAGES), model(IMAGES))
+    convert(tmp_path / "tv.safetensors", tmp_path / "timm.safetensors", "timm")  # heads are not needed for names
+    state = load_file(tmp_path / "timm.safetensors")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("to", "changes", "what"), [
+    ("torchvision", {"norm_eps": 1e-12}, "norm_eps=1e-12"), ("torchvision", {"gelu": "quick"}, "gelu='quick'"),
+    ("torchvision", {"pool": "mean"}, "pool='mean'"), ("transformers", {"pool": "mean"}, "pool='mean'"),
+    ("transformers", {"head_dim": 4}, "head_dim=4"), ("torchvision", {"positions": "none"}, "positions='none'"),
+    ("transformers", {"registers": 2, "cls_position": False}, "registers=2"),
+    ("transformers", {"registers": 2, "class_token": False, "pool": "mean", "cls_position": False}, "class_token=Fal"),
+    ("transformers", {"registers": 1, "cls_position": False, "pool": "mean"}, "pool='mean'"),
+    ("transformers", {"pool": "map", "class_token": False}, "num_classes=3"),
+    ("transformers", {"pool": "map", "class_token": False, "num_classes": 0, "qkv_bias": False}, "qkv_bias=False"),
+    ("transformers", {"pool": "map", "num_classes": 0}, "class_token=True"),
+    ("transformers", {"pool": "map", "class_token": False, "num_classes": 0, "image_size": (32, 48)}, "image_size="),
+    ("transformers", {"pool": "map", "class_token": False, "num_classes": 0, "mlp": "swiglu"}, "mlp='swiglu'"),
+    ("transformers", {**DINOV3, "num_classes": 3}, "num_classes=3"),
+    ("transformers", {**DINOV3, "pool": "mean"}, "pool='mean'"),
+    ("transformers", {**DINOV3, "layer_scale": None}, "layer_scale=None"),
+    ("transformers", {"mlp": "swiglu"}, "mlp='swiglu'"),
+    ("transformers", {"stem": ()}, r"stem=\(\)"), ("transformers", {"final_norm": False}, "final_norm=False"),
+    ("transformers", {"layer_scale": 0.1, "mlp": "swiglu", "mlp_dim": 20, "num_classes": 0}, "mlp_dim=20"),
+    ("torchvision", {"mlp": "swiglu"}, "mlp='swiglu'"), ("torchvision", {"final_norm": False}, "final_norm=False"),
+    ("torchvision", {"class_token": False, "pool": "mean"}, "class_token=False"),
+    ("torchvision", {"image_size": (16, 64)}, r"image_size=\(16, 64\)"), ("torchvision", {"channels": 4}, "channels=4"),
+    ("transformers", {"fc_norm": True}, "no place for: fc_norm.bias"),
+    ("transformers", {"pre_norm": True}, "no place for: norm_pre.bias"),
+    ("transformers", {"layer_scale": 0.1, "num_classes": 0}, "mlp_dim=24"),
+    ("transformers", {"layer_scale": 0.1, "num_classes": 0, "mlp_dim": 64, "image_size": (16, 64)}, "image_size="),
+    ("torchvision", {"layer_scale": 0.1}, "torchvision layout has no place for: blocks.0.ls1.gamma"),
+])  # fmt: skip
+def test_models_that_others_cannot_compute_are_refused(
+    to: Any, changes: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    tiny_model(**changes).save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match=what):
+        convert(tmp_path / "ours", tmp_path / "theirs", to)
+
+
+def test_what_the_target_s_code_decides_must_be_known(tmp_path: Path) -> None:
+    save_file(tiny_model().state_dict(), tmp_path / "vit.safetensors")
+    with pytest.raises(ConfigError, match="do not tell image_size, norm_eps, gelu, pool"):
+        convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision")
+    with pytest.raises(ConfigError, match="do not tell image_size, heads, norm_eps, gelu, pool"):
+        convert(tmp_path / "vit.safetensors", tmp_path / "folder", "vitlite")
+    said = ViTConfig(image_size=32, dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="cls")
+    convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision", config=said)
+    convert(tmp_path / "vit.safetensors", tmp_path / "folder", "vitlite", config=said)
+    assert torch.equal(load(tmp_path / "folder")(IMAGES), tiny_model()(IMAGES))
+    with pytest.raises(ConfigError, match=r"Cannot convert to 'jax'. Valid: timm, transformers, torchvision, vitlite"):
+        convert(tmp_path / "vit.safetensors", tmp_path / "out", "jax")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda state: state, lambda state: {"model": state, "epoch": 3}, lambda state: {"state_dict": {"model": state}},
+    lambda state: {"encoder": {f"module.{name}": tensor for name, tensor in state.items()}},
+])  # fmt: skip
+def test_pickles_are_converted(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+    torch.save(wrap(tiny_model().half().state_dict()), tmp_path / "vit.pth")
+    convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+    state = load_file(tmp_path / "vit.safetensors")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in tiny_model().half().state_dict().items())
+
+
+@pytest.mark.parametrize("changes", [
+    {"class_token": False, "pool": "mean"}, {"cls_position": False}, {"image_size": (16, 64)},
+    {"registers": 2, "cls_position": False}, {"num_classes": 0}, {"fc_norm": True, "pool": "mean"},
+])  # fmt: skip
+def test_the_same_names_need_nothing_to_be_known(changes: dict[str, Any], tmp_path: Path) -> None:
+    state = tiny_model(**changes).state_dict()
+    torch.save(state, tmp_path / "vit.pth")
+    convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+    written = load_file(tmp_path / "vit.safetensors")
+    assert written.keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
+
+
+def test_names_that_rotary_networks_share_are_not_lost_in_other_names(tmp_path: Path) -> None:
+    state = tiny_model(layer_scale=0.1, cls_position=False).state_dict()
+    old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for name, x in state.items()}
+    torch.save(old, tmp_path / "deit.pth")
+    for config in (None, ViTConfig(positions="learned")):
+        with pytest.raises(ConfigError, match=r"do not tell which network it is, and no config says it: scales called"):
+            convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=config)
+    args = {"img_size": 32, "patch_size": 8, "num_heads": 4, **TIMM_SIZES}
+    named = {"architecture": "deit3_small_patch16_224", "model_args": args}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm")
+    assert load_file(tmp_path / "out.safetensors").keys() == state.keys()
+
+
+def test_of_averaged_weights_and_others_none_is_taken_by_itself(tmp_path: Path) -> None:
+    state = tiny_model().state_dict()
+    torch.save({"epoch": 3, "state_dict": state, "state_dict_ema": state}, tmp_path / "vit.pth")
+    with pytest.raises(
+        CheckpointError, match=r"averaged weights, state_dict_ema, beside others. Choose: torch.save"
+    ) as error:
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+    assert "Choose, in Python: torch.save" in error.value.for_command_line()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("model", "ema_model"), ("state_dict", "swa_state_dict"), ("model", "avg"), ("module", "student")],
+)
+def test_of_two_networks_none_is_taken_by_itself(one: str, other: str, tmp_path: Path) -> None:
+    state = tiny_model().state_dict()
+    wrapped = {"decay": 0.9, "module": {f"module.{name}": x for name, x in state.items()}}
+    torch.save({one: state, other: wrapped}, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=rf"vit\.pth has {one} and {other}, two networks of the same sizes"):
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+
+
+def test_neither_an_optimizer_nor_a_student_is_a_second_network(tmp_path: Path) -> None:
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(IMAGES).sum().backward()
+    optimizer.step()
+    state = model.state_dict()
+    script = {"teacher": state, "student": {f"module.{name}": x for name, x in state.items()}}
+    script |= {"optimizer": optimizer.state_dict(), "epoch": 3}
+    torch.save(script, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=r"has teacher and student, two networks of the same sizes\. Choose"):
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+    torch.save(
+        script | {"dino_loss": {"center": torch.zeros(1, 5)}}, tmp_path / "vit.pth"
+    )  # as its authors' script does
+    convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+    assert load_file(tmp_path / "vit.safetensors").keys() == state.keys()
+
+
+def test_a_checkpoint_of_a_training_script_is_converted(tmp_path: Path) -> None:
+    state = tiny_model().state_dict()
+    compiled = {f"_orig_mod.{name}".replace("blocks.0.", "blocks.0._orig_mod."): x for name, x in state.items()}
+    script = {"epoch": 3, "arch": "vit", "state_dict": compiled, "args": argparse.Namespace(lr=0.1, model="vit")}
+    torch.save(script, tmp_path / "model_best.pth.tar")
+    convert(tmp_path / "model_best.pth.tar", tmp_path / "vit.safetensors", "timm")
+    written = load_file(tmp_path / "vit.safetensors")
+    assert written.keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
+    with pytest.raises(CheckpointError, match=r"is a pickle, .*vitlite convert .*model_best.pth.tar"):
+        load(tmp_path / "model_best.pth.tar")
+
+
+def test_tensors_with_torch_compile_s_word_and_without_it(tmp_path: Path) -> None:
+    state = tiny_model().state_dict()
+    torch.save(state | {"_orig_mod.head.bias": state["head.bias"] + 1}, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=r"torch\.compile's _orig_mod\. in their names, and the same without"):
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+
+
+def test_simple_vit_opens_with_its_positions_written_into_it(tmp_path: Path) -> None:
+    """As the page coming_from.md has it."""
+    torch.manual_seed(0)
+    shape = {"image_size": 64, "patch_size": 16, "num_classes": 3, "dim": 32, "depth": 2, "heads": 4, "mlp_dim": 48}
+    simple = vit_pytorch.SimpleViT(**shape).eval()
+    save_file(simple.state_dict(), tmp_path / "bare.safetensors")
+    said = ViTConfig(image_size=64, patch_size=16, heads=4, pool="mean")
+    with pytest.raises(CheckpointError, match=r"by a formula of vit-pytorch's SimpleViT, .*coming_from\.md shows"):
+        load(tmp_path / "bare.safetensors", config=said)
+    state = {"pos_embedding": simple.pos_embedding[None]}
+    for theirs, tensor in simple.state_dict().items():
+        name = theirs.replace("to_out.weight", "to_out.0.weight").replace("net.3.", "net.4.")
+        state[name.replace("linear_head", "mlp_head")] = tensor.contiguous()
+        if name.endswith("to_out.0.weight"):
+            state[name.replace("weight", "bias")] = torch.zeros(len(tensor))
+    save_file(state, tmp_path / "simple.safetensors")
+    images = torch.randn(2, 3, 64, 64)
+    assert near(load(tmp_path / "simple.safetensors", config=said)(images), simple(images))
+
+
+def test_a_whole_model_in_a_pickle_is_named(tmp_path: Path) -> None:
+    torch.save(tiny_model(), tmp_path / "whole.pth")
+    with pytest.raises(CheckpointError, match=r"beside tensors it has vitlite\.model\.ViT, which could run") as error:
+        convert(tmp_path / "whole.pth", tmp_path / "out.safetensors", "timm")
+    assert "keep its tensors alone, in Python: whole = torch.load" in error.value.for_command_line()
+
+
+def test_of_i_jepa_s_two_encoders_none_is_taken_by_itself(tmp_path: Path) -> None:
+    state = tiny_model().state_dict()
+    torch.save({"encoder": state, "target_encoder": state, "epoch": 3}, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match="averaged weights, target_encoder, beside others"):
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
+
+
+def test_what_the_target_held_before_says_nothing_of_the_new_model(tmp_path: Path) -> None:
+    model_for_transformers().save(tmp_path / "one")
+    ViT(TINY).save(tmp_path / "two")
+    convert(tmp_path / "one", tmp_path / "theirs", "transformers")
+    convert(tmp_path / "two", tmp_path / "theirs", "transformers")
+    assert not (tmp_path / "theirs" / "preprocessor_config.json").exists()
+    assert load(tmp_path / "theirs").labels == ("LABEL_0", "LABEL_1", "LABEL_2")  # as transformers calls them
+
+
+def test_a_folder_with_a_pickle_keeps_its_config(tmp_path: Path) -> None:
+    model_for_transformers().save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "old", "transformers")
+    torch.save(load_file(tmp_path / "old" / "model.safetensors"), tmp_path / "old" / "pytorch_model.bin")
+    (tmp_path / "old" / "model.safetensors").unlink()
+    convert(tmp_path / "old", tmp_path / "new", "vitlite")
+    again = load(tmp_path / "new")
+    assert torch.equal(again(IMAGES), tiny_model()(IMAGES))
+    assert again.labels == ("ant", "bee", "cow")
+
+
+def folder_of_another(folder: Path) -> None:
+    """A model with labels and a config.json, and beside it, in a pickle and not, tensors that somebody calls mine."""
+    tiny_model().save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["vitlite_pair"]  # as in those of other programs
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(tiny_model().state_dict(), folder / "mine.pth")
+    save_file(tiny_model().state_dict(), folder / "mine.safetensors")
+
+
+@pytest.mark.parametrize("others", ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"])
+def test_the_json_of_other_weights_says_nothing_of_a_pickle_with_a_name_of_its_own(others: str, tmp_path: Path) -> None:
+    folder_of_another(tmp_path / "base")
+    (tmp_path / "base" / "model.safetensors").rename(tmp_path / "base" / others)
+    for name in ("mine.safetensors", "mine.pth"):
+        with pytest.raises(ConfigError, match=rf"{name}: The tensors do not tell"):
+            convert(tmp_path / "base" / name, tmp_path / "out", "vitlite")
+        convert(tmp_path / "base" / name, tmp_path / f"{name} out", "vitlite", config=EXACT.replace(heads=2))
+        assert load(tmp_path / f"{name} out").labels is None
+        (tmp_path / "base" / "mine.safetensors").unlink(missing_ok=True)
+
+
+def test_the_json_of_a_folder_speaks_for_its_only_pickle_and_for_one_of_the_usual_name(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    folder_of_another(base)
+    torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
+    convert(base / "pytorch_model.bin", tmp_path / "usual", "vitlite")
+    for name in ("model.safetensors", "mine.safetensors", "pytorch_model.bin"):
+        (base / name).unlink()
+    (base / "weights.safetensors").mkdir()  # no file
+    convert(base / "mine.pth", tmp_path / "only", "vitlite")
+    for name in ("usual", "only"):
+        assert load(tmp_path / name).labels == ("ant", "bee", "cow")
+
+
+@pytest.mark.parametrize("other", ["ema.safetensors", "shards"])
+def test_the_json_of_a_pickle_speaks_for_no_file_of_another_name(other: str, tmp_path: Path) -> None:
+    """timm and transformers open the pickle; whoever wrote the other knows what it is."""
+    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4)
+    folder = tmp_path / "theirs"
+    args = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 4}
+    timm.models.save_for_hf(theirs, folder, model_config={"model_args": args}, safe_serialization=False)
+    save_file({name: 2 * tensor for name, tensor in theirs.state_dict().items()}, folder / "ema.safetensors")
+    if other == "shards":
+        (folder / "pytorch_model.bin").rename(folder / "pytorch_model-00001-of-00002.bin")
+        (folder / "pytorch_model.bin.index.json").write_text("{}")
+    with pytest.raises(
+        CheckpointError, match=r"ema.safetensors, pytorch_model.*Name .*ema.safetensors if that is meant"
+    ):
+        load(folder)
+    with pytest.raises(CheckpointError, match=r"it has ema.safetensors, pytorch_model.*\. Name the one of them\."):
+        convert(folder, tmp_path / "ours", "vitlite")
+    if other == "shards":
+        return
+    convert(folder / "pytorch_model.bin", tmp_path / "ours", "vitlite")
+    with torch.no_grad():
+        assert near(load(tmp_path / "ours")(IMAGES), theirs.eval()(IMAGES))
+    (folder / "ema.safetensors").rename(folder / ".ema.safetensors")  # hidden, as nobody's
+    convert(folder, tmp_path / "alone", "vitlite")
+    with torch.no_grad():
+        assert near(load(tmp_path / "alone")(IMAGES), theirs(IMAGES))
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"has no model.safetensors, nor one other weights file"):
+        load(folder)
+
+
+def test_a_folder_for_torchvision_has_the_tensors_alone(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "torchvision")
+    assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["model.safetensors"]
+    assert near(load(tmp_path / "theirs", config=ViTConfig(heads=2))(IMAGES), tiny_model()(IMAGES))
+
+
+def test_pickles_are_neither_made_nor_guessed(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "ours")
+    with pytest.raises(ConfigError, match=r"Cannot write .*out.pth: no pickles are made\. Name a folder"):
+        convert(tmp_path / "ours", tmp_path / "out.pth", "timm")
+    with pytest.raises(CheckpointError, match=r"There is no file .*none.pth"):
+        convert(tmp_path / "none.pth", tmp_path / "out", "timm")
+    (tmp_path / "two").mkdir()
+    for name in ("a.pth", "b.pth"):
+        torch.save(tiny_model().state_dict(), tmp_path / "two" / name)
+    with pytest.raises(CheckpointError, match=r"no model.safetensors, nor one other weights file; it has a.pth, b.pth"):
+        convert(tmp_path / "two", tmp_path / "out", "timm")
+
+
+def expanded(path: Path) -> None:
+    torch.save({"head.weight": torch.zeros(1).expand(10**12)}, path)
+
+
+def expanded_as_before(path: Path) -> None:
+    torch.save({"head.weight": torch.zeros(1).expand(10**12)}, path, _use_new_zipfile_serialization=False)
+
+
+def one_storage_a_thousand_times(path: Path) -> None:
+    large = torch.zeros(10**5)
+    torch.save({f"{number}.weight": large for number in range(1000)}, path)
+
+
+def compressed_zeros(path: Path) -> None:
+    plain = path.with_suffix(".plain")
+    torch.save({"head.weight": torch.zeros(75 * 2**20)}, plain)
+    with zipfile.ZipFile(plain) as archive, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as small:
+        for name in archive.namelist():
+            small.writestr(name, archive.read(name))
+    plain.unlink()
+
+
+@pytest.mark.parametrize("write", [expanded, expanded_as_before, one_storage_a_thousand_times, compressed_zeros])
+def test_a_small_pickle_does_not_become_a_large_file(write: Callable[[Path], None], tmp_path: Path) -> None:
+    write(tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=r"vit\.pth would unpack to \d+ bytes from \d+, as no trained weights do"):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
+def test_an_adapter_beside_a_pickle_is_not_left_out(tmp_path: Path) -> None:
+    torch.save(dict(tiny_model().state_dict()), tmp_path / "pytorch_model.bin")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for place in (tmp_path, tmp_path / "pytorch_model.bin"):
+        with pytest.raises(CheckpointError, match=r"has an adapter beside its weights"):
+            convert(place, tmp_path / "out.safetensors", "timm")
+
+
+def test_a_flipped_bit_in_a_pickle_is_noticed(tmp_path: Path) -> None:
+    """By the archive's checksum, which torch does not look at; where torch was told to write none, nobody can."""
+    weights = dict(tiny_model().state_dict())
+    path = tmp_path / "vit.pth"
+    torch.save(weights, path)
+    whole = bytearray(path.read_bytes())
+    whole[whole.find(weights["blocks.0.mlp.fc1.weight"].numpy().tobytes()) + 3] ^= 0x40
+    path.write_bytes(whole)
+    with pytest.raises(CheckpointError, match=r"in it does not have its checksum"):
+        convert(path, tmp_path / "out.safetensors", "timm")
+    assert not (tmp_path / "out.safetensors").exists()
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(weights, path)
+    finally:
+        torch.serialization.set_crc32_options(before)
+    convert(path, tmp_path / "out.safetensors", "timm")
+
+
+def test_tied_and_strided_weights_of_a_pickle_are_converted(tmp_path: Path) -> None:
+    state = dict(tiny_model().state_dict())
+    state["blocks.1.norm1.weight"] = state["blocks.0.norm1.weight"]
+    state["head.weight"] = state["head.weight"].T.contiguous().T
+    state["norm.bias"] = state["norm.bias"][:1].expand(len(state["norm.bias"]))
+    torch.save(state, tmp_path / "vit.pth")
+    convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+    written = load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(tensor, written[name]) for name, tensor in state.items())
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|nested)")  # torch's, that they are new
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(4).to_sparse(),
+        lambda: torch.eye(4).to_sparse_csr(),
+        lambda: torch.empty(10**12, device="meta"),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+)
+def test_tensors_without_values_of_their_own_are_no_weights(make: Callable[[], torch.Tensor], tmp_path: Path) -> None:
+    torch.save({"head.weight": make()}, tmp_path / "vit.pth")
+    refused = r"head.weight in .*vit\.pth is a sparse tensor, a nested one, or one with"
+    unopened = r"beside tensors it has torch\._utils\._rebuild_nested_tensor"  # by torch 2.15
+    with pytest.raises(CheckpointError, match=f"{refused}|{unopened}"):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
+def test_tables_in_themselves_come_to_an_end(tmp_path: Path) -> None:
+    circle: dict[str, Any] = {}
+    circle["model"] = circle
+    torch.save(circle, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match="has no tensors with names in its first 10 tables, each in the other"):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+    many: dict[str, Any] = {}
+    for _ in range(40):  # of which a walk that counts each again would see 2**40
+        many = {"one": many, "other": many}
+    torch.save({"model": tiny_model().state_dict(), "other": many, "circle": circle}, tmp_path / "vit.pth")
+    convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+    torch.save({3: torch.ones(2, 2)}, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=r"vit\.pth has no tensors, but: 3"):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
+def save_shards(state: dict[str, torch.Tensor], folder: Path) -> None:
+    """Two files, and an index that names both."""
+    names = sorted(state)
+    file_of = {name: f"model-{int(place >= len(names) // 2)}.safetensors" for place, name in enumerate(names)}
+    for file in set(file_of.values()):
+        save_file({name: state[name] for name in names if file_of[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
+
+
+@pytest.mark.parametrize("in_shards", [True, False])
+def test_of_a_folder_what_load_takes_is_converted_and_no_pickle(in_shards: bool, tmp_path: Path) -> None:
+    state, folder = tiny_model().state_dict(), tmp_path / "run"
+    folder.mkdir()
+    if in_shards:
+        save_shards(state, folder)
+    else:
+        save_file(state, folder / "final.safetensors")
+    torch.save({name: tensor / 2 for name, tensor in state.items()}, folder / "epoch1.pth")
+    convert(folder, tmp_path / "out.safetensors", "timm")
+    written = load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(tensor, written[name]) for name, tensor in state.items())
+
+
+def test_of_a_folder_with_several_weights_and_a_pickle_none_is_taken_by_itself(tmp_path: Path) -> None:
+    state, folder = tiny_model().state_dict(), tmp_path / "run"
+    folder.mkdir()
+    torch.save(state, folder / "c.pth")
+    for name in ("a.safetensors", "b.safetensors"):
+        save_file(state, folder / name)
+    with pytest.raises(
+        CheckpointError, match=r"it has a\.safetensors, b\.safetensors, c\.pth\. Name the one of them\.$"
+    ):
+        convert(folder, tmp_path / "out.safetensors", "timm")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    """By whatever name, from Python too."""
+    model = model_for_transformers()
+    model.save(tmp_path / "run")
+    weights = tmp_path / "run" / "model.safetensors"
+    (tmp_path / "shards").mkdir()
+    save_shards(model.state_dict(), tmp_path / "shards")
+    save_file(model.state_dict(), tmp_path / "mine.safetensors")
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "mine.safetensors")
+    os.link(tmp_path / "mine.safetensors", tmp_path / "hard.safetensors")
+    torch.save(model.state_dict(), tmp_path / "run" / "pytorch_model.bin")
+    (tmp_path / "linked").symlink_to(tmp_path / "run")
+    before = everything(tmp_path)
+    for source, target in (
+        ("mine.safetensors", "mine.safetensors"),
+        ("mine.safetensors", "link.safetensors"),
+        ("link.safetensors", "mine.safetensors"),
+        ("mine.safetensors", "hard.safetensors"),
+        ("shards", "shards/model-1.safetensors"),
+        ("shards/model.safetensors.index.json", "shards/model-0.safetensors"),
+        ("run", "run"),
+        ("run", "linked"),
+        (weights, "run"),
+        (weights, "linked/../run"),
+        ("run/pytorch_model.bin", "run"),  # whose config.json is read
+    ):
+        with pytest.raises(CheckpointError, match=r" is to be read and to be written. Name another f"):
+            convert(tmp_path / source, tmp_path / target, "timm")
+        assert everything(tmp_path) == before
+
+
+def test_the_folder_for_temporary_files_is_named_where_it_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(tiny_model().state_dict(), tmp_path / "vit.pth")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match=r"vit\.pth cannot .*: No such file .*nowhere.*the variable TMPDIR\.$"):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as on_a_full_disk:
+        on_a_full_disk.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match=r"vit\.pth cannot .*: No space left on device \(.*Make room there"):
+            convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+    assert os.listdir(tmp_path) == ["vit.pth"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nothing")])
+def test_what_describes_a_pickle_must_be_a_file(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+    """Without it, the weights could be taken for those of another model."""
+    torch.save(tiny_model().state_dict(), tmp_path / "vit.pth")
+    make(tmp_path / name)
+    with pytest.raises(
+        CheckpointError, match=rf"/{name} is no file, or a link that leads nowhere, and would say what vit"
+    ):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
+def test_what_is_wrong_beside_a_pickle_is_named_where_it_is(tmp_path: Path) -> None:
+    torch.save(tiny_model().state_dict(), tmp_path / "vit.pth")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=str(tmp_path / "config.json")):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nothing")])
+def test_a_pickle_that_is_no_file_is_not_waited_for(make: Callable[[Path], None], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    make(tmp_path / "run" / "vit.pth")
+    for source in (tmp_path / "run", tmp_path / "run" / "vit.pth"):
+        with pytest.raises(CheckpointError, match=r"There is no file .*/run/vit\.pth\.$"):
+            convert(source, tmp_path / "out.safetensors", "timm")
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
+    save_file(tiny_model().state_dict() | {"steps": torch.ones(1, dtype=torch.int64)}, tmp_path / "vit.safetensors")
+    with pytest.raises(CheckpointError, match=r"\+ steps \(1,\)"):
+        convert(tmp_path / "vit.safetensors", tmp_path / "out.safetensors", "timm")
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("evil"),))
+
+
+def test_pickles_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": Evil()}, tmp_path / "evil.pth")
+    with pytest.raises(CheckpointError, match=r"evil.pth cannot be opened with weights_only=True"):
+        convert(tmp_path / "evil.pth", tmp_path / "out.safetensors", "timm")
+    assert not (tmp_path / "evil").exists()
+    torch.save({"step": 3}, tmp_path / "none.pth")
+    with pytest.raises(CheckpointError, match=r"none.pth has no tensors, but: step"):
+        convert(tmp_path / "none.pth", tmp_path / "out.safetensors", "timm")
+    torch.save([torch.ones(1)], tmp_path / "list.pth")
+    with pytest.raises(CheckpointError, match=r"list.pth has no tensors with names, but one list"):
+        convert(tmp_path / "list.pth", tmp_path / "out.safetensors", "timm")
+    torch.save({"model": tiny_model().state_dict() | {"more": torch.ones(1)}}, tmp_path / "more.pth")
+    with pytest.raises(CheckpointError, match=r"more.pth .*\n\+ more \(1,\)"):
+        convert(tmp_path / "more.pth", tmp_path / "out.safetensors", "timm")
+
+
+def test_an_npz_is_converted(tmp_path: Path) -> None:
+    np.savez(tmp_path / "vit.npz", **flax())
+    convert(tmp_path / "vit.npz", tmp_path / "ours", "vitlite")
+    images = torch.randn(1, 3, 16, 16)
+    assert torch.equal(load(tmp_path / "ours")(images), load(tmp_path / "vit.npz")(images))
+
+
+def test_transformers_covers_squares_only(tmp_path: Path) -> None:
+    model = tiny_model(image_size=(32, 24))
+    model.preprocess = Preprocess(replace(TRANSFORM, size=(32, 24), resize=(36, 36), margin="down"), model)
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
+    assert load(tmp_path / "theirs").preprocess.transform.resize == (36, 36)
+    model.preprocess = Preprocess(replace(TRANSFORM, size=(32, 24), resize=(36, 27), margin="down"), model)
+    model.save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="no preprocessing that resizes pictures to cover 36 x 27 pixels"):
+        convert(tmp_path / "ours", tmp_path / "others", "transformers")
+
+
+@pytest.mark.parametrize("kind", ["Dinov2", "Dinov2WithRegisters"])
+def test_transformers_stretches_the_oblong_table_of_a_dinov2_as_if_it_were_a_squares(kind: str, tmp_path: Path) -> None:
+    sizes = {"image_size": (16, 64), "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1}
+    config = getattr(transformers, f"{kind}Config")(**sizes, num_attention_heads=2, mlp_ratio=2)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="image_size is 16 x 64, and transformers' DINOv2 takes"):
+        load(tmp_path)
+    config.image_size = 32
+    config.save_pretrained(tmp_path)
+    assert load(tmp_path).config.grid == (4, 4)
+
+
+def test_transformers_takes_no_mean_over_a_class_token(tmp_path: Path) -> None:
+    tiny_model(pool="mean", num_classes=0).save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="no model that computes what this one does: pool='mean'"):
+        convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
+
+
+def test_a_file_of_several_types_loses_no_digit(tmp_path: Path) -> None:
+    model = tiny_model()
+    state = model.state_dict()
+    state = {name: tensor.bfloat16() if name < "head" else tensor for name, tensor in state.items()}
+    save_file(state, tmp_path / "mixed.safetensors")
+    convert(tmp_path / "mixed.safetensors", tmp_path / "torchvision.safetensors", "torchvision", config=EXACT)
+    assert torch.equal(load_file(tmp_path / "torchvision.safetensors")["heads.head.weight"], state["head.weight"])
+
+
+@pytest.mark.parametrize("to", ["transformers", "torchvision"])
+@pytest.mark.parametrize("options", [{"mlp": "swiglu"}, {"final_norm": False}], ids=str)
+def test_parts_that_the_library_lacks_are_refused(options: dict[str, Any], to: Any, tmp_path: Path) -> None:
+    model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, num_classes=2, **options))
+    model.save(tmp_path / "ours")
+    with pytest.raises(
+        CheckpointError, match=f"{to} has no model that computes what this one does: .*{next(iter(options))}="
+    ):
+        convert(tmp_path / "ours", tmp_path / "theirs", to)
+
+
+@pytest.mark.parametrize("to", ["timm", "transformers"])
+def test_names_that_vitlite_cannot_use_are_not_replaced_by_others(to: str, tmp_path: Path) -> None:
+    """Of classes that do not exclude each other, a softmax tells no scores: nor does what would be written."""
+    labels = {0: "cat", 1: "dog", 2: "grass"}
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(
+        **small, image_size=16, patch_size=8, id2label=labels, problem_type="multi_label_classification"
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
+    with pytest.raises(CheckpointError, match=r"names of the classes would be lost, .*problem_type is multi_label"):
+        convert(tmp_path / "theirs", tmp_path / "out", to)
+    assert not (tmp_path / "out").exists()
+    convert(tmp_path / "theirs", tmp_path / "alone.safetensors", to)
+    convert(tmp_path / "theirs", tmp_path / "ours", "vitlite")
+    assert load(tmp_path / "ours").labels is None

@@ -1,0 +1,420 @@
+"""What only some families of checkpoints have: what their tensors tell, what they do not, and what is never guessed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from files_made import ASK, IMAGES, TINY, trained, written
+from peers import timm, transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitlite import ViT, ViTConfig, create, load
+from vitlite.checkpoints.build import resample_kernel
+from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
+from vitlite.config import PRESETS
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.nn.positions import resample_positions
+
+DINOV3 = TINY.replace(positions="rope", registers=4, cls_position=False, layer_scale=1e-5, norm_eps=1e-5)
+NANO = PRESETS["vit_nano_4"]
+SAID = {"image_size": 16, "dim": 16, "heads": 2, "norm_eps": 1e-5, "gelu": "exact", "pool": "cls"}
+FAMILIES = {
+    "attention pooling": TINY.replace(pool="map", class_token=False, gelu="tanh"),
+    "rotation": DINOV3,
+    "gated": TINY.replace(mlp="swiglu"),
+    "rotation, gated": DINOV3.replace(mlp="swiglu", pool="mean"),
+    "distilled": TINY.replace(pool="cls_and_distillation", registers=1, cls_position=False),
+    "no final norm": TINY.replace(final_norm=False),
+    "hybrid": TINY.replace(stem=(2, 1)),
+    "hybrid, root alone": TINY.replace(stem=()),
+}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+
+
+def bare(path: Path, state: dict[str, Tensor]) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_what_is_saved_is_loaded_whole(config: ViTConfig, tmp_path: Path) -> None:
+    ours = trained(config)
+    ours.save(tmp_path)
+    again = load(tmp_path)
+    assert again.config == config
+    assert torch.equal(again(IMAGES), ours(IMAGES))
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_any_missing_tensor_is_an_error(config: ViTConfig, tmp_path: Path) -> None:
+    for name in trained(config).state_dict():
+        path = written(tmp_path / "vit.safetensors", lambda state, name=name: state.pop(name), config)
+        with pytest.raises((CheckpointError, ConfigError), match=r"vit.safetensors"):
+            load(path, config=ViTConfig(**config.to_dict()))
+
+
+# Rotary positions, which have no weights.
+
+
+@pytest.mark.parametrize("positions", ["none", "sincos2d", "learned"])
+def test_no_answer_makes_a_dinov3_a_plain_vit(positions: Any, tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=DINOV3)
+    with pytest.raises(
+        CheckpointError,
+        match=rf"DINOv3 family: .*positions of the kind '{positions}' would leave that out\. Say",
+    ):
+        load(path, config=ViTConfig(**SAID, positions=positions))
+    with pytest.raises(ConfigError, match=r"do not tell positions\. Say so: .*ViTConfig\(positions='rope'\)"):
+        load(path, config=ViTConfig(**SAID))
+    model = load(path, config=ViTConfig(**SAID, positions="rope"))
+    assert torch.equal(model(IMAGES), trained(DINOV3)(IMAGES))
+
+
+@pytest.mark.parametrize("name", ["vit_small_16", "vit_small_16.dino"])
+def test_no_name_makes_a_dinov3_a_plain_vit(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=DINOV3)
+    with pytest.raises(CheckpointError, match=r"vit.safetensors"):
+        create(name, weights=path, image_size=16)
+
+
+@pytest.mark.parametrize("positions", ["none", "rope", "sincos2d", "learned"])
+@pytest.mark.parametrize("without", [("cls_token",), ("reg_token",), ("cls_token", "reg_token")], ids=str)
+def test_rotary_positions_of_another_kind_are_refused(without: tuple[str, ...], positions: Any, tmp_path: Path) -> None:
+    """RoPE-ViT's files are a DINOv3's without registers, timm's own without a class token."""
+    path = written(tmp_path / "vit.safetensors", lambda state: [state.pop(name) for name in without], DINOV3)
+    pool = "mean" if "cls_token" in without else "cls"
+    with pytest.raises(CheckpointError, match=r"turns by position in another way than DINOv3's"):
+        load(path, config=ViTConfig(**SAID | {"pool": pool}, positions=positions))
+
+
+def test_rotary_positions_are_no_answer_where_nothing_tells_of_dinov3(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=TINY.replace(positions="none"))
+    with pytest.raises(CheckpointError, match="not of the DINOv3 family, whose rotary positions are the only ones"):
+        load(path, config=ASK.replace(positions="rope"))
+    assert load(path, config=ASK.replace(positions="none")).config.positions == "none"
+
+
+@pytest.mark.parametrize("positions", ["none", "rope", "sincos2d"])
+def test_a_siglip_without_a_table_turns_by_position(positions: Any, tmp_path: Path) -> None:
+    """VideoLLaMA3's, which has SigLIP's names: no answer leaves the rotation out."""
+    sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, patch_size=8)
+    theirs = transformers.VideoLlama3VisionModel(transformers.VideoLlama3VisionConfig(**sizes))
+    path = bare(tmp_path / "vit.safetensors", theirs.state_dict())
+    with pytest.raises(CheckpointError, match=r"It has no embeddings\.position_embedding\.weight, which every file of"):
+        load(path, config=ASK.replace(positions=positions, pool="mean", gelu="tanh"))
+
+
+def test_a_table_and_a_rotation_are_a_contradiction(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors")
+    for positions in ("rope", "none", "sincos2d"):
+        with pytest.raises(CheckpointError, match=rf"positions: the tensors say learned, config= says {positions}"):
+            load(path, config=ASK.replace(positions=positions))
+
+
+def with_periods(periods: Tensor) -> Callable[[dict[str, Tensor]], None]:
+    return lambda state: state.update({"rope.periods": periods})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_periods_in_a_file_tell_that_it_turns_and_how_wide_a_head_is(dtype: torch.dtype, tmp_path: Path) -> None:
+    said = {name: value for name, value in SAID.items() if name not in ("heads", "dim")}
+    periods = torch.tensor([1.0, 10.0]).to(dtype)
+    path = written(tmp_path / "vit.safetensors", with_periods(periods), DINOV3)
+    model = load(path, config=ViTConfig(**said))
+    assert torch.equal(model(IMAGES), trained(DINOV3)(IMAGES))
+    assert set(model.source.report.dropped) == {"rope.periods"}
+    with pytest.raises(CheckpointError, match="positions: the tensors say rope, config= says none"):
+        load(path, config=ViTConfig(**said, positions="none"))
+    with pytest.raises(CheckpointError, match="heads: the tensors say 2, config= says 4"):
+        load(path, config=ViTConfig(**said, dim=16, heads=4))
+
+
+def test_periods_are_compared_whatever_torch_s_default_type_is(tmp_path: Path) -> None:
+    said = {name: value for name, value in SAID.items() if name not in ("heads", "dim")}
+    path = written(tmp_path / "vit.safetensors", with_periods(torch.tensor([1.0, 10.0])), DINOV3)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert load(path, config=ViTConfig(**said)).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def test_other_periods_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", with_periods(torch.tensor([1.0, 100.0])), DINOV3)
+    with pytest.raises(
+        CheckpointError, match=r"rope.periods are not those of DINOv3, \[1.0, 10.0\], ..., but \[1.0, 100.0\]"
+    ):
+        load(path, config=ViTConfig(**SAID))
+
+
+def test_periods_are_compared_whatever_the_default_device_is(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", with_periods(torch.tensor([1.0, 10.0])), DINOV3)
+    with torch.device("meta"):  # stands for cuda
+        load(path, config=ViTConfig(**SAID), device="cpu")
+
+
+def test_a_gated_mlp_with_a_table_and_no_bias_for_keys_is_eva02_s(tmp_path: Path) -> None:
+    state = dict(trained(TINY.replace(mlp="swiglu")).state_dict())
+    state["blocks.0.attn.qkv.bias"][16:32] = state["blocks.1.attn.qkv.bias"][16:32] = 0
+    for gated in ("timm-eva", "timm-eva-gated"):
+        path = bare(tmp_path / "vit.safetensors", dict(to_their_names(LAYOUTS[gated], "", state)))
+        with pytest.raises(
+            CheckpointError, match=r"no plain ViT: .* are EVA-02's, whose attention has rotary positions"
+        ):
+            load(path, config=ASK)
+
+
+def test_eva_s_names_of_a_dinov3(tmp_path: Path) -> None:
+    ours = trained(DINOV3.replace(mlp="swiglu"))
+    with pytest.raises(CheckpointError, match="no bias for keys"):
+        dict(to_their_names(LAYOUTS["timm-eva-gated"], "", ours.state_dict()))
+    for block in ours.blocks:
+        block.attn.qkv.bias.data[16:32] = 0
+    theirs = dict(to_their_names(LAYOUTS["timm-eva-gated"], "", ours.state_dict()))
+    assert {"blocks.0.attn.q_bias", "blocks.0.gamma_1", "blocks.0.mlp.fc1_g.weight"} <= theirs.keys()
+    model = load(bare(tmp_path / "vit.safetensors", theirs), config=ViTConfig(**SAID, positions="rope", mlp="swiglu"))
+    assert torch.equal(model(IMAGES), ours(IMAGES))
+    theirs |= {f"blocks.{i}.attn.k_bias": torch.full((16,), 0.5) for i in range(2)}  # which timm itself never saves
+    model = load(bare(tmp_path / "vit.safetensors", theirs), config=ViTConfig(**SAID, positions="rope", mlp="swiglu"))
+    assert model.blocks[1].attn.qkv.bias[16:32].eq(0.5).all()
+
+
+# Gated MLPs.
+
+
+def test_a_gated_mlp_needs_no_gelu_and_is_told_from_a_plain_one(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=FAMILIES["gated"])
+    ask = {"image_size": 16, "dim": 16, "heads": 2, "norm_eps": 1e-6, "pool": "cls"}
+    with pytest.raises(ConfigError, match=r"do not tell mlp \(mlp: a gate may be of any activation; vitlite"):
+        load(path, config=ViTConfig(**ask))
+    assert load(path, config=ViTConfig(**ask, mlp="swiglu")).config == FAMILIES["gated"]
+    with pytest.raises(CheckpointError, match=r"does not fit its config(.|\n)*blocks.0.mlp.fc1"):
+        load(path, config=ViTConfig(**ask, mlp="gelu", gelu="exact"))
+    path = written(tmp_path / "plain.safetensors")
+    with pytest.raises(ConfigError, match="do not tell gelu"):
+        load(path, config=ViTConfig(**ask))
+
+
+def test_meta_s_names_of_a_gated_dinov2(tmp_path: Path) -> None:
+    ours = trained(TINY.replace(mlp="swiglu", layer_scale=0.1))
+    state = {}
+    for name, tensor in ours.state_dict().items():
+        state[name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3")] = tensor
+    model = load(bare(tmp_path / "vit.safetensors", state | {"mask_token": torch.zeros(1, 16)}), config=ASK)
+    assert torch.equal(model(IMAGES), ours(IMAGES))
+
+
+# Two tokens and two heads.
+
+
+def distilled_file(path: Path, *without: str) -> Path:
+    state = trained(FAMILIES["distilled"]).state_dict()
+    theirs = dict(to_their_names(LAYOUTS["timm-distilled"], "", state))
+    return bare(path, {name: tensor for name, tensor in theirs.items() if not name.startswith(without)})
+
+
+def test_two_heads_become_one_and_back(tmp_path: Path) -> None:
+    ours = trained(FAMILIES["distilled"])
+    path = distilled_file(tmp_path / "vit.safetensors", "nothing")
+    theirs = load_file(path)
+    assert theirs["head_dist.weight"].shape == (3, 16)
+    assert theirs["pos_embed"].shape == (1, 6, 16)
+    model = load(path, config=ViTConfig(image_size=16, dim=16, heads=2, norm_eps=1e-6, gelu="exact"))
+    assert model.config == FAMILIES["distilled"]
+    assert torch.equal(model(IMAGES), ours(IMAGES))
+
+
+def test_what_a_distilled_deit_without_heads_pools_is_asked_for(tmp_path: Path) -> None:
+    path = distilled_file(tmp_path / "vit.safetensors", "head")
+    rest = {"image_size": 16, "dim": 16, "heads": 2, "norm_eps": 1e-6, "gelu": "exact"}
+    with pytest.raises(ConfigError, match=r"do not tell pool \(.*cls_and_distillation\)"):
+        load(path, config=ViTConfig(**rest))
+    both = ViTConfig(**rest, pool="cls_and_distillation", registers=1, cls_position=False)
+    assert load(path, config=both)(IMAGES).shape == (2, 32)
+
+
+def test_a_head_on_two_tokens_may_be_of_two_kinds_beside_one_register(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=FAMILIES["distilled"])
+    rest = {"image_size": 16, "dim": 16, "heads": 2, "norm_eps": 1e-6, "gelu": "exact"}
+    with pytest.raises(ConfigError, match="do not tell pool"):
+        load(path, config=ViTConfig(**rest))
+    answers = []
+    for pool in ("cls_and_distillation", "cls_and_mean"):
+        config = ViTConfig(**rest, pool=pool, registers=1, cls_position=False)
+        answers.append(load(path, config=config)(IMAGES))
+    assert torch.equal(answers[0], trained(FAMILIES["distilled"])(IMAGES))
+    assert not torch.allclose(*answers)
+
+
+# No norm at the end, attention that pools.
+
+
+def test_a_missing_final_norm_is_missed_unless_somebody_says_so(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=FAMILIES["no final norm"])
+    with pytest.raises(ConfigError, match=r"do not tell final_norm\."):
+        load(path, config=ASK)
+    with pytest.raises(CheckpointError, match=r"- norm.weight \(16,\)"):
+        load(path, config=ASK.replace(final_norm=True))
+    with pytest.raises(ConfigError, match=r"do not tell norm_eps, gelu, pool, final_norm .*is a shape alone"):
+        create("vit_nano_4", weights=written(tmp_path / "nano.safetensors", config=NANO.replace(final_norm=False)))
+    assert not load(path, config=ASK.replace(final_norm=False)).config.final_norm
+    path = written(tmp_path / "normed.safetensors")
+    with pytest.raises(CheckpointError, match="final_norm: the tensors say True, config= says False"):
+        load(path, config=ASK.replace(final_norm=False))
+
+
+def test_pooling_that_needs_weights_is_not_made_up(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=TINY.replace(class_token=False, pool="mean"))
+    with pytest.raises(ConfigError, match=r"pool='map' has trained weights of its own, and these have none"):
+        load(path, config=ASK.replace(pool="mean"), pool="map", num_classes=5)
+    path = written(tmp_path / "map.safetensors", config=FAMILIES["attention pooling"])
+    ask = ASK.replace(pool="mean", gelu="tanh")
+    with pytest.raises(CheckpointError, match="pool: the tensors say map, config= says mean"):
+        load(path, config=ask)
+    model = load(path, config=ASK.replace(pool="map", gelu="tanh"), pool="mean", num_classes=5)
+    assert {name.split(".")[0] for name in model.source.report.dropped} == {"attn_pool", "head"}
+    assert model.config.pool == "mean"
+
+
+# Other patches.
+
+
+@pytest.mark.parametrize("patch", [2, 4, 16])
+def test_a_kernel_is_resized_as_timm_does(patch: int, tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors")
+    model = load(path, config=ASK, patch_size=patch)
+    kernel = trained().patch_embed.proj.weight.data
+    wanted = timm.layers.resample_patch_embed(kernel, [patch, patch])
+    ours = model.patch_embed.proj.weight.data
+    assert (ours - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    grid = (16 // patch, 16 // patch)
+    assert model.config.grid == grid
+    assert torch.equal(model.pos_embed, resample_positions(trained().pos_embed.data, (2, 2), grid, "timm"))
+    assert model.source.report.resampled == {
+        "patch_embed.proj.weight": ((16, 3, 8, 8), (16, 3, patch, patch)),
+        "pos_embed": ((1, 5, 16), (1, 1 + grid[0] ** 2, 16)),
+    }
+    assert model(IMAGES).shape == (2, 3)
+
+
+def test_a_larger_kernel_gives_a_resized_patch_what_the_old_one_gave() -> None:
+    kernel = trained().patch_embed.proj.weight.data
+    resized = torch.nn.functional.interpolate(IMAGES[:, :, :8, :8], size=(16, 16), mode="bicubic", antialias=True)
+    ours = (resample_kernel(kernel, 16) * resized[:, None]).sum((2, 3, 4))
+    torch.testing.assert_close(ours, (kernel * IMAGES[:, None, :, :8, :8]).sum((2, 3, 4)), rtol=1e-4, atol=1e-4)
+
+
+def test_patches_and_channels_and_the_size_of_images_change_together(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors")
+    model = load(path, config=ASK, patch_size=4, image_size=(16, 24), channels=1)
+    assert model.config.grid == (4, 6)
+    assert model.patch_embed.proj.weight.shape == (16, 1, 4, 4)
+    model.save(tmp_path / "saved")
+    assert torch.equal(load(tmp_path / "saved")(IMAGES[:, :1]), model(IMAGES[:, :1]))
+    assert create("vit_nano_4", weights=None, patch_size=8).config.grid == (4, 4)
+
+
+def test_patches_that_cannot_change_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=TINY.replace(stem=()))
+    with pytest.raises(
+        ConfigError, match=r"These weights have a stem, so their patches cannot change\. Leave patch_size out"
+    ):
+        load(path, config=ASK, patch_size=4)
+    path = written(tmp_path / "normed.safetensors", config=TINY.replace(patch_norm=True))
+    with pytest.raises(ConfigError, match=r"a norm of the pixels of a patch, so their patches cannot change\."):
+        load(path, config=ASK, patch_size=4)
+    path = written(tmp_path / "plain.safetensors")
+    with pytest.raises(ConfigError, match=r"image_size 16 does not divide into patches of 5\..*height 15 or 20"):
+        load(path, config=ASK, patch_size=5)
+
+
+# Stems.
+
+
+@pytest.mark.parametrize("stem", [(), (2, 1)], ids=str)
+def test_other_channels_go_into_the_root_of_a_stem(stem: tuple[int, ...], tmp_path: Path) -> None:
+    path = written(tmp_path / "vit.safetensors", config=TINY.replace(stem=stem))
+    model = load(path, config=ASK, channels=1)
+    root = f"patch_embed.backbone.{'stem.' if stem else ''}conv.weight"
+    assert model.source.report.resampled == {root: ((64, 3, 7, 7), (64, 1, 7, 7))}
+    assert torch.equal(model.get_parameter(root), trained(TINY.replace(stem=stem)).get_parameter(root).sum(1, True))
+    assert model(IMAGES[:, :1]).shape == (2, 3)
+
+
+def test_stems_that_are_no_hybrid_s_are_refused(tmp_path: Path) -> None:
+    def without(*names: str) -> Callable[[dict[str, Tensor]], Any]:
+        return lambda state: [state.pop(name) for name in list(state) if name.startswith(names)]
+
+    stem = "patch_embed.backbone"
+    hybrid = TINY.replace(stem=(1, 1, 1), patch_size=16)
+    for names in ((f"{stem}.stages.1",), (f"{stem}.stages.0",), (f"{stem}.stem.conv",)):
+        path = written(tmp_path / "vit.safetensors", without(*names), hybrid)
+        with pytest.raises(CheckpointError, match=r"Its stem is not that of a hybrid of the paper: it has units \("):
+            load(path, config=ASK)
+    path = written(tmp_path / "vit.safetensors", without(f"{stem}.stages.1.blocks.0.norm2"), hybrid)
+    with pytest.raises(CheckpointError, match=rf"- {stem}.stages.1.blocks.0.norm2.bias"):
+        load(path, config=ASK)
+    path = written(tmp_path / "vit.safetensors", config=hybrid)
+    with pytest.raises(CheckpointError, match=r"stem: the tensors say \(1, 1, 1\), config= says None"):
+        load(path, config=ASK.replace(stem=None))
+
+
+# Registers with rows in the position table.
+
+
+def registers_file(path: Path, rows: int, registers: int, class_token: bool = False) -> tuple[Path, dict[str, Tensor]]:
+    """A file as timm writes it: a table of that many rows beside registers."""
+    generator = torch.Generator().manual_seed(3)
+    config = TINY.replace(class_token=class_token, pool="cls" if class_token else "mean")
+    state = dict(trained(config).state_dict())
+    state["reg_token"] = torch.randn(1, registers, 16, generator=generator)
+    state["pos_embed"] = torch.randn(1, rows, 16, generator=generator)
+    return bare(path, state), state
+
+
+ASK_MEAN = ViTConfig(image_size=16, dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="mean")
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_rows_of_registers_are_folded_into_them(class_token: bool, tmp_path: Path) -> None:
+    path, state = registers_file(tmp_path / "vit.safetensors", 4 + 3 + class_token, 3, class_token)
+    model = load(path, config=ASK if class_token else ASK_MEAN)
+    table = state["pos_embed"]
+    assert (model.config.image_size, model.config.cls_position) == (16, False)
+    assert torch.equal(model.pos_embed, table[:, 3 + class_token :])
+    assert torch.equal(model.reg_token, state["reg_token"] + table[:, class_token : 3 + class_token])
+    if class_token:
+        assert torch.equal(model.cls_token, state["cls_token"] + table[:, :1])
+
+
+def test_rows_of_patches_alone_stay_as_they_are(tmp_path: Path) -> None:
+    path, state = registers_file(tmp_path / "vit.safetensors", 4, 2)
+    model = load(path, config=ASK_MEAN)
+    assert torch.equal(model.pos_embed, state["pos_embed"])
+    assert torch.equal(model.reg_token, state["reg_token"])
+
+
+def test_where_both_readings_fit_the_size_tells_or_is_asked_for(tmp_path: Path) -> None:
+    path, state = registers_file(tmp_path / "both.safetensors", 25, 9)  # 5 x 5 patches, or 4 x 4 and 9 registers
+    with pytest.raises(ConfigError, match=r"do not tell image_size\."):
+        load(path, config=ViTConfig(dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="mean"))
+    for size, rows in ((40, 25), (32, 16)):
+        model = load(path, config=ASK_MEAN.replace(image_size=size, patch_size=8))
+        assert torch.equal(model.pos_embed, state["pos_embed"][:, -rows:])
+    with pytest.raises(CheckpointError, match="25 rows, which is not an image of"):
+        load(path, config=ASK_MEAN.replace(image_size=24, patch_size=8))
+
+
+def test_a_folded_table_is_stretched_and_reported(tmp_path: Path) -> None:
+    path, _ = registers_file(tmp_path / "vit.safetensors", 7, 3)
+    model = load(path, config=ASK_MEAN, image_size=(16, 32))
+    assert model.source.report.resampled == {"pos_embed": ((1, 4, 16), (1, 8, 16))}
+    assert isinstance(model, ViT)

@@ -1,0 +1,965 @@
+"""The network beyond its arithmetic, which parity/ proves: sizes, kept tables, compilers, precision, training."""
+
+import copy
+import gc
+import math
+import pickle
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+import torch
+import torch.nn.functional as F
+from peers import timm
+from torch import Tensor, nn
+
+import vitlite
+from vitlite.config import PRESETS, Pool, ViTConfig
+from vitlite.errors import ConfigError, ImageError, InputError
+from vitlite.migration import ASKED_FOR, CALL, MODEL
+from vitlite.nn import positions
+from vitlite.nn.positions import resample_positions, sincos_positions
+from vitlite.nn.vit import Attention, DropPath, Features, ViT
+
+TINY = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=5)
+
+
+def tiny(seed: int = 0, **options: Any) -> ViT:
+    """A small model in eval mode, with every weight at work: the zero head of a new model hides all else."""
+    torch.manual_seed(seed)
+    model = ViT(ViTConfig(**TINY | options)).eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(0.1 * torch.randn_like(tensor))
+    return model
+
+
+def pictures(batch: int = 2, height: int = 32, width: int = 32, channels: int = 3) -> Tensor:
+    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(1))
+
+
+# Sizes and shapes.
+
+PARAMETERS = {
+    "vit_base_16": 86_567_656,
+    "vit_base_32": 88_224_232,
+    "vit_large_16": 304_326_632,
+    "vit_large_32": 306_535_400,
+    "vit_huge_14": 632_045_800,
+    "vit_huge_16": 632_199_400,
+    "vit_huge_32": 634_960_360,
+    "vit_tiny_16": 5_717_416,
+    "vit_small_8": 22_055_272,
+    "vit_small_16": 22_050_664,
+    "vit_small_32": 22_878_952,
+    "vit_base_8": 86_576_872,
+    "vit_large_14": 304_203_752,
+    "vit_giant_14": 1_012_611_432,
+    "vit_giant_16": 1_012_780_392,
+    "vit_gigantic_14": 1_844_440_680,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_presets_have_the_published_number_of_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = ViT(PRESETS[name])
+    assert sum(tensor.numel() for tensor in model.parameters()) == PARAMETERS[name]
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "attention pooling": {"pool": "map", "class_token": False, "gelu": "tanh"},
+    "rotation": {"positions": "rope", "registers": 4, "cls_position": False, "layer_scale": 0.5, "norm_eps": 1e-5},
+    "gated": {"mlp": "swiglu", "inner_norm": True},
+    "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
+    "no final norm": {"final_norm": False, "layer_scale": 0.1},
+    "hybrid": {"stem": (1, 1)},
+    "hybrid, root alone": {"stem": ()},
+}  # that only some checkpoints are of
+
+
+@pytest.mark.parametrize("positions", ["learned", "sincos2d", "rope", "none"])
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (48, 48), (24, 40), (8, 64)])
+def test_any_size_goes_in(positions: str, height: int, width: int) -> None:
+    model = tiny(positions=positions)
+    images = pictures(3, height, width)
+    grid = (height // 8, width // 8)
+    assert model(images).shape == (3, 5)
+    assert model.embed(images).shape == (3, 48)
+    features = model.features(images)
+    assert features.grid == grid
+    assert features.patches.shape == (3, grid[0] * grid[1], 48)
+    assert model.attention_maps(images).shape == (1, 3, 4, 1 + grid[0] * grid[1], 1 + grid[0] * grid[1])
+
+
+def test_a_model_built_at_another_size_equals_one_that_is_shown_it() -> None:
+    model = tiny()
+    larger = ViT(model.config.replace(image_size=(48, 24))).eval()
+    state = model.state_dict()
+    patches = resample_positions(state["pos_embed"][:, 1:], (4, 4), (6, 3), "timm")
+    larger.load_state_dict(state | {"pos_embed": torch.cat([state["pos_embed"][:, :1], patches], dim=1)})
+    images = pictures(2, 48, 24)
+    torch.testing.assert_close(larger(images), model(images))
+
+
+def test_images_of_any_memory_format() -> None:
+    model = tiny()
+    images = pictures(2, 48, 24)
+    for other in (images.contiguous(memory_format=torch.channels_last), images.repeat(1, 1, 2, 2)[:, :, 48:, 24:]):
+        torch.testing.assert_close(model(other), model(images))
+
+
+def test_rows_and_columns_are_not_exchanged() -> None:
+    images = pictures(1, 24, 40)
+    patches = tiny(positions="none").patch_embed(images)
+    first_row = tiny(positions="none").patch_embed(images[:, :, :8])
+    torch.testing.assert_close(patches[:, :5], first_row)
+
+
+# What a model tells besides logits.
+
+
+PREFIXES = [{}, {"registers": 2, "cls_position": False}, {"class_token": False, "pool": "mean"}, *FAMILIES.values()]
+
+
+@pytest.mark.parametrize("options", PREFIXES, ids=str)
+def test_features_hold_every_token_once(options: dict[str, Any]) -> None:
+    model = tiny(**options)
+    images = pictures()
+    features = model.features(images, layers=(-1, 0, 0))
+    assert (features.cls is None) == (not model.config.class_token)
+    assert (features.registers is None) == (not model.config.registers)
+    parts = [features.cls if features.cls is None else features.cls[:, None], features.registers, features.patches]
+    tokens = torch.cat([part for part in parts if part is not None], dim=1)
+    last, first, again = features.layers
+    torch.testing.assert_close(tokens, model.norm(last))
+    torch.testing.assert_close(first, model.blocks[0](model._tokens(images), *model._rotation(images)))
+    assert again is first
+
+
+@pytest.mark.parametrize("options", PREFIXES, ids=str)
+def test_features_of_blocks_after_the_final_norm(options: dict[str, Any]) -> None:
+    model, images = tiny(**options), pictures()
+    plain = model.features(images, layers=(0, -1))
+    normed = model.features(images, layers=(0, -1), norm=True)
+    for before, after in zip(plain.layers, normed.layers, strict=True):
+        torch.testing.assert_close(after, model.norm(before))
+    torch.testing.assert_close(normed.patches, plain.patches)
+    torch.testing.assert_close(
+        model.features(images, layers=1).layers[0], model.features(images, layers=(1,)).layers[0]
+    )
+
+
+READS: dict[str, Callable[[ViT, Features], Tensor]] = {
+    "cls": lambda _, features: features.cls,
+    "mean": lambda _, features: features.patches.mean(1),
+    "mean_with_cls": lambda _, features: (features.cls + features.patches.sum(1)) / 17,
+    "cls_and_mean": lambda _, features: torch.cat([features.cls, features.patches.mean(1)], dim=1),
+    "cls_and_distillation": lambda _, features: torch.cat([features.cls, features.registers[:, 0]], dim=1),
+    "map": lambda model, features: model.attn_pool(features.patches),
+}
+
+
+@pytest.mark.parametrize("pool", get_args(Pool))
+def test_embed_is_what_the_head_sees(pool: str) -> None:
+    model = tiny(pool=pool, **({} if pool == "mean_with_cls" else {"registers": 1, "cls_position": False}))
+    images = pictures()
+    wanted = READS[pool](model, model.features(images))
+    torch.testing.assert_close(model.embed(images), wanted)
+    torch.testing.assert_close(model(images), model.head(wanted))
+    assert model.config.embed_dim == wanted.shape[1]
+
+
+def test_without_a_head_a_model_returns_what_it_would_have_seen() -> None:
+    model = tiny(num_classes=0, pre_logits=24)
+    assert torch.equal(model(pictures()), model.embed(pictures()))
+    assert model.config.embed_dim == model(pictures()).shape[1] == 24
+    assert model(pictures()).abs().max() < 1, "a tanh comes last"
+
+
+def test_an_attention_map_times_the_values_is_the_fused_attention() -> None:
+    for kind in ("learned", "rope"):
+        model = tiny(head_dim=20, positions=kind)
+        attention, rotation = model.blocks[1].attn, model._rotation(pictures())
+        x = torch.randn(2, 17, 48)
+        _, _, v = attention.split(x, *rotation)
+        by_map = attention.proj((attention.map(x, *rotation) @ v).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(by_map, attention(x, *rotation), rtol=1e-5, atol=1e-5)
+
+
+def test_a_rotary_block_without_its_rotation_fails() -> None:
+    model = tiny(positions="rope")
+    with pytest.raises(ValueError, match="not enough values to unpack"):
+        model.blocks[0](model._tokens(pictures()))
+
+
+def test_attention_maps_come_in_the_order_asked_for() -> None:
+    model = tiny()
+    images = pictures()
+    maps = model.attention_maps(images, layers=(-1, 0))
+    assert maps.shape == (2, 2, 4, 17, 17)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(2, 2, 4, 17))
+    torch.testing.assert_close(maps[1], model.blocks[0].map(model._tokens(images)))
+    torch.testing.assert_close(maps[0], model.blocks[2].map(model.features(images, (1,)).layers[0]))
+
+
+def test_one_layer_costs_one_map_and_the_others_stay_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def watch(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **named: (calls.append(name), original(*given, **named))[1])
+
+    watch(Attention, "map")
+    watch(F, "scaled_dot_product_attention")
+    model = tiny()
+    with torch.no_grad():
+        model.attention_maps(pictures())
+        assert calls == ["scaled_dot_product_attention"] * 2 + ["map"]
+        calls.clear()
+        model.attention_maps(pictures(), layers=(0,))
+        assert calls == ["map"], "nothing after the last layer asked for is computed"
+
+
+@pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
+def test_reset_head(options: dict[str, Any]) -> None:
+    model = tiny(**options).double()
+    model.labels = ("a", "b", "c", "d", "e")
+    embedding = model.embed(pictures().double())
+    model.reset_head(7)
+    assert model.config.num_classes == 7
+    assert model.labels is None
+    assert model.head.weight.dtype == torch.float64
+    assert torch.equal(model(pictures().double()), torch.zeros(2, 7, dtype=torch.float64))
+    assert not model.head.training
+    model.reset_head(0)
+    assert torch.equal(model(pictures().double()), embedding)
+
+
+# Position tables that are kept between calls.
+
+
+@pytest.fixture
+def resampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The grids for which a table was computed."""
+    grids: list[tuple[int, int]] = []
+
+    def count(table: Tensor, old: Any, new: tuple[int, int], method: Any) -> Tensor:
+        grids.append(new)
+        return resample_positions(table, old, new, method)
+
+    monkeypatch.setattr(positions, "resample_positions", count)
+    return grids
+
+
+def test_a_table_is_computed_once_for_each_size(resampled: list[tuple[int, int]]) -> None:
+    model = tiny()
+    for context in (torch.no_grad, torch.inference_mode):
+        for _ in range(2):
+            with context():
+                model(pictures(1, 48, 48))
+                model(pictures(1, 24, 40))
+                model(pictures(1, 32, 32))
+    assert resampled == [(6, 6), (3, 5)], "none for the native size"
+
+
+def test_few_tables_are_kept(resampled: list[tuple[int, int]]) -> None:
+    model = tiny()
+    with torch.no_grad():
+        for width in range(8, 8 * 40, 8):
+            model(pictures(1, 8, width))
+            assert len(model.tables.stretched.tables) <= 16
+
+
+def test_no_table_is_kept_while_it_learns(resampled: list[tuple[int, int]]) -> None:
+    model = tiny()
+    for _ in range(2):
+        model(pictures(1, 48, 48)).sum().backward()
+    assert len(resampled) == 2
+    assert model.pos_embed.grad.abs().sum() > 0
+    model.pos_embed.requires_grad_(False)
+    for _ in range(2):
+        model(pictures(1, 48, 48)).sum().backward()
+    assert len(resampled) == 3, "a frozen table is kept in training as well"
+
+
+def fresh(model: ViT, images: Tensor) -> Tensor:
+    """What a new model with the same weights computes."""
+    twin = ViT(model.config).eval().to(model.dtype)
+    twin.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        return twin(images.to(model.dtype))
+
+
+def load(model: ViT) -> None:
+    model.load_state_dict({name: tensor * 1.5 for name, tensor in model.state_dict().items()})
+
+
+def load_by_assignment(model: ViT) -> None:
+    model.load_state_dict({name: tensor * 1.5 for name, tensor in model.state_dict().items()}, assign=True)
+
+
+def step(model: ViT) -> None:
+    model(pictures()).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def train_and_step(model: ViT) -> None:
+    step(model.train())
+    model.eval()
+
+
+def write(model: ViT) -> None:
+    with torch.no_grad():
+        model.pos_embed.mul_(1.5)
+
+
+def write_in_inference_mode(model: ViT) -> None:
+    with torch.inference_mode():
+        model.pos_embed.mul_(1.5)
+
+
+def write_unseen(model: ViT) -> None:  # as many averages of weights are written
+    model.pos_embed.data.mul_(1.5)
+
+
+def replace_data(model: ViT) -> None:
+    model.pos_embed.data = model.pos_embed.data * 1.5
+
+
+def replace_parameter(model: ViT) -> None:
+    model.pos_embed = nn.Parameter(model.pos_embed.detach() * 1.5)
+
+
+def convert(model: ViT) -> None:
+    model.to(torch.float64)
+
+
+def average(model: ViT) -> None:
+    other = tiny(seed=1)
+    with torch.no_grad():
+        for mine, theirs in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+            mine.lerp_(theirs, 0.5)
+
+
+CHANGES = [
+    load,
+    load_by_assignment,
+    step,
+    train_and_step,
+    write,
+    write_in_inference_mode,
+    write_unseen,
+    replace_data,
+    replace_parameter,
+    convert,
+    average,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_no_stale_table_after(change: Callable[[ViT], None], mode: Callable[[], Any]) -> None:
+    model = tiny()
+    images = pictures(2, 48, 24)
+    with mode():
+        before = model(images)
+    change(model)
+    with mode():
+        after = model(images.to(model.dtype))
+    assert torch.equal(after, fresh(model, images))
+    assert change is convert or not torch.allclose(before, after), "the change is one that shows"
+
+
+def test_inference_then_training_on_one_model() -> None:
+    model = tiny()
+    images = pictures(2, 48, 24)
+    with torch.inference_mode():
+        model(images)
+    model(images).sum().backward()  # still in eval mode, with gradients
+    assert model.pos_embed.grad.abs().sum() > 0
+    model.pos_embed.requires_grad_(False)  # the table is now taken from what inference kept
+    with torch.inference_mode():
+        model(images)
+    assert not any(table.is_inference() for table in model.tables.stretched.tables.values()), (
+        "one would break a later backward"
+    )
+    model(images).sum().backward()
+    model.train()
+    model(images).sum().backward()
+
+
+@pytest.mark.parametrize("positions", ["learned", "sincos2d", "rope"])
+def test_four_threads_with_different_sizes(positions: str) -> None:
+    model = tiny(positions=positions)
+    sizes = [(48, 48), (24, 40), (40, 24), (64, 32)]
+    with torch.no_grad():
+        wanted = [copy.deepcopy(model)(pictures(1, *size)) for size in sizes]
+    wrong: list[Any] = []
+
+    def work(i: int) -> None:
+        with torch.inference_mode():
+            for turn in range(40):
+                j = (i + turn) % 4
+                try:
+                    if not torch.equal(model(pictures(1, *sizes[j])), wanted[j]):
+                        wrong.append(sizes[j])
+                except Exception as error:
+                    wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_copy_has_tables_of_its_own() -> None:
+    model = tiny()
+    images = pictures(2, 48, 24)
+    with torch.no_grad():
+        before = model(images)
+        twin = copy.deepcopy(model)
+        twin.pos_embed.mul_(1.5)
+        assert torch.equal(twin(images), fresh(twin, images))
+        assert torch.equal(model(images), before)
+
+
+def test_a_pickled_model_answers_the_same() -> None:
+    model = tiny()
+    with torch.no_grad():
+        wanted = model(pictures(2, 48, 24))
+        again = pickle.loads(pickle.dumps(model))
+        assert again.tables.stretched is None, "what can be computed is not written"
+        assert torch.equal(again(pictures(2, 48, 24)), wanted)
+    assert again.config == model.config
+    assert again.config.given == model.config.given
+
+
+def test_a_model_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = tiny()
+        assert torch.equal(model(pictures(2, 48, 24)), fresh(model, pictures(2, 48, 24)))
+        model.pos_embed.mul_(1.5)
+        assert torch.equal(model(pictures(2, 48, 24)), fresh(model, pictures(2, 48, 24)))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_an_ensemble_under_vmap() -> None:
+    models = [tiny(seed) for seed in range(3)]
+    parameters, _ = torch.func.stack_module_state(models)
+    images = pictures(2, 48, 24)
+    with torch.no_grad():
+        models[0](images)
+
+        def run(weights: dict[str, Tensor]) -> Tensor:
+            return torch.func.functional_call(models[0], weights, (images,))
+
+        together = torch.vmap(run)(parameters)
+        for model, logits in zip(models, together, strict=True):
+            torch.testing.assert_close(model(images), logits)
+
+
+@pytest.mark.parametrize("method", ["timm", "transformers", "torchvision", "jax"])
+def test_half_precision_tables_are_resampled_in_full(method: Any) -> None:
+    table = torch.randn(1, 16, 8)
+    half = resample_positions(table.bfloat16(), (4, 4), (7, 5), method)
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, resample_positions(table.bfloat16().float(), (4, 4), (7, 5), method).bfloat16())
+
+
+def test_sincos_positions_do_not_depend_on_the_grid() -> None:
+    large, small = (sincos_positions((side, side), 16).unflatten(1, (side, side)) for side in (9, 4))
+    torch.testing.assert_close(large[:, :4, :4], small)
+    with torch.device("meta"):  # stands for mps, which has no float64
+        assert torch.equal(sincos_positions((4, 4), 16).unflatten(1, (4, 4)), small)
+
+
+# Compilers.
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs() -> Any:
+    yield
+    torch._dynamo.reset()
+
+
+COMPILED: list[dict[str, Any]] = [  # all families, in three models
+    {"registers": 1, "cls_position": False, "pool": "cls_and_distillation", "layer_scale": 0.5},
+    {"positions": "rope", "registers": 4, "cls_position": False, "mlp": "swiglu", "pool": "map"},
+    {"stem": (1, 1), "final_norm": False},
+]
+
+
+@pytest.mark.parametrize("options", COMPILED, ids=str)
+def test_compiles_whole_in_three_graphs(options: dict[str, Any]) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = tiny(depth=2, **options)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        for batch in (8, 4, 1, 2, 5):
+            torch.testing.assert_close(compiled(pictures(batch)), model(pictures(batch)))
+        assert len(graphs) <= 3
+        for size in ((48, 48), (24, 40), (40, 64)):
+            torch.testing.assert_close(compiled(pictures(2, *size)), model(pictures(2, *size)))
+        assert len(graphs) <= 5
+
+
+@pytest.mark.parametrize("options", COMPILED, ids=str)
+def test_compiled_training_equals_plain(options: dict[str, Any]) -> None:
+    model, twin = (tiny(depth=2, checkpointing=True, **options).train() for _ in range(2))
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for size in ((32, 32), (48, 24), (24, 40)):
+        model(pictures(2, *size)).square().sum().backward()
+        compiled(pictures(2, *size)).square().sum().backward()
+    for (name, mine), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)
+
+
+EXPORTED = [{}, {"positions": "sincos2d"}, {"resample": "jax", "patch_norm": True}, *FAMILIES.values()]
+
+
+@pytest.mark.parametrize("options", EXPORTED, ids=str)
+def test_exports_with_dynamic_batch_height_and_width(options: dict[str, Any]) -> None:
+    model = tiny(**options)
+    dim = torch.export.Dim
+    shapes = {0: dim("batch", max=64), 2: 8 * dim("rows", max=64), 3: 8 * dim("columns", max=64)}
+    with torch.no_grad():
+        model(pictures(2, 32, 48))  # a kept table must not end in the program
+        program = torch.export.export(model, (pictures(2, 32, 48),), dynamic_shapes=(shapes,)).module()
+        for shape in ((2, 32, 32), (1, 48, 24), (5, 40, 64)):
+            torch.testing.assert_close(program(pictures(*shape)), model(pictures(*shape)))
+
+
+# What others do to a layer: adapters, pruning and hooks all count on its being called.
+
+LAYERS = [
+    {"patch_norm": True}, {"pool": "map"}, {"pre_logits": 8}, {"pre_norm": True, "inner_norm": True},
+    *FAMILIES.values(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", LAYERS, ids=str)
+def test_every_layer_with_weights_is_called(options: dict[str, Any]) -> None:
+    model = tiny(**options)
+    wanted = {name for name, layer in model.named_modules() if layer._parameters and not list(layer.children())}
+    called = set()
+    for name in wanted:
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
+    model(pictures())
+    assert called == wanted
+
+
+# Precision, devices.
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.bfloat16, 0.1), (torch.float16, 0.02), (torch.float64, 1e-5)])
+@pytest.mark.parametrize("size", [(32, 32), (48, 24)], ids=str)
+def test_other_precisions(dtype: torch.dtype, near: float, size: tuple[int, int]) -> None:
+    others = [{}, {"positions": "sincos2d", "pool": "mean"}, {"layer_scale": 1.0, "patch_norm": True}]
+    for options in (*others, *FAMILIES.values()):
+        model = tiny(**options)
+        with torch.no_grad():
+            wanted = model(pictures(2, *size))
+            model.to(dtype)
+            logits = model(pictures(2, *size).to(dtype))
+        assert model.dtype == logits.dtype == dtype
+        assert (logits - wanted).abs().max() < near * wanted.abs().max()
+        assert model.attention_maps(pictures(2, *size).to(dtype)).dtype == dtype
+
+
+def test_autocast_takes_full_precision_images_and_weights() -> None:
+    model = tiny()
+    wanted = model(pictures(2, 48, 24))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(pictures(2, 48, 24))
+        assert logits.dtype == torch.bfloat16
+        model(pictures(2, 48, 24).bfloat16())
+        logits.sum().backward()
+    assert (logits - wanted).abs().max() < 0.1 * wanted.abs().max()
+    assert model.pos_embed.grad.dtype == torch.float32
+
+
+DEVICES = [
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
+    pytest.param("mps", marks=pytest.mark.skipif(not torch.backends.mps.is_available(), reason="no MPS device")),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [(32, 32), (48, 24)], ids=str)
+def test_other_devices(device: str, size: tuple[int, int]) -> None:
+    model = tiny()
+    with torch.no_grad():
+        wanted = model(pictures(2, *size))
+        model.to(device)
+        torch.testing.assert_close(model(pictures(2, *size).to(device)).cpu(), wanted, rtol=1e-3, atol=1e-3)
+        with pytest.raises(InputError, match="Images are on cpu, the model on"):
+            model(pictures(2, *size))
+
+
+def test_nothing_reads_values_so_nothing_waits_for_a_device() -> None:
+    with torch.device("meta"):
+        model = ViT(ViTConfig(**TINY)).eval()
+    with torch.no_grad():
+        for size in ((32, 32), (48, 24)):
+            for _ in range(2):
+                assert model(torch.empty(2, 3, *size, device="meta")).shape == (2, 5)
+    assert model.device == torch.device("meta")
+
+
+# Training.
+
+
+@pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
+def test_gradient_checkpointing_changes_nothing_but_memory(options: dict[str, Any]) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny(checkpointing=checkpointing, dropout=0.2, drop_path=0.3, **options).train()
+        calls: list[int] = []
+        model.blocks[0].norm1.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        torch.manual_seed(3)
+        logits = model(pictures(8))
+        (logits * torch.randn(8, 5, generator=torch.Generator().manual_seed(4))).sum().backward()
+        assert len(calls) == 1 + checkpointing, "the block is computed again, or not"
+        gradients.append([logits, *(tensor.grad for tensor in model.parameters())])
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+def test_inference_does_not_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    recomputed = lambda *_, **__: pytest.fail("nothing will be computed again")  # noqa: E731
+    monkeypatch.setattr("torch.utils.checkpoint.checkpoint", recomputed)
+    with torch.no_grad():
+        tiny(checkpointing=True).train()(pictures())
+
+
+def test_drop_path_leaves_out_whole_images_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(20_000, 3, 2)
+    dropped = DropPath(0.3).train()(x)
+    assert torch.equal(dropped, dropped[:, :1, :1].expand_as(dropped)), "an image is dropped whole"
+    assert dropped.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert abs((dropped[:, 0, 0] == 0).float().mean() - 0.3) < 0.01
+    assert torch.equal(DropPath(0.3).eval()(x), x)
+
+
+def test_stochastic_depth_rises_linearly_to_the_last_block() -> None:
+    model = tiny(drop_path=0.2, depth=5)
+    rates = [getattr(block.drop_path, "rate", 0.0) for block in model.blocks]
+    assert rates == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+    assert not isinstance(tiny(drop_path=0.2, depth=1).blocks[0].drop_path, DropPath)
+
+
+@pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
+def test_dropout_stands_where_the_paper_has_it(options: dict[str, Any]) -> None:
+    model = tiny(dropout=0.25, **options)
+    dropouts = {name for name, part in model.named_modules() if isinstance(part, nn.Dropout) and part.p == 0.25}
+    assert dropouts == {"drop", *(f"blocks.{i}.{part}.drop" for i in range(3) for part in ("attn", "mlp"))}
+    assert torch.equal(model(pictures()), tiny(**options)(pictures())), "no dropout in inference"
+    zeros: dict[str, list[float]] = {}
+    for name in dropouts:
+        model.get_submodule(name).register_forward_hook(
+            lambda _, __, out, name=name: zeros.setdefault(name, []).append((out == 0).float().mean().item())
+        )
+    torch.manual_seed(0)
+    model.train()(pictures(16))
+    assert all(abs(share - 0.25) < 0.03 for shares in zeros.values() for share in shares)
+    assert {name: len(shares) for name, shares in zeros.items()} == {
+        name: 2 if "mlp" in name else 1 for name in dropouts
+    }, "after the tokens, after attention, and after both layers of the MLP"
+
+
+def test_a_new_model_starts_as_the_papers_code_does() -> None:
+    torch.manual_seed(0)
+    d, inner = 192, 768
+    model = ViT(ViTConfig(dim=d, heads=4, mlp_dim=inner, depth=1, pre_logits=d, registers=0))
+    block = model.blocks[0]
+    for weight, fans in (
+        *((part, d + d) for part in block.attn.qkv.weight.chunk(3)),  # apart, not as one matrix three times as wide
+        (block.attn.proj.weight, d + d),
+        (block.mlp.fc1.weight, d + inner),
+        (block.mlp.fc2.weight, d + inner),
+    ):
+        bound = math.sqrt(6 / fans)
+        assert 0.99 * bound < weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    for weight in (model.patch_embed.proj.weight, model.pre_logits.weight):  # Flax's default: LeCun, cut at 2 sigma
+        wanted = weight[0].numel() ** -0.5
+        assert weight.std().item() == pytest.approx(wanted, rel=0.02)
+        assert weight.abs().max().item() == pytest.approx(2 * wanted / 0.8796, rel=0.02)
+    for bias in (block.mlp.fc1.bias, block.mlp.fc2.bias):
+        assert bias.std().item() == pytest.approx(1e-6, rel=0.2)
+    for name in ("attn.qkv", "attn.proj", "norm1", "norm2"):
+        assert not block.get_submodule(name).bias.any()
+    assert not model.patch_embed.proj.bias.any()
+    assert not model.cls_token.any()
+    assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.02)
+    assert not model.head.weight.any()
+    assert not model.head.bias.any()
+    assert model.training
+
+
+@pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
+def test_a_new_model_learns(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(**TINY | {"depth": 1} | options))
+    images, targets = torch.randn(16, 3, 32, 32), torch.arange(16) % 5
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), targets)
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
+    assert all(tensor.grad is not None for tensor in model.parameters())
+
+
+def test_no_call_leaves_anything_behind() -> None:
+    model = tiny()
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(type(thing) in (Tensor, nn.Parameter) for thing in gc.get_objects())
+
+    model(pictures())
+    before = tensors()
+    for _ in range(3):
+        model(pictures()), model.features(pictures(), (0, 1)), model.attention_maps(pictures())
+    assert tensors() == before
+
+
+# Mistakes, each answered before anything is computed.
+
+WRONG_IMAGES = [
+    (torch.zeros(3, 32, 32), r"takes \(batch, 3, height, width\), got shape \(3, 32, 32\)\. Add the batch: images"),
+    (torch.zeros(2, 5), r"takes \(batch, 3, height, width\), got shape \(2, 5\)\.$"),
+    (torch.zeros(2, 32, 32, 3), r"got shape \(2, 32, 32, 3\)\. Channels come second: images\.permute\(0, 3, 1, 2\)"),
+    (torch.zeros(2, 1, 32, 32), r"got shape \(2, 1, 32, 32\)\. For other channels: create\(\.\.\., channels=1\)"),
+    (torch.zeros(0, 3, 32, 32), r"batch is empty: got shape \(0, 3, 32, 32\)\. Pass at least one image"),
+    (torch.zeros(2, 3, 35, 32), r"35 x 32 pixels do not divide into patches of 8.*nearest that fit: height 32 or 40\."),
+    (torch.zeros(2, 3, 32, 30), r"nearest that fit: width 24 or 32\. Resize or crop them"),
+    (torch.zeros(2, 3, 5, 30), r"nearest that fit: height 8, width 24 or 32\."),
+    (torch.zeros(2, 3, 0, 32), r"0 x 32 pixels do not divide .* nearest that fit: height 8\."),
+    (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), r"normalised floats, got torch\.uint8.*model\.preprocess\(images\)"),
+    (torch.zeros(2, 3, 32, 32, dtype=torch.bool), r"normalised floats, got torch\.bool"),
+    (torch.zeros(2, 3, 32, 32, dtype=torch.complex64), r"normalised floats, got torch\.complex64"),
+    (
+        torch.zeros(2, 3, 32, 32, dtype=torch.float64),
+        r"float64, the model torch\.float32\..*images\.to\(model\.dtype\)",
+    ),
+    (torch.zeros(2, 3, 32, 32, device="meta"), r"on meta, the model on cpu\..*images\.to\(model\.device\)"),
+    ([[1.0]], r"takes a tensor \(batch, 3, height, width\), got list\. For pictures: model\.predict"),
+    ("cat.jpg", r"got str\. For pictures: model\.predict\(picture\), or model\(model\.preprocess\(picture\)\)"),
+    (None, r"got NoneType"),
+]
+
+
+@pytest.mark.parametrize(("images", "text"), WRONG_IMAGES)
+@pytest.mark.parametrize("method", ["forward", "embed", "features", "attention_maps"])
+def test_wrong_images(images: Any, text: str, method: str) -> None:
+    model = tiny()
+    model.patch_embed.register_forward_pre_hook(lambda *_: pytest.fail("something was computed first"))
+    with pytest.raises(InputError, match=text):
+        getattr(model, method)(images)
+
+
+@pytest.mark.parametrize("layer", [3, -4, 1.0, "0", None, True])
+@pytest.mark.parametrize("method", ["features", "attention_maps"])
+def test_wrong_layers(layer: Any, method: str) -> None:
+    with pytest.raises(InputError, match=rf"layers has {layer!r}; the 3 blocks are 0 to 2, or -3 to -1\."):
+        getattr(tiny(), method)(pictures(), layers=[layer])
+
+
+@pytest.mark.parametrize("layers", [None, 1.5, torch.tensor(1), object], ids=repr)
+@pytest.mark.parametrize("method", ["features", "attention_maps"])
+def test_layers_that_are_neither_a_number_nor_several(layers: Any, method: str) -> None:
+    with pytest.raises(InputError, match=rf"layers has {re.escape(repr(layers))}; the 3 blocks are 0 to 2, or"):
+        getattr(tiny(), method)(pictures(), layers=layers)
+
+
+def test_layers_are_those_of_the_blocks_that_there_are() -> None:
+    model = tiny()
+    whole = model.features(pictures(), layers=(1,)).layers[0]
+    model.blocks = model.blocks[:2]
+    assert torch.equal(model.features(pictures(), layers=(-1,)).layers[0], whole)
+    assert model.attention_maps(pictures()).shape[0] == 1
+    with pytest.raises(InputError, match="layers has 2; the 2 blocks are 0 to 1, or -2 to -1"):
+        model.features(pictures(), layers=2)
+
+
+@pytest.mark.parametrize("config", [None, {}, {"dim": 64}, "vit_base_16", ViTConfig], ids=repr)
+def test_a_vit_is_built_of_a_config(config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"ViT takes a ViTConfig, got .*vitlite\.create\(name, weights=None\)"):
+        ViT(config)
+
+
+def test_layers_are_named_and_not_counted() -> None:
+    with pytest.raises(InputError, match=r"layers has 3; .* They are named, not counted: .* layers=\(-2, -1\)\."):
+        tiny().features(pictures(), layers=3)
+
+
+@pytest.mark.parametrize("name", sorted(MODEL.keys() - set(ASKED_FOR)))
+def test_a_name_of_another_library_is_answered_and_is_none_of_ours(name: str) -> None:
+    model = tiny()
+    with pytest.raises(AttributeError, match=re.escape(f"A vitlite ViT has no {name}. {MODEL[name]}")):
+        getattr(model, name)
+    assert not hasattr(model, name)
+    assert getattr(model, name, None) is None
+
+
+@pytest.mark.parametrize("name", ASKED_FOR)
+def test_timm_is_told_that_its_defaults_are_not_ours(name: str) -> None:
+    with pytest.raises(InputError, match=f"A vitlite ViT has no {name}.*Pictures are prepared by model.preprocess"):
+        hasattr(tiny(), name)
+    with pytest.raises(
+        InputError, match=r"which are not this model's; for its create_transform take model\.preprocess"
+    ):
+        timm.data.resolve_model_data_config(tiny())
+
+
+@pytest.mark.parametrize("option", CALL)
+def test_an_option_of_another_librarys_call_is_answered(option: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"A model takes images, and no option {option}=. {CALL[option]}")):
+        tiny()(pictures(), **{option: True})
+    if option == "pixel_values":
+        with pytest.raises(InputError, match="no option pixel_values="):
+            tiny()(pixel_values=pictures())
+
+
+def test_an_option_of_a_class_made_of_ours_is_its_own() -> None:
+    class Masking(ViT):
+        def forward(self, images: Tensor, mask: bool = False) -> Tensor:
+            return super().forward(images * (not mask))
+
+    model = Masking(tiny().config)
+    assert torch.equal(model(pictures(), mask=True), model(torch.zeros(2, 3, 32, 32)))
+    assert torch.equal(model(images=pictures()), model(pictures()))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        model(pictures(), nonsense=True)
+
+
+def test_what_a_class_made_of_ours_has_under_such_a_name_is_its_own() -> None:
+    class Mine(ViT):
+        def forward_features(self, images: Tensor) -> Tensor:
+            return self.features(images).patches
+
+    model = Mine(tiny().config)
+    model.classifier = torch.nn.Linear(48, 2)
+    assert model.classifier.out_features == 2
+    assert model.forward_features(pictures()).shape == (2, 16, 48)
+    with pytest.raises(AttributeError, match="A vitlite Mine has no reset_classifier"):
+        _ = model.reset_classifier
+    with pytest.raises(AttributeError, match="'Mine' object has no attribute 'nonsense'"):
+        _ = model.nonsense
+
+
+def test_answering_names_disturbs_no_copy_and_no_compiler() -> None:
+    model, images = tiny(), pictures()
+    for again in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(images), model(images))
+        assert not hasattr(again, "forward_features")
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(images), model(images))
+        exported = torch.export.export(model, (images,)).module()
+        torch.testing.assert_close(exported(images), model(images))
+
+
+def test_no_layers() -> None:
+    with pytest.raises(InputError, match=r"got no layers\. Name at least one, such as layers=\(-1,\)"):
+        tiny().attention_maps(pictures(), layers=())
+    assert tiny().features(pictures(), layers=()).layers == ()
+
+
+def test_a_wrong_number_of_classes() -> None:
+    with pytest.raises(ConfigError, match="num_classes must be a whole number of at least 0, got -1"):
+        tiny().reset_head(-1)
+
+
+def test_pictures_without_a_transform() -> None:
+    with pytest.raises(ImageError, match=r"came without their preprocessing.*model.preprocess = "):
+        tiny().preprocess("cat.jpg")
+
+
+def test_a_deleted_model_is_gone_at_once() -> None:
+    model = vitlite.create("vit_nano_4.cifar10")
+    assert model.preprocess.model is model
+    gone = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_layer_of_several_matrices_begins_as_each_alone_would() -> None:
+    model = ViT(ViTConfig(**TINY | {"pool": "map", "class_token": False, "mlp": "swiglu", "dim": 64, "mlp_dim": 64}))
+    block, pool = model.blocks[0], model.attn_pool
+    for layer, parts in ((block.attn.qkv, 3), (block.mlp.fc1, 2), (pool.kv, 2), (pool.mlp.fc1, 1)):
+        bound = math.sqrt(6 / (layer.in_features + layer.out_features // parts))
+        assert 0.9 * bound < layer.weight.abs().max().item() <= bound
+
+
+def test_a_config_is_not_replaced_after_construction() -> None:
+    model = tiny()
+    for change in ({"checkpointing": True}, {"resample": "jax"}, {"image_size": 64}):
+        with pytest.raises(ConfigError, match="says what it was built of"):
+            model.config = model.config.replace(**change)
+    model.reset_head(7)
+    assert model.config.num_classes == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("pos_embed", (1, 65, 32), {}),
+        ("pos_embed", (1, 64, 32), {"cls_position": False}),
+        ("cls_token", (1, 4, 32), {}),
+        ("reg_token", (1, 2, 32), {"registers": 4, "cls_position": False}),
+    ],
+)
+def test_tokens_of_another_shape_are_refused(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    """They would be broadcast, or cut, and the answer be that of no network."""
+    model = tiny(**options)
+    setattr(model, name, nn.Parameter(torch.randn(shape)))
+    with pytest.raises(ConfigError, match=rf"{name} is \({', '.join(map(str, shape))}\), and by the model's config"):
+        model(torch.randn(1, 3, *model.config.size))
+
+
+@pytest.mark.parametrize("labels", ["cat", b"cat", {0: "cat", 1: "dog"}, [b"cat", b"dog"], [1, 2], 3])
+def test_labels_are_texts(labels: Any) -> None:
+    model = tiny(num_classes=2)
+    with pytest.raises(ConfigError, match=r"model\.labels takes a list of texts.*id2label\[i\]"):
+        model.labels = labels
+    model.labels = iter(["cat", "dog"])  # or an array
+    assert model.labels == ("cat", "dog")
+
+
+def test_float64_under_autocast_is_refused() -> None:
+    """Which autocast leaves as it is."""
+    model = tiny()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(InputError, match=r"Images are torch\.float64, the model torch\.float32"):
+            model(pictures().double())
+        with pytest.raises(InputError, match=r"Images are torch\.float32, the model torch\.float64"):
+            tiny().double()(pictures())
+        model(pictures())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch advises against traces
+def test_a_trace_is_the_same_with_gradients_and_without() -> None:
+    model, images = tiny(), pictures()
+    traced = torch.jit.trace(model, images)
+    torch.testing.assert_close(traced(images), model(images))

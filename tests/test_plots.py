@@ -1,0 +1,424 @@
+"""What a model looks for and where it looks, as numbers and drawn; and the pictures of a training run."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image, ImageFont
+from torch import Tensor
+
+from vitlite import plots
+from vitlite.config import ViTConfig
+from vitlite.errors import ImageError, InputError, VitliteError
+from vitlite.images.transform import Preprocess, TransformConfig, read_image
+from vitlite.nn.positions import sincos_positions
+from vitlite.nn.vit import ViT
+
+BELOW = plots.CAPTION + 8  # a caption of one line, and the room around it
+
+
+def build(**options: Any) -> ViT:
+    """A small model whose tokens differ, ready for pictures."""
+    torch.manual_seed(0)
+    sizes = {"image_size": 32, "patch_size": 8, "dim": 48, "depth": 3, "heads": 4, "mlp_dim": 96}
+    model = ViT(ViTConfig(**(sizes | options))).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    recipe = TransformConfig(
+        size=model.config.size,
+        resize=model.config.size,
+        mode="center",
+        interpolation="bicubic",
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
+    model.preprocess = Preprocess(recipe, model)
+    return model
+
+
+def photo(path: Path, size: tuple[int, int] = (90, 60)) -> Path:
+    pixels = torch.randint(0, 256, (size[1], size[0], 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    Image.fromarray(pixels.numpy()).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({}, slice(0, 1)),
+        ({"registers": 2, "cls_position": False}, slice(0, 1)),
+        ({"pool": "cls_and_mean"}, slice(0, 1)),
+        ({"pool": "mean"}, slice(1, None)),
+        ({"pool": "mean", "class_token": False}, slice(0, None)),
+        ({"pool": "mean_with_cls"}, slice(0, None)),
+        ({"pool": "map"}, slice(1, None)),
+        ({"pool": "cls_and_distillation", "registers": 1, "cls_position": False}, slice(0, 2)),
+    ],
+)
+def test_attention_is_what_the_output_reads(options: dict[str, Any], rows: slice) -> None:
+    model, images = build(**options), torch.randn(2, 3, 16, 40)
+    whole = model.attention_maps(images, layers=(1,))[0]
+    grid = plots.attention(model, images, layer=1)
+    assert grid.shape == (2, 4, 2, 5)
+    expected = whole[:, :, rows, model.config.prefix_tokens :].mean(2).unflatten(-1, (2, 5))
+    torch.testing.assert_close(grid, expected)
+    assert not grid.requires_grad
+
+
+def test_a_model_in_training_is_drawn_as_it_answers(tmp_path: Path) -> None:
+    """Else branches would be left out at random; afterwards it is in training again."""
+    model, picture = build(drop_path=0.9, dropout=0.9), photo(tmp_path / "a.png")
+    images = torch.randn(1, 3, 32, 32)
+
+    def drawn() -> list[Tensor]:
+        whole = torch.from_numpy(np.array(plots.picture_of_attention(model, picture)))
+        return [whole, *(draws(model, images) for draws in (plots.attention, plots.rollout, plots.attention_distances))]
+
+    right = drawn()
+    model.train()
+    assert all(map(torch.equal, drawn(), right))
+    assert model.blocks[1].training
+
+
+def test_a_rollout_is_of_no_layer(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"A rollout goes through all blocks, and not through 1 alone\. Leave out layer="
+    ):
+        plots.picture_of_attention(build(), photo(tmp_path / "a.png"), layer=1, rolled_out=True)
+
+
+def test_rollout_of_one_block_is_half_its_attention() -> None:
+    model, images = build(depth=1), torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(plots.rollout(model, images), plots.attention(model, images).mean(1) / 2)
+
+
+def test_rollout_multiplies_the_last_block_from_the_left() -> None:
+    model, images = build(depth=2), torch.randn(1, 3, 32, 32)
+    first, last = model.attention_maps(images, layers=(0, 1)).detach().mean(2)[:, 0]
+    eye = torch.eye(17)
+    rolled = (last + eye) / 2 @ ((first + eye) / 2)
+    torch.testing.assert_close(plots.rollout(model, images)[0], rolled[0, 1:].unflatten(0, (4, 4)))
+
+
+def test_rollout_by_hand() -> None:
+    """Every way from the class token down to a patch, counted one step at a time."""
+    model, images = build(image_size=16, depth=3), torch.randn(1, 3, 16, 16)
+    maps = model.attention_maps(images, layers=range(3)).detach().mean(2)[:, 0].tolist()
+    n = 5
+
+    def step(block: int, here: int, below: int) -> float:
+        stays = 1.0 if here == below else 0.0
+        return float(maps[block][here][below] + stays) / 2
+
+    expected = []
+    for patch in range(1, n):
+        flow = 0.0
+        for above in range(n):
+            for below in range(n):
+                flow += step(2, 0, above) * step(1, above, below) * step(0, below, patch)
+        expected.append(flow)
+    torch.testing.assert_close(plots.rollout(model, images)[0].flatten(), torch.tensor(expected))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"registers": 2, "cls_position": False}, {"pool": "mean", "class_token": False}]
+)
+def test_attention_distances_by_brute_force(options: dict[str, Any]) -> None:
+    model, images = build(**options), torch.randn(2, 3, 16, 40)  # 2 x 5 patches of 8 pixels
+    first = model.config.prefix_tokens
+    maps = model.attention_maps(images, layers=range(3)).detach()
+    places = [(row, column) for row in range(2) for column in range(5)]
+    found = plots.attention_distances(model, images)
+    assert found.shape == (2, 3, 4)
+    for picture in range(2):
+        for block in range(3):
+            for head in range(4):
+                far = paid = 0.0
+                for i, (row, column) in enumerate(places):
+                    for j, (other_row, other_column) in enumerate(places):
+                        weight = maps[block, picture, head, first + i, first + j].item()
+                        far += weight * 8 * ((row - other_row) ** 2 + (column - other_column) ** 2) ** 0.5
+                        paid += weight
+                assert found[picture, block, head].item() == pytest.approx(far / paid, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"channels": 1}, {"patch_norm": True}, {"dim": 24}])
+def test_filters_are_the_principal_components(options: dict[str, Any]) -> None:
+    """They are eigenvectors of the filters' covariance, and their shares its eigenvalues."""
+    model = build(**options)
+    rows = model.patch_embed.proj.weight.detach().flatten(1).double()
+    covariance = torch.cov(rows.T, correction=0)
+    found = plots.patch_filters(model, count=5)
+    assert found.components.shape == (5, model.config.channels, 8, 8)
+    for component, share in zip(found.components.flatten(1).double(), found.shares, strict=True):
+        assert component.norm().item() == pytest.approx(1, abs=1e-5)
+        variance = share.item() * covariance.trace()
+        torch.testing.assert_close(covariance @ component, variance * component, atol=1e-5, rtol=1e-4)
+    assert found.shares.tolist() == sorted(found.shares.tolist(), reverse=True)
+    assert plots.patch_filters(model, count=10_000).shares.sum().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_picture_of_filters() -> None:
+    side = plots.FILTER + plots.GAP
+    size = (7 * side + plots.GAP, 4 * (side + BELOW) + plots.GAP)
+    for channels in (1, 3):
+        picture = plots.picture_of_filters(build(channels=channels))
+        assert picture.size == size
+        tile = picture.crop((plots.GAP, plots.GAP, plots.GAP + plots.FILTER, plots.GAP + plots.FILTER))
+        extremes = tile.getextrema()  # of red, green and blue
+        assert min(low for low, _ in extremes) == 0
+        assert max(high for _, high in extremes) == 255
+    with pytest.raises(InputError, match="of 1 or 3 channels, not 4"):
+        plots.picture_of_filters(build(channels=4))
+    with pytest.raises(InputError, match="cut from the features of a ResNet"):
+        plots.picture_of_filters(build(stem=()))
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures of matplotlib that a test draws."""
+    figures: list[Figure] = []
+
+    class Kept(Figure):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            figures.append(self)
+
+    monkeypatch.setattr(plots, "need_matplotlib", lambda: Kept)
+    return figures
+
+
+def test_picture_of_distances(drawn: list[Figure]) -> None:
+    distances = torch.tensor([[10.0, 30.0], [20.0, 40.0], [25.0, 45.0]])
+    picture = plots.picture_of_distances(distances)
+    assert (picture.mode, picture.size) == ("RGB", (840, 560))
+    heads = [line.get_xydata().tolist() for line in drawn[0].axes[0].lines]
+    left, right = [[-0.1, 10], [0.9, 20], [1.9, 25]], [[0.1, 30], [1.1, 40], [2.1, 45]]
+    assert heads == [[pytest.approx(dot) for dot in head] for head in (left, right)]
+
+
+def test_picture_of_few_shots(drawn: list[Figure]) -> None:
+    curves = [("one", {1: [0.2, 0.4], 5: [0.5, 0.5]}), ("other", {1: [0.1], 25: [0.9]})]
+    assert plots.picture_of_few_shots(curves).size == (840, 560)
+    axes = drawn[0].axes[0]
+    assert [container.get_label() for container in axes.containers] == ["one", "other"]
+    first, second = (container.lines[0].get_xydata().tolist() for container in axes.containers)
+    assert first == [[1, pytest.approx(30)], [5, pytest.approx(50)]]
+    assert second == [[1, pytest.approx(10)], [25, pytest.approx(90)]]
+    low, high = axes.containers[0].lines[2][0].get_segments()[0][:, 1]  # the bar of the first point
+    assert (low, high) == (pytest.approx(20), pytest.approx(40))
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "5", "25"]
+    with pytest.raises(InputError, match="no curve to draw"):
+        plots.picture_of_few_shots([("one", {})])
+
+
+def test_position_similarity() -> None:
+    model = build(image_size=(16, 32))
+    assert model.pos_embed is not None
+    similarity = plots.position_similarity(model)
+    assert similarity.shape == (2, 4, 2, 4)
+    one, other = model.pos_embed[0, 1 + 3], model.pos_embed[0, 1 + 5]  # places (0, 3) and (1, 1)
+    torch.testing.assert_close(similarity[0, 3, 1, 1], torch.cosine_similarity(one, other, dim=0))
+    fixed = plots.position_similarity(build(positions="sincos2d"))
+    rows = torch.nn.functional.normalize(sincos_positions((4, 4), 48)[0], dim=-1)
+    torch.testing.assert_close(fixed.flatten(2).flatten(0, 1), rows @ rows.T)
+    for without in ("none", "rope"):
+        with pytest.raises(InputError, match=rf"no position embeddings \(positions='{without}'\)"):
+            plots.position_similarity(build(positions=without))
+
+
+def test_the_overlay_is_bright_where_the_attention_is() -> None:
+    grid = torch.zeros(4, 4)
+    grid[1, 2] = 1.0
+    drawn = plots.overlaid(torch.full((64, 64, 3), 128.0), grid)
+    row, column = divmod(int(drawn.sum(-1).argmax()), 64)
+    assert (row // 16, column // 16) == (1, 2)
+    assert drawn[row, column].sum() > 2 * drawn[60, 4].sum()
+
+
+def test_picture_of_attention(tmp_path: Path) -> None:
+    model = build()
+    picture = plots.picture_of_attention(model, photo(tmp_path / "a.png"))
+    width, height = 3 * (plots.PANEL + plots.GAP) + plots.GAP, 2 * (plots.PANEL + BELOW + plots.GAP) + plots.GAP
+    assert picture.size == (width, height)
+    rolled = plots.picture_of_attention(model, photo(tmp_path / "a.png"), rolled_out=True)
+    assert rolled.size == (2 * (plots.PANEL + plots.GAP) + plots.GAP, plots.PANEL + BELOW + 2 * plots.GAP)
+
+
+def test_attention_is_drawn_on_pictures_that_can_be_shown() -> None:
+    with pytest.raises(InputError, match="of 1 or 3 channels, and the model takes 4"):
+        plots.picture_of_attention(build(channels=4), torch.rand(4, 32, 32))
+
+
+def test_captions_can_be_read_on_a_phone_and_fit_below_their_panels() -> None:
+    phone = 350  # pixels across its page
+    assert plots.CAPTION * phone / (3 * (plots.PANEL + plots.GAP) + plots.GAP) >= 9
+    font = ImageFont.load_default(plots.CAPTION)
+    for caption, side in (("rollout through all blocks", plots.PANEL), ("28: 10.0%", plots.FILTER)):
+        assert font.getlength(caption) <= side
+
+
+def test_a_list_of_one_picture_is_drawn_as_that_picture(tmp_path: Path) -> None:
+    path = photo(tmp_path / "a.png")
+    right = plots.picture_of_attention(build(), path)
+    for one in ([path], (path,), read_image(path)[None]):
+        assert plots.picture_of_attention(build(), one).tobytes() == right.tobytes()
+
+
+def test_the_photo_is_cut_as_the_model_sees_it(tmp_path: Path) -> None:
+    stripes = Image.new("RGB", (96, 32), "red")
+    stripes.paste("blue", (32, 0, 64, 32))  # the centre crop is all blue
+    stripes.save(tmp_path / "stripes.png")
+    picture = plots.picture_of_attention(build(), tmp_path / "stripes.png")
+    middle = plots.GAP + plots.PANEL // 2
+    assert picture.getpixel((middle, middle)) == (0, 0, 255)
+
+
+def test_attention_of_what_can_be_read_once(tmp_path: Path) -> None:
+    """A pipe, such as <(cat a.png), and an open file."""
+    file = photo(tmp_path / "a.png")
+    wanted = plots.picture_of_attention(build(), file).tobytes()
+    with open(file, "rb") as opened:
+        assert plots.picture_of_attention(build(), opened).tobytes() == wanted
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(file.read_bytes()))
+    writer.start()
+    assert plots.picture_of_attention(build(), tmp_path / "pipe").tobytes() == wanted
+    writer.join()
+
+
+def test_picture_of_positions() -> None:
+    picture = plots.picture_of_positions(build())
+    cell = 800 // 16
+    left = cell + cell // 2  # gap, then the first patch's own place in its own tile
+    assert picture.getpixel((left, left)) == (0xFD, 0xE7, 0x25)  # viridis at 1
+    assert picture.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_picture_of_positions_of_one_row() -> None:
+    picture = plots.picture_of_positions(build(image_size=(8, 320)))
+    assert picture.height == 2 * plots.GAP + 3 * plots.CAPTION
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    model = build()
+    with pytest.raises(InputError, match="drawn for one image, got 2"):
+        plots.picture_of_attention(model, [photo(tmp_path / "a.png"), photo(tmp_path / "b.png")])
+    with pytest.raises(InputError, match="layers has 3; the 3 blocks are 0 to 2"):
+        plots.picture_of_attention(model, photo(tmp_path / "a.png"), layer=3)
+    model.preprocess = lambda image: torch.zeros(1, 3, 32, 32)
+    with pytest.raises(ImageError, match=r"must be a vitlite\.images\.Preprocess"):
+        plots.picture_of_attention(model, photo(tmp_path / "a.png"))
+
+
+def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(VitliteError, match=r"pip install 'vitlite\[images\]'"):
+        plots.picture_of_positions(build())
+
+
+def test_real_positions_show_rows_and_columns(shared: Path) -> None:
+    """In a trained model, a place resembles those of its own row and column most: the paper's figure."""
+    from safetensors.torch import load_file
+
+    from vitlite.zoo import registry
+
+    model = ViT(registry.find("vit_tiny_16.deit_fb_in1k").config)
+    model.load_state_dict(load_file(shared / "weights" / "deit_tiny_16.timm.safetensors"))
+    similarity = plots.position_similarity(model)
+    here = similarity[6, 6]
+    assert here[6, 6] == pytest.approx(1, abs=1e-5)
+    assert here[6].mean() > here[[0, 1, 12, 13]].mean() + 0.2
+    assert here[:, 6].mean() > here[:, [0, 1, 12, 13]].mean() + 0.2
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 50])
+def test_the_axis_has_whole_epochs(epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(plots, "_save_figure", lambda figure, path: drawn.append(figure))
+    history: list[dict[str, Any]] = [
+        {"epoch": i, "loss": 1 / i, "accuracy": 0.5, "val_loss": 1.0, "val_top1": 0.5} for i in range(1, epochs + 1)
+    ]
+    plots.draw_curves(history, tmp_path / "curves.png")
+    for axes in drawn[0].axes:
+        assert len(axes.lines) == 2
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+        assert ticks
+        assert all(tick == round(tick) for tick in ticks)
+
+
+def test_curves_without_validation(tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    plots.draw_curves([{"epoch": 1, "loss": 1.0, "accuracy": 0.5}], path)
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("classes", "named", "counts"), [(3, 3, 4), (21, 21, 0), (41, 0, 0)])
+def test_confusion(classes: int, named: int, counts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(plots, "_save_figure", lambda figure, path: drawn.append(figure))
+    confusion = torch.eye(classes, dtype=torch.int64) * 3
+    confusion[2, 0] = 1
+    names = [f"class {i}" for i in range(classes)]
+    plots.draw_confusion(confusion, names, tmp_path / "confusion.png")
+    axes = drawn[0].axes[0]
+    labels = {tick.get_text() for tick in axes.get_xticklabels()}
+    assert len(labels & set(names)) == named
+    assert len(axes.texts) == counts
+    if counts:
+        shown = {(text.get_position(), text.get_text(), text.get_color()) for text in axes.texts}
+        assert ((0, 2), "1", "black") in shown
+        assert ((2, 2), "3", "white") in shown
+
+
+def test_names_with_dollars_are_no_formulas(tmp_path: Path) -> None:
+    names = ["$a_b$", "x$\\frac$y", "caf\udce9", "US$"]
+    plots.draw_confusion(torch.eye(4, dtype=torch.int64), names, tmp_path / "confusion.png")
+    plots.picture_of_few_shots([(name, {1: [0.5]}) for name in names])
+
+
+def test_a_picture_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    picture = Image.new("RGBA", (4, 4))
+    path = tmp_path / "picture.jpg"
+    path.write_text("what was here before")
+    with pytest.raises(InputError, match=r"Cannot write the picture .*: cannot write mode RGBA as JPEG\. Name a \.png"):
+        plots.save_picture(picture, path)
+    assert path.read_text() == "what was here before"
+    assert list(tmp_path.iterdir()) == [path]
+    for name in ("picture", "picture.txt", "no/picture.png"):
+        with pytest.raises(InputError, match=r"Name a \.png file in a folder that exists"):
+            plots.save_picture(picture, tmp_path / name)
+    plots.save_picture(picture, tmp_path / "picture.PNG")
+    with Image.open(tmp_path / "picture.PNG") as written:
+        assert written.format == "PNG"
+
+
+def test_every_format_of_drawings_holds_them_as_they_are(tmp_path: Path) -> None:
+    drawing = Image.effect_noise((300, 170), 80).convert("RGB")
+    for suffix in plots.FORMATS:
+        plots.save_picture(drawing, tmp_path / f"picture{suffix}")
+    assert (tmp_path / "picture.pdf").read_bytes().startswith(b"%PDF")
+    for suffix in set(plots.FORMATS) - {".pdf"}:
+        with Image.open(tmp_path / f"picture{suffix}") as written:
+            assert (written.size, written.mode) == (drawing.size, "RGB")
+
+
+@pytest.mark.parametrize("suffix", [".ico", ".icns", ".gif", ".h5", ".wmf", ".xbm", ".msp"])
+def test_formats_that_would_hold_another_picture_are_refused_before_any_work(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"its name ends in none of \.png \.jpg .*Name a \.png file"):
+        plots.check_target(tmp_path / f"picture{suffix}")
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(VitliteError, match=r"pip install 'vitlite\[plot\]'"):
+        plots.draw_curves([], tmp_path / "curves.png")
