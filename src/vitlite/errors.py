@@ -1,78 +1,87 @@
-"""Every error vitlite raises on purpose.
+"""Every error that vitlite raises on purpose.
 
-Each also is what a caller would expect from Python (`ValueError`, `OSError`, ...). Its text says what failed, what was
-given and what is valid; its remedy says what to do, in Python and on the command line, each in its own words.
+Each one is also what a Python caller would expect (`ValueError`, `OSError`, ...). Its text says what failed and with
+which value, then what to do. The command line prints the same text, so it names the argument and the option: "Pass
+image_size= (--size)."
 """
 
+import copy
 import difflib
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+LONGEST = 4000  # characters of an error's text
 E = TypeVar("E", bound="VitliteError")
 
 
 class VitliteError(Exception):
-    """Any mistake or failure that vitlite noticed and can explain.
+    r"""Base class of vitlite's errors.
 
     Args:
-        text: What failed, what was given, what is valid.
-        python: What to do about it, for somebody who writes Python; `str(error)` ends with it.
-        command: The same for somebody at the command line; None where the words for Python will do.
-        field: The field of the config, or the option, that the text begins with; the command says its own name for it.
+        text: What failed and with which value, then what to do. Names and values from files need no escaping:
+            characters that a terminal cannot show are made visible here, and a text that is too long is shortened.
 
-    >>> error = VitliteError("These weights have no labels.", python="Set model.labels.", command="Say --like NAME.")
-    >>> str(error), error.for_command_line()
-    ('These weights have no labels. Set model.labels.', 'These weights have no labels. Say --like NAME.')
+    >>> str(VitliteError("There is no file \x1b[31mred. Check the path."))
+    'There is no file \\x1b[31mred. Check the path.'
     """
 
+    # Deprecated: python=, command= and field= go as soon as every error has one text. Do not use them in new code.
     def __init__(self, text: str, *, python: str = "", command: str | None = None, field: str | None = None) -> None:
         super().__init__(text)
         self.text, self.python, self.command, self.field = text, python, command, field
 
     def __str__(self) -> str:
-        return _sentences(self.text, self.python)
+        return printable(" ".join(part for part in (self.text, self.python) if part))
 
     def for_command_line(self) -> str:
-        """The text and what to do about it, for somebody who does not write Python."""
-        return _sentences(self.text, self.python if self.command is None else self.command)
+        """Deprecated: str(error) serves Python and the command line."""
+        remedy = self.python if self.command is None else self.command
+        return printable(" ".join(part for part in (self.text, remedy) if part))
 
     def within(self: E, context: str) -> E:
-        """The same error, its text beginning with what was being done or read: "mine.safetensors: ...".
+        """Return the same error with context in front of its text, such as the file that was being read.
 
-        >>> str(CheckpointError("It is damaged.", python="Fetch it again.").within("mine.safetensors"))
-        'mine.safetensors: It is damaged. Fetch it again.'
+        >>> str(CheckpointError("The header is damaged.").within("mine.safetensors"))
+        'mine.safetensors: The header is damaged.'
         """
-        state = {**self.__dict__, "text": f"{context}: {self.text}"}
-        return _rebuilt(type(self), state["text"], state)
+        error = copy.copy(self)
+        error.text = f"{context}: {self.text}"
+        return error
 
-    def __reduce__(self) -> tuple[Any, ...]:  # keywords are no part of `args`, by which exceptions are pickled
-        return _rebuilt, (type(self), self.text, dict(self.__dict__))
+    def __reduce__(self) -> tuple[Any, ...]:  # subclasses may have constructors with other arguments
+        return _rebuild, (type(self), self.__dict__)
 
 
-def _rebuilt(kind: type[E], text: str, state: dict[str, Any]) -> E:
-    """An error of a kind whose constructor may take something else."""
-    error = kind.__new__(kind, text)
-    Exception.__init__(error, text)
+def _rebuild(kind: type[E], state: dict[str, Any]) -> E:
+    error = kind.__new__(kind)
     error.__dict__.update(state)
     return error
 
 
-def _sentences(*parts: str) -> str:
-    """One after the other, whatever names from outside are in them."""
-    return fit_to_print(" ".join(part for part in parts if part))
+def printable(text: str) -> str:
+    r"""Return the text with characters that a terminal cannot show made visible, shortened if it is very long.
+
+    >>> print(printable("There is no file \x1b[31mred:\n- blocks.0"))
+    There is no file \x1b[31mred:
+    - blocks.0
+    """
+    if len(text) > LONGEST:
+        start, end = text[: LONGEST * 3 // 4], text[-LONGEST // 4 :]  # the end says what to do
+        text = f"{start} ... ({len(text) - LONGEST} characters left out) ... {end}"
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 class ConfigError(VitliteError, ValueError):
-    """A `ViTConfig`, or an option of `create` and `load`, that cannot be built."""
+    """A `ViTConfig`, or an option of `create` or `load`, that is not valid."""
 
 
 class InputError(VitliteError, ValueError):
-    """Tensors that a model cannot take."""
+    """An argument or a tensor that a model or function cannot take."""
 
 
 class ImageError(VitliteError, ValueError):
-    """A picture that cannot be read or prepared."""
+    """An image that cannot be read or preprocessed."""
 
 
 class UnknownNameError(VitliteError, ValueError):
@@ -80,7 +89,7 @@ class UnknownNameError(VitliteError, ValueError):
 
 
 class UnknownMethodError(VitliteError, AttributeError):
-    """A method or an attribute that a model or a config does not have, and that another library's has."""
+    """A method or attribute that a model or a config does not have."""
 
 
 class CheckpointError(VitliteError, RuntimeError):
@@ -88,19 +97,19 @@ class CheckpointError(VitliteError, RuntimeError):
 
 
 class DownloadError(VitliteError, OSError):
-    """Weights that could not be fetched or verified."""
+    """Weights that could not be downloaded or verified."""
 
 
 class OptimizedError(VitliteError, RuntimeError):
-    """An operation that an optimized model no longer offers."""
+    """An operation that an optimized model does not offer."""
 
 
 class ExportError(VitliteError, RuntimeError):
-    """A model that cannot be written for another runtime, or does not answer the same there."""
+    """A model that cannot be exported, or whose exported file gives other results."""
 
 
 class TrainError(VitliteError, RuntimeError):
-    """A training run that cannot start or go on."""
+    """A training run that cannot start or continue."""
 
 
 class MissingExtraError(VitliteError, ImportError):
@@ -108,66 +117,48 @@ class MissingExtraError(VitliteError, ImportError):
 
 
 def missing_extra(task: str, extra: str) -> MissingExtraError:
-    """The error for an optional package: what needs it and the command that installs it."""
+    """Return the error for an optional package that is not installed, with the command that installs it."""
     return MissingExtraError(f"{task} needs an optional package. Install it: pip install 'vitlite[{extra}]'")
 
 
-def check_count(number: Any, meaning: str) -> None:
-    """Makes sure that an argument counts something: of none, or fewer, nothing would be done without a word.
-
-    Args:
-        number: What was given.
-        meaning: What it counts, as the error begins: "batch is how many pictures at a time".
+def check_count(number: Any, name: str) -> None:
+    """Check that an argument is a positive integer.
 
     Raises:
-        InputError: It is no whole number of at least 1; True is none.
+        InputError: It is not. True is not an integer here.
     """
     if type(number) is not int or number < 1:
-        raise InputError(f"{meaning}: a whole number of at least 1, got {number!r}.")
+        raise InputError(f"{name} must be a positive integer, got {number!r}.")
 
 
 def not_finite(dtype: object) -> InputError:
-    """The error for answers that mean nothing, such as where a type cannot hold the numbers between two layers."""
-    return InputError(
-        f"The model's answers are not finite numbers in {dtype}.",
-        python="Use float32 or bfloat16.",
-        command="Use --dtype float32 or --dtype bfloat16.",
-    )
+    """Return the error for outputs with nan or infinity, as float16 gives where activations exceed its range."""
+    return InputError(f"The model's outputs are not finite in {dtype}. Use float32 or bfloat16 (--dtype).")
 
 
 def shown(text: str, most: int = 200) -> str:
-    """A text from a file or from outside, fit to be printed: shortened, and with what does not show made visible.
-
-    >>> print(shown("two\\nlines, and \\x1b[31mred"))
-    two\\nlines, and \\x1b[31mred
-    """
-    visible = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:most])
-    return visible + (f"... ({len(text)} letters)" if len(text) > most else "")
+    """Deprecated in errors, which make their text printable themselves; elsewhere `printable` does it."""
+    return printable(text[:most]) + (f"... ({len(text)} letters)" if len(text) > most else "")
 
 
 def fit_to_print(text: str) -> str:
-    """A text of ours with names from outside in it: what does not show is made visible, but for the ends of lines.
-
-    >>> print(fit_to_print("There is no file \\x1b[31mred:\\n- blocks.0"))
-    There is no file \\x1b[31mred:
-    - blocks.0
-    """
-    return "\n".join(shown(line, len(line)) for line in text.split("\n"))
+    """Deprecated: use `printable`."""
+    return printable(text)
 
 
 def counted(endings: Counter[str]) -> str:
-    """How many files of which endings, the most frequent first.
+    """Return how many files have which extension, the most frequent first.
 
     >>> counted(Counter({".heic": 12, "": 1}))
-    '12 .heic, 1 without an ending'
+    '12 .heic, 1 without an extension'
     """
     most = endings.most_common(5)
-    parts = [f"{number} {shown(ending, 20) or 'without an ending'}" for ending, number in most]
-    more = sum(endings.values()) - sum(number for _, number in most)
-    return ", ".join([*parts, f"{more} others"] if more else parts)
+    parts = [f"{number} {ending[:20] or 'without an extension'}" for ending, number in most]
+    others = sum(endings.values()) - sum(number for _, number in most)
+    return ", ".join([*parts, f"{others} others"] if others else parts)
 
 
 def closest(name: str, names: Iterable[str], count: int = 4) -> str:
-    """A hint for a wrong name: ' Did you mean a, b?', or nothing where no name is near."""
+    """Return ' Did you mean a, b?' for a name that does not exist, or '' if no name is close."""
     near = difflib.get_close_matches(str(name)[:200], list(names), n=count, cutoff=0.5)
-    return f" Did you mean {', '.join(map(shown, near))}?" if near else ""
+    return f" Did you mean {', '.join(near)}?" if near else ""

@@ -150,7 +150,7 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
     >>> patch_filters(model).components.shape
     torch.Size([28, 3, 8, 8])
     """
-    check_count(count, "count is how many components to give")
+    check_count(count, "count")
     if model.config.stem is not None:
         raise InputError("A hybrid's patches are cut from the features of a ResNet, so its filters are no pictures.")
     weight = model.patch_embed.proj.weight.detach().float().cpu()  # (d, c, h, w)

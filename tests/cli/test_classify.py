@@ -85,7 +85,7 @@ def test_what_is_skipped_in_folders_is_said(run: Run, model: Path, pictures: Pat
         for part in (
             "3 .heic",
             "1 .txt",
-            "1 without an ending",
+            "1 without an extension",
             "1 pipe or device",
             "convert those of other formats (HEIC, raw)",
         ):

@@ -59,7 +59,7 @@ def test_version(run: Run) -> None:
         ),
         (["classify", "x", "--modle=y"], "unrecognized arguments: --modle=y. Did you mean --model? (see: "),
         (["classify", "x", "--zzzzzz"], "unrecognized arguments: --zzzzzz. (see: vitlite classify --help)"),
-        (["classify", "x", "--top", "0"], "argument --top: a whole number of at least 1, not '0'"),
+        (["classify", "x", "--top", "0"], "argument --top: must be a positive integer, got '0'"),
         (["classify", "x", "--batch", 30 * "9"], "argument --batch: a whole number of at most 9 digits, not one of 30"),
         (["probe", "x", "--seed", 13 * "9"], "argument --seed: a whole number of at most 12 digits, not one of 13"),
         (["probe", "x", "--seed", "one"], "argument --seed: a whole number, not 'one'"),

@@ -184,7 +184,7 @@ def test_probe_draws_over_nothing_that_it_reads(run: Run, model: Path, colours: 
     code, _, err = run("probe", colours, "--model", model, "--shots", 50, "--out", tmp_path / "few.png")
     assert code == 1
     assert "no curve to draw" in err
-    assert "a whole number of at least 1" in run("probe", colours, "--model", model, "--shots", "1,0")[2]
+    assert "must be a positive integer" in run("probe", colours, "--model", model, "--shots", "1,0")[2]
 
 
 def test_probe_fits_to_train_and_measures_on_val(run: Run, model: Path, colours: Path, tmp_path: Path) -> None:

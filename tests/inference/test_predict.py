@@ -311,13 +311,13 @@ def test_half_precision_answers_in_float32(vit):
 def test_vectors_that_are_not_finite(vit):
     torch.nn.init.constant_(vit.norm.bias, 1e5)  # more than float16 holds
     assert next(embed(vit, pictures(1)))[1].isfinite().all()
-    with pytest.raises(InputError, match=r"not finite numbers in torch.float16\. Use float32 or bfloat16"):
+    with pytest.raises(InputError, match=r"not finite in torch.float16\. Use float32 or bfloat16"):
         next(embed(vit.half(), pictures(1)))
 
 
 def test_answers_that_are_not_finite(vit):
     torch.nn.init.constant_(vit.head.bias, float("nan"))
-    with pytest.raises(InputError, match=r"not finite numbers in torch.float32\. Use float32 or bfloat16"):
+    with pytest.raises(InputError, match=r"not finite in torch.float32\. Use float32 or bfloat16"):
         vit.predict(pictures(1)[0])
 
 
@@ -362,7 +362,7 @@ def test_what_is_missing_is_named_in_the_words_of_the_command_line(vit):
         embed(vit, [])
     words = [error.value.for_command_line() for error in (not_finite, no_labels, no_head, no_preprocess)]
     assert words == [
-        "The model's answers are not finite numbers in torch.float32. Use --dtype float32 or --dtype bfloat16.",
+        "The model's outputs are not finite in torch.float32. Use float32 or bfloat16 (--dtype).",
         "The model has no labels. Name its 3 classes in order in its config.json, or name a checkpoint like it: "
         "--model NAME --weights PATH.",
         "This model has no head. For vectors: vitlite embed.",

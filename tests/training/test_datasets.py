@@ -176,7 +176,9 @@ def test_files_that_are_skipped_are_counted(folders, caplog, monkeypatch):
     (val / "standing" / "d.heic").touch()
     assert len(read_folder(val, read, ("lying", "standing"))) == 8
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith(f"vitlite: {val}: skipped 3 .heic, 1 .dng, 1 without an ending (what is read ends in .")
+    assert message.startswith(
+        f"vitlite: {val}: skipped 3 .heic, 1 .dng, 1 without an extension (what is read ends in ."
+    )
     for picture in (val / "standing").glob("*.png"):
         picture.unlink()
     with pytest.raises(TrainError, match=r"standing holds no pictures \(.*\), and 1 \.heic\. .*convert"):

@@ -273,7 +273,7 @@ def test_answers_that_are_not_finite_are_no_answers() -> None:
         model.blocks[0].mlp.fc2.bias.fill_(6e4)
         model.blocks[1].mlp.fc2.bias.fill_(6e4)
     assert not model(torch.zeros(1, 3, 16, 16).half()).isfinite().all()
-    with pytest.raises(InputError, match=r"answers are not finite numbers in torch\.float16\. Use float32 or bfloat16"):
+    with pytest.raises(InputError, match=r"outputs are not finite in torch\.float16\. Use float32 or bfloat16"):
         measure(model, stripes(8))
 
 

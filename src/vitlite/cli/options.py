@@ -253,7 +253,7 @@ def image_size(text: str) -> int | tuple[int, int]:
 def positive(text: str) -> int:
     """The value of an option that counts something."""
     if not text.isdecimal() or not any(map(int, text)):
-        raise ArgumentTypeError(f"a whole number of at least 1, not {text!r}")
+        raise ArgumentTypeError(f"must be a positive integer, got {text!r}")
     return _of_few_digits(text, 9)
 
 

@@ -44,9 +44,9 @@ class Actors:
     count: int | None = None
 
     def __post_init__(self) -> None:
-        check_count(self.batch, "batch is how many pictures at a time")
+        check_count(self.batch, "batch")
         if self.count is not None:
-            check_count(self.count, "count is how many actors there are")
+            check_count(self.count, "count")
 
     @property
     def on_gpu(self) -> bool:

@@ -55,7 +55,7 @@ class Embedder:
         Raises:
             InputError: `batch` or `threads` is no positive number.
         """
-        check_count(batch, "batch is how many pictures at a time")
+        check_count(batch, "batch")
         self.model, self.batch = _ready(model, dtype, device, threads), batch
 
     def __call__(self, table: "pa.Table") -> "pa.Table":
@@ -85,8 +85,8 @@ class Classifier:
         threads: int = 1,
     ) -> None:
         """As `Embedder`; the model has labels, and `top` is how many of them a picture gets."""
-        check_count(top, "top is how many labels to give")
-        check_count(batch, "batch is how many pictures at a time")
+        check_count(top, "top")
+        check_count(batch, "batch")
         self.model, self.top, self.batch = _ready(model, dtype, device, threads), top, batch
 
     def __call__(self, table: "pa.Table") -> "pa.Table":
@@ -111,7 +111,7 @@ def _ready(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None,
     from vitlite.fast.optimize import optimize
     from vitlite.nn.vit import ViT
 
-    check_count(threads, "threads is how many this process computes with")
+    check_count(threads, "threads")
     torch.set_num_threads(threads)
     if not isinstance(model, ViT):
         import ray

@@ -56,8 +56,8 @@ def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
     Raises:
         InputError: `batch` or `rounds` is no positive number.
     """
-    check_count(batch, "batch is how many images at a time")
-    check_count(rounds, "rounds is how many turns each way to run it gets")
+    check_count(batch, "batch")
+    check_count(rounds, "rounds")
     device = model.device
     images = torch.randn(batch, model.config.channels, *model.config.size).to(device)
     timings, contestants = {}, []

@@ -105,7 +105,7 @@ class TransformConfig:
         ...        mean=(0.5,), std=(0.5,)).in_whole_patches(14).size
         (378, 378)
         """
-        check_count(patch, "patch is how many pixels a patch has each way")
+        check_count(patch, "patch")
         height, width = self.size
         size = height - height % patch, width - width % patch
         if size == self.size or not all(size):

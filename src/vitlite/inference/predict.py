@@ -86,7 +86,7 @@ def classify(
 ) -> Outcomes[list[Prediction]]:
     """The pictures of `images` one after the other, each with its best labels or with the reason why it has none."""
     labels = _labels(model)
-    check_count(top, "top is how many labels to give")
+    check_count(top, "top")
     return work_through(model, images, partial(_best, model, labels, top), batch, pace)
 
 
@@ -146,7 +146,7 @@ def work_through(
         ImageError: The model has no preprocessing that could be used.
         InputError: `images` is one picture, whose rows would be taken for pictures; or `batch` is no positive number.
     """
-    check_count(batch, "batch is how many pictures at a time")
+    check_count(batch, "batch")
     if is_one(images):
         raise InputError(
             f"This takes a list or an iterator of pictures, got one {type(images).__name__}.",

@@ -122,7 +122,7 @@ def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: T
 def _check_draws(shots: Sequence[int], draws: int, seed: int) -> None:
     if not isinstance(shots, Sequence) or not all(type(count) is int and count >= 1 for count in shots):
         raise InputError(f"shots are how many pictures of a class to fit to: whole numbers from 1, got {shots!r}.")
-    check_count(draws, "draws is how often such few are drawn")
+    check_count(draws, "draws")
     if type(seed) is not int or abs(seed) >= 10**18:
         raise InputError(f"seed says which pictures are drawn: a whole number of at most 18 digits, got {seed!r}.")
 
@@ -174,7 +174,7 @@ def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Ten
 
 def some_of_each(labels: Tensor, count: int, seed: int) -> Tensor:
     """So many rows of each class that there is, drawn by the seed."""
-    check_count(count, "count is how many rows of each class")
+    check_count(count, "count")
     order = _order(len(labels), seed)
     return torch.cat([order[labels[order] == label][:count] for label in sorted(set(labels.tolist()))])
 

@@ -59,7 +59,7 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
     Raises:
         InputError: The vectors are of another width, complex or not finite; or `top` is not a positive whole number.
     """
-    check_count(top, "top is how many pictures to give")
+    check_count(top, "top")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
         raise InputError(f"The vectors are (n, {vectors.dim}), got {tuple(queries.shape)} to compare with them.")
     refuse_complex(queries)

@@ -62,7 +62,7 @@ class Vectors:
             InputError: There are numbers among them that are not finite; or the file was replaced since it was opened;
                 or `rows` is no positive number.
         """
-        check_count(rows, "rows is how many vectors at a time")
+        check_count(rows, "rows")
         with _opened(self.path) as file:
             if _stamp(self.path) != self.stamp:
                 raise InputError(

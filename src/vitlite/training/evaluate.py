@@ -53,7 +53,7 @@ class Measured:
 
     def confused(self, most: int = 3) -> list[tuple[int, int, int]]:
         """What is taken for what most often: the class, the other that it was taken for, and of how many pictures."""
-        check_count(most, "most is how many pairs to name")
+        check_count(most, "most")
         if self.confusion is None:
             return []
         k = len(self.right)
@@ -119,7 +119,7 @@ def measure_together(
     after_batch: Callable[[int], None] = lambda pictures: None,
 ) -> Measured:
     """The same, by processes that were compared before."""
-    check_count(batch, "batch is how many pictures at a time")
+    check_count(batch, "batch")
     check_fit(model, pictures)
     model.eval()
     transform, channels = preprocess_of(model).transform, model.config.channels
