@@ -71,8 +71,8 @@ FIVE = (
     Start("Free for any use", "vit_base_16.augreg2_in21k_ft_in1k", "the default: what `vit_base_16` means"),
 )
 INTRODUCTION = f"""\
-{len(PRESETS)} presets and {len(registry.RECORDS)} checkpoints, by what they are good for. This page is generated from the
-records in `src/vitlite/zoo/data/zoo.txt`; `vitlite info NAME` has all of a record, with notes, and the mean and
+{len(PRESETS)} presets and {len(registry.RECORDS)} checkpoints, by what they are good for. This page is generated from
+the records in `src/vitlite/zoo/data/zoo.txt`; `vitlite info NAME` has all of a record, with notes, and the mean and
 deviation of its colours. One checkpoint comes with vitlite and needs no network: `vit_nano_4.cifar10`, of
 [32 x 32 pixels and ten labels](#tiny-for-tests). On a phone, the long tables are folded, and keep three columns of
 nine; turn it, or ask `vitlite info`."""

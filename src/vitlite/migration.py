@@ -133,8 +133,8 @@ MODEL = {  # methods and attributes of a model
     "set_input_size": "Any image size goes, at every call. To keep the table so: create(..., image_size=384).",
     # transformers
     "from_pretrained": "Write vitlite.load('owner/name').",
-    "save_pretrained": "Write model.save(folder); for transformers: vitlite.checkpoints.convert.convert(folder, target, "
-    "'transformers').",
+    "save_pretrained": "Write model.save(folder); for transformers: vitlite.checkpoints.convert.convert(folder, "
+    "target, 'transformers').",
     "push_to_hub": "Write vitlite.checkpoints.save.push_to_hub(model, 'owner/name').",
     "gradient_checkpointing_enable": "Write create(..., checkpointing=True), or load(...).",
     "num_parameters": "Write sum(tensor.numel() for tensor in model.parameters()).",

@@ -447,7 +447,8 @@ import pathlib, sys, time
 from types import SimpleNamespace
 import torch
 from vitlite.images import Preprocess, TransformConfig
-recipe = TransformConfig(size=(224, 224), resize=(256, 256), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
+gray = {"mean": (0.5,), "std": (0.5,)}
+recipe = TransformConfig(size=(224, 224), resize=(256, 256), mode="center", interpolation="bicubic", **gray)
 model = SimpleNamespace(config=SimpleNamespace(channels=3), device=torch.device("cpu"), dtype=torch.float32)
 def megabytes(line):
     status = pathlib.Path("/proc/self/status").read_text()  # of this program alone, which getrusage is not

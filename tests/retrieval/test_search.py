@@ -122,7 +122,7 @@ def test_photos_are_found_by_what_they_show(tmp_path: Path) -> None:
     assert [found[0].picture for found in search(opened, model, photos, top=1)] == [f"{row}.png" for row in range(6)]
     assert search(opened, model, []) == []
     for top in (0, -1, 2.0):
-        with pytest.raises(InputError, match=f"top is how many pictures to give.*got {top}"):
+        with pytest.raises(InputError, match=f"top must be a positive integer, got {top}"):
             search(opened, model, photos[2], top=top)  # type: ignore[arg-type]
     with pytest.raises(ImageError, match="no such file"):
         search(opened, model, "none.png")

@@ -286,7 +286,7 @@ def _recipe_of(unread: UnreadTransform, size: tuple[int, int] | None) -> Transfo
 def contradictions(
     metadata: Metadata, labels: Sequence[str] | None, transform: TransformConfig, patch: int = 1
 ) -> list[str]:
-    """Where a metadata says otherwise than these labels and this transform: sentences such as "mean (0.5,), not (0.4,)"."""
+    """Return how a metadata differs from these labels and this transform, such as "mean (0.5,), not (0.4,)"."""
     different = _other_labels(metadata, labels) if labels else []
     try:
         own = transform_of(metadata, None, patch)

@@ -68,7 +68,7 @@ class TransformConfig:
     def __init_subclass__(cls) -> None:
         """Refuses classes made of this one: what they do otherwise, no file of a model or of vectors would say."""
         raise ConfigError(
-            f"{cls.__name__} cannot be made of TransformConfig, which says in its fields alone what is done to pictures.",
+            f"{cls.__name__} cannot be made of TransformConfig, whose fields alone say what is done to images.",
             python="For a way of your own, make a class of vitlite.images.Preprocess, and change pixels or batch.",
             command="",
         )
@@ -179,8 +179,8 @@ def _check_sizes(transform: TransformConfig) -> None:
         value = getattr(transform, name)
         if not _is_size(value):
             raise ConfigError(
-                f"TransformConfig: {'cut' if name == 'cropped' else name} must be (height, width) in pixels, each from 1 to "
-                f"{SIDE}, got {_written(value)}."
+                f"TransformConfig: {'cut' if name == 'cropped' else name} must be (height, width) in pixels, each from "
+                f"1 to {SIDE}, got {_written(value)}."
             )
     if transform.size[0] * transform.size[1] > PIXELS:
         raise ConfigError(f"TransformConfig: a size of {transform.size} has more than {PIXELS} pixels.")
@@ -214,7 +214,8 @@ def _check_numbers(transform: TransformConfig) -> None:
         _check_number("share", transform.share)
     if len(transform.mean) != len(transform.std):
         raise ConfigError(
-            f"TransformConfig: need one mean and std per channel, got {len(transform.mean)} means and {len(transform.std)} stds."
+            f"TransformConfig: need one mean and std per channel, got {len(transform.mean)} means and "
+            f"{len(transform.std)} stds."
         )
 
 

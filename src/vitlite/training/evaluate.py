@@ -250,7 +250,7 @@ def preprocess_of(model: ViT, name: str = "The model") -> Preprocess:
         raise TrainError(
             f"model.preprocess is a {type(way).__name__} with its own {own[0]}: this takes its pixels, and normalises "
             "them by its transform.",
-            python="Do in its pixels what is done there, or set another: model.preprocess = model.preprocess.transform.",
+            python="Do it in its pixels, or set another: model.preprocess = model.preprocess.transform.",
         )
     return way
 

@@ -37,7 +37,7 @@ PICTURES = table(
     }
 )
 
-CROPS = {  # the processors that do what a transform says, and the crop of each where its config is silent; None: no crop
+CROPS = {  # the processors that do what a transform says, and the crop of each if its config has none; None: no crop
     "ViT": None,
     "DeiT": 224,
     "CLIP": 224,

@@ -47,7 +47,7 @@ def metadata_from_vitlite(config: Mapping[str, Any]) -> Metadata:
 
 
 def transform_from_vitlite(fields: Mapping[str, Any], size: tuple[int, int] | None = None) -> TransformConfig:
-    """The transform of `config_to_vitlite` or `TransformConfig.to_dict`, also by way of JSON; `size` scales its own numbers.
+    """Return the transform of `config_to_vitlite` or `TransformConfig.to_dict`; `size` scales its numbers.
 
     Raises:
         ConfigError: It is none.
