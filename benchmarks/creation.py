@@ -15,8 +15,8 @@ from typing import NamedTuple
 from safetensors.torch import save_file
 
 from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
-from vitlite.config import PRESETS
 from vitlite.fast.measure import random_model
+from vitlite.presets import PRESETS
 
 RUNS = 4
 HERE = str(Path(__file__).parent)

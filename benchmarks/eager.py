@@ -8,8 +8,8 @@ import copy
 import torch
 from peer_models import timm
 
-from vitlite.config import preset
 from vitlite.fast.measure import Contestant, as_created, measure, random_model
+from vitlite.presets import preset
 
 
 def compare(name: str, batch: int) -> None:

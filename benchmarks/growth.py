@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import torch
 
-from vitlite.config import PRESETS, ViTConfig
+from vitlite.config import ViTConfig
 from vitlite.fast.measure import Contestant, measure, random_model
 from vitlite.fast.optimize import optimize
 from vitlite.nn import costs
+from vitlite.presets import PRESETS
 
 MODEL = PRESETS["vit_tiny_16"]
 BATCHES = (1, 2, 4, 8, 16, 32)

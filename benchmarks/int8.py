@@ -21,10 +21,10 @@ from peer_models import load, traced
 from torch import Tensor
 
 import vitlite
-from vitlite.config import PRESETS
 from vitlite.fast.kernels import bfloat16_pays
 from vitlite.fast.measure import Contestant, as_optimized, difference, machine, measure, random_model
 from vitlite.fast.optimize import optimize
+from vitlite.presets import PRESETS
 
 CALIBRATION = 8  # images
 SHOWN = 8  # operators

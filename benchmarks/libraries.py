@@ -25,11 +25,12 @@ from speed_pages import EVERYWHERE, need_matplotlib, plot, table
 from torch import Tensor
 
 from vitlite.cli.options import positive, positives
-from vitlite.config import ViTConfig, preset
+from vitlite.config import ViTConfig
 from vitlite.errors import OptimizedError, UnknownNameError, VitliteError, closest
 from vitlite.fast.measure import TOLERANCE, Contestant, as_created, difference, machine, measure, products, random_model
 from vitlite.fast.optimize import optimize
 from vitlite.nn.vit import ViT
+from vitlite.presets import preset
 from vitlite.storage import write_text
 
 DOCS = Path(__file__).parents[1] / "docs"

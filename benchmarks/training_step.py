@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from vitlite import ViT
 from vitlite.checkpoints.metadata import transform_from_record
-from vitlite.config import PRESETS, ViTConfig
+from vitlite.config import ViTConfig
 from vitlite.fast.kernels import float32_products, float32_products_are_exact
 from vitlite.images.transform import normalise
+from vitlite.presets import PRESETS
 from vitlite.training.augment import shuffled
 from vitlite.training.datasets import read_cifar10
 from vitlite.zoo import registry

@@ -8,7 +8,7 @@ from typing import Any
 
 from sections import write_section
 
-from vitlite.config import preset
+from vitlite.presets import preset
 
 ROOT = Path(__file__).parents[1]
 PAGE, SPEED = ROOT / "docs" / "distributed.md", ROOT / "docs" / "speed.json"

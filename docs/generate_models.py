@@ -13,8 +13,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
-from vitlite.config import PRESETS
 from vitlite.errors import UnknownNameError
+from vitlite.presets import PRESETS
 from vitlite.zoo import registry
 from vitlite.zoo.purposes import COMMERCIAL, PURPOSES, purpose_of
 from vitlite.zoo.registry import Record

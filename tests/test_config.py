@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitlite.config import PRESETS, Gelu, Mlp, Pool, Positions, Resample, ViTConfig, fitting, preset
+from vitlite.config import Gelu, Mlp, Pool, Positions, Resample, ViTConfig, fitting
 from vitlite.errors import ConfigError, UnknownNameError
 from vitlite.migration import FIELDS, VALUES
 from vitlite.nn.vit import ViT
+from vitlite.presets import PRESETS, preset
 
 
 def test_at_most_thirty_fields() -> None:

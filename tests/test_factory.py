@@ -25,10 +25,10 @@ from vitlite.checkpoints.convert import convert
 from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
 from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.cli.main import main as command
-from vitlite.config import PRESETS
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, InputError, UnknownNameError
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.migration import LIBRARY
+from vitlite.presets import PRESETS
 from vitlite.zoo import registry
 from vitlite.zoo.labels import labels_of
 
@@ -444,7 +444,7 @@ def test_timm_s_pictures_have_the_size_that_its_model_takes(args: dict[str, Any]
 @pytest.fixture(params=["file", "saved folder", "preset", "repository"])
 def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The same weights by four ways: a function that loads them with options."""
-    config = ViTConfig(**vitlite.config.PRESETS["vit_nano_4"].replace(depth=6).to_dict())
+    config = ViTConfig(**PRESETS["vit_nano_4"].replace(depth=6).to_dict())
     save_file(state_of(config), tmp_path / "vit.safetensors")
     ask = config.replace()
     if request.param == "file":
@@ -467,7 +467,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_options_act_alike(source: Any) -> None:
-    state = state_of(vitlite.config.PRESETS["vit_nano_4"])
+    state = state_of(PRESETS["vit_nano_4"])
     plain = source()
     assert all(torch.equal(tensor, state[name]) for name, tensor in plain.state_dict().items())
     assert source(num_classes=10).head.weight.equal(state["head.weight"])  # its own number: the head stays

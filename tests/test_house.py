@@ -215,7 +215,7 @@ def test_importing_brings_einops_and_the_standard_library(code: str) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import vitlite, vitlite.config, vitlite.errors, vitlite.cli.main",
+        "import vitlite, vitlite.config, vitlite.presets, vitlite.errors, vitlite.cli.main",
         "import vitlite; vitlite.list_models(); vitlite.info('vit_base_16')",
         "import vitlite.cli.main as c; assert c.main(['list']) == 0; sys.stdout.write('\\x00')",
         "import vitlite.cli.main as c; assert c.main(['info', 'vit_base_16']) == 0; sys.stdout.write('\\x00')",

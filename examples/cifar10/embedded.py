@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from vitlite.checkpoints.metadata import transform_from_record
-from vitlite.config import PRESETS
 from vitlite.images import Preprocess
 from vitlite.nn.positions import sincos_positions
 from vitlite.nn.vit import ViT
+from vitlite.presets import PRESETS
 from vitlite.training import Settings, read_cifar10, train
 from vitlite.zoo import registry
 

@@ -29,11 +29,12 @@ from vitlite.checkpoints.metadata import (
 from vitlite.checkpoints.reader import FLOATS, WeightsFile, exists, open_weights, path_of
 from vitlite.checkpoints.resolve import ARCHITECTURE, CALLER, METADATA, OPTION, Claim, Resolved, understand
 from vitlite.checkpoints.translate import Translation
-from vitlite.config import DEFAULTS, PRESETS, Pool, ViTConfig
+from vitlite.config import DEFAULTS, Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError, closest, shown
 from vitlite.images.transform import Preprocess, TransformConfig, Unprepared
 from vitlite.migration import CREATE, FIELDS
 from vitlite.nn.vit import ViT
+from vitlite.presets import PRESETS
 from vitlite.zoo import registry, stamps
 from vitlite.zoo.labels import labels_of
 

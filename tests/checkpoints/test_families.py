@@ -14,9 +14,9 @@ from torch import Tensor
 from vitlite import ViT, ViTConfig, create, load
 from vitlite.checkpoints.build import resample_kernel
 from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
-from vitlite.config import PRESETS
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.nn.positions import resample_positions
+from vitlite.presets import PRESETS
 
 DINOV3 = TINY.replace(positions="rope", registers=4, cls_position=False, layer_scale=1e-5, norm_eps=1e-5)
 NANO = PRESETS["vit_nano_4"]

@@ -24,8 +24,8 @@ from vitlite.cli import progress
 from vitlite.cli import train as train_command
 from vitlite.cli.main import main
 from vitlite.cli.run_report import Report
-from vitlite.config import PRESETS
 from vitlite.images import Preprocess
+from vitlite.presets import PRESETS
 from vitlite.training import read_cifar10
 from vitlite.training.run import STATE
 from vitlite.zoo import registry

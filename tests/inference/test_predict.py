@@ -11,11 +11,12 @@ import torch
 from PIL import Image, ImageSequence
 
 from vitlite.checkpoints.metadata import transform_from_record
-from vitlite.config import ViTConfig, preset
+from vitlite.config import ViTConfig
 from vitlite.errors import ImageError, InputError
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.inference.predict import Pace, classify, embed, predict, work_through
 from vitlite.nn.vit import ViT
+from vitlite.presets import preset
 
 PHOTOS = Path(__file__).parents[2] / "examples" / "photos"
 TRANSFORM = TransformConfig(

@@ -7,8 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlite import ViT, ViTConfig
-from vitlite.config import PRESETS
 from vitlite.nn.costs import gmacs, layers, params
+from vitlite.presets import PRESETS
 
 TINY = ViTConfig(image_size=(64, 32), patch_size=32, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=5)
 CONFIGS: dict[str, dict[str, Any]] = {

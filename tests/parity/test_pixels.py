@@ -17,9 +17,9 @@ from PIL import Image
 
 from vitlite import ViT
 from vitlite.checkpoints.metadata import transform_from_record, transform_from_timm, transform_from_transformers
-from vitlite.config import preset
 from vitlite.errors import ConfigError, ImageError
 from vitlite.images import Preprocess, TransformConfig
+from vitlite.presets import preset
 from vitlite.zoo import registry
 from vitlite.zoo.labels import labels_of
 

@@ -10,9 +10,9 @@ import torch
 
 from vitlite import ViT, ViTConfig, VitliteError
 from vitlite.checkpoints.formats.timm import ARCHITECTURES, BUILT
-from vitlite.config import PRESETS, preset
 from vitlite.errors import UnknownNameError
 from vitlite.nn import costs
+from vitlite.presets import PRESETS, preset
 from vitlite.zoo import registry
 
 # Parameters with 1000 classes, without a head, and GMACs, as published or computed from the papers' formulas.

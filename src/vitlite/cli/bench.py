@@ -11,11 +11,12 @@ import torch
 
 from vitlite.cli.options import check_device, expanded_path, positive, positives
 from vitlite.cli.tables import bold
-from vitlite.config import ViTConfig, preset
+from vitlite.config import ViTConfig
 from vitlite.errors import InputError, fit_to_print, shown
 from vitlite.fast import verdicts
 from vitlite.fast.bench import Timing, advice, time_model
 from vitlite.fast.measure import machine, random_model
+from vitlite.presets import preset
 from vitlite.storage import obstacle, write_json
 
 Choice = Sequence[tuple[str, int, Sequence[int]]]  # presets to measure, each in some size, with its batches

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vitlite.cli.options import add_weights, expanded, is_place
 from vitlite.cli.tables import bold, count, table, terminal_width, with_bold_header
-from vitlite.config import PRESETS, ViTConfig
+from vitlite.config import ViTConfig
 from vitlite.errors import fit_to_print, shown
 from vitlite.nn import costs
 from vitlite.nn.costs import Layer, layers
+from vitlite.presets import PRESETS
 from vitlite.zoo import registry
 from vitlite.zoo.purposes import purpose_of
 

@@ -23,7 +23,7 @@ class Layer(NamedTuple):
 def layers(config: ViTConfig) -> list[Layer]:
     """The network's layers in the order in which they run.
 
-    >>> from vitlite.config import preset
+    >>> from vitlite.presets import preset
     >>> layers(preset("vit_base_16"))[0]
     Layer(name='patch_embed.proj', weight=(768, 3, 16, 16), output=(196, 768), params=590592, macs=115605504)
     """
@@ -38,7 +38,7 @@ def layers(config: ViTConfig) -> list[Layer]:
 def params(config: ViTConfig) -> int:
     """How many numbers the model learns.
 
-    >>> from vitlite.config import preset
+    >>> from vitlite.presets import preset
     >>> params(preset("vit_base_16"))
     86567656
     """
@@ -48,7 +48,7 @@ def params(config: ViTConfig) -> int:
 def gmacs(config: ViTConfig) -> float:
     """Billions of multiply-adds for one image.
 
-    >>> from vitlite.config import preset
+    >>> from vitlite.presets import preset
     >>> round(gmacs(preset("vit_base_16")), 3)
     17.564
     """

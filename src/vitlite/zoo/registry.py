@@ -12,9 +12,10 @@ from math import log
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from vitlite.config import PRESETS, ViTConfig
+from vitlite.config import ViTConfig
 from vitlite.errors import UnknownNameError, closest, shown
 from vitlite.nn import costs
+from vitlite.presets import PRESETS
 
 DATA = Path(__file__).parent / "data"
 MOST_NAMES = 16  # that an error lists
