@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["ViT", "ViTConfig", "VitliteError", "create", "info", "list_models", "load", "optimize"]
 
-_HOMES = {
+_MODULES = {
     "ViT": "nn.vit",
     "ViTConfig": "config",
     "create": "factory",
@@ -24,15 +24,22 @@ _HOMES = {
     "load": "factory",
     "optimize": "fast.optimize",
 }
+_HINTS = {  # names that other libraries have
+    "AutoImageProcessor": "Use model.preprocess(image).",
+    "create_model": "Use vitlite.create(name).",
+    "create_transform": "Use model.preprocess(image).",
+    "from_pretrained": "Use vitlite.load('owner/name').",
+    "list_pretrained": "Use vitlite.list_models().",
+    "load_model": "Use vitlite.load(path) or vitlite.create(name).",
+    "pipeline": "Use model.predict(images).",
+}
 
 
-def __getattr__(name: str) -> Any:  # names are looked up when first used, so that the command line starts at once
-    if name not in _HOMES:
-        from vitlite.migration import LIBRARY
-
-        instead = f" {LIBRARY[name]}" if name in LIBRARY else ""
-        raise AttributeError(f"module 'vitlite' has no attribute {name!r}.{instead}")
-    value = getattr(import_module(f"vitlite.{_HOMES[name]}"), name)
+def __getattr__(name: str) -> Any:  # imports on first use, so that the command line starts without torch
+    if name not in _MODULES:
+        hint = f". {_HINTS[name]}" if name in _HINTS else ""
+        raise AttributeError(f"module 'vitlite' has no attribute {name!r}{hint}")
+    value = getattr(import_module(f"vitlite.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

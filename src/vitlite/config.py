@@ -4,10 +4,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, asdict, dataclass, fields
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from vitlite.errors import ConfigError, UnknownMethodError, closest
-from vitlite.migration import FIELDS, VALUES
+from vitlite.errors import ConfigError, closest
 
 Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean", "cls_and_distillation", "map"]
 Positions = Literal["learned", "sincos2d", "rope", "none"]
@@ -69,13 +68,6 @@ class ViTConfig:
                 object.__setattr__(self, field, tuple(getattr(self, field)))
         _check_values(self)
         _check_combinations(self)
-
-    if not TYPE_CHECKING:  # for which a field that does not exist is a mistake
-
-        def __getattr__(self, name: str) -> Any:
-            if name in FIELDS:
-                raise UnknownMethodError(f"A ViTConfig has no {name}.", python=FIELDS[name])
-            return super().__getattribute__(name)  # which says that there is none
 
     @property
     def given(self) -> frozenset[str]:
@@ -175,8 +167,9 @@ def refuse_unknown_fields(names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in DEFAULTS:
-            hint = f" {FIELDS[name]}" if name in FIELDS else closest(name, DEFAULTS)
-            raise ConfigError(f"ViTConfig has no field {name!r}.{hint} Fields: {', '.join(DEFAULTS)}.")
+            raise ConfigError(
+                f"ViTConfig has no field {name!r}.{closest(name, DEFAULTS)} Valid: {', '.join(DEFAULTS)}."
+            )
 
 
 def check_fields(claims: Mapping[str, Any]) -> None:
@@ -224,8 +217,7 @@ def _check_values(c: Any) -> None:
     for name, valid in VALID.items():
         value = getattr(c, name)
         if value not in valid:
-            ours = VALUES.get(name, {}).get(str(value))
-            hint = f" Write {ours!r}." if ours else closest(value, valid)
+            hint = closest(value, valid)
             raise _wrong(name, f"{name} must be one of {', '.join(valid)}, got {value!r}.{hint}")
     for name in SWITCHES:
         value = getattr(c, name)

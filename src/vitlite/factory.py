@@ -5,10 +5,8 @@ Five steps, each of a module of its own: `weights.zoo` finds the record, `weight
 """
 
 import hashlib
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import wraps
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, ParamSpec
@@ -29,10 +27,9 @@ from vitlite.checkpoints.metadata import (
 from vitlite.checkpoints.reader import FLOATS, WeightsFile, exists, open_weights, path_of
 from vitlite.checkpoints.resolve import ARCHITECTURE, CALLER, METADATA, OPTION, Claim, Resolved, understand
 from vitlite.checkpoints.translate import Translation
-from vitlite.config import DEFAULTS, Pool, ViTConfig
-from vitlite.errors import ConfigError, UnknownNameError, closest, shown
+from vitlite.config import Pool, ViTConfig
+from vitlite.errors import ConfigError, UnknownNameError, shown
 from vitlite.images.transform import Preprocess, TransformConfig, Unprepared
-from vitlite.migration import CREATE, FIELDS
 from vitlite.nn.vit import ViT
 from vitlite.presets import PRESETS
 from vitlite.zoo import registry, stamps
@@ -108,38 +105,6 @@ class Options(NamedTuple):
         return config.replace(**{name: value for name, value in wanted.items() if value is not None})
 
 
-def _answering(function: Callable[P, ViT]) -> Callable[P, ViT]:
-    """Answers an option that does not exist with the one that does."""
-    names = list(inspect.signature(function).parameters)
-
-    @wraps(function)
-    def checked(*args: P.args, **options: P.kwargs) -> ViT:
-        for option in options:
-            if option not in names:
-                raise ConfigError(
-                    f"{function.__name__} has no option {option}=.{_instead_of(option, names)} "
-                    f"Options: {', '.join(names[1:])}."
-                )
-        return function(*args, **options)
-
-    return checked
-
-
-def _instead_of(option: str, names: Sequence[str]) -> str:
-    """What to write instead of an option that does not exist."""
-    if option in CREATE:
-        return f" {CREATE[option]}"
-    if option in DEFAULTS:
-        return (
-            f" It is a field of a config: vitlite.load(path, config=ViTConfig({option}=...)) of a file that does not "
-            f"tell it, vitlite.ViT(ViTConfig({option}=..., ...)) of a network of your own."
-        )
-    if option in FIELDS:
-        return f" For a network of your own, of a ViTConfig: {FIELDS[option]}"
-    return closest(option, names)
-
-
-@_answering
 def create(
     name: str,
     *,
@@ -198,7 +163,6 @@ def create(
     return _open(locate(weights), [_claim_of_record(record, num_classes)], options, record)
 
 
-@_answering
 def load(
     source: Place,
     *,
