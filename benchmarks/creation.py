@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from safetensors.torch import save_file
 
-from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
+from vitlite.checkpoints.key_mapping import FORMATS, rename_tensors
 from vitlite.fast.measure import random_model
 from vitlite.presets import PRESETS
 
@@ -69,7 +69,7 @@ def creation(runs: int = RUNS) -> dict[str, list[float]]:
         file = str(Path(folder, "model.safetensors"))
         state = random_model(PRESETS["vit_base_16"]).state_dict()
         save_file(state, file)
-        renamed = to_their_names(LAYOUTS["torchvision"], "", state)
+        renamed = rename_tensors(FORMATS["torchvision"], "", state)
         save_file({name: tensor.contiguous() for name, tensor in renamed.items()}, file + TORCHVISION)
         for _ in range(runs):  # the first warms the file cache, and stamps the file
             for name, library in LIBRARIES.items():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
+from vitlite.checkpoints.key_mapping import FORMATS, rename_tensors
 from vitlite.nn.vit import ViT
 
 Call = Callable[[], Any]
@@ -52,7 +52,7 @@ def torchvision(model: ViT, images: Tensor) -> Call:
     c = model.config
     build = load("torchvision").models.VisionTransformer
     theirs = build(c.size[0], c.patch_size, c.depth, c.heads, c.dim, c.mlp_dim, num_classes=c.num_classes)
-    theirs.load_state_dict(dict(to_their_names(LAYOUTS["torchvision"], "", model.state_dict())))
+    theirs.load_state_dict(dict(rename_tensors(FORMATS["torchvision"], "", model.state_dict())))
     return _eager(theirs, images)
 
 
@@ -63,7 +63,7 @@ def transformers(model: ViT, images: Tensor) -> Call:
         hidden_size=c.dim, num_hidden_layers=c.depth, num_attention_heads=c.heads, intermediate_size=c.mlp_dim,
         layer_norm_eps=c.norm_eps, image_size=c.size[0], patch_size=c.patch_size, num_labels=c.num_classes,
     )  # fmt: skip
-    state = dict(to_their_names(LAYOUTS["transformers"], "vit.", model.state_dict()))
+    state = dict(rename_tensors(FORMATS["transformers"], "vit.", model.state_dict()))
     theirs = library.ViTForImageClassification.from_pretrained(None, config=config, state_dict=state)
     run = _eager(theirs, images)
     return lambda: run().logits

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import vitlite
 from vitlite import ViT, ViTConfig, create, factory, load
 from vitlite.checkpoints.convert import convert
-from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
+from vitlite.checkpoints.key_mapping import FORMATS, rename_tensors
 from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.cli.main import main as command
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageError, InputError, UnknownNameError
@@ -241,7 +241,7 @@ def test_a_preset_answers_what_a_layout_leaves_open(tmp_path: Path) -> None:
     """torchvision's code says the rest, and a table of another size is not the preset's."""
     for image_size in (32, 48):
         state = state_of(PRESETS["vit_nano_4"].replace(image_size=image_size))
-        save_file(dict(to_their_names(LAYOUTS["torchvision"], "", state)), tmp_path / "vit.safetensors")
+        save_file(dict(rename_tensors(FORMATS["torchvision"], "", state)), tmp_path / "vit.safetensors")
         model = create("vit_nano_4", weights=tmp_path / "vit.safetensors")
         assert (model.config.heads, model.config.image_size, model.labels) == (3, image_size, None)
         with pytest.raises(ImageError, match="without their preprocessing"):
@@ -250,7 +250,7 @@ def test_a_preset_answers_what_a_layout_leaves_open(tmp_path: Path) -> None:
 
 def test_a_preset_does_not_say_how_a_layout_stretches_positions(tmp_path: Path) -> None:
     state = state_of(PRESETS["vit_nano_4"])
-    save_file(dict(to_their_names(LAYOUTS["torchvision"], "", state)), tmp_path / "vit.safetensors")
+    save_file(dict(rename_tensors(FORMATS["torchvision"], "", state)), tmp_path / "vit.safetensors")
     for image_size in (32, 48):
         ours, named = (
             load(tmp_path / "vit.safetensors", config=ViTConfig(heads=3), image_size=image_size),
@@ -440,7 +440,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield lambda **options: load(tmp_path / "vit.safetensors", config=ask, **options)
     elif request.param == "preset":
         state = state_of(config)
-        save_file(dict(to_their_names(LAYOUTS["torchvision"], "", state)), tmp_path / "torchvision.safetensors")
+        save_file(dict(rename_tensors(FORMATS["torchvision"], "", state)), tmp_path / "torchvision.safetensors")
         yield lambda **options: create("vit_nano_4", weights=tmp_path / "torchvision.safetensors", **options)
     else:
         load(tmp_path / "vit.safetensors", config=ask).save(tmp_path / "saved")

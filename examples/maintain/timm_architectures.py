@@ -25,7 +25,7 @@ from torch import nn  # noqa: E402
 
 from vitlite import VitliteError, load  # noqa: E402
 from vitlite.checkpoints.formats.timm import BUILT, GELUS, POOLS, Architecture  # noqa: E402
-from vitlite.checkpoints.translate import facts_of, translate  # noqa: E402
+from vitlite.checkpoints.key_mapping import infer_geometry, map_keys  # noqa: E402
 from vitlite.config import Resample  # noqa: E402
 from vitlite.nn.positions import RESAMPLE, resample_positions  # noqa: E402
 
@@ -85,7 +85,7 @@ def stands_for(model: nn.Module, positions: str) -> Architecture:
 def built(model: nn.Module) -> dict[str, Any]:
     """What the tensors of a model tell of it."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    facts = facts_of(translate(shapes), shapes)
+    facts = infer_geometry(map_keys(shapes), shapes)
     return {name: facts[name] for name in BUILT if name != "positions"}
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from vitlite.checkpoints.save import refuse_unloadable
+from vitlite.checkpoints.save import check_savable
 from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing_extra, shown
 from vitlite.fast.optimize import OptimizedViT
 from vitlite.images.transform import transform_alone
@@ -109,7 +109,7 @@ def _check_model(model: ViT, path: Path) -> None:
             "A model in training mode would be exported with its dropout.", python="Call model.eval() before."
         )
     try:
-        refuse_unloadable(model, path)
+        check_savable(model, path)
     except CheckpointError as error:
         raise ExportError(error.text, python=error.python, command=error.command) from None
 

@@ -13,8 +13,9 @@ from typing import NamedTuple, ParamSpec
 
 import torch
 
-from vitlite.checkpoints.build import LoadReport, Source, Wish, build
+from vitlite.checkpoints.build import BuildOptions, LoadReport, Source, build
 from vitlite.checkpoints.fingerprint import sample_of
+from vitlite.checkpoints.key_mapping import KeyMapping
 from vitlite.checkpoints.locate import Location, locate, locate_record
 from vitlite.checkpoints.metadata import (
     PAIR,
@@ -26,7 +27,6 @@ from vitlite.checkpoints.metadata import (
 )
 from vitlite.checkpoints.reader import FLOATS, WeightsFile, exists, open_weights, path_of
 from vitlite.checkpoints.resolve import ARCHITECTURE, CALLER, METADATA, OPTION, Claim, Resolved, understand
-from vitlite.checkpoints.translate import Translation
 from vitlite.config import Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError, shown
 from vitlite.images.transform import Preprocess, TransformConfig, Unprepared
@@ -261,13 +261,13 @@ def _open(
         if options.pool:
             said.append(Claim(OPTION, {"pool": options.pool}, firm=False))
 
-        translation, resolved = understand(file, said)
+        mapping, resolved = understand(file, said)
         wish = _wish(resolved.config, options)
         same_classes = record is not None and _has_its_classes(record, resolved.config, metadata, options, sha256)
         if record is not None:
             _refuse_another_fine_tune(file, metadata, record, labels_count=same_classes and not wish.new_head)
 
-        model, report = _fill(file, translation, resolved, wish)
+        model, report = _fill(file, mapping, resolved, wish)
 
     if wish.config.num_classes and not wish.new_head:
         model.labels, unlabelled = _labels(
@@ -295,10 +295,10 @@ def _has_its_classes(
     return sha256 == record.sha256 or (options.num_classes is None and not took_them_away)
 
 
-def _fill(file: WeightsFile, translation: Translation, resolved: Resolved, wish: Wish) -> tuple[ViT, LoadReport]:
+def _fill(file: WeightsFile, mapping: KeyMapping, resolved: Resolved, wish: BuildOptions) -> tuple[ViT, LoadReport]:
     """The model that is wished for, and what became of each tensor; a file is scanned for damage once."""
     scan = not all(stamps.is_scanned(path) for path in file.files)
-    model, report = build(file, translation, resolved.config, wish, resolved.said_by, scan=scan)
+    model, report = build(file, mapping, resolved.config, wish, resolved.provenance, scan=scan)
     file.refuse_changes()
     if scan and not report.dropped:
         for path in file.files:
@@ -314,7 +314,7 @@ def _verify(file: WeightsFile, location: Location) -> str:
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def _wish(config: ViTConfig, options: Options) -> Wish:
+def _wish(config: ViTConfig, options: Options) -> BuildOptions:
     """What to build; refused where trained weights would lose their meaning.
 
     Raises:
@@ -334,7 +334,7 @@ def _wish(config: ViTConfig, options: Options) -> Wish:
         raise ConfigError(f"pool={target.pool!r} changes the width of a trained layer before the head. Leave it out.")
     _refuse_other_patches(config, target)
     new_head = target.num_classes > 0 and (moved or target.num_classes != config.num_classes)
-    return Wish(target, new_head, options.placed_on, options.made_of)
+    return BuildOptions(target, new_head, options.placed_on, options.made_of)
 
 
 def _refuse_other_patches(config: ViTConfig, target: ViTConfig) -> None:

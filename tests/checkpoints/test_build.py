@@ -50,7 +50,7 @@ def test_the_difference_is_sorted_and_signed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         load(path, config=ASK)
     assert str(error.value) == (
-        f"{path} (timm layout) does not fit its config: - is missing, + is there instead\n"
+        f"{path} (timm format) does not fit its config: - is missing, + is there instead\n"
         "+ blocks.1.attn.gate (2,)\n"
         "- blocks.1.attn.proj.weight (16, 16)\n"
         "+ blocks.1.attn.proj.weight (16, 17)\n"

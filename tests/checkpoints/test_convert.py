@@ -231,7 +231,7 @@ def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[st
     ("transformers", {"pre_norm": True}, "no place for: norm_pre.bias"),
     ("transformers", {"layer_scale": 0.1, "num_classes": 0}, "mlp_dim=24"),
     ("transformers", {"layer_scale": 0.1, "num_classes": 0, "mlp_dim": 64, "image_size": (16, 64)}, "image_size="),
-    ("torchvision", {"layer_scale": 0.1}, "torchvision layout has no place for: blocks.0.ls1.gamma"),
+    ("torchvision", {"layer_scale": 0.1}, "torchvision format has no place for: blocks.0.ls1.gamma"),
 ])  # fmt: skip
 def test_models_that_others_cannot_compute_are_refused(
     to: Any, changes: dict[str, Any], what: str, tmp_path: Path

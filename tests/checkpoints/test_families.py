@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitlite import ViT, ViTConfig, create, load
 from vitlite.checkpoints.build import resample_kernel
-from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
+from vitlite.checkpoints.key_mapping import FORMATS, rename_tensors
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.nn.positions import resample_positions
 from vitlite.presets import PRESETS
@@ -165,7 +165,7 @@ def test_a_gated_mlp_with_a_table_and_no_bias_for_keys_is_eva02_s(tmp_path: Path
     state = dict(trained(TINY.replace(mlp="swiglu")).state_dict())
     state["blocks.0.attn.qkv.bias"][16:32] = state["blocks.1.attn.qkv.bias"][16:32] = 0
     for gated in ("timm-eva", "timm-eva-gated"):
-        path = bare(tmp_path / "vit.safetensors", dict(to_their_names(LAYOUTS[gated], "", state)))
+        path = bare(tmp_path / "vit.safetensors", dict(rename_tensors(FORMATS[gated], "", state)))
         with pytest.raises(
             CheckpointError, match=r"no plain ViT: .* are EVA-02's, whose attention has rotary positions"
         ):
@@ -175,10 +175,10 @@ def test_a_gated_mlp_with_a_table_and_no_bias_for_keys_is_eva02_s(tmp_path: Path
 def test_eva_s_names_of_a_dinov3(tmp_path: Path) -> None:
     ours = trained(DINOV3.replace(mlp="swiglu"))
     with pytest.raises(CheckpointError, match="no bias for keys"):
-        dict(to_their_names(LAYOUTS["timm-eva-gated"], "", ours.state_dict()))
+        dict(rename_tensors(FORMATS["timm-eva-gated"], "", ours.state_dict()))
     for block in ours.blocks:
         block.attn.qkv.bias.data[16:32] = 0
-    theirs = dict(to_their_names(LAYOUTS["timm-eva-gated"], "", ours.state_dict()))
+    theirs = dict(rename_tensors(FORMATS["timm-eva-gated"], "", ours.state_dict()))
     assert {"blocks.0.attn.q_bias", "blocks.0.gamma_1", "blocks.0.mlp.fc1_g.weight"} <= theirs.keys()
     model = load(bare(tmp_path / "vit.safetensors", theirs), config=ViTConfig(**SAID, positions="rope", mlp="swiglu"))
     assert torch.equal(model(IMAGES), ours(IMAGES))
@@ -217,7 +217,7 @@ def test_meta_s_names_of_a_gated_dinov2(tmp_path: Path) -> None:
 
 def distilled_file(path: Path, *without: str) -> Path:
     state = trained(FAMILIES["distilled"]).state_dict()
-    theirs = dict(to_their_names(LAYOUTS["timm-distilled"], "", state))
+    theirs = dict(rename_tensors(FORMATS["timm-distilled"], "", state))
     return bare(path, {name: tensor for name, tensor in theirs.items() if not name.startswith(without)})
 
 

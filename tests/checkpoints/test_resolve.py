@@ -14,9 +14,8 @@ from peers import timm, vit_pytorch
 from safetensors.torch import save_file
 
 from vitlite import ViT, ViTConfig, create, load
-from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
+from vitlite.checkpoints.key_mapping import FORMATS, infer_geometry, map_keys, rename_tensors
 from vitlite.checkpoints.resolve import Claim, Evidence, candidates, resolve
-from vitlite.checkpoints.translate import facts_of, translate
 from vitlite.errors import CheckpointError, ConfigError, VitliteError
 from vitlite.zoo import registry
 
@@ -28,12 +27,12 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tensor_facts(model: ViT, **changes: tuple[int, ...]) -> dict[str, Any]:
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()} | changes
-    return facts_of(translate(shapes), shapes)
+    return infer_geometry(map_keys(shapes), shapes)
 
 
 def test_what_is_unknown_is_asked_for_by_name() -> None:
     with pytest.raises(ConfigError) as error:
-        resolve(Evidence(LAYOUTS["timm"], tensor_facts(trained()), []))
+        resolve(Evidence(FORMATS["timm"], tensor_facts(trained()), []))
     assert str(error.value) == (
         "The tensors do not tell image_size, heads, norm_eps, gelu, pool (timm files pool cls or mean or mean_with_cls "
         "or cls_and_mean). Say so: vitlite.load(..., config=ViTConfig(image_size=..., patch_size=8, dim=16, heads=..., "
@@ -43,7 +42,7 @@ def test_what_is_unknown_is_asked_for_by_name() -> None:
     bare = tensor_facts(trained(TINY.replace(positions="none")))
     for facts_without in (bare, tensor_facts(trained(), pos_embed=(1, 0, 16))):
         with pytest.raises(ConfigError, match="do not tell image_size, positions, heads"):
-            resolve(Evidence(LAYOUTS["timm"], facts_without, []))
+            resolve(Evidence(FORMATS["timm"], facts_without, []))
 
 
 def bare(model: torch.nn.Module, path: Path) -> str:
@@ -79,12 +78,12 @@ def test_of_many_checkpoints_of_such_tensors_a_few_are_named() -> None:
     config = registry.find("vit_base_16").config
     with torch.device("meta"):
         known = tensor_facts(ViT(config))
-    alike = candidates(Evidence(LAYOUTS["timm"], known, []))
+    alike = candidates(Evidence(FORMATS["timm"], known, []))
     assert len(alike) > 5
     assert {record.config.num_classes for record in alike} == {1000}
     first = ", ".join(record.name for record in alike[:4])
     with pytest.raises(ConfigError, match=f"those of {first} and {len(alike) - 4} others. Which"):
-        resolve(Evidence(LAYOUTS["timm"], known, []))
+        resolve(Evidence(FORMATS["timm"], known, []))
 
 
 def test_a_distillation_token_is_explained(tmp_path: Path) -> None:
@@ -97,14 +96,14 @@ def test_a_distillation_token_is_explained(tmp_path: Path) -> None:
 def test_the_first_to_know_decides_and_contradictions_are_errors() -> None:
     known = tensor_facts(trained())
     rest = Claim("a", {"image_size": 16, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"})
-    resolved = resolve(Evidence(LAYOUTS["timm"], known, [Claim("b", {"heads": 2, "norm_eps": 1e-3}), rest]))
+    resolved = resolve(Evidence(FORMATS["timm"], known, [Claim("b", {"heads": 2, "norm_eps": 1e-3}), rest]))
     assert resolved.config.norm_eps == 1e-3
-    assert resolved.said_by["norm_eps"] == "b"
-    assert resolved.said_by["gelu"] == "a"
-    assert resolved.said_by["depth"] == "the tensors say"
+    assert resolved.provenance["norm_eps"] == "b"
+    assert resolved.provenance["gelu"] == "a"
+    assert resolved.provenance["depth"] == "the tensors say"
     without_size = Claim("a", {name: value for name, value in rest.fields.items() if name != "image_size"})
     with pytest.raises(CheckpointError, match="5 rows, which is not an image of"):
-        resolve(Evidence(LAYOUTS["timm"], known, [Claim("c says", {"heads": 2, "image_size": 24}), without_size]))
+        resolve(Evidence(FORMATS["timm"], known, [Claim("c says", {"heads": 2, "image_size": 24}), without_size]))
     for fields, text in (
         ({"heads": 4, "depth": 3}, "depth: the tensors say 2, c says 3"),
         ({"heads": 3}, "16 wide, which is not 3 heads"),
@@ -115,11 +114,11 @@ def test_the_first_to_know_decides_and_contradictions_are_errors() -> None:
         ({"heads": 2, "layer_scale": 1e-5}, "layer_scale: the tensors have none, c says 1e-05"),
     ):
         with pytest.raises(CheckpointError, match=re.escape(text)):
-            resolve(Evidence(LAYOUTS["timm"], known, [Claim("c says", fields), rest]))
+            resolve(Evidence(FORMATS["timm"], known, [Claim("c says", fields), rest]))
     with pytest.raises(ConfigError, match=r"image_size must be a whole number or \(height, width\), got '16'"):
-        resolve(Evidence(LAYOUTS["timm"], known, [Claim("c says", {"image_size": "16"}), rest]))
+        resolve(Evidence(FORMATS["timm"], known, [Claim("c says", {"image_size": "16"}), rest]))
     with pytest.raises(CheckpointError, match="heads: b says 2, c says 4"):
-        resolve(Evidence(LAYOUTS["timm"], known, [Claim("b says", {"heads": 2}), Claim("c says", {"heads": 4}), rest]))
+        resolve(Evidence(FORMATS["timm"], known, [Claim("b says", {"heads": 2}), Claim("c says", {"heads": 4}), rest]))
 
 
 @pytest.mark.parametrize("scale", [1.0, 1, 0.0, 1e-6])
@@ -142,7 +141,7 @@ def test_open_clip_may_pool_the_mean_but_only_config_says_so(tmp_path: Path) -> 
     state = {name: tensor for name, tensor in ours.state_dict().items() if name != "head.bias"}
     ours.head.bias.data.zero_()
     proj = {"visual.proj": state.pop("head.weight").t().contiguous()}
-    names = {rule.ours: rule for rule in LAYOUTS["openai"].rules}
+    names = {rule.ours: rule for rule in FORMATS["openai"].rules}
     for name, tensor in state.items():
         rule = names[re.sub(r"\.\d+\.", ".#.", name)]
         theirs = rule.theirs[0].replace("#", "".join(re.findall(r"\.(\d+)\.", name)))
@@ -333,7 +332,7 @@ def test_no_answer_makes_a_published_look_alike_a_plain_one(name: str, tmp_path:
 def test_meta_s_own_perception_encoder_is_asked_about(tmp_path: Path) -> None:
     """It has the names of OpenAI's CLIP, but for a norm after the blocks."""
     config = TINY.replace(pre_norm=True, num_classes=0, norm_eps=1e-5)
-    state = dict(to_their_names(LAYOUTS["openai"], "", dict(trained(config).state_dict())))
+    state = dict(rename_tensors(FORMATS["openai"], "", dict(trained(config).state_dict())))
     ask = ASK.replace(norm_eps=1e-5, gelu="quick", pool="cls")
     save_file({name: x.contiguous() for name, x in state.items()}, tmp_path / "vit.safetensors")
     assert torch.equal(
@@ -423,13 +422,13 @@ def test_flattened_patches_do_not_tell_their_sides(tmp_path: Path) -> None:
 
 def test_what_names_cannot_tell_is_in_the_report(tmp_path: Path) -> None:
     report = load(written(tmp_path / "model.safetensors"), config=ASK).source.report
-    assert report.said_by["norms"].startswith("assumed, because timm's ResPostBlock has the same names")
+    assert report.provenance["norms"].startswith("assumed, because timm's ResPostBlock has the same names")
     ViT(TINY).save(tmp_path / "saved")
-    assert "norms" not in load(tmp_path / "saved").source.report.said_by, "the file names its network"
+    assert "norms" not in load(tmp_path / "saved").source.report.provenance, "the file names its network"
 
 
 def test_the_class_token_of_most_layouts_always_has_a_row(tmp_path: Path) -> None:
-    state = dict(to_their_names(LAYOUTS["torchvision"], "", trained(TINY.replace(image_size=(16, 32))).state_dict()))
+    state = dict(rename_tensors(FORMATS["torchvision"], "", trained(TINY.replace(image_size=(16, 32))).state_dict()))
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "vit.safetensors")
     with pytest.raises(ConfigError, match="do not tell image_size"):
         load(tmp_path / "vit.safetensors", config=ViTConfig(heads=2))

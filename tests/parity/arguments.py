@@ -168,8 +168,8 @@ def _bare(kind: Kind, value: Value, model: nn.Module, path: Path) -> str:
             break
     result = _compared(kind, model, lambda: load(path, config=ViTConfig(**said) if said else None))
     if result == "differs" and value.assumed:
-        said_by = load(path, config=ViTConfig(**said)).source.report.said_by
-        result = "assumed" if any(who.startswith("assumed, because") for who in said_by.values()) else result
+        provenance = load(path, config=ViTConfig(**said)).source.report.provenance
+        result = "assumed" if any(who.startswith("assumed, because") for who in provenance.values()) else result
     return result
 
 

@@ -1,6 +1,6 @@
 """The same tiny Vision Transformer as four other libraries build it, and how to read their weights into ours.
 
-The renaming here is written apart from vitlite.layouts on purpose: two hands, one answer.
+The renaming here is written apart from vitlite.checkpoints.key_mapping on purpose: two hands, one answer.
 """
 
 import re
@@ -192,7 +192,7 @@ def _dinov3(option: str, config: Mapping[str, Any] = {}, **theirs: Any) -> Refer
     )
 
 
-# transformers 5 in memory; the names on disk are the concern of vitlite.layouts and its tests
+# transformers 5 in memory; the names on disk are the concern of vitlite.checkpoints.key_mapping and its tests
 TRANSFORMERS_RULES = {
     r"(?:\w+\.)?embeddings\.cls_token": "cls_token",
     r"(?:\w+\.)?embeddings\.class_embedding": "cls_token",

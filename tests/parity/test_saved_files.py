@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitlite import ViT, ViTConfig, load
 from vitlite.checkpoints.convert import convert
 from vitlite.checkpoints.formats.transformers import DEPTH, FAMILIES, HEAD_WIDTH, TOWERS
-from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
+from vitlite.checkpoints.key_mapping import FORMATS, rename_tensors
 from vitlite.errors import CheckpointError, ConfigError
 
 LOGITS = 1e-5
@@ -129,7 +129,7 @@ def test_timm_takes_our_tensors_and_answers_the_same(reference: Reference) -> No
         for name, tensor in ours.named_parameters():
             if name.endswith("qkv.bias"):
                 tensor.data.view(3, -1)[1] = 0
-    state = dict(to_their_names(LAYOUTS[layout], "", ours.state_dict()))
+    state = dict(rename_tensors(FORMATS[layout], "", ours.state_dict()))
     if reference.folded and layout == "timm":  # it has rows for tokens, to which ours were added
         rows = sum(ours.get_parameter(name).shape[1] for name in reference.folded)
         state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, rows, 0))
@@ -500,7 +500,7 @@ def test_a_big_vision_npz(option: str, stacked: bool, tmp_path: Path) -> None:
     np.savez(tmp_path / "vit.npz", **{f"params/{name}": array for name, array in arrays.items()})
     ask = ["image_size"] if reference.config.class_token else ["image_size", "pool"]
     ours = assert_equal(tmp_path / "vit.npz", reference, theirs, untold(reference, *ask))
-    assert ours.source.report.layout == "big_vision"
+    assert ours.source.report.format == "big_vision"
 
 
 def as_meta_s_dinov3(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -554,7 +554,7 @@ def test_meta_s_own_dinov3(option: str, wrapped: str | None, tmp_path: Path) -> 
     else:
         save_file(meta, tmp_path / "vit.safetensors")
         ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, ask)
-        assert ours.source.report.layout == "dinov3"
+        assert ours.source.report.format == "dinov3"
     assert ours.config.positions == "rope"
     for size in reference.image_sizes:
         pixels = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(2))

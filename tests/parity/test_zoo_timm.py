@@ -141,11 +141,11 @@ def test_tensors(record: Record, tmp_path: Path):
     path = tmp_path / "model.safetensors"
     write_shapes(path, shapes(peer))
     with open_weights(path) as file:
-        translation, resolved = understand(file, [Claim("the row says", record.config.to_dict(), knows_network=True)])
+        mapping, resolved = understand(file, [Claim("the row says", record.config.to_dict(), knows_network=True)])
     path.unlink()
-    assert translation.layout.name == record.layout
-    assert not translation.unknown
-    assert {name: found.shape for name, found in translation.found.items()} == ours(record.config)
+    assert mapping.format.name == record.layout
+    assert not mapping.unknown
+    assert {name: found.shape for name, found in mapping.tensors.items()} == ours(record.config)
     assert resolved.config.to_dict() == record.config.to_dict()
 
 

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlite.checkpoints.layouts import OPS
+from vitlite.checkpoints.key_mapping import OPS, KeyMapping, MappedTensor, first_kernel
 from vitlite.checkpoints.reader import Shape, WeightsFile
-from vitlite.checkpoints.translate import Found, Translation, root_of
 from vitlite.config import Resample, ViTConfig
 from vitlite.errors import CheckpointError
 from vitlite.nn.positions import RESAMPLE, resample_positions
@@ -28,13 +27,13 @@ LONGEST_DIFF = 40  # lines
 class LoadReport:
     """What became of every tensor, with shapes: under our names, the dropped ones under the file's."""
 
-    layout: str
+    format: str
     loaded: Mapping[str, Shape] = field(repr=False)
     resampled: Mapping[str, tuple[Shape, Shape]]  # before and after: the position table, the kernel
     reinitialised: Mapping[str, Shape]
     dropped: Mapping[str, Shape]
-    supplied: Mapping[str, Shape]  # what the layout leaves out and its code defines: zero biases, an identity
-    said_by: Mapping[str, str] = field(repr=False)  # who said each field of the config
+    supplied: Mapping[str, Shape]  # what the format leaves out and its code defines: zero biases, an identity
+    provenance: Mapping[str, str] = field(repr=False)  # who said each field of the config
     unlabelled: str = ""  # why the labels beside the file are not the model's, where there are some
 
 
@@ -51,7 +50,7 @@ class Source:
     commit: str | None = None
 
 
-class Wish(NamedTuple):
+class BuildOptions(NamedTuple):
     """What the model shall be: the file's own config, or one that differs in what may differ."""
 
     config: ViTConfig
@@ -62,10 +61,10 @@ class Wish(NamedTuple):
 
 def build(
     file: WeightsFile,
-    translation: Translation,
+    mapping: KeyMapping,
     config: ViTConfig,
-    wish: Wish,
-    said_by: Mapping[str, str],
+    wish: BuildOptions,
+    provenance: Mapping[str, str],
     *,
     scan: bool,
 ) -> tuple[ViT, LoadReport]:
@@ -73,10 +72,10 @@ def build(
 
     Args:
         file: Open.
-        translation: Where our tensors are in it.
+        mapping: Where our tensors are in it.
         config: The file's own.
         wish: What to build.
-        said_by: Who said each field of the config, for the report.
+        provenance: Who said each field of the config, for the report.
         scan: Whether to look for values that are not finite.
 
     Raises:
@@ -84,16 +83,16 @@ def build(
     """
     with torch.device("cpu"):  # where files are read, whatever the default is
         model = model_on_meta(wish.config)
-        refuse_misfit(file, translation, model if wish.config == config else model_on_meta(config))
-        _refuse_other_periods(file, translation)
-        filling = Filling(file, translation, config, wish, scan)
+        check_tensors(file, mapping, model if wish.config == config else model_on_meta(config))
+        _refuse_other_periods(file, mapping)
+        filling = Filling(file, mapping, config, wish, scan)
         wanted = _parameter_shapes(model)
         state: dict[str, Tensor] = {}
-        for name in _in_file_order(file, translation):
+        for name in _in_file_order(file, mapping):
             if name in wanted and not (wish.new_head and name.startswith("head.")):
                 state[name] = filling.tensor(name, wanted[name])
         renewed = {name: shape for name, shape in wanted.items() if name not in state}
-        report = _report(file, translation, state, filling.resampled, renewed, said_by)
+        report = _report(file, mapping, state, filling.resampled, renewed, provenance)
         for name, shape in renewed.items():
             state[name] = torch.zeros(shape, dtype=wish.dtype, device=wish.device)
         model.load_state_dict(state, assign=True)
@@ -104,28 +103,28 @@ def _parameter_shapes(model: ViT) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}  # a ViT has no buffers
 
 
-def _in_file_order(file: WeightsFile, translation: Translation) -> list[str]:
+def _in_file_order(file: WeightsFile, mapping: KeyMapping) -> list[str]:
     """Our names, in the order in which their parts stand in the file."""
     place = {name: i for i, name in enumerate(file.entries)}
-    return sorted(translation.found, key=lambda name: [place[part] for part in translation.found[name].parts])
+    return sorted(mapping.tensors, key=lambda name: [place[part] for part in mapping.tensors[name].parts])
 
 
-def refuse_misfit(file: WeightsFile, translation: Translation, model: ViT) -> None:
+def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
     """Compares the tensors that a model has with those found in a file.
 
     Raises:
         CheckpointError: They differ; the difference in the file's own names, - what is missing, + what is there.
     """
     wanted = _parameter_shapes(model)
-    layout, found = translation.layout, translation.found
+    found = mapping.tensors
     lines: list[tuple[str, str]] = []
     for name, shape in wanted.items():
         if name not in found or found[name].shape != shape:
-            lines.append(("-", f"{' + '.join(layout.spell(translation.prefix, name))} {shape}"))
+            lines.append(("-", f"{' + '.join(mapping.format.spell(mapping.prefix, name))} {shape}"))
     for name, tensor in found.items():
         if tensor.shape != wanted.get(name):
             lines.append(("+", f"{' + '.join(tensor.parts) or name} {tensor.shape}"))
-    for name in translation.unknown:
+    for name in mapping.unknown:
         lines.append(("+", f"{name} {file.shapes[name]}"))
     if not lines:
         return
@@ -134,18 +133,18 @@ def refuse_misfit(file: WeightsFile, translation: Translation, model: ViT) -> No
     if len(lines) > LONGEST_DIFF:
         shown.append(f"... and {len(lines) - LONGEST_DIFF} more")
     raise CheckpointError(
-        f"{file.path} ({layout.name} layout) does not fit its config: - is missing, + is there instead\n"
+        f"{file.path} ({mapping.format.name} format) does not fit its config: - is missing, + is there instead\n"
         + "\n".join(shown)
     )
 
 
-def _refuse_other_periods(file: WeightsFile, translation: Translation) -> None:
+def _refuse_other_periods(file: WeightsFile, mapping: KeyMapping) -> None:
     """Makes sure that a file which has the periods of its rotation turns as DINOv3 does; some are rounded to bfloat16.
 
     Raises:
         CheckpointError: It does not.
     """
-    for name in translation.dropped:
+    for name in mapping.dropped:
         if name.endswith(".periods"):
             periods = file.read(name).float()
             steps = torch.arange(len(periods), dtype=torch.float32, device=periods.device)
@@ -160,8 +159,10 @@ def _refuse_other_periods(file: WeightsFile, translation: Translation) -> None:
 class Filling:
     """Makes our tensors of a file's, one after the other, as a model wants them."""
 
-    def __init__(self, file: WeightsFile, translation: Translation, config: ViTConfig, wish: Wish, scan: bool) -> None:
-        self.file, self.translation, self.config, self.wish, self.scan = file, translation, config, wish, scan
+    def __init__(
+        self, file: WeightsFile, mapping: KeyMapping, config: ViTConfig, wish: BuildOptions, scan: bool
+    ) -> None:
+        self.file, self.mapping, self.config, self.wish, self.scan = file, mapping, config, wish, scan
         self.resampled: dict[str, tuple[Shape, Shape]] = {}
         self._last_read: dict[str, Tensor] = {}  # kept in case that the next of ours is made of the same
 
@@ -171,7 +172,7 @@ class Filling:
         Raises:
             CheckpointError: It has values that are not finite.
         """
-        found = self.translation.found[name]
+        found = self.mapping.tensors[name]
         value = self._read(found)
         changed = self._changed(name, value)
         if changed is not None:
@@ -182,7 +183,7 @@ class Filling:
             self._refuse_infinite(found, value)
         return value.to(self.wish.device)
 
-    def _read(self, found: Found) -> Tensor:
+    def _read(self, found: MappedTensor) -> Tensor:
         if found.op == "identity":
             return torch.eye(found.shape[0])
         if not found.parts:
@@ -197,14 +198,14 @@ class Filling:
         parts = [self._last_read[name] for name in found.parts]
         if found.row is not None:
             parts = [part[found.row] for part in parts]
-        return OPS[found.op](parts, self.translation.patch).contiguous()
+        return OPS[found.op](parts, self.mapping.patch_size).contiguous()
 
     def _changed(self, name: str, value: Tensor) -> Tensor | None:
         """The tensor for another image size, other patches or other channels; None where it stays as it is."""
         config, target = self.config, self.wish.config
         if name == "pos_embed" and target.grid != config.grid:
             return resample_positions(value.float(), config.grid, target.grid, target.resample)
-        pixels = "patch_embed.proj.weight" if config.stem is None else root_of(config.stem)
+        pixels = first_kernel(config.stem)
         if name != pixels or (target.channels, target.patch_size) == (config.channels, config.patch_size):
             return None
         if target.channels != config.channels:
@@ -213,12 +214,12 @@ class Filling:
             value = resample_kernel(value.float(), target.patch_size, target.resample)
         return value
 
-    def _may_overflow(self, found: Found) -> bool:
+    def _may_overflow(self, found: MappedTensor) -> bool:
         """Whether the type wished for holds smaller numbers than the file's."""
         largest = torch.finfo(self.wish.dtype).max
         return any(torch.finfo(self.file.dtype(part)).max > largest for part in found.parts)
 
-    def _refuse_infinite(self, found: Found, value: Tensor) -> None:
+    def _refuse_infinite(self, found: MappedTensor, value: Tensor) -> None:
         if not is_finite(value):
             raise CheckpointError(
                 f"{self.file.path}: {', '.join(found.parts)} has values that are not finite in {self.wish.dtype}. "
@@ -228,23 +229,23 @@ class Filling:
 
 def _report(
     file: WeightsFile,
-    translation: Translation,
+    mapping: KeyMapping,
     filled: Mapping[str, Tensor],
     resampled: Mapping[str, tuple[Shape, Shape]],
     renewed: Mapping[str, Shape],
-    said_by: Mapping[str, str],
+    provenance: Mapping[str, str],
 ) -> LoadReport:
     loaded: dict[str, Shape] = {}
     supplied: dict[str, Shape] = {}
-    dropped = {part: file.shapes[part] for part in translation.dropped}
-    for name, tensor in translation.found.items():
+    dropped = {part: file.shapes[part] for part in mapping.dropped}
+    for name, tensor in mapping.tensors.items():
         if name not in filled:
             dropped |= {part: file.shapes[part] for part in tensor.parts}
         elif not tensor.parts:
             supplied[name] = tensor.shape
         elif name not in resampled:
             loaded[name] = tensor.shape
-    return LoadReport(translation.layout.name, loaded, resampled, renewed, dropped, supplied, said_by)
+    return LoadReport(mapping.format.name, loaded, resampled, renewed, dropped, supplied, provenance)
 
 
 def is_finite(values: Tensor) -> bool:

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlite.checkpoints.build import Wish, build
-from vitlite.checkpoints.layouts import LAYOUTS, to_their_names
+from vitlite.checkpoints.build import BuildOptions, build
+from vitlite.checkpoints.key_mapping import FORMATS, KeyMapping, map_keys, patch_geometry, rename_tensors
 from vitlite.checkpoints.metadata import (
     CONFIG,
     PICTURES,
@@ -33,22 +33,21 @@ from vitlite.checkpoints.reader import (
     PICKLES,
     WEIGHTS,
     WeightsFile,
-    described_by,
     files_of,
+    metadata_folder,
     open_weights,
     path_of,
 )
 from vitlite.checkpoints.resolve import CALLER, Claim, understand
 from vitlite.checkpoints.save import (
+    check_overwrite,
+    check_savable,
     explained,
-    refuse_to_overwrite,
     refuse_to_part,
-    refuse_unloadable,
     save,
     write_folder,
     write_tensors,
 )
-from vitlite.checkpoints.translate import Translation, patch_facts, translate
 from vitlite.config import ViTConfig, refuse_unknown_fields
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.factory import claims_about, create, load
@@ -59,7 +58,7 @@ from vitlite.zoo import registry
 
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
-TORCHVISION = dict(LAYOUTS["torchvision"].fixed) | {  # what its model computes, of squares
+TORCHVISION = dict(FORMATS["torchvision"].fixed) | {  # what its model computes, of squares
     "channels": 3, "class_token": True, "registers": 0, "positions": "learned", "head_dim": None, "mlp": "gelu",
     "final_norm": True, "stem": None,
 }  # fmt: skip
@@ -158,7 +157,7 @@ def _files_read(source: Path) -> list[Path]:
     if pickle is not None:
         return [source, pickle, *described_in(pickle)]
     index, shards = files_of(source)
-    folder = described_by(source)
+    folder = metadata_folder(source)
     described = [] if folder is None else [folder / CONFIG, folder / PICTURES]
     return [source, index, *shards, *described]
 
@@ -244,7 +243,7 @@ def _like(
     Raises:
         CheckpointError: It has another number of classes; a new head, or none, would be no conversion.
     """
-    head = translate(file.shapes).found.get("head.weight")
+    head = map_keys(file.shapes).tensors.get("head.weight")
     own = 0 if head is None else head.shape[0]
     if classes not in (None, own):
         there = f"a head of {own} classes" if own else "no head"
@@ -255,9 +254,9 @@ def _like(
 def _said(file: WeightsFile, path: Path, config: ViTConfig | Mapping[str, Any] | None) -> list[Claim]:
     """What stands beside a file, and what the caller says of it."""
     if not isinstance(config, Mapping):
-        return claims_about(file, described_by(path), config)[1]
+        return claims_about(file, metadata_folder(path), config)[1]
     refuse_unknown_fields(config)
-    return [*claims_about(file, described_by(path), None)[1], Claim(CALLER, config)]
+    return [*claims_about(file, metadata_folder(path), None)[1], Claim(CALLER, config)]
 
 
 def _write_folder(model: ViT, folder: Path, to: Target) -> None:
@@ -266,7 +265,7 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
         return
     if to == "timm":
         _refuse_what_timm_cannot_tell(model)
-    refuse_to_overwrite(folder)
+    check_overwrite(folder)
     tensors = _readable_tensors(model, to, folder / WEIGHTS)
     transform = getattr(model.preprocess, "transform", None)
     contents: dict[str, dict[str, Any]] = {}
@@ -303,31 +302,31 @@ def _common_dtype(file: WeightsFile) -> torch.dtype | None:
 def _load_for_tensors(path: Path, config: ViTConfig | Mapping[str, Any] | None, to: Target) -> ViT:
     """The model of a file, for its tensors only: what gives them no shape may remain unknown, and is made up."""
     with open_weights(path) as file:
-        translation, resolved = understand(file, [*_said(file, path, config), _made_up(file, to)])
+        mapping, resolved = understand(file, [*_said(file, path, config), _made_up(file, to)])
         dtype = _common_dtype(file) or torch.float32
-        wish = Wish(resolved.config, new_head=False, device=torch.device("cpu"), dtype=dtype)
-        model, _ = build(file, translation, resolved.config, wish, resolved.said_by, scan=True)
+        wish = BuildOptions(resolved.config, new_head=False, device=torch.device("cpu"), dtype=dtype)
+        model, _ = build(file, mapping, resolved.config, wish, resolved.provenance, scan=True)
     return model
 
 
 def _made_up(file: WeightsFile, to: Target) -> Claim:
     """Values for what gives no tensor its shape, but for what the target's code decides: that has to be known."""
-    fixed = LAYOUTS[to].fixed if to in LAYOUTS else {}
+    fixed = FORMATS[to].fixed if to in FORMATS else {}
     made_up = {name: value for name, value in GIVES_NO_SHAPE.items() if name not in fixed}
-    translation = translate(file.shapes)
-    if "cls_token" not in translation.found:
+    mapping = map_keys(file.shapes)
+    if "cls_token" not in mapping.tensors:
         made_up["pool"] = "mean"
     if to in ("timm", "vitlite"):  # where a table is written as it is
-        made_up["image_size"] = _any_size(translation)
+        made_up["image_size"] = _any_size(mapping)
     return Claim("convert assumes", made_up, firm=False)
 
 
-def _any_size(translation: Translation) -> tuple[int, int]:
+def _any_size(mapping: KeyMapping) -> tuple[int, int]:
     """The size of an image, one patch high, that the position table fits, if there is one."""
-    found = translation.found
-    patch = patch_facts(found)["patch_size"]
+    found = mapping.tensors
+    patch = patch_geometry(found)["patch_size"]
     rows = found["pos_embed"].shape[1] if "pos_embed" in found else 1
-    has_row = "cls_token" in found and "reg_token" not in found and translation.layout.cls_rows[0]
+    has_row = "cls_token" in found and "reg_token" not in found and mapping.format.cls_rows[0]
     return patch, patch * max(rows - has_row, 1)
 
 
@@ -336,7 +335,7 @@ def _readable_tensors(model: ViT, to: Target, path: Path) -> dict[str, Tensor]:
     tensors, config = _their_tensors(model, to), model.config
     if to == "torchvision":
         config = config.replace(qkv_bias=True)  # of zeros
-    refuse_unloadable(model, path, tensors, config)
+    check_savable(model, path, tensors, config)
     return tensors
 
 
@@ -349,14 +348,14 @@ def _their_tensors(model: ViT, to: Target) -> dict[str, Tensor]:
         if not is_pooled_alike(config):
             raise _computes_otherwise(to, [f"pool={config.pool!r}"])
         own = layout_for_timm(config)
-        return tensors if own == "timm" else to_their_names(LAYOUTS[own], "", tensors)
+        return tensors if own == "timm" else rename_tensors(FORMATS[own], "", tensors)
     if to == "transformers":
         kind = model_type(config)
         _refuse_other_arithmetic(config, computed_by(kind, config), to)
         prefix = f"{kind}." if config.num_classes else ""
-        return to_their_names(LAYOUTS[layout_of(config)], prefix, _with_class_row(tensors, config))
+        return rename_tensors(FORMATS[layout_of(config)], prefix, _with_class_row(tensors, config))
     _refuse_other_arithmetic(config, TORCHVISION | {"image_size": config.size[0]}, to)
-    return to_their_names(LAYOUTS["torchvision"], "", _with_biases(_with_class_row(tensors, config), config))
+    return rename_tensors(FORMATS["torchvision"], "", _with_biases(_with_class_row(tensors, config), config))
 
 
 def _with_class_row(tensors: dict[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitlite.checkpoints.metadata import BESIDE_WEIGHTS
-from vitlite.checkpoints.reader import INDEX, PICKLES, WEIGHTS, described_by, exists, files_of, path_of
+from vitlite.checkpoints.reader import INDEX, PICKLES, WEIGHTS, exists, files_of, metadata_folder, path_of
 from vitlite.errors import CheckpointError, DownloadError, closest, shown
 from vitlite.zoo import hub, registry
 from vitlite.zoo.stamps import Verified
@@ -48,7 +48,7 @@ def locate(source: str | PathLike[str]) -> Location:
     """
     path = path_of(source)
     if exists(path):
-        return Location(path, described_by(path))
+        return Location(path, metadata_folder(path))
     prefix = re.match("hf[-_]hub:|local-dir:", str(source))
     if prefix is not None:
         raise CheckpointError(f"{prefix[0]} is timm's word.", python=f"Without it: {str(source)[prefix.end() :]!r}.")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vitlite.checkpoints.translate import Found, Translation
+from vitlite.checkpoints.key_mapping import KeyMapping, MappedTensor
 
 # What names cannot tell, and no field of a config says: networks of the same names whose weights are published. What
 # the tensors have in common, and in what the others differ from a plain ViT.
@@ -21,17 +21,17 @@ LOOK_ALIKES = {
 }
 
 
-def look_alike(translation: Translation, facts: Mapping[str, Any]) -> str:
+def look_alike(mapping: KeyMapping, facts: Mapping[str, Any]) -> str:
     """Which published networks, that are no plain ViTs, have tensors of these names and shapes; mostly none."""
-    if translation.layout.name not in ("timm", "openai"):
+    if mapping.format.name not in ("timm", "openai"):
         return ""
-    alike = _alike_with_a_table(translation.found, facts) if facts["position_rows"] else ""
+    alike = _alike_with_a_table(mapping.tensors, facts) if facts["position_rows"] else ""
     if not alike and facts.get("pool") == "map" and (facts["class_token"] or facts["registers"]):
         alike = "pooled"
     return LOOK_ALIKES.get(alike, "")
 
 
-def _alike_with_a_table(found: Mapping[str, Found], facts: Mapping[str, Any]) -> str:
+def _alike_with_a_table(found: Mapping[str, MappedTensor], facts: Mapping[str, Any]) -> str:
     """Which of the `LOOK_ALIKES` have a position table and such tensors."""
     scale, bias = found.get("blocks.0.ls1.gamma"), found.get("blocks.0.attn.qkv.bias")
     if scale is not None:

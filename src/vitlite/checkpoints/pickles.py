@@ -28,9 +28,9 @@ from vitlite.checkpoints.reader import (
     USUAL_PICKLE,
     WEIGHTS,
     Shape,
+    check_not_a_shard,
     has_usual_pickle,
     readable_in,
-    refuse_shard,
 )
 from vitlite.checkpoints.save import write_tensors
 from vitlite.errors import CheckpointError, ConfigError, shown
@@ -139,7 +139,7 @@ def pickle_of(source: Path) -> Path | None:
     if pickle is not None and not os.path.isfile(pickle):
         raise CheckpointError(f"There is no file {pickle}.")
     if pickle is not None:
-        refuse_shard(pickle)
+        check_not_a_shard(pickle)
     return pickle
 
 

@@ -112,7 +112,7 @@ class WeightsFile:
                     "it again once it is written."
                 )
 
-    def refuse_other_types(self, names: Sequence[str]) -> None:
+    def check_dtypes(self, names: Sequence[str]) -> None:
         """Makes sure that these tensors are made of floats.
 
         Raises:
@@ -219,7 +219,7 @@ def exists(path: Path) -> bool:
     return True
 
 
-def described_by(path: Path) -> Path | None:
+def metadata_folder(path: Path) -> Path | None:
     """The folder whose config.json speaks for the weights at `path`; None for a file with a name of its own."""
     if path.is_dir():
         return path
@@ -249,7 +249,7 @@ def _file_of(path: Path) -> Path:
             f"{path} is a pickle, which can run code when opened, so it is not loaded. Make it a safetensors file: "
             f"vitlite convert {path} OUT.safetensors --to timm"
         )
-    refuse_shard(path)
+    check_not_a_shard(path)
     if path.suffix not in (*READABLE, ".json"):
         raise CheckpointError(
             f"{path} is no weights file that vitlite reads: .safetensors, .npz, {INDEX}, or a folder."
@@ -257,7 +257,7 @@ def _file_of(path: Path) -> Path:
     return path
 
 
-def refuse_shard(path: Path) -> None:
+def check_not_a_shard(path: Path) -> None:
     """Makes sure that a file is no part of a network, as its name may say.
 
     Raises:

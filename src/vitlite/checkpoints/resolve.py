@@ -10,10 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vitlite.checkpoints.layouts import Layout
+from vitlite.checkpoints.key_mapping import (
+    CheckpointFormat,
+    KeyMapping,
+    fold_token_rows,
+    infer_geometry,
+    map_keys,
+)
 from vitlite.checkpoints.look_alikes import look_alike
 from vitlite.checkpoints.reader import Shape, WeightsFile
-from vitlite.checkpoints.translate import Translation, facts_of, translate, with_folded_rows
 from vitlite.config import DEFAULTS, ViTConfig, refuse_unknown_fields
 from vitlite.errors import CheckpointError, ConfigError, VitliteError, shown
 from vitlite.zoo import registry
@@ -76,8 +81,8 @@ class Claim(NamedTuple):
 class Evidence(NamedTuple):
     """All that is known of a file before its config is worked out."""
 
-    layout: Layout  # whose names its tensors have
-    facts: Mapping[str, Any]  # what they say: `translate.facts_of`
+    layout: CheckpointFormat  # whose names its tensors have
+    facts: Mapping[str, Any]  # what they say: `infer_geometry`
     claims: Sequence[Claim]  # of others, the weightiest first
     unclear: Mapping[str, str] = {}  # fields of which tensors and layout are no witness, and why: `ambiguities`
     look_alike: str = ""  # which other networks have such tensors, where there are some: `look_alike`
@@ -99,14 +104,14 @@ class Resolved:
     """A config, and who said each of its values: {"image_size": "the record of vit_base_16.dino says", ...}."""
 
     config: ViTConfig
-    said_by: Mapping[str, str]
+    provenance: Mapping[str, str]
 
 
 class Contradiction(Exception):  # gathered, and raised as one CheckpointError
     """Two words about one field that cannot both be true."""
 
 
-def understand(file: WeightsFile, claims: Sequence[Claim]) -> tuple[Translation, Resolved]:
+def understand(file: WeightsFile, claims: Sequence[Claim]) -> tuple[KeyMapping, Resolved]:
     """Where our tensors are in a file, and its config.
 
     Raises:
@@ -114,16 +119,16 @@ def understand(file: WeightsFile, claims: Sequence[Claim]) -> tuple[Translation,
         ConfigError: Neither the tensors nor the claims tell all of the config.
     """
     try:
-        translation = translate(file.shapes, _claimed_patch(claims))
-        facts = facts_of(translation, file.shapes)
-        file.refuse_other_types(translation.parts)
-        unclear = ambiguities(translation, file.shapes, facts)
+        mapping = map_keys(file.shapes, _claimed_patch(claims))
+        facts = infer_geometry(mapping, file.shapes)
+        file.check_dtypes(mapping.parts)
+        unclear = ambiguities(mapping, file.shapes, facts)
         if any(claim.knows_network for claim in claims):  # a class that is computed has the gate that is computed
             unclear.pop("mlp", None)
-        resolved = resolve(Evidence(translation.layout, facts, claims, unclear, look_alike(translation, facts)))
+        resolved = resolve(Evidence(mapping.format, facts, claims, unclear, look_alike(mapping, facts)))
         if facts["token_rows"] and facts["position_rows"] != math.prod(resolved.config.grid):
-            translation = with_folded_rows(translation)
-        return translation, resolved
+            mapping = fold_token_rows(mapping)
+        return mapping, resolved
     except (CheckpointError, ConfigError) as error:
         raise error.within(shown(str(file.path))) from None
 
@@ -136,12 +141,12 @@ def _claimed_patch(claims: Sequence[Claim]) -> int | None:
     return None
 
 
-def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Mapping[str, Any]) -> dict[str, str]:
+def ambiguities(mapping: KeyMapping, shapes: Mapping[str, Shape], facts: Mapping[str, Any]) -> dict[str, str]:
     """Fields of which the tensors fit more than one reading, and why: there they are no witness."""
-    layout, found = translation.layout, translation.found
+    layout, found = mapping.format, mapping.tensors
     unclear = {}
     kernel = found["patch_embed.proj.weight"]
-    if translation.patch is None and len(shapes[kernel.parts[0]]) == 2:
+    if mapping.patch_size is None and len(shapes[kernel.parts[0]]) == 2:
         unclear["patch_size"] = "pixels are flattened: patches of other sides and channels have as many"
     pools = _unclear_pool(layout, facts)
     if pools:
@@ -155,7 +160,7 @@ def ambiguities(translation: Translation, shapes: Mapping[str, Shape], facts: Ma
     return unclear
 
 
-def _unclear_pool(layout: Layout, facts: Mapping[str, Any]) -> str:
+def _unclear_pool(layout: CheckpointFormat, facts: Mapping[str, Any]) -> str:
     """Why the tensors do not tell what is pooled; nothing where they do, or where there is a usual way."""
     if layout.name == "openai":
         return "open_clip's may be the class token or a mean"
@@ -192,10 +197,10 @@ def resolve(evidence: Evidence, *, suggest: bool = True) -> Resolved:
     _check_pool(layout, facts, settled)
     _check_norm_of_mean(layout, settled, words)
     config = ViTConfig(**{field: word.value for field, word in settled.items()})
-    said_by = {field: word.who for field, word in settled.items()}
+    provenance = {field: word.who for field, word in settled.items()}
     if not any(claim.knows_network for claim in evidence.claims):
-        said_by |= _assumed(layout, facts, config)
-    return Resolved(config, said_by)
+        provenance |= _assumed(layout, facts, config)
+    return Resolved(config, provenance)
 
 
 def _refuse_contradictions(contradictions: Sequence[str], evidence: Evidence) -> None:
@@ -233,7 +238,7 @@ def _ask_for_the_network(evidence: Evidence, suggest: bool) -> None:
     )
 
 
-def _assumed(layout: Layout, facts: Mapping[str, Any], config: ViTConfig) -> dict[str, str]:
+def _assumed(layout: CheckpointFormat, facts: Mapping[str, Any], config: ViTConfig) -> dict[str, str]:
     """What no tensor tells of a network, and is not asked for: for the report."""
     assumed = dict([SAME_NAMES[layout.name]]) if layout.name in SAME_NAMES else {}
     if layout.name == "timm" and config.positions == "learned" and config.layer_scale is None:
@@ -391,7 +396,9 @@ class TableReading(NamedTuple):
     token_rows: int
 
 
-def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> dict[str, Word]:
+def settle_positions(
+    layout: CheckpointFormat, facts: Mapping[str, Any], settled: Mapping[str, Word]
+) -> dict[str, Word]:
     """image_size and cls_position: from the rows of the position table, and what is said of the size.
 
     Raises:
@@ -418,7 +425,7 @@ def settle_positions(layout: Layout, facts: Mapping[str, Any], settled: Mapping[
     )
 
 
-def _refuse_oblong(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> None:
+def _refuse_oblong(layout: CheckpointFormat, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> None:
     """Makes sure that a table which may be a square's is one, where the library takes squares alone.
 
     Raises:
@@ -451,7 +458,7 @@ def _refuse_another_table(of_the_table: Mapping[str, Word], spoken: Sequence[Wor
             raise CheckpointError(f"It is not what it is said to be. cls_position: {found}, {word}.")
 
 
-def _possible_token_rows(layout: Layout, facts: Mapping[str, Any]) -> list[int]:
+def _possible_token_rows(layout: CheckpointFormat, facts: Mapping[str, Any]) -> list[int]:
     """How many rows of the table may be of the class token and the registers, the likelier first."""
     if facts["token_rows"]:
         return [0, facts["token_rows"]]
@@ -464,7 +471,7 @@ def _patches_in(size: tuple[int, int], patch: int) -> int:
     return (size[0] // patch) * (size[1] // patch)
 
 
-def _fits_table(layout: Layout, facts: Mapping[str, Any], size: tuple[int, int]) -> bool:
+def _fits_table(layout: CheckpointFormat, facts: Mapping[str, Any], size: tuple[int, int]) -> bool:
     """Whether the position table may be that of an image of this size; where there is none, of any."""
     rows, patch = facts["position_rows"], facts["patch_size"]
     if any(side % patch for side in size):
@@ -632,7 +639,7 @@ def _check_heads(facts: Mapping[str, Any], settled: dict[str, Word]) -> None:
         settled["head_dim"] = Word(width // heads.value, heads.who, heads.firm)
 
 
-def _check_pool(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> None:
+def _check_pool(layout: CheckpointFormat, facts: Mapping[str, Any], settled: Mapping[str, Word]) -> None:
     way = settled["pool"].value
     told = settled["pool"].who == TENSORS or way == facts.get("pool") == "map"
     distilled = way == "cls_and_distillation" and settled["registers"].value == 1
@@ -649,7 +656,9 @@ def _check_pool(layout: Layout, facts: Mapping[str, Any], settled: Mapping[str, 
         )
 
 
-def _check_norm_of_mean(layout: Layout, settled: Mapping[str, Word], words: Mapping[str, Sequence[Word]]) -> None:
+def _check_norm_of_mean(
+    layout: CheckpointFormat, settled: Mapping[str, Word], words: Mapping[str, Sequence[Word]]
+) -> None:
     """Makes sure that somebody knows where the last norm of an open_clip model with a mean stands.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlite.checkpoints.build import Source, is_finite, refuse_misfit
+from vitlite.checkpoints.build import Source, check_tensors, is_finite
 from vitlite.checkpoints.fingerprint import bytes_of
 from vitlite.checkpoints.metadata import (
     CONFIG,
@@ -40,8 +40,8 @@ from vitlite.checkpoints.reader import (
     WEIGHTS,
     Entry,
     WeightsFile,
-    described_by,
     explain_damage,
+    metadata_folder,
     metadata_of,
     path_of,
 )
@@ -76,8 +76,8 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
             write. Nothing was written.
     """
     folder, transform = path_of(folder, "save"), transform_alone(model.preprocess, "A saved model")
-    refuse_to_overwrite(folder)
-    refuse_unloadable(model, folder / WEIGHTS)
+    check_overwrite(folder)
+    check_savable(model, folder / WEIGHTS)
     config = metadata_content(model.config, model.labels, transform)
     write_folder(folder, model.state_dict(), {CONFIG: config})
     _say_once(unread_by_timm(model.config, transform))
@@ -156,7 +156,7 @@ def _said_in(weights: Path) -> dict[str, str] | None:
         return None
 
 
-def refuse_to_overwrite(folder: Path) -> None:
+def check_overwrite(folder: Path) -> None:
     """Makes sure that a folder has no model but one that vitlite wrote: such a one may be replaced.
 
     Raises:
@@ -185,7 +185,7 @@ def refuse_to_part(weights: Path) -> None:
     Raises:
         CheckpointError: It would.
     """
-    described = described_by(weights) is not None and os.path.lexists(weights.parent / CONFIG)
+    described = metadata_folder(weights) is not None and os.path.lexists(weights.parent / CONFIG)
     if described and _pair_in(weights) is not None:
         raise CheckpointError(
             f"{shown(str(weights))} belongs to the {CONFIG} beside it, which would be wrong of other tensors. Name "
@@ -214,7 +214,7 @@ def _has_weights_of_others(folder: Path) -> bool:
     return bool(weights_of_others(folder)) and not is_as_written(folder)
 
 
-def refuse_unloadable(
+def check_savable(
     model: ViT, path: Path, tensors: Mapping[str, Tensor] | None = None, config: ViTConfig | None = None
 ) -> None:
     """Makes sure that loading gives this very model back. Whoever writes a model asks this before the first byte.
@@ -298,8 +298,8 @@ def _refuse_unreadable(path: Path, tensors: Mapping[str, Tensor], config: ViTCon
             raise CheckpointError(f"{name} has values that are not finite, and loading would refuse them.")
     try:
         file = WeightsFile(path, [path], {name: _entry(tensor) for name, tensor in tensors.items()}, stats={})
-        translation, resolved = understand(file, [Claim("its config says", config.to_dict(), knows_network=True)])
-        refuse_misfit(file, translation, model_on_meta(resolved.config))
+        mapping, resolved = understand(file, [Claim("its config says", config.to_dict(), knows_network=True)])
+        check_tensors(file, mapping, model_on_meta(resolved.config))
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(
             f"What would be written could not be loaded. {error.text}",

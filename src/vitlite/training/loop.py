@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlite import storage
-from vitlite.checkpoints.save import refuse_to_overwrite
+from vitlite.checkpoints.save import check_overwrite
 from vitlite.errors import TrainError, shown
 from vitlite.factory import load
 from vitlite.images.transform import normalise
@@ -164,7 +164,7 @@ def check_place(out: Path, beside: Sequence[str] = ()) -> None:
             command="Name another --out.",
         )
     for name in (LAST, BEST):
-        refuse_to_overwrite(out / name)
+        check_overwrite(out / name)
     there = [name for name in (BEST, LAST, LOG, *beside) if (out / name).exists()]
     if there and not (out / STATE).exists():
         models = [name for name in there if name in (BEST, LAST)]

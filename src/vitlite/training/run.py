@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlite import storage
 from vitlite.checkpoints.reader import RUN_STATE, WEIGHTS
-from vitlite.checkpoints.save import refuse_unloadable, write_tensors
+from vitlite.checkpoints.save import check_savable, write_tensors
 from vitlite.config import ViTConfig
 from vitlite.errors import TrainError, VitliteError, shown
 from vitlite.fast.kernels import float32_products, float32_products_are_exact, kernels_as_created
@@ -51,7 +51,7 @@ class Run:
         self.transform = preprocess_of(model).transform
         transform_alone(model.preprocess, "A saved run")  # both are too late to say in an hour
         if type(model).save is ViT.save:  # a class of its own may know how to save what no config tells
-            refuse_unloadable(model, Path(WEIGHTS))
+            check_savable(model, Path(WEIGHTS))
         self.steps = steps_of_an_epoch(len(data), settings.batch)
         self.importance = importance_of_classes(data, balance=settings.balance)  # (k,)
         self.progress = Progress()

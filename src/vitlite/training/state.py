@@ -89,7 +89,7 @@ def read_state(path: Path) -> State:
             metadata = weights.metadata
             if METADATA not in metadata:
                 raise TrainError(f"its header has no {METADATA}")
-            weights.refuse_other_types(list(weights.entries))
+            weights.check_dtypes(list(weights.entries))
             tensors = {name: weights.read(name) for name in weights.entries}
         saved = parse_json(metadata[METADATA], _header, "its header", most_bytes=MOST_BYTES, error=TrainError)
         progress = Progress(**{field.name: saved["progress"][field.name] for field in fields(Progress)})

@@ -1,0 +1,599 @@
+"""The names that each library gives to the tensors of a ViT, and what the shapes of these tensors tell.
+
+The names stand in data/formats.txt, one section per checkpoint format. `map_keys` finds our tensors in a file,
+`rename_tensors` is the way back, and `infer_geometry` reads fields of the config
+from the shapes. Values are never read.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import EinopsError, rearrange
+from torch import Tensor
+
+from vitlite.checkpoints.reader import Shape
+from vitlite.config import Pool, Resample, stem_stride
+from vitlite.errors import CheckpointError
+
+# A file is of a format if two of these tensors of its first block have the names of that format.
+FIRST_BLOCK = [f"blocks.#.{part}.weight" for part in ("norm1", "norm2", "mlp.fc1")]
+STEM_UNIT = "patch_embed.backbone.stages.#.blocks.#.conv1.weight"  # each unit of a hybrid's stem has one
+MAY_LACK_POSITIONS = ("timm", "dinov3", "transformers-dinov3")  # formats of models with computed or rotary positions
+AXES = {  # number of axes of the tensors that the config is read from
+    "cls_token": 3, "reg_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.#.attn.qkv.weight": 2,
+    "blocks.#.mlp.fc1.weight": 2, "blocks.#.mlp.fc2.weight": 2, "attn_pool.latent": 3, "pre_logits.weight": 2,
+    "head.weight": 2,
+}  # fmt: skip
+PARTS = {  # fields of the config that are True if the model has this tensor
+    "qkv_bias": "blocks.0.attn.qkv.bias",
+    "pre_norm": "norm_pre.weight",
+    "patch_norm": "patch_embed.norm.weight",
+    "inner_norm": "blocks.0.attn.norm.weight",
+    "fc_norm": "fc_norm.weight",
+    "layer_scale": "blocks.0.ls1.gamma",
+}
+
+
+# ---- How tensors of a file become ours
+
+
+def _patch_side(length: int, patch_size: int | None) -> int:
+    """Return the side of a flattened patch: the known size, or that of three channels, or of one."""
+    if patch_size and length % patch_size**2 == 0:
+        return patch_size
+    if not patch_size:
+        for side in (math.isqrt(length // 3), math.isqrt(length)):
+            if side and length in (3 * side**2, side**2):
+                return side
+    raise ValueError(
+        f"a flattened patch of {length} values has neither 3 channels nor 1. Pass a config with patch_size"
+    )
+
+
+def _patches(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
+    """Return the patch projection as (d, c, p, p), from Flax's (p, p, c, d) or vit-pytorch's (d, p p c)."""
+    x = parts[0]
+    if x.ndim == 2:
+        side = _patch_side(x.shape[1], patch_size)
+        return rearrange(x, "d (p q c) -> d c p q", p=side, q=side)
+    if x.ndim == 4:
+        return rearrange(x, "p q c d -> d c p q")
+    return x  # a bias
+
+
+def _patch_norm(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
+    """Return the norm before vit-pytorch's patch projection, (p p c) -> (c p p)."""
+    side = _patch_side(len(parts[0]), patch_size)
+    return rearrange(parts[0], "(p q c) -> (c p q)", p=side, q=side)
+
+
+def _heads_qkv(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
+    """Join Flax's queries, keys and values: kernels (d, heads, head_dim), or biases (heads, head_dim)."""
+    return _joined([x.flatten(1).t() if x.ndim == 3 else x.flatten() for x in parts])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate queries, keys and values, or gate and value. The model splits the result into equal parts."""
+    if len({part.shape for part in parts}) > 1:
+        raise ValueError(f"parts of equal shape are expected, got {', '.join(str(tuple(x.shape)) for x in parts)}")
+    return torch.cat(tuple(parts))
+
+
+def _rows_of(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
+    """Add its rows of the position table to a token. `parts`: the token, the table, the tokens with rows before it."""
+    token, table, *before = parts
+    first = sum(other.shape[1] for other in before)
+    return token + table[:, first : first + token.shape[1]]
+
+
+def _rows_after(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
+    """Return the rows of the position table that follow those of the tokens. `parts`: the table, the tokens."""
+    table, *tokens = parts
+    return table[:, sum(token.shape[1] for token in tokens) :]
+
+
+# The last column of data/formats.txt: one or more of their tensors, and the patch size if it is known -> ours.
+OPS: dict[str, Callable[[Sequence[Tensor], int | None], Tensor]] = {
+    "same": lambda parts, _: parts[0],
+    "joined": lambda parts, _: _joined(parts),
+    "zeros_between": lambda parts, _: _joined([parts[0], torch.zeros_like(parts[0]), parts[1]]),
+    "two_heads": lambda parts, _: torch.cat(tuple(parts), dim=1) / 2,
+    "two_biases": lambda parts, _: (parts[0] + parts[1]) / 2,
+    "masked": lambda parts, _: parts[0] * parts[1].to(parts[0].dtype),
+    "first": lambda parts, _: parts[0].tensor_split(3)[0],  # of queries, keys and values
+    "others": lambda parts, _: parts[0][parts[0].shape[0] // 3 :],
+    "flat": lambda parts, _: parts[0].flatten(),
+    "table": lambda parts, _: parts[0].reshape(1, -1, parts[0].shape[-1]),
+    "transposed": lambda parts, _: parts[0].t(),
+    "heads_qkv": _heads_qkv,
+    "heads_out": lambda parts, _: parts[0].flatten(0, 1).t() if parts[0].ndim == 3 else parts[0],
+    "patches": _patches,
+    "patch_norm": _patch_norm,
+    "rows_of": _rows_of,
+    "rows_after": _rows_after,
+}
+
+
+def _without_keys(bias: Tensor, count: int) -> Sequence[Tensor]:
+    """Return the biases of queries and values for a library that has none for keys."""
+    queries, keys, values = bias.chunk(3)
+    if keys.any():
+        raise CheckpointError("timm's Eva has no bias for keys, and this model's are not zero.")
+    return queries, values
+
+
+# The inverse, for formats that are written: one of our tensors and the number of theirs -> theirs.
+INVERSE_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
+    "same": lambda x, _: [x],
+    "joined": lambda x, count: x.chunk(count),
+    "zeros_between": _without_keys,
+    "two_heads": lambda x, _: (2 * x).chunk(2, dim=1),
+    "two_biases": lambda x, _: [x, x.clone()],
+    "table": lambda x, _: [x.squeeze(0)],
+    "first": lambda x, _: [x],
+    "others": lambda x, _: [x],
+}
+
+
+# ---- The table of formats
+
+
+class Rule(NamedTuple):
+    """One tensor of a format. '#' stands for the number of a block, or of a stage and then of a unit of the stem."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    op: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFormat:
+    """The names that one library gives to the tensors of a ViT. data/formats.txt explains the fields."""
+
+    name: str
+    rules: list[Rule] = field(default_factory=list)
+    prefixes: Sequence[str] = ()
+    dropped: str = "(?!)"
+    outside: str = "(?!)"
+    needs: str | None = None
+    without: Sequence[str] = ()
+    written_only: bool = False
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    assumed: Sequence[str] = ()
+    pools: Sequence[Pool] = ("cls", "mean", "mean_with_cls", "cls_and_mean")
+    cls_rows: Sequence[bool] = (True,)
+    folds: Sequence[str] = ()
+    may_fold: bool = False
+    resample: Sequence[Resample] = ("timm", "timm")
+    bare_head: bool = False
+    bare_proj: bool = False
+
+    def full_name(self, prefix: str, theirs: str, numbers: Sequence[int]) -> str:
+        """Return the name as it stands in a file. '^' marks a name that never has the prefix."""
+        name = theirs[1:] if theirs.startswith("^") else prefix + theirs
+        return _numbered(name, numbers) if numbers else name
+
+    def spell(self, prefix: str, ours: str) -> tuple[str, ...]:
+        """Return the names in a file for one of our tensors, or our name if the format has none."""
+        row, numbers = _row_and_numbers(ours)
+        for rule in self.rules:
+            if rule.ours == row:
+                return tuple(self.full_name(prefix, name, numbers) for name in rule.theirs)
+        return (ours,)
+
+    def find_prefix(self, names: Container[str]) -> str | None:
+        """Return the longest prefix with which a first block of this format is in a file, or None."""
+        for prefix in sorted(("", *self.prefixes), key=len, reverse=True):
+            if self.needs is not None and self.full_name(prefix, self.needs, ()) not in names:
+                continue
+            if any(self.full_name(prefix, name, ()) in names for name in self.without):
+                continue
+            found = set()
+            for rule in self.rules:
+                if rule.ours in FIRST_BLOCK:
+                    name = self.full_name(prefix, rule.theirs[0], (0,))
+                    if name in names or _stacked(name) in names:
+                        found.add(rule.ours)
+            if len(found) > 1:
+                return prefix
+        return None
+
+    def drops(self, prefix: str, name: str) -> bool:
+        """Return True if a tensor is known not to be part of the ViT."""
+        if name.startswith(prefix):
+            return re.fullmatch(self.dropped, name.removeprefix(prefix)) is not None
+        return re.fullmatch(self.outside, name) is not None
+
+
+def _numbered(name: str, numbers: Sequence[int]) -> str:
+    """Return a name of the table with numbers in place of '#', and of '#+', which counts from one."""
+    rest = iter(numbers)
+    return re.sub(r"#\+?", lambda mark: str(next(rest) + len(mark[0]) - 1), name)
+
+
+def _row_and_numbers(ours: str) -> tuple[str, list[int]]:
+    """Split one of our names: "blocks.3.norm1.bias" -> ("blocks.#.norm1.bias", [3])."""
+    return re.sub(r"\.\d+\.", ".#.", ours), [int(number) for number in re.findall(r"\.(\d+)\.", ours)]
+
+
+def _stacked(name: str) -> str:
+    """Return big_vision's name of the tensor in which all blocks are stacked, for the name of a single block's."""
+    return re.sub(r"/encoderblock_\d+/", "/encoderblock/", name)
+
+
+def _parse_row(line: str, flax: bool) -> list[Rule]:
+    """Parse a row of the table. A name without an ending stands for its weight and its bias."""
+    ours, theirs, op = (*line.split(), "same")[:3]
+    stem, _, several = theirs.partition("{")
+    names = [stem + name for name in several.rstrip("}").split(",")]
+    endings = [(".weight", ".weight"), (".bias", ".bias")]  # theirs and ours
+    if re.fullmatch(r".+_token|pos_embed|.+\.(gamma|latent|weight|bias)", ours):
+        endings = [("", "")]
+    elif flax:
+        endings = [("/kernel", ".weight"), ("/scale", ".weight"), ("/bias", ".bias")]
+    return [Rule(ours + our_end, tuple(name + their_end for name in names), op) for their_end, our_end in endings]
+
+
+def _parse_format(name: str, section: str, earlier: Mapping[str, CheckpointFormat]) -> CheckpointFormat:
+    """Parse a section of the table: settings, `name = JSON`, and rows."""
+    settings: dict[str, Any] = {}
+    rules: list[Rule] = []
+    for line in section.splitlines():
+        setting = re.fullmatch(r"(\w+) = (.+)", line)
+        if setting:
+            settings[setting[1]] = json.loads(setting[2])
+        elif line and not line.startswith("#"):
+            rules += _parse_row(line, settings.get("flax", False))
+    settings.pop("flax", None)
+    if "rows" in settings:
+        rules += earlier[settings.pop("rows")].rules
+    return CheckpointFormat(name=name, rules=rules, **settings)
+
+
+def _read_table() -> tuple[dict[str, CheckpointFormat], dict[str, str]]:
+    """Return the formats by name, and the patterns of unsupported names with the reasons."""
+    text = (Path(__file__).parent / "data" / "formats.txt").read_text(encoding="utf-8")
+    sections, _, unsupported = text.partition("[unsupported]\n")
+    formats: dict[str, CheckpointFormat] = {}
+    for part in re.split(r"(?m)^\[", sections)[1:]:
+        name, _, section = part.partition("]")
+        formats[name] = _parse_format(name, section, formats)
+    reasons = {}
+    for line in unsupported.splitlines():
+        pattern, reason = re.split(" {2,}", line)
+        reasons[pattern] = reason
+    return formats, reasons
+
+
+FORMATS, UNSUPPORTED = _read_table()
+
+
+# ---- From a file to our names
+
+
+class MappedTensor(NamedTuple):
+    """One of our tensors: which tensors of the file it is made of, and how. Without parts, the format implies it."""
+
+    parts: tuple[str, ...]
+    op: str
+    shape: Shape
+    row: int | None = None  # the block, if big_vision stacked all blocks in one tensor
+
+
+class KeyMapping(NamedTuple):
+    """Where our tensors are in a file, which of its tensors are not part of the ViT, and which are unknown."""
+
+    format: CheckpointFormat
+    prefix: str
+    patch_size: int | None  # if the caller or a config.json states it
+    tensors: dict[str, MappedTensor]
+    dropped: list[str]
+    unknown: list[str]
+
+    @property
+    def parts(self) -> list[str]:
+        """The tensors of the file that ours are made of."""
+        return sorted({part for tensor in self.tensors.values() for part in tensor.parts})
+
+
+def detect_format(names: Collection[str]) -> tuple[CheckpointFormat, str]:
+    """Return the one format that these names fit, and the prefix before them.
+
+    Raises:
+        CheckpointError: No format fits, or more than one.
+    """
+    readable = [each for each in FORMATS.values() if not each.written_only]
+    fitting = []
+    for candidate in readable:
+        prefix = candidate.find_prefix(names)
+        if prefix is not None:
+            fitting.append((candidate, prefix))
+    if len(fitting) == 1:
+        return fitting[0]
+    seen = ", ".join(sorted({re.sub(r"\d+", "#", name) for name in names})[:12])
+    if fitting:
+        which = f"more than one ViT ({', '.join(each.name for each, _ in fitting)})"
+    else:
+        which = "no ViT that vitlite knows"
+    known = ", ".join(each.name for each in readable)
+    raise CheckpointError(f"The tensor names are those of {which}: {seen}, ... Known formats: {known}.")
+
+
+def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyMapping:
+    """Find our tensors in a file by names and shapes.
+
+    Args:
+        shapes: Shapes of the tensors of the file.
+        patch_size: Needed for vit-pytorch files, which flatten patches, if they have other than 3 channels or 1.
+
+    Raises:
+        CheckpointError: The file is no ViT of a known format, or its shapes do not fit the format.
+    """
+    checkpoint_format, prefix = detect_format(shapes)
+    numbers_by_marks = _numbers(checkpoint_format, prefix, shapes)
+    tensors: dict[str, MappedTensor] = {}
+    for rule in checkpoint_format.rules:
+        for numbers in numbers_by_marks[rule.ours.count("#")]:
+            ours = _numbered(rule.ours, numbers)
+            parts = tuple(checkpoint_format.full_name(prefix, name, numbers) for name in rule.theirs)
+            row = None
+            if parts[0] not in shapes:
+                parts, row = tuple(_stacked(part) for part in parts), numbers[0] if numbers else None
+            if ours not in tensors and all(part in shapes for part in parts):
+                tensors[ours] = MappedTensor(
+                    parts, rule.op, _resulting_shape(rule, parts, shapes, row, patch_size), row
+                )
+    used = {part for tensor in tensors.values() for part in tensor.parts}
+    for token in ("cls_token", "reg_token"):  # vit-pytorch and transformers store an empty one if there is none
+        if token in tensors and 0 in tensors[token].shape:
+            del tensors[token]
+    _add_implied_tensors(checkpoint_format, tensors)
+    unused = [name for name in shapes if name not in used]
+    dropped = [name for name in unused if checkpoint_format.drops(prefix, name)]
+    unknown = [name for name in unused if not checkpoint_format.drops(prefix, name)]
+    mapping = KeyMapping(checkpoint_format, prefix, patch_size, tensors, dropped, unknown)
+    return mapping if checkpoint_format.may_fold else fold_token_rows(mapping)
+
+
+def _numbers(
+    checkpoint_format: CheckpointFormat, prefix: str, shapes: Mapping[str, Shape]
+) -> dict[int, list[tuple[int, ...]]]:
+    """Return what replaces the '#' of a rule, by how many it has: none, a block, or a stage and a unit of the stem."""
+    block_rules = [rule for rule in checkpoint_format.rules if rule.ours.count("#") == 1]
+    stems = {prefix + rule.theirs[0].partition("#")[0] for rule in block_rules}
+    number = re.compile(f"(?:{'|'.join(re.escape(stem) for stem in stems)})(\\d+)")
+    depth = 0
+    for name, shape in shapes.items():
+        match = number.match(name)
+        if match:
+            depth = max(depth, min(1 + int(match[1]), len(shapes)))  # a block has at least one tensor
+        elif "/encoderblock/" in name and shape:  # all blocks, stacked
+            depth = max(depth, shape[0])
+    units = []
+    for rule in checkpoint_format.rules:
+        if rule.ours == STEM_UNIT:
+            theirs = rule.theirs[0]
+            first = int("#+" in theirs)
+            unit = re.compile(re.sub(r"\\#(?:\\\+)?", r"(\\d+)", re.escape(prefix + theirs)))
+            matches = [unit.fullmatch(name) for name in shapes]
+            units += [(int(match[1]) - first, int(match[2]) - first) for match in matches if match]
+    return {0: [()], 1: [(block,) for block in range(depth)], 2: sorted(units)}
+
+
+def _resulting_shape(
+    rule: Rule, parts: Sequence[str], shapes: Mapping[str, Shape], row: int | None, patch_size: int | None
+) -> Shape:
+    """Return the shape that a rule gives, computed on the meta device."""
+    theirs = [shapes[part] if row is None else shapes[part][1:] for part in parts]
+    try:
+        shape = theirs[0]
+        if rule.op != "same":
+            shape = tuple(OPS[rule.op]([torch.empty(each, device="meta") for each in theirs], patch_size).shape)
+        if len(shape) != AXES.get(rule.ours, len(shape)):
+            raise ValueError(f"{rule.ours} of a ViT has {AXES[rule.ours]} axes")
+    except (RuntimeError, IndexError, ValueError, EinopsError) as error:
+        raise CheckpointError(f"{', '.join(parts)}: shapes {theirs} do not fit this format: {error}.") from None
+    return shape
+
+
+def _add_implied_tensors(checkpoint_format: CheckpointFormat, tensors: dict[str, MappedTensor]) -> None:
+    """Add what a library leaves out of its files and its code implies: zero biases, an identity projection."""
+    if checkpoint_format.bare_head and "head.weight" in tensors:
+        tensors["head.bias"] = MappedTensor((), "zeros", tensors["head.weight"].shape[:1])
+    if checkpoint_format.bare_proj and not any(".attn.proj." in name for name in tensors):
+        for name, tensor in list(tensors.items()):
+            dim = tensor.shape[-1]
+            if name.endswith(".attn.qkv.weight") and tensor.shape[0] == 3 * dim:  # a single head of full width
+                tensors[name.replace("qkv", "proj")] = MappedTensor((), "identity", (dim, dim))
+                tensors[name.replace("qkv.weight", "proj.bias")] = MappedTensor((), "zeros", (dim,))
+
+
+def _tokens_with_rows(mapping: KeyMapping) -> list[str]:
+    """Return the tokens that have rows in the position table, or may have. Without registers, none are folded."""
+    if not {"reg_token", "pos_embed"} <= mapping.tensors.keys():
+        return []
+    return [name for name in mapping.format.folds if name in mapping.tensors]
+
+
+def fold_token_rows(mapping: KeyMapping) -> KeyMapping:
+    """Add the rows that tokens have in the position table to the tokens, so that our table covers patches only."""
+    tokens = _tokens_with_rows(mapping)
+    if not tokens:
+        return mapping
+    tensors = dict(mapping.tensors)
+    table = tensors["pos_embed"]
+    parts = [tensors[name].parts[0] for name in tokens]
+    for i, name in enumerate(tokens):
+        tensors[name] = tensors[name]._replace(parts=(parts[i], *table.parts, *parts[:i]), op="rows_of")
+    rows = table.shape[1] - sum(tensors[name].shape[1] for name in tokens)
+    tensors["pos_embed"] = MappedTensor((*table.parts, *parts), "rows_after", (table.shape[0], rows, table.shape[2]))
+    return mapping._replace(tensors=tensors)
+
+
+# ---- From shapes to fields of the config
+
+
+def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """Return the fields of the config that names and shapes tell, and four values from which others follow.
+
+    These are `attention_dim`, the width of all heads together; `position_rows`, the rows of the position table;
+    `token_rows`, how many of these may belong to tokens before the patches; and `rotary`, "dinov3" or "other" if the
+    absence of a table tells of rotary attention.
+
+    Raises:
+        CheckpointError: A part of every ViT is missing, or there is a part that no plain ViT has.
+    """
+    _check_supported(mapping)
+    tensors = mapping.tensors
+    mlp_dim = tensors["blocks.0.mlp.fc2.weight"].shape[1]
+    table = tensors.get("pos_embed")
+    geometry: dict[str, Any] = {
+        "depth": 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")),
+        "class_token": "cls_token" in tensors,
+        "registers": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
+        "pre_logits": tensors["pre_logits.weight"].shape[0] if "pre_logits.weight" in tensors else 0,
+        "num_classes": tensors["head.weight"].shape[0] if "head.weight" in tensors else 0,
+        "attention_dim": tensors["blocks.0.attn.qkv.weight"].shape[0] // 3,
+        "mlp_dim": mlp_dim,
+        "mlp": "swiglu" if tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * mlp_dim else "gelu",
+        "position_rows": table.shape[1] if table else None,
+        "token_rows": 0,
+    }
+    for name, part in PARTS.items():
+        geometry[name] = part in tensors
+    if "norm.weight" in tensors or "fc_norm.weight" in tensors:  # without either, it may have been lost
+        geometry["final_norm"] = True
+    if geometry["position_rows"]:
+        geometry["positions"] = "learned"
+    if table and mapping.format.may_fold:
+        geometry["token_rows"] = sum(tensors[name].shape[1] for name in _tokens_with_rows(mapping))
+    geometry |= patch_geometry(tensors)
+    geometry |= _infer_pool(mapping, shapes, geometry)
+    proj, qkv = tensors.get("blocks.0.attn.proj.weight"), tensors["blocks.0.attn.qkv.weight"]
+    if proj and proj.op == "identity":
+        geometry["heads"] = 1
+    elif qkv.op == "heads_qkv":
+        geometry["heads"] = shapes[qkv.parts[0]][-2]
+    return geometry | _infer_rotation(mapping, shapes, geometry)
+
+
+def _check_supported(mapping: KeyMapping) -> None:
+    """Raise CheckpointError if a part of every ViT is missing, or if a part is of another network."""
+    for name in mapping.unknown:
+        for pattern, reason in UNSUPPORTED.items():
+            if re.fullmatch(pattern, name):
+                raise CheckpointError(f"This is no plain ViT: {reason} ({name}). vitlite runs plain ViTs only.")
+    needed = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"]
+    if mapping.format.name not in MAY_LACK_POSITIONS:
+        needed.append("pos_embed")
+    for name in (*needed, "blocks.0.mlp.fc2.weight"):
+        if name not in mapping.tensors:
+            theirs = ", ".join(mapping.format.spell(mapping.prefix, name))
+            raise CheckpointError(f"{theirs} is missing, which every file of the {mapping.format.name} format has.")
+    tensors = mapping.tensors
+    bias, table = tensors.get("blocks.0.attn.qkv.bias"), tensors.get("pos_embed")
+    gated = tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * tensors["blocks.0.mlp.fc2.weight"].shape[1]
+    if gated and table and table.shape[1] and bias and bias.op == "zeros_between":
+        raise CheckpointError(
+            "This is no plain ViT: a gated MLP, a position table and no bias for keys are EVA-02's, whose attention "
+            "has rotary positions of its own. vitlite runs plain ViTs only."
+        )
+
+
+def patch_geometry(tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
+    """Return the stem, the patch size, the channels and the width of a token."""
+    dim, channels, patch, across = tensors["patch_embed.proj.weight"].shape
+    if patch != across or patch == 0:
+        raise CheckpointError(f"The patches are {patch} x {across} pixels; vitlite's are square.")
+    stem = _infer_stem(tensors)
+    if stem is not None:
+        channels = tensors[first_kernel(stem)].shape[1]
+    return {"stem": stem, "patch_size": patch * stem_stride(stem), "channels": channels, "dim": dim}
+
+
+def _infer_stem(tensors: Mapping[str, MappedTensor]) -> tuple[int, ...] | None:
+    """Return the number of units in each stage of a hybrid's stem, or None for a plain ViT."""
+    names = [name.split(".") for name in tensors if _row_and_numbers(name)[0] == STEM_UNIT]
+    if not names and first_kernel(()) not in tensors:
+        return None
+    units = Counter(int(name[3]) for name in names)
+    stem = tuple(units[stage] for stage in range(len(units)))
+    if first_kernel(stem) not in tensors or not all(stem) or len(stem) > 4:
+        raise CheckpointError(f"The stem is not that of a hybrid ViT: its stages have {stem} units.")
+    return stem
+
+
+def first_kernel(stem: tuple[int, ...] | None) -> str:
+    """Return the name of the kernel that sees the pixels."""
+    if stem is None:
+        return "patch_embed.proj.weight"
+    return f"patch_embed.backbone.{'stem.' if stem else ''}conv.weight"
+
+
+def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pool if the tensors tell it, or nothing."""
+    if "attn_pool.latent" in mapping.tensors:
+        return {"pool": "map"}
+    if not geometry["class_token"]:
+        return {"pool": "mean"}
+    head = mapping.tensors.get("head.weight")
+    if head and head.op == "two_heads":
+        return {"pool": "cls_and_distillation"}
+    # The head of a distilled DeiT saved by vitlite reads two tokens, too: the class token and the only register.
+    may_be_distilled = mapping.format.name == "timm" and geometry["registers"] == 1
+    if head and head.shape[1] == 2 * geometry["dim"] and not geometry["pre_logits"] and not may_be_distilled:
+        return {"pool": "cls_and_mean"}
+    if mapping.format.bare_proj and len(shapes["cls_token"]) == 2:
+        return {"pool": "cls"}  # since 1.16.1, vit-pytorch has a class token only to pool it
+    return {}
+
+
+def _infer_rotation(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells of rotary positions, which have no weights: DINOv3's periods, or a missing position table."""
+    periods = [name for name in mapping.dropped if name.endswith(".periods")]
+    if periods:
+        head_width = 4 * shapes[periods[0]][0]  # a period for every four channels
+        heads = geometry["attention_dim"] // max(head_width, 1)
+        return {"positions": "rope", "heads": heads, "rotary": None}
+    if geometry["position_rows"] or not geometry["layer_scale"]:
+        return {"rotary": None}
+    return {"rotary": "dinov3" if geometry["class_token"] and geometry["registers"] else "other"}
+
+
+# ---- From our names to those of a library
+
+
+def rename_tensors(
+    checkpoint_format: CheckpointFormat, prefix: str, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return our tensors under the names of another format.
+
+    Raises:
+        CheckpointError: The format has no name for some of them.
+    """
+    rule_of = {rule.ours: rule for rule in reversed(checkpoint_format.rules)}
+    unknown = sorted(name for name in tensors if _row_and_numbers(name)[0] not in rule_of)
+    if unknown:
+        raise CheckpointError(f"The {checkpoint_format.name} format has no place for: {', '.join(unknown)}.")
+    tensors = dict(tensors)
+    if checkpoint_format.folds and not checkpoint_format.may_fold and {"reg_token", "pos_embed"} <= tensors.keys():
+        rows = sum(tensors[name].shape[1] for name in checkpoint_format.folds)
+        tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, rows, 0))  # the tokens keep what was added to them
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        rule = rule_of[_row_and_numbers(name)[0]]
+        parts = INVERSE_OPS[rule.op](tensor, len(rule.theirs))
+        for theirs, part in zip(checkpoint_format.spell(prefix, name), parts, strict=True):
+            if theirs not in renamed:
+                renamed[theirs] = part
+            else:  # queries, and keys and values, are two tensors of ours and one of theirs
+                renamed[theirs] = torch.cat([part, renamed[theirs]] if rule.op == "first" else [renamed[theirs], part])
+    return renamed
