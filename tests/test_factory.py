@@ -777,7 +777,7 @@ def test_positions_that_flax_computes_are_refused(tmp_path: Path) -> None:
         f"{name}MultiHeadDotProductAttention_0/value/kernel": (16, 2, 8),
     }
     np.savez(tmp_path / "vit.npz", **{name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-    with pytest.raises(CheckpointError, match="It has no pos_embedding"):
+    with pytest.raises(CheckpointError, match="pos_embedding is missing"):
         load(tmp_path / "vit.npz", config=ViTConfig(image_size=16, positions="sincos2d"))
 
 

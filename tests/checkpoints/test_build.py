@@ -144,6 +144,6 @@ def test_a_kernel_over_time_is_refused_by_its_name(tmp_path: Path) -> None:
     kernel = {"patch_embed.proj.weight": torch.ones(16, 3, 2, 8, 8)}
     path = written(tmp_path / "vit.safetensors", lambda state: state.update(kernel))
     with pytest.raises(
-        CheckpointError, match=r"patch_embed.proj.weight: .* a ViT's patch_embed.proj.weight has 4 axes"
+        CheckpointError, match=r"patch_embed.proj.weight: .* patch_embed.proj.weight of a ViT has 4 axes"
     ):
         load(path, config=ASK)

@@ -107,7 +107,7 @@ def test_a_siglip_without_a_table_turns_by_position(positions: Any, tmp_path: Pa
     sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, patch_size=8)
     theirs = transformers.VideoLlama3VisionModel(transformers.VideoLlama3VisionConfig(**sizes))
     path = bare(tmp_path / "vit.safetensors", theirs.state_dict())
-    with pytest.raises(CheckpointError, match=r"It has no embeddings\.position_embedding\.weight, which every file of"):
+    with pytest.raises(CheckpointError, match=r"embeddings\.position_embedding\.weight is missing, which every file of"):
         load(path, config=ASK.replace(positions=positions, pool="mean", gelu="tanh"))
 
 
@@ -357,7 +357,7 @@ def test_stems_that_are_no_hybrid_s_are_refused(tmp_path: Path) -> None:
     hybrid = TINY.replace(stem=(1, 1, 1), patch_size=16)
     for names in ((f"{stem}.stages.1",), (f"{stem}.stages.0",), (f"{stem}.stem.conv",)):
         path = written(tmp_path / "vit.safetensors", without(*names), hybrid)
-        with pytest.raises(CheckpointError, match=r"Its stem is not that of a hybrid of the paper: it has units \("):
+        with pytest.raises(CheckpointError, match=r"The stem is not that of a hybrid ViT: its stages have \("):
             load(path, config=ASK)
     path = written(tmp_path / "vit.safetensors", without(f"{stem}.stages.1.blocks.0.norm2"), hybrid)
     with pytest.raises(CheckpointError, match=rf"- {stem}.stages.1.blocks.0.norm2.bias"):
