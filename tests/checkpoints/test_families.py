@@ -107,7 +107,9 @@ def test_a_siglip_without_a_table_turns_by_position(positions: Any, tmp_path: Pa
     sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, patch_size=8)
     theirs = transformers.VideoLlama3VisionModel(transformers.VideoLlama3VisionConfig(**sizes))
     path = bare(tmp_path / "vit.safetensors", theirs.state_dict())
-    with pytest.raises(CheckpointError, match=r"embeddings\.position_embedding\.weight is missing, which every file of"):
+    with pytest.raises(
+        CheckpointError, match=r"embeddings\.position_embedding\.weight is missing, which every file of"
+    ):
         load(path, config=ASK.replace(positions=positions, pool="mean", gelu="tanh"))
 
 
