@@ -27,7 +27,7 @@ from vitlite import ViT, ViTConfig
 from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.checkpoints.save import write_tensors
 from vitlite.images import Preprocess, TransformConfig
-from vitlite.nn.vit import Attention
+from vitlite.nn.layers import Attention
 from vitlite.training import STRENGTHS, Augmentation, Optimizer, Pictures, Settings, measure, read_cifar10, train
 from vitlite.zoo import registry
 

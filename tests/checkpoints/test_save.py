@@ -22,7 +22,7 @@ from vitlite.checkpoints.metadata import transform_from_timm
 from vitlite.checkpoints.save import _say_once, card, push_to_hub, write_tensors
 from vitlite.errors import CheckpointError, DownloadError
 from vitlite.images import Preprocess
-from vitlite.nn.vit import Attention
+from vitlite.nn.layers import Attention
 from vitlite.training.datasets import digest
 
 

@@ -18,7 +18,7 @@ from vitlite.fast import calibrate, int8
 from vitlite.fast import optimize as module
 from vitlite.fast.int8 import ByteLinear, Scale, bytes_are_right, round_weight
 from vitlite.fast.optimize import OptimizedViT, kernels_of
-from vitlite.nn.vit import MLP, Block, QuickGELU
+from vitlite.nn.layers import MLP, Block, QuickGELU
 
 pytestmark = pytest.mark.skipif(not bytes_are_right(torch.float32), reason="no products of bytes on this CPU")
 

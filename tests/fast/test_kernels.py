@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, optimize
 from vitlite.fast import kernels, verdicts
-from vitlite.nn.vit import Linear
+from vitlite.nn.layers import linear
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
@@ -86,6 +86,21 @@ def autocast() -> AbstractContextManager[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
+class Linear(nn.Module):
+    """A linear layer as the network calls it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(self.layer, x)
+
+
 @pytest.mark.parametrize(
     ("change", "around"),
     [

@@ -25,7 +25,7 @@ from vitlite.errors import InputError, OptimizedError
 from vitlite.fast import attention, blocks, cpu, kernels, slices, verdicts
 from vitlite.fast import optimize as module
 from vitlite.images import Preprocess, TransformConfig
-from vitlite.nn.vit import Attention
+from vitlite.nn.layers import Attention
 from vitlite.plots import patch_filters
 
 SIZES: dict[str, Any] = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=96, num_classes=7)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlite.nn import positions
-from vitlite.nn.positions import RESAMPLE, PositionTables, _stretched_by_products, resample_positions, sincos_positions
+from vitlite.nn.positions import RESAMPLE, PositionTables, _resize_by_matmul, resample_positions, sincos_positions
 
 GRID = (4, 4)
 
@@ -80,7 +80,7 @@ def test_nothing_is_kept_while_it_learns(stretched: list[tuple[int, int]]) -> No
         tables.learned(table, GRID, (6, 6), "timm").sum().backward()
     assert len(stretched) == 2
     assert table.grad is not None
-    assert tables.stretched is None
+    assert tables.resampled is None
 
 
 def test_what_is_no_parameter_is_not_kept() -> None:
@@ -89,7 +89,7 @@ def test_what_is_no_parameter_is_not_kept() -> None:
     with torch.no_grad():
         tables.learned(learned().detach(), GRID, (6, 6), "timm")
         tables.sincos(torch.ones(8, 3, 2, 2), (6, 6), True)
-    assert tables.stretched is None
+    assert tables.resampled is None
     assert not tables.fixed
 
 
@@ -100,18 +100,18 @@ def test_few_are_kept() -> None:
         for side in range(5, 60):
             tables.learned(table, GRID, (side, 4), "timm")
             tables.sincos(weight, (side, 4), False)
-            assert tables.stretched is not None
-            assert len(tables.stretched.tables) <= PositionTables.MOST
-            assert len(tables.fixed) <= PositionTables.MOST
+            assert tables.resampled is not None
+            assert len(tables.resampled[1]) <= PositionTables.LARGEST
+            assert len(tables.fixed) <= PositionTables.LARGEST
 
 
 def test_as_many_as_are_kept_are_all_kept(stretched: list[tuple[int, int]]) -> None:
     tables, table = PositionTables(), learned()
     with torch.no_grad():
         for _ in range(3):
-            for side in range(5, 5 + PositionTables.MOST):
+            for side in range(5, 5 + PositionTables.LARGEST):
                 tables.learned(table, GRID, (side, 4), "timm")
-    assert len(stretched) == PositionTables.MOST
+    assert len(stretched) == PositionTables.LARGEST
 
 
 def test_sines_and_cosines_are_of_the_weight_s_type_and_kept_through_training() -> None:
@@ -141,7 +141,7 @@ def test_copies_begin_with_nothing() -> None:
     with torch.no_grad():
         tables.learned(table, GRID, (6, 6), "timm")
     for again in (copy.deepcopy(tables), pickle.loads(pickle.dumps(tables))):
-        assert again.stretched is None
+        assert again.resampled is None
 
 
 def test_threads_do_not_take_tables_from_each_other() -> None:
@@ -178,5 +178,5 @@ def test_stretching_by_matrix_products_is_what_torch_does(method: Any) -> None:
         for new in ((1, 1), (2, 9), (7, 7), (14, 14), (37, 3), (20, 13), (13, 1)):
             wanted = F.interpolate(image, size=new, **RESAMPLE[method]).permute(0, 2, 3, 1)
             torch.testing.assert_close(
-                _stretched_by_products(table, new, **RESAMPLE[method]).double(), wanted, rtol=1e-5, atol=1e-5
+                _resize_by_matmul(table, new, **RESAMPLE[method]).double(), wanted, rtol=1e-5, atol=1e-5
             )

@@ -4,7 +4,6 @@ import copy
 import gc
 import math
 import pickle
-import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,17 +12,15 @@ from typing import Any, get_args
 import pytest
 import torch
 import torch.nn.functional as F
-from peers import timm
 from torch import Tensor, nn
 
 import vitlite
-from vitlite.config import Pool, ViTConfig
+from vitlite.config import PRESETS, Pool, ViTConfig
 from vitlite.errors import ConfigError, ImageError, InputError
-from vitlite.migration import ASKED_FOR, CALL, MODEL
 from vitlite.nn import positions
+from vitlite.nn.layers import Attention, DropPath
 from vitlite.nn.positions import resample_positions, sincos_positions
-from vitlite.nn.vit import Attention, DropPath, Features, ViT
-from vitlite.presets import PRESETS
+from vitlite.nn.vit import Features, ViT
 
 TINY = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=5)
 
@@ -186,14 +183,14 @@ def test_an_attention_map_times_the_values_is_the_fused_attention() -> None:
         model = tiny(head_dim=20, positions=kind)
         attention, rotation = model.blocks[1].attn, model._rotation(pictures())
         x = torch.randn(2, 17, 48)
-        _, _, v = attention.split(x, *rotation)
+        _, _, v = attention.queries_keys_values(x, *rotation)
         by_map = attention.proj((attention.map(x, *rotation) @ v).transpose(1, 2).flatten(2))
         torch.testing.assert_close(by_map, attention(x, *rotation), rtol=1e-5, atol=1e-5)
 
 
 def test_a_rotary_block_without_its_rotation_fails() -> None:
     model = tiny(positions="rope")
-    with pytest.raises(ValueError, match="not enough values to unpack"):
+    with pytest.raises(TypeError, match="cosines"):
         model.blocks[0](model._tokens(pictures()))
 
 
@@ -272,7 +269,7 @@ def test_few_tables_are_kept(resampled: list[tuple[int, int]]) -> None:
     with torch.no_grad():
         for width in range(8, 8 * 40, 8):
             model(pictures(1, 8, width))
-            assert len(model.tables.stretched.tables) <= 16
+            assert len(model.tables.resampled[1]) <= 16
 
 
 def test_no_table_is_kept_while_it_learns(resampled: list[tuple[int, int]]) -> None:
@@ -385,7 +382,7 @@ def test_inference_then_training_on_one_model() -> None:
     model.pos_embed.requires_grad_(False)  # the table is now taken from what inference kept
     with torch.inference_mode():
         model(images)
-    assert not any(table.is_inference() for table in model.tables.stretched.tables.values()), (
+    assert not any(table.is_inference() for table in model.tables.resampled[1].values()), (
         "one would break a later backward"
     )
     model(images).sum().backward()
@@ -435,7 +432,7 @@ def test_a_pickled_model_answers_the_same() -> None:
     with torch.no_grad():
         wanted = model(pictures(2, 48, 24))
         again = pickle.loads(pickle.dumps(model))
-        assert again.tables.stretched is None, "what can be computed is not written"
+        assert again.tables.resampled is None, "what can be computed is not written"
         assert torch.equal(again(pictures(2, 48, 24)), wanted)
     assert again.config == model.config
     assert again.config.given == model.config.given
@@ -742,26 +739,16 @@ def test_no_call_leaves_anything_behind() -> None:
 # Mistakes, each answered before anything is computed.
 
 WRONG_IMAGES = [
-    (torch.zeros(3, 32, 32), r"takes \(batch, 3, height, width\), got shape \(3, 32, 32\)\. Add the batch: images"),
-    (torch.zeros(2, 5), r"takes \(batch, 3, height, width\), got shape \(2, 5\)\.$"),
-    (torch.zeros(2, 32, 32, 3), r"got shape \(2, 32, 32, 3\)\. Channels come second: images\.permute\(0, 3, 1, 2\)"),
-    (torch.zeros(2, 1, 32, 32), r"got shape \(2, 1, 32, 32\)\. For other channels: create\(\.\.\., channels=1\)"),
-    (torch.zeros(0, 3, 32, 32), r"batch is empty: got shape \(0, 3, 32, 32\)\. Pass at least one image"),
+    (torch.zeros(3, 32, 32), r"shape \(batch, 3, height, width\), got \(3, 32, 32\)\. Add the batch axis: images"),
+    (torch.zeros(2, 5), r"shape \(batch, 3, height, width\), got \(2, 5\)\.$"),
+    (torch.zeros(2, 32, 32, 3), r"got \(2, 32, 32, 3\)\. Channels come second: images\.permute\(0, 3, 1, 2\)"),
+    (torch.zeros(2, 1, 32, 32), r"got \(2, 1, 32, 32\)\.$"),
     (torch.zeros(2, 3, 35, 32), r"35 x 32 pixels do not divide into patches of 8.*nearest that fit: height 32 or 40\."),
-    (torch.zeros(2, 3, 32, 30), r"nearest that fit: width 24 or 32\. Resize or crop them"),
+    (torch.zeros(2, 3, 32, 30), r"nearest that fit: width 24 or 32\."),
     (torch.zeros(2, 3, 5, 30), r"nearest that fit: height 8, width 24 or 32\."),
     (torch.zeros(2, 3, 0, 32), r"0 x 32 pixels do not divide .* nearest that fit: height 8\."),
     (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), r"normalised floats, got torch\.uint8.*model\.preprocess\(images\)"),
-    (torch.zeros(2, 3, 32, 32, dtype=torch.bool), r"normalised floats, got torch\.bool"),
-    (torch.zeros(2, 3, 32, 32, dtype=torch.complex64), r"normalised floats, got torch\.complex64"),
-    (
-        torch.zeros(2, 3, 32, 32, dtype=torch.float64),
-        r"float64, the model torch\.float32\..*images\.to\(model\.dtype\)",
-    ),
-    (torch.zeros(2, 3, 32, 32, device="meta"), r"on meta, the model on cpu\..*images\.to\(model\.device\)"),
-    ([[1.0]], r"takes a tensor \(batch, 3, height, width\), got list\. For pictures: model\.predict"),
-    ("cat.jpg", r"got str\. For pictures: model\.predict\(picture\), or model\(model\.preprocess\(picture\)\)"),
-    (None, r"got NoneType"),
+    ("cat.jpg", r"takes a tensor, got str\. For files: model\.predict"),
 ]
 
 
@@ -777,15 +764,8 @@ def test_wrong_images(images: Any, text: str, method: str) -> None:
 @pytest.mark.parametrize("layer", [3, -4, 1.0, "0", None, True])
 @pytest.mark.parametrize("method", ["features", "attention_maps"])
 def test_wrong_layers(layer: Any, method: str) -> None:
-    with pytest.raises(InputError, match=rf"layers has {layer!r}; the 3 blocks are 0 to 2, or -3 to -1\."):
+    with pytest.raises(InputError, match=rf"layers has {layer!r}, and the 3 blocks are 0 to 2, or -3 to -1\."):
         getattr(tiny(), method)(pictures(), layers=[layer])
-
-
-@pytest.mark.parametrize("layers", [None, 1.5, torch.tensor(1), object], ids=repr)
-@pytest.mark.parametrize("method", ["features", "attention_maps"])
-def test_layers_that_are_neither_a_number_nor_several(layers: Any, method: str) -> None:
-    with pytest.raises(InputError, match=rf"layers has {re.escape(repr(layers))}; the 3 blocks are 0 to 2, or"):
-        getattr(tiny(), method)(pictures(), layers=layers)
 
 
 def test_layers_are_those_of_the_blocks_that_there_are() -> None:
@@ -794,91 +774,18 @@ def test_layers_are_those_of_the_blocks_that_there_are() -> None:
     model.blocks = model.blocks[:2]
     assert torch.equal(model.features(pictures(), layers=(-1,)).layers[0], whole)
     assert model.attention_maps(pictures()).shape[0] == 1
-    with pytest.raises(InputError, match="layers has 2; the 2 blocks are 0 to 1, or -2 to -1"):
+    with pytest.raises(InputError, match="layers has 2, and the 2 blocks are 0 to 1, or -2 to -1"):
         model.features(pictures(), layers=2)
 
 
 @pytest.mark.parametrize("config", [None, {}, {"dim": 64}, "vit_base_16", ViTConfig], ids=repr)
 def test_a_vit_is_built_of_a_config(config: Any) -> None:
-    with pytest.raises(ConfigError, match=r"ViT takes a ViTConfig, got .*vitlite\.create\(name, weights=None\)"):
+    with pytest.raises(ConfigError, match=r"ViT takes a ViTConfig, got .*vitlite\.create"):
         ViT(config)
 
 
-def test_layers_are_named_and_not_counted() -> None:
-    with pytest.raises(InputError, match=r"layers has 3; .* They are named, not counted: .* layers=\(-2, -1\)\."):
-        tiny().features(pictures(), layers=3)
-
-
-@pytest.mark.parametrize("name", sorted(MODEL.keys() - set(ASKED_FOR)))
-def test_a_name_of_another_library_is_answered_and_is_none_of_ours(name: str) -> None:
-    model = tiny()
-    with pytest.raises(AttributeError, match=re.escape(f"A vitlite ViT has no {name}. {MODEL[name]}")):
-        getattr(model, name)
-    assert not hasattr(model, name)
-    assert getattr(model, name, None) is None
-
-
-@pytest.mark.parametrize("name", ASKED_FOR)
-def test_timm_is_told_that_its_defaults_are_not_ours(name: str) -> None:
-    with pytest.raises(InputError, match=f"A vitlite ViT has no {name}.*Pictures are prepared by model.preprocess"):
-        hasattr(tiny(), name)
-    with pytest.raises(
-        InputError, match=r"which are not this model's; for its create_transform take model\.preprocess"
-    ):
-        timm.data.resolve_model_data_config(tiny())
-
-
-@pytest.mark.parametrize("option", CALL)
-def test_an_option_of_another_librarys_call_is_answered(option: str) -> None:
-    with pytest.raises(InputError, match=re.escape(f"A model takes images, and no option {option}=. {CALL[option]}")):
-        tiny()(pictures(), **{option: True})
-    if option == "pixel_values":
-        with pytest.raises(InputError, match="no option pixel_values="):
-            tiny()(pixel_values=pictures())
-
-
-def test_an_option_of_a_class_made_of_ours_is_its_own() -> None:
-    class Masking(ViT):
-        def forward(self, images: Tensor, mask: bool = False) -> Tensor:
-            return super().forward(images * (not mask))
-
-    model = Masking(tiny().config)
-    assert torch.equal(model(pictures(), mask=True), model(torch.zeros(2, 3, 32, 32)))
-    assert torch.equal(model(images=pictures()), model(pictures()))
-    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
-        model(pictures(), nonsense=True)
-
-
-def test_what_a_class_made_of_ours_has_under_such_a_name_is_its_own() -> None:
-    class Mine(ViT):
-        def forward_features(self, images: Tensor) -> Tensor:
-            return self.features(images).patches
-
-    model = Mine(tiny().config)
-    model.classifier = torch.nn.Linear(48, 2)
-    assert model.classifier.out_features == 2
-    assert model.forward_features(pictures()).shape == (2, 16, 48)
-    with pytest.raises(AttributeError, match="A vitlite Mine has no reset_classifier"):
-        _ = model.reset_classifier
-    with pytest.raises(AttributeError, match="'Mine' object has no attribute 'nonsense'"):
-        _ = model.nonsense
-
-
-def test_answering_names_disturbs_no_copy_and_no_compiler() -> None:
-    model, images = tiny(), pictures()
-    for again in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(again(images), model(images))
-        assert not hasattr(again, "forward_features")
-    torch.compiler.reset()
-    with torch.no_grad():
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        assert torch.equal(compiled(images), model(images))
-        exported = torch.export.export(model, (images,)).module()
-        torch.testing.assert_close(exported(images), model(images))
-
-
 def test_no_layers() -> None:
-    with pytest.raises(InputError, match=r"got no layers\. Name at least one, such as layers=\(-1,\)"):
+    with pytest.raises(InputError, match=r"got no layers\. Pass at least one block index, such as layers=\(-1,\)"):
         tiny().attention_maps(pictures(), layers=())
     assert tiny().features(pictures(), layers=()).layers == ()
 
@@ -911,52 +818,6 @@ def test_a_layer_of_several_matrices_begins_as_each_alone_would() -> None:
     for layer, parts in ((block.attn.qkv, 3), (block.mlp.fc1, 2), (pool.kv, 2), (pool.mlp.fc1, 1)):
         bound = math.sqrt(6 / (layer.in_features + layer.out_features // parts))
         assert 0.9 * bound < layer.weight.abs().max().item() <= bound
-
-
-def test_a_config_is_not_replaced_after_construction() -> None:
-    model = tiny()
-    for change in ({"checkpointing": True}, {"resample": "jax"}, {"image_size": 64}):
-        with pytest.raises(ConfigError, match="says what it was built of"):
-            model.config = model.config.replace(**change)
-    model.reset_head(7)
-    assert model.config.num_classes == 7
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "options"),
-    [
-        ("pos_embed", (1, 65, 32), {}),
-        ("pos_embed", (1, 64, 32), {"cls_position": False}),
-        ("cls_token", (1, 4, 32), {}),
-        ("reg_token", (1, 2, 32), {"registers": 4, "cls_position": False}),
-    ],
-)
-def test_tokens_of_another_shape_are_refused(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
-    """They would be broadcast, or cut, and the answer be that of no network."""
-    model = tiny(**options)
-    setattr(model, name, nn.Parameter(torch.randn(shape)))
-    with pytest.raises(ConfigError, match=rf"{name} is \({', '.join(map(str, shape))}\), and by the model's config"):
-        model(torch.randn(1, 3, *model.config.size))
-
-
-@pytest.mark.parametrize("labels", ["cat", b"cat", {0: "cat", 1: "dog"}, [b"cat", b"dog"], [1, 2], 3])
-def test_labels_are_texts(labels: Any) -> None:
-    model = tiny(num_classes=2)
-    with pytest.raises(ConfigError, match=r"model\.labels takes a list of texts.*id2label\[i\]"):
-        model.labels = labels
-    model.labels = iter(["cat", "dog"])  # or an array
-    assert model.labels == ("cat", "dog")
-
-
-def test_float64_under_autocast_is_refused() -> None:
-    """Which autocast leaves as it is."""
-    model = tiny()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        with pytest.raises(InputError, match=r"Images are torch\.float64, the model torch\.float32"):
-            model(pictures().double())
-        with pytest.raises(InputError, match=r"Images are torch\.float32, the model torch\.float64"):
-            tiny().double()(pictures())
-        model(pictures())
 
 
 @pytest.mark.filterwarnings("ignore")  # torch advises against traces

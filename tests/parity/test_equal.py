@@ -14,9 +14,10 @@ from references import REFERENCES, SIZES, Reference, distance, spread
 from torch import Tensor
 
 from vitlite.config import ViTConfig
+from vitlite.nn.layers import Attention
 from vitlite.nn.positions import PositionTables, resample_positions, rotation_angles
 from vitlite.nn.stem import StandardConv, Unit
-from vitlite.nn.vit import Attention, ViT
+from vitlite.nn.vit import ViT
 
 LOGITS, LAYERS, GRADIENTS, TABLES = 1e-5, 1e-5, 5e-5, 1e-6
 

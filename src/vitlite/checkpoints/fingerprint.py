@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitlite.checkpoints.forensics import COMPUTING, differences, replaced_method
 from vitlite.errors import InputError
-from vitlite.nn.vit import COMPUTING, ViT, differences, model_on_meta, replaced_method
+from vitlite.nn.vit import ViT, model_on_meta
 
 SMALL = 10_000  # numbers of a weight that is looked at whole, as biases, norms and tokens are
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vitlite.checkpoints.build import Source, check_tensors, is_finite
 from vitlite.checkpoints.fingerprint import bytes_of
+from vitlite.checkpoints.forensics import COMPUTING, differences, replaced_method
 from vitlite.checkpoints.metadata import (
     CONFIG,
     PAIR,
@@ -49,7 +50,7 @@ from vitlite.checkpoints.resolve import Claim, understand
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, shown
 from vitlite.images.transform import transform_alone
-from vitlite.nn.vit import COMPUTING, ViT, differences, model_on_meta, replaced_method
+from vitlite.nn.vit import ViT, model_on_meta
 from vitlite.schema import anything, by_name, read_json
 from vitlite.storage import is_no_file, locked, refuse_content, replacing
 from vitlite.zoo.network import first_line, is_offline, prepare_client, transport_error

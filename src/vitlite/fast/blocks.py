@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from vitlite.errors import OptimizedError
 from vitlite.fast.attention import ClassTokenAttention, attend_fused, attend_in_cache
 from vitlite.fast.kernels import Layer, Linear, PackedLinear, PlainLinear, packing_pays, powers_pay
-from vitlite.nn.pooling import AttentionPool
+from vitlite.nn.layers import MLP, Attention, AttentionPool, Block, PatchEmbed, SwiGLU
 from vitlite.nn.stem import StandardConv
-from vitlite.nn.vit import MLP, Attention, Block, PatchEmbed, RotaryAttention, SwiGLU
 
 POWERS = 128  # tokens from which powers and their sum are quicker than softmax
 QUICK = 1.702  # quick GELU is x sigmoid(1.702 x), which is swish(1.702 x) / 1.702
@@ -136,7 +135,7 @@ class FastAttention(Fused):
         self.heads, self.attend, self.unit = attn.heads, kernels.attend, kernels.unit
         divisor = 1.0 if _is_norm(attn.norm) else arithmetic.divisor("proj")
         weight_and_bias = _with_scaled_rows(attn, kernels.unit, divisor)
-        self.rotates = isinstance(attn, RotaryAttention)
+        self.rotates = attn.rotary
         if self.rotates:
             weight_and_bias = _with_pairs_together(*weight_and_bias, attn.heads)
         self.qkv = arithmetic.linear("qkv", *weight_and_bias)
@@ -243,7 +242,7 @@ class FastAttentionPool(nn.Module):
 
     def __init__(self, pool: AttentionPool, dtype: torch.dtype, linear: Linear) -> None:
         super().__init__()
-        heads, mlp = pool.heads, cast(MLP, pool.mlp)
+        heads, mlp = pool.heads, pool.mlp
         keys, values = (rearrange(w, "(h d) c -> h d c", h=heads) for w in pool.kv.weight.detach().chunk(2))
         query = rearrange(pool.q(pool.latent), "1 1 (h d) -> h 1 d", h=heads)
         scale = query.shape[-1] ** -0.5

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from vitlite.errors import OptimizedError
 from vitlite.fast.blocks import activation, layer_scale
 from vitlite.fast.int8 import LARGEST, Scale, round_weight
-from vitlite.nn.vit import MLP, Block, ViT
+from vitlite.nn.layers import MLP, Block
+from vitlite.nn.vit import ViT
 
 PICTURES_AT_ONCE = 8
 TOKENS = 512  # of each layer at most, on which scales are compared

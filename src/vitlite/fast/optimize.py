@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.checkpoints.fingerprint import hash_of_file, packing_of
+from vitlite.checkpoints.forensics import is_all_hooked, is_hooked, order_within, replaced_method
 from vitlite.errors import OptimizedError, shown
 from vitlite.fast.blocks import Arithmetic, FastAttentionPool, FastBlock, FastPatches, Floats, Kernels, fastest_kernels
 from vitlite.fast.calibrate import calibrated, fingerprint
@@ -36,8 +37,8 @@ from vitlite.fast.kernels import (
     kernels_as_created,
 )
 from vitlite.fast.slices import compute, cut, join
-from vitlite.nn.pooling import AttentionPool
-from vitlite.nn.vit import Block, Features, ViT, is_all_hooked, is_hooked, model_on_meta, order_within, replaced_method
+from vitlite.nn.layers import AttentionPool, Block
+from vitlite.nn.vit import Features, ViT, check_images, model_on_meta
 
 NARROW = (torch.bfloat16, torch.float16)
 PACKED = ("patch_embed", "blocks", "attn_pool")  # parts of which nothing stays as it was; the others are copied
@@ -332,7 +333,7 @@ class OptimizedViT(ViT):
 
     def _answers(self, images: Tensor, answer: Callable[[Tensor], Any], batch_axis: int) -> Any:
         """Checks the images, and lets `answer` answer slice by slice."""
-        self._check(images)
+        check_images(images, self.config)
         if images.requires_grad and torch.is_grad_enabled():
             raise OptimizedError(
                 "An optimized model gives no gradients, and these images require them.",

@@ -1,6 +1,6 @@
-"""The ResNet that stands before the patches in the hybrids of the paper: pixels become a feature map.
+"""The ResNet before the patch projection of the paper's hybrids: BiT's, with the activation after the norm.
 
-It is BiT's, with the activation after the norm. Shapes: b images, c channels, h and w cells down and across.
+Shapes: b images, c channels, h and w cells of the feature map down and across.
 """
 
 import math
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from vitlite.config import ViTConfig
 
-GROUPS = 32  # of channels, that are normed together
+GROUPS = 32  # of the group norms
 
 
 class StandardConv(nn.Conv2d):
-    """A convolution by filters of mean 0 and variance 1: (b, c, h, w) -> (b, d, h / stride, w / stride).
+    """A convolution with standardised filters: (b, c, h, w) -> (b, d, h / stride, w / stride).
 
-    Its border is TensorFlow's "same" of sides that the stride divides: where it is uneven, more of it comes after.
+    The padding is TensorFlow's "same": where it is odd, the larger half comes after.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
@@ -28,7 +28,7 @@ class StandardConv(nn.Conv2d):
         self.border = nn.Identity() if even else nn.ZeroPad2d((border // 2, border // 2 + 1) * 2)
 
     def standardised(self) -> Tensor:
-        """The filters as they are used, (d, c, p, p); in full precision until they are."""
+        """Return the filters with mean 0 and variance 1, computed in full precision: (d, c, p, p)."""
         filters = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         variance, mean = torch.var_mean(filters, dim=(1, 2, 3), correction=0, keepdim=True)
         return ((filters - mean) * torch.rsqrt(variance + 1e-8)).to(self.weight.dtype)
@@ -38,7 +38,7 @@ class StandardConv(nn.Conv2d):
 
 
 class Unit(nn.Module):
-    """A bottleneck, added to what came in: (b, c, h, w) -> (b, d, h / stride, w / stride)."""
+    """A residual bottleneck: (b, c, h, w) -> (b, d, h / stride, w / stride)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Unit(nn.Module):
 
 
 class Stage(nn.Module):
-    """Units of one width, of which the first halves the map, but in the first stage: (b, c, h, w) -> (b, d, ...)."""
+    """Units of one width. The first unit halves the feature map, except in the first stage."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, units: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Stage(nn.Module):
 
 
 class Stem(nn.Module):
-    """The root and the stages: (b, c, h, w) -> (b, 256 x 2 ** (stages - 1), h / stride, w / stride)."""
+    """The root and the stages: (b, c, h, w) -> (b, 256 * 2 ** (stages - 1), h / stride, w / stride)."""
 
     def __init__(self, channels: int, units: tuple[int, ...]) -> None:
         super().__init__()
@@ -85,20 +85,20 @@ class Stem(nn.Module):
 
 
 def root(channels: int) -> nn.Sequential:
-    """The first layers of a ResNet: (b, c, h, w) -> (b, 64, h / 4, w / 4)."""
+    """Return the first layers of a ResNet: (b, c, h, w) -> (b, 64, h / 4, w / 4)."""
     return nn.Sequential(
         OrderedDict(
             conv=StandardConv(channels, 64, 7, 2),
             norm=nn.GroupNorm(GROUPS, 64),
             act=nn.ReLU(),
-            border=nn.ConstantPad2d((0, 1, 0, 1), -math.inf),  # "same", of a maximum
+            border=nn.ConstantPad2d((0, 1, 0, 1), -math.inf),  # "same" padding of a maximum
             pool=nn.MaxPool2d(3, 2),
         )
     )
 
 
 def stem(config: ViTConfig) -> nn.Module:
-    """What stands before the patch projection: nothing, a root alone, or a root with stages."""
+    """Return the layers before the patch projection: none, a root alone, or a root with stages."""
     if config.stem is None:
         return nn.Identity()
     return Stem(config.channels, config.stem) if config.stem else root(config.channels)

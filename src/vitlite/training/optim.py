@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from vitlite.nn.vit import ViT, parts_of
+from vitlite.nn.vit import ViT, stacked_matrices
 from vitlite.training import distributed
 from vitlite.training.settings import Settings
 
@@ -145,7 +145,7 @@ def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings)
 
 def _parts(name: str, model: ViT) -> int:
     """How many matrices are one weight."""
-    return parts_of(model.get_submodule(name.rpartition(".")[0]))
+    return stacked_matrices(name, model.config)
 
 
 def depth_of(name: str, blocks: int) -> int:

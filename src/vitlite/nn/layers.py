@@ -1,0 +1,221 @@
+"""The layers of a Vision Transformer, in reading order.
+
+Shapes: b images, c channels, h and w patches down and across, p patch size, n tokens, d width of a token.
+State-dict keys are timm's.
+"""
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from vitlite.config import ViTConfig
+from vitlite.fast import kernels
+from vitlite.nn.positions import rotate
+from vitlite.nn.stem import stem
+
+
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Apply a linear layer; in inference by oneDNN, where this CPU is faster with it: (b, n, d) -> (b, n, k)."""
+    if kernels.serves(x, layer.weight) and _is_plain(layer):
+        return kernels.linear(x, layer.weight, layer.bias)
+    return layer(x)
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Return False for an adapter, a parametrized layer or one with hooks: calling it is not just its product."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    hooks = hooks or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
+    return type(layer) is nn.Linear and not hooks and "forward" not in layer.__dict__
+
+
+class PatchEmbed(nn.Module):
+    """Cut images into patches and project each to a token: (b, c, h p, w p) -> (b, h w, d)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        c, p, d = config.stem_dim, config.kernel_size, config.dim
+        self.patch_size = p
+        self.backbone = stem(config)  # the ResNet of a hybrid, else nothing
+        self.norm_in = nn.LayerNorm(c * p * p, config.norm_eps) if config.patch_norm else None
+        self.proj = nn.Conv2d(c, d, kernel_size=p, stride=p, bias=not config.pre_norm)
+        self.norm = nn.LayerNorm(d, config.norm_eps) if config.patch_norm else nn.Identity()
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.norm_in is not None:
+            p = self.patch_size
+            patches = self.norm_in(rearrange(images, "b c (h p) (w q) -> b h w (c p q)", p=p, q=p))
+            images = rearrange(patches, "b h w (c p q) -> b c (h p) (w q)", p=p, q=p)
+        return self.norm(rearrange(self.proj(self.backbone(images)), "b d h w -> b (h w) d"))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention: every token reads from every token, (b, n, d) -> (b, n, d).
+
+    With rotary positions, queries and keys are rotated first, by the cosines and sines passed as `rotation`.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.rotary = config.positions == "rope"
+        self.qkv = nn.Linear(config.dim, 3 * config.attention_dim, bias=config.qkv_bias)
+        self.norm = nn.LayerNorm(config.attention_dim, config.norm_eps) if config.inner_norm else nn.Identity()
+        self.proj = nn.Linear(config.attention_dim, config.dim)
+        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+    def queries_keys_values(self, x: Tensor, *rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, each (b, heads, n, head_dim)."""
+        q, k, v = rearrange(linear(self.qkv, x), "b n (three heads d) -> three b heads n d", three=3, heads=self.heads)
+        if self.rotary:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        return q, k, v
+
+    def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        q, k, v = self.queries_keys_values(x, *rotation)
+        if _plain_is_faster(q):
+            x = attention_map(q, k) @ v
+        else:
+            x = F.scaled_dot_product_attention(q, k, v)
+        return self.drop(linear(self.proj, self.norm(rearrange(x, "b heads n d -> b n (heads d)"))))
+
+    def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        """Return the attention map, which `forward` never forms: (b, n, d) -> (b, heads, n, n)."""
+        q, k, _ = self.queries_keys_values(x, *rotation)
+        return attention_map(q, k)
+
+
+def attention_map(q: Tensor, k: Tensor) -> Tensor:
+    """Return softmax(q k^T / sqrt(d)): (b, heads, n, d) -> (b, heads, n, n)."""
+    return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1)
+
+
+def _plain_is_faster(q: Tensor) -> bool:
+    """On a CPU the fused kernel's backward takes twice as long. Past 1,024 tokens the maps would take gigabytes."""
+    trains_on_cpu = q.requires_grad and q.device.type == "cpu"
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return trains_on_cpu and q.shape[2] <= 1024 and not traced
+
+
+class QuickGELU(nn.Module):
+    """OpenAI's approximation of GELU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU between them, applied to each token: (b, n, d) -> (b, n, d)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.dim, config.mlp_dim)
+        self.act = QuickGELU() if config.gelu == "quick" else nn.GELU("tanh" if config.gelu == "tanh" else "none")
+        self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm else nn.Identity()
+        self.fc2 = nn.Linear(config.mlp_dim, config.dim)
+        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(linear(self.fc2, self.norm(self.drop(self.act(linear(self.fc1, x))))))
+
+
+class SwiGLU(nn.Module):
+    """A gated MLP, applied to each token: silu(gate) * value, then a linear layer, (b, n, d) -> (b, n, d)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim)  # gate and value in one
+        self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm else nn.Identity()
+        self.fc2 = nn.Linear(config.mlp_dim, config.dim)
+        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = linear(self.fc1, x).chunk(2, dim=-1)
+        return self.drop(linear(self.fc2, self.norm(self.drop(F.silu(gate) * value))))
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel of a residual branch."""
+
+    def __init__(self, dim: int, initial: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((dim,), float(initial)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: in training, drop a residual branch for random images and scale it up for the others."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        keep = 1 - self.rate
+        return x * x.new_empty(x.shape[0], 1, 1).bernoulli_(keep).div_(keep)
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block: attention, then an MLP, each added to its input, (b, n, d) -> (b, n, d)."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        d, scale = config.dim, config.layer_scale
+        self.checkpointing = config.checkpointing
+        self.norm1 = nn.LayerNorm(d, config.norm_eps)
+        self.attn = Attention(config)
+        self.ls1 = nn.Identity() if scale is None else LayerScale(d, scale)
+        self.norm2 = nn.LayerNorm(d, config.norm_eps)
+        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+        self.ls2 = nn.Identity() if scale is None else LayerScale(d, scale)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        if self.checkpointing and torch.is_grad_enabled():
+            from torch.utils.checkpoint import checkpoint  # takes half a second to import in torch 2.6
+
+            return checkpoint(self.residuals, x, *rotation, use_reentrant=False)
+        return self.residuals(x, *rotation)
+
+    def residuals(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        """Compute the block, which `forward` may checkpoint."""
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), *rotation)))
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+
+    def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        """Return the attention map of this block: (b, n, d) -> (b, heads, n, n)."""
+        return self.attn.map(self.norm1(x), *rotation)
+
+
+class AttentionPool(nn.Module):
+    """SigLIP's pooling: a learned query attends to all patches, an MLP follows, (b, n, d) -> (b, d)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        d = config.dim
+        self.heads = config.heads
+        self.latent = nn.Parameter(torch.zeros(1, 1, d))
+        self.q = nn.Linear(d, d)
+        self.kv = nn.Linear(d, 2 * d)
+        self.proj = nn.Linear(d, d)
+        self.norm = nn.LayerNorm(d, config.norm_eps)
+        self.mlp = MLP(config.replace(mlp="gelu", inner_norm=False, dropout=0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = rearrange(self.q(self.latent), "b n (heads d) -> b heads n d", heads=self.heads)
+        k, v = rearrange(self.kv(x), "b n (two heads d) -> two b heads n d", two=2, heads=self.heads)
+        read = F.scaled_dot_product_attention(q.expand(x.shape[0], -1, -1, -1), k, v)  # (b, heads, 1, head_dim)
+        x = self.proj(rearrange(read, "b heads n d -> b n (heads d)"))
+        return (x + self.mlp(self.norm(x)))[:, 0]
+
+
+class PreLogits(nn.Linear):
+    """The tanh layer before the ImageNet-21k heads of the paper: (b, d) -> (b, r)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).tanh()
