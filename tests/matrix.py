@@ -1,15 +1,11 @@
-"""Runs the tests in environments of their own: the oldest versions that pyproject.toml allows, the newest, and others.
+"""Run the tests with the oldest versions that pyproject.toml allows, the newest, and others.
 
-    python tests/matrix.py            # all of them, one after the other, and a table at the end
-    python tests/matrix.py oldest     # some
-    python tests/matrix.py --failed   # files again in which a test has failed
-    python tests/matrix.py torch-2.8 --python /somewhere/bin/python    # in an environment that is there already
+    python tests/matrix.py                 # every environment, and a table at the end
+    python tests/matrix.py oldest newest   # some
     python tests/matrix.py --list
 
-An environment lies in .matrix/NAME and is made once; `--again` makes it anew, and forgets what was found in it. Files
-are run one by one, and what was found in each is kept in .matrix/NAME.json: an interrupted run goes on. A failure stops
-nothing. What an environment cannot have is left out: without the libraries that vitlite is compared with, the tests
-that compare.
+Each environment is made once in .matrix/NAME, where log.txt has the output of its tests; delete the folder to make it
+again. Tests that need a library which an environment lacks are skipped.
 """
 
 import argparse
@@ -28,8 +24,7 @@ HOME = ROOT / ".matrix"
 TESTS = ["pytest", "hypothesis", "hatchling", "build"]
 EXTRAS = ["pillow", "tqdm", "matplotlib", "pyarrow"]
 PEERS = ["transformers", "onnx", "onnxscript", "onnxruntime", "scipy", "numpy"]
-LEFT_OUT = "cluster", "test_house.py", "benchmarks"  # whose answer is the same in every environment, or which need more
-NUMBERS = re.compile(r"(\d+) (passed|failed|skipped|error)")
+LEFT_OUT = ("tests/benchmarks", "tests/test_house.py")  # their answer is the same in every environment
 
 
 class Environment(NamedTuple):
@@ -37,7 +32,7 @@ class Environment(NamedTuple):
 
     why: str
     packages: list[str]
-    peers: bool  # whether the libraries that vitlite is compared with go with it
+    peers: bool  # whether to install the libraries that vitlite is compared with
     python: str = ""  # "": the one that runs this script
 
 
@@ -69,7 +64,7 @@ ENVIRONMENTS = {
     "python-3.13": Environment("one more", ["torch", *EXTRAS], peers=False, python="3.13"),
 }  # fmt: skip
 
-# What people have installed, none of which installing vitlite may change: the newest of these, and a common old set.
+# Common sets of packages, none of which installing vitlite may change.
 BESIDE = {
     "the newest": ["timm", "transformers", "ultralytics", "lightning", "peft", "accelerate"],
     "torch 2.8, numpy 1.26": ["torch==2.8.0", "numpy==1.26.4", "transformers"],
@@ -84,202 +79,142 @@ class Result(NamedTuple):
     passed: int
     failed: int
     skipped: int
-    note: str
+    note: str = ""
 
 
-def interpreter(version: str) -> str | None:
-    """A Python of this version, or None where this machine has none. What pyenv has not switched on is only a name."""
+def find_python(version: str) -> str:
+    """Return a Python of this version.
+
+    Raises:
+        LookupError: This machine has none.
+    """
     if not version or sys.version.startswith(f"{version}."):
         return sys.executable
     named = [found] if (found := shutil.which(f"python{version}")) else []
-    there = [*named, *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
-    runs = (python for python in there if not subprocess.call([python, "-c", ""], stderr=subprocess.DEVNULL))
-    return next(runs, None)
+    for python in (*named, *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))):
+        if subprocess.call([python, "-c", ""], stderr=subprocess.DEVNULL) == 0:  # pyenv has stubs that do not run
+            return python
+    raise LookupError(f"there is no Python {version} here")
 
 
 def make(name: str, environment: Environment) -> Path:
-    """The environment's own Python, its packages installed."""
+    """Create an environment unless it exists, and return its Python."""
     folder = HOME / name
-    if (folder / "ready").exists():
-        return python_of(folder)
-    base = interpreter(environment.python)
-    if base is None:
-        raise LookupError(f"there is no Python {environment.python} here")
-    python = venv(folder, base)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    peers = PEERS if environment.peers else []
-    if "pinned" in name:
-        pip += ["--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([*pip, *environment.packages, *TESTS, *peers, "--editable", str(ROOT)], check=True)
-    if environment.peers:
-        subprocess.run([*pip, "--no-deps", "--requirement", str(ROOT / "tests" / "peers.txt")], check=True)
-    (folder / "ready").touch()
-    return python
+    if not (folder / "ready").exists():
+        python = venv(folder, find_python(environment.python))
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        if "pinned" in name:
+            pip += ["--constraint", str(ROOT / "constraints.txt")]
+        peers = PEERS if environment.peers else []
+        subprocess.run([*pip, *environment.packages, *TESTS, *peers, "--editable", str(ROOT)], check=True)
+        if environment.peers:
+            subprocess.run([*pip, "--no-deps", "--requirement", str(ROOT / "tests" / "peers.txt")], check=True)
+        (folder / "ready").touch()
+    return python_of(folder)
 
 
 def venv(folder: Path, base: str) -> Path:
-    """An empty environment, in place of what is there; its Python."""
+    """Create an empty environment, and return its Python."""
     subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
     return python_of(folder)
 
 
 def python_of(folder: Path) -> Path:
-    """The Python of an environment."""
+    """Return the Python of an environment."""
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def files(wanted: list[str]) -> list[str]:
-    """The test files to run, by their paths below the project."""
-    if wanted:
-        return wanted
-    found = (file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "tests").rglob("test_*.py")))
-    return [file for file in found if not any(part in file for part in LEFT_OUT)]
-
-
-def run(name: str, environment: Environment, wanted: list[str], python: Path | None) -> Result:
-    """Runs the tests in one environment, those that were not run there yet."""
+def run(name: str, environment: Environment, tests: list[str]) -> Result:
+    """Run the tests in one environment."""
     try:
-        python = python or make(name, environment)
+        python = make(name, environment)
     except (subprocess.CalledProcessError, LookupError) as error:
-        return Result(name, "", 0, 0, 0, f"could not be made: {error}")
-    kept = HOME / f"{name}.json"
-    known: dict[str, dict[str, int]] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
-    selected = files(wanted)
-    for file in selected:
-        if file not in known:
-            known[file] = counts(name, python, file)
-            print(f"  {file}: {known[file]}", flush=True)
-            kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    totals = {kind: sum(known[file].get(kind, 0) for file in selected) for kind in ("passed", "failed", "skipped")}
-    bad = [Path(file).name for file in selected if known[file].get("failed")]
-    note = f"{', '.join(bad)}: see {HOME.name}/{name}.log" if bad else ""
-    if wanted:
-        note = f"{len(selected)} files alone. {note}".strip()
-    return Result(name, versions(python), **totals, note=note)
-
-
-def forget_failures(name: str) -> None:
-    """Has those files of an environment run again in which something has failed."""
-    kept = HOME / f"{name}.json"
-    if kept.exists():
-        known = json.loads(kept.read_text("utf-8"))
-        kept.write_text(
-            json.dumps({file: found for file, found in known.items() if not found["failed"]}, indent=1), "utf-8"
-        )
-
-
-def counts(name: str, python: Path, file: str) -> dict[str, int]:
-    """How many tests of a file passed and failed in an environment; a file that cannot be run has failed once."""
-    words = ["-m", "pytest", "-q", "-m", "not cluster", "-p", "no:cacheprovider", file]
+        return Result(name, "", 0, 1, 0, f"could not be made: {error}")
+    words = ["-m", "pytest", "-q", "-m", "not cluster", "-p", "no:cacheprovider", *tests]
+    words += [f"--ignore={path}" for path in LEFT_OUT]
     done = subprocess.run([str(python), *words], cwd=ROOT, capture_output=True, text=True, env=variables())
-    with (HOME / f"{name}.log").open("a", encoding="utf-8") as log:
-        log.write(f"==== {file}\n{done.stdout}{done.stderr}")
-    found = {word: int(number) for number, word in NUMBERS.findall(done.stdout[-500:])}
-    found["failed"] = found.get("failed", 0) + found.pop("error", 0)
-    if done.returncode not in (0, 5) and not found["failed"]:  # 5: nothing was collected, all of it being skipped
-        found["failed"] = 1
-    return found
+    log = HOME / name / "log.txt"
+    log.write_text(done.stdout + done.stderr, encoding="utf-8")
+    counts = {
+        kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout[-500:])
+    }
+    failed = counts.get("failed", 0) + counts.get("error", 0) or int(done.returncode != 0)
+    note = f"see {log.relative_to(ROOT)}" if failed else ""
+    return Result(name, versions(python), counts.get("passed", 0), failed, counts.get("skipped", 0), note)
 
 
 def variables() -> dict[str, str]:
-    """The machine's, but for what would lead to another environment's packages."""
+    """Return the environment variables without those that lead to another environment's packages."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "VITLITE_TESTS_MAY_SKIP": "1"}
 
 
 def versions(python: Path) -> str:
-    """What was installed in the end."""
+    """Return the versions that were installed."""
     code = (
         "import platform; from importlib.metadata import version, PackageNotFoundError\n"
         "def v(n):\n    try: return version(n)\n    except PackageNotFoundError: return '-'\n"
         "print(platform.python_version(), *(v(n) for n in ('torch', 'safetensors', 'huggingface-hub', 'numpy')))"
     )
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
-    return done.stdout.strip()
+    return subprocess.run([str(python), "-c", code], capture_output=True, text=True).stdout.strip()
 
 
-def beside(title: str, wanted: str = f"{ROOT}[images]") -> Result:
-    """Whether vitlite can be installed where others are, each of which stays as it is: what pip says, doing nothing."""
-    there, against = ask_pip(BESIDE[title])
-    if there:
+def beside(title: str) -> Result:
+    """Check that installing vitlite changes none of the packages that are installed already, with pip's dry run."""
+    installed, problem = resolve(BESIDE[title])
+    if not problem:
         with tempfile.TemporaryDirectory() as folder:
-            kept = Path(folder, "kept.txt")
-            kept.write_text("".join(f"{name}=={version}\n" for name, version in there.items()), encoding="utf-8")
-            _, against = ask_pip([wanted, "--constraint", str(kept)])
-    note = against or f"{len(there)} packages, none changed"
-    return Result(f"beside {title}", "", int(not against), int(bool(against)), 0, note)
+            constraints = Path(folder, "constraints.txt")
+            constraints.write_text("".join(f"{name}=={version}\n" for name, version in installed.items()), "utf-8")
+            _, problem = resolve([f"{ROOT}[images]", "--constraint", str(constraints)])
+    note = problem or f"{len(installed)} packages, none changed"
+    return Result(f"beside {title}", "", int(not problem), int(bool(problem)), 0, note)
 
 
-def ask_pip(words: list[str]) -> tuple[dict[str, str], str]:
-    """The versions that pip would install where there is nothing yet; or none, and what speaks against it."""
+def resolve(words: list[str]) -> tuple[dict[str, str], str]:
+    """Return the versions that pip would install into an empty environment, or why it cannot."""
+    pip = HOME / "pip"  # the newest: before 23.3, pip downloads gigabytes of packages to read their metadata
+    if not (pip / "ready").exists():
+        subprocess.run([str(venv(pip, sys.executable)), "-m", "pip", "install", "-q", "--upgrade", "pip"], check=True)
+        (pip / "ready").touch()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        asked = ["-m", "pip", "install", "--dry-run", "--ignore-installed", "--report", str(report), *words]
-        done = subprocess.run([str(newest_pip()), *asked], capture_output=True, text=True)
+        options = ["-m", "pip", "install", "--dry-run", "--ignore-installed", "--report", str(report)]
+        done = subprocess.run([str(python_of(pip)), *options, *words], capture_output=True, text=True)
         if done.returncode:
-            said = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
-            conflict = [line for line in said if " depends on " in line or "(constraint)" in line]
-            return {}, "; ".join(conflict or said[-2:])
-        content = json.loads(report.read_text("utf-8"))
-    described = [package["metadata"] for package in content["install"]]
-    return {package["name"]: package["version"] for package in described}, ""
-
-
-def newest_pip() -> Path:
-    """A Python whose pip is the newest. Those before 23.3 fetch gigabytes of packages to see what these depend on."""
-    folder = HOME / "pip"
-    if not (folder / "ready").exists():
-        python = venv(folder, sys.executable)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--upgrade", "pip"], check=True)
-        (folder / "ready").touch()
-    return python_of(folder)
-
-
-def table(results: list[Result]) -> str:
-    """All results in a table, as CONTRIBUTING.md shows it."""
-    lines = [
-        "| environment | python, torch, safetensors, huggingface-hub, numpy | passed | failed | skipped | |",
-        "|---|---|--:|--:|--:|---|",
-    ]
-    for result in results:
-        lines.append("| " + " | ".join(str(cell) for cell in result) + " |")
-    return "\n".join(lines)
+            return {}, "; ".join((done.stdout + done.stderr).strip().splitlines()[-2:])
+        packages = [package["metadata"] for package in json.loads(report.read_text("utf-8"))["install"]]
+    return {package["name"]: package["version"] for package in packages}, ""
 
 
 def main() -> int:
-    """Runs what the command line names, and prints the table; 1 where anything failed."""
+    """Run the environments that the command line names, and print a table; return 1 if a test failed."""
     names = [*ENVIRONMENTS, "beside"]
-    parser = argparse.ArgumentParser(description="Run the tests in environments of their own.")
+    parser = argparse.ArgumentParser(description="Run the tests in several environments.")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; default: all")
-    parser.add_argument("--again", action="store_true", help="make the environments anew, and run everything again")
-    parser.add_argument("--failed", action="store_true", help="run files again in which a test has failed")
-    parser.add_argument("--python", type=Path, metavar="PATH", help="that of an environment which is there already")
-    parser.add_argument("--list", action="store_true", help="say what there is")
-    parser.add_argument("--tests", default="", help="files to run; default: all")
-    words = parser.parse_args()
-    if words.list:
+    parser.add_argument("--list", action="store_true", help="list the environments")
+    parser.add_argument("--tests", default="tests", help="files to run; default: all")
+    args = parser.parse_args()
+    if args.list:
         for name, environment in ENVIRONMENTS.items():
             print(f"{name:<14} {environment.why}: {' '.join(environment.packages)}")
         return 0
-    unknown = set(words.names) - set(names)
+    unknown = set(args.names) - set(names)
     if unknown:
         parser.error(f"no environment {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     HOME.mkdir(exist_ok=True)
-    results = []
-    for name in words.names or names:
+    results: list[Result] = []
+    for name in args.names or names:
+        print(f"running {name}", flush=True)
         if name == "beside":
             results += [beside(title) for title in BESIDE]
-            continue
-        print(f"{name}: {ENVIRONMENTS[name].why}", flush=True)
-        if words.again:
-            shutil.rmtree(HOME / name, ignore_errors=True)
-            for left in (HOME / f"{name}.json", HOME / f"{name}.log"):
-                left.unlink(missing_ok=True)
-        if words.failed:
-            forget_failures(name)
-        results.append(run(name, ENVIRONMENTS[name], words.tests.split(), words.python))
-    print("\n" + table(results))
-    return int(any(result.failed or result.note.startswith("could not") for result in results))
+        else:
+            results.append(run(name, ENVIRONMENTS[name], args.tests.split()))
+    print("\n| environment | python, torch, safetensors, huggingface-hub, numpy | passed | failed | skipped | |")
+    print("|---|---|--:|--:|--:|---|")
+    for result in results:
+        print("| " + " | ".join(str(cell) for cell in result) + " |")
+    return int(any(result.failed for result in results))
 
 
 if __name__ == "__main__":

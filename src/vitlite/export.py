@@ -1,6 +1,7 @@
-"""A model as a file for other runtimes, ONNX or torch.export: any batch, any image size, compared before it is kept.
+"""Export a model to ONNX or torch.export, for any batch and image size.
 
-What a picture needs before it goes in, and the labels of what comes out, are in the file too, as JSON under "vitlite".
+The exported file is run and compared with the model before it is kept. It also holds the config, the preprocessing and
+the labels, as JSON under "vitlite".
 """
 
 import io
@@ -12,9 +13,9 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -22,47 +23,42 @@ from torch import Tensor
 from torch.export import Dim
 
 from vitlite.checkpoints.save import check_savable
-from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing_extra, shown
+from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing_extra
 from vitlite.fast.optimize import OptimizedViT
 from vitlite.images.transform import transform_alone
 from vitlite.nn.vit import ViT
-from vitlite.storage import beginning_of, locked, obstacle, replacing
-from vitlite.versions import since
+from vitlite.storage import replacing
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
 
 Format = Literal["onnx", "torch"]
 Run = Callable[[Tensor], Tensor]  # images -> logits
-Opened = Callable[[Path], Run | None]  # an exported file -> what runs it, where its engine is installed
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
-LEAST = {"onnx": 1, "torch": 2}  # patches each way: of torch.export, a side of one is another program's
-NEAR = {torch.float32: 1e-4, torch.float64: 1e-6}  # max |difference| / max |logit|
-NEAR_OTHERS = 0.05
-ONE_FILE = 1 << 30  # bytes; above, ONNX keeps weights in a second file, since protobuf ends at 2 GiB
-WEIGHTS_BESIDE = rb"\.[0-9a-f]{16}\.data"  # how the name of that file ends
-MOST_WITHOUT_WEIGHTS = 1 << 26  # bytes of the first file, where there is a second
-WORKPLACE = ".vitlite-export-"  # how a folder is called in which a file is made and compared
-LOCK = "lock"
+MIN_PATCHES = {"onnx": 1, "torch": 2}  # along each side; torch.export specialises sizes of one
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}  # max |difference| / max |logit|
+LOW_PRECISION_TOLERANCE = 0.05
+ONE_FILE = 1 << 30  # bytes; larger weights go into a second file, because protobuf is limited to 2 GiB
+NEEDS_TORCH = "2.8"  # torch.export keeps sizes free and traces every resampling of positions
 
 
 def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, float]:
-    """Writes a model for another runtime, runs the file on three batches, and keeps it if it answers the same.
+    """Write a model to a file for another runtime, and compare the file with the model on three batches.
 
     Args:
-        model: In eval mode, and not optimized. Its device and dtype become the file's.
-        path: The file to write. What was there is replaced once the new file is right.
-        to: "onnx", with an input `images` and an output `logits`, or "torch", for `torch.export.load`; this one refuses
-            images that are a single patch high or wide.
+        model: A model in eval mode that was not optimized. The file has its device and dtype.
+        path: The file to write. An existing file is replaced after the new one has passed the comparison.
+        to: "onnx", with an input `images` and an output `logits`, or "torch", for `torch.export.load`. The latter does
+            not take images that are a single patch high or wide.
 
     Returns:
-        How far the file's logits are from the model's, max |difference| / max |logit|, by the engine that ran it:
-        "torch", or those of "onnxruntime" and "openvino" that are installed. Where none is, nothing was compared.
+        The largest difference of the logits, max |difference| / max |logit|, for each engine that ran the file:
+        "torch", or "onnxruntime" and "openvino" if they are installed. If it is empty, nothing was compared.
 
     Raises:
-        ExportError: No such format, a model in training mode or with other parts than its config says, a file that
-            cannot be written, or one that answers something else.
-        OptimizedError: The model was optimized before.
+        ExportError: The format is unknown, the model is in training mode or was modified, or the file cannot be
+            written or gives other logits.
+        OptimizedError: The model was optimized.
         MissingExtraError: onnx or onnxscript is not installed.
 
     >>> import vitlite
@@ -74,21 +70,20 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
         raise ExportError(f"Cannot export to {to!r}. Valid: {', '.join(SUFFIX)}.")
     path = check_target(path)
     if model.source is not None and path.exists() and path.samefile(model.source.path):
-        raise ExportError(f"{path} is the file that this model was loaded from. Name another.")
+        raise ExportError(f"{path} is the file that this model was loaded from. Name another file.")
     _check_model(model, path)
     compared: dict[str, float] = {}
     try:
-        alone = torch.autocast(model.device.type, enabled=False)  # one around would become part of the file
-        with _workplace(path) as folder, torch.no_grad(), alone:
+        no_autocast = torch.autocast(model.device.type, enabled=False)  # autocast would become part of the file
+        with _temporary_folder(path) as folder, torch.no_grad(), no_autocast:
             file = folder / path.name
             if to == "onnx":
                 _write_onnx(model, file)
             else:
                 _write_torch(model, file)
-            for engine, opened in ENGINES[to].items():
-                run = _opened_by(engine, opened, file, model)
-                if run is not None:
-                    compared[engine] = _compare(model, run, engine)
+            for engine, open_file in ENGINES[to].items():
+                if find_spec(engine) is not None:
+                    compared[engine] = _compare(model, engine, open_file, file)
             _move_into_place(folder, path)
     except OSError as error:
         raise ExportError(f"Cannot write {path}: {error.strerror or error}.") from error
@@ -96,101 +91,72 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
 
 
 def _check_model(model: ViT, path: Path) -> None:
-    """Makes sure that a model is what its config says, which goes into the file: what could not be saved is refused.
+    """Check that the config, which goes into the file, describes the model.
 
     Raises:
-        ExportError: It is in training mode, or has other parts, tensors or labels.
-        OptimizedError: It was optimized.
+        ExportError: The model is in training mode, or its modules, tensors or labels were modified.
+        OptimizedError: The model was optimized.
     """
     if isinstance(model, OptimizedViT):
-        raise OptimizedError("An optimized model cannot be exported.", python="Create it again and export that.")
+        raise OptimizedError("An optimized model cannot be exported. Create it again and export that.")
     if model.training:
-        raise ExportError(
-            "A model in training mode would be exported with its dropout.", python="Call model.eval() before."
-        )
+        raise ExportError("A model in training mode would be exported with its dropout. Call model.eval() first.")
     try:
         check_savable(model, path)
     except CheckpointError as error:
-        raise ExportError(error.text, python=error.python, command=error.command) from None
+        raise ExportError(str(error)) from None
 
 
 def check_target(path: str | PathLike[str]) -> Path:
-    """The file to write, once it is known that it may be.
+    """Return the path, in which a file can be written.
 
     Raises:
-        ExportError: It is a folder or a device, or in no folder.
+        ExportError: It is a folder, or is in a folder that does not exist.
     """
     path = Path(path)
-    in_the_way = obstacle(path)
-    if not in_the_way and path.suffix == SUFFIX["onnx"]:  # as its weights may stand in a file of a longer name
-        in_the_way = obstacle(path.with_name(_name_of_weights(path)))
-    if in_the_way:
-        raise ExportError(
-            f"Cannot write {path}: {in_the_way}.", python="Name a file in a folder that exists and can be written."
-        )
+    if path.is_dir() or not path.parent.is_dir():
+        reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise ExportError(f"Cannot write {path}: {reason}. Name a file in a folder that exists.")
     return path
 
 
 @contextmanager
-def _workplace(path: Path) -> Iterator[Path]:
-    """A folder beside `path` for what is not known to be right yet; those that a killed export left are removed.
-
-    Theirs nobody holds the lock of any more.
-    """
-    for left in path.parent.glob(f"{WORKPLACE}{8 * '[a-z0-9_]'}"):
-        if left.joinpath(LOCK).is_file():
-            # An error where another process is at work there, or another user's was.
-            with suppress(OSError), locked(left / LOCK, wait=False):
-                shutil.rmtree(left)
-    with (
-        TemporaryDirectory(dir=path.parent, prefix=WORKPLACE, ignore_cleanup_errors=True) as name,
-        locked(Path(name, LOCK), wait=False),
-    ):
-        yield Path(name)
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path`; one that a killed export left behind is removed first."""
+    folder = path.with_name(f".{path.name}.vitlite-export")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _move_into_place(folder: Path, path: Path) -> None:
-    """Every file of the folder goes beside `path`, the one that names the others last; nothing else is overwritten."""
-    before = _weights_beside(path)
-    files = [file for file in folder.iterdir() if file.name not in (path.name, LOCK)]
-    for file in (*files, folder / path.name):
+    """Move the files of a folder beside `path`, the file that names the others last, and delete the weights before."""
+    weights = [file for file in folder.iterdir() if file.name != path.name]
+    for file in (*weights, folder / path.name):
         with replacing(path.parent / file.name) as temporary:
             file.replace(temporary)
-    for file in before:
-        if not _is_named_beside(file):
-            with suppress(PermissionError):  # on Windows, of a session that has it open
-                file.unlink(missing_ok=True)
-
-
-def _is_named_beside(weights: Path) -> bool:
-    """Whether another file of the folder, such as a copy of an exported one, has its weights there."""
-    others = (file for file in weights.parent.iterdir() if file.suffix != weights.suffix)
-    return any(weights.name.encode() in beginning_of(file, MOST_WITHOUT_WEIGHTS) for file in others)
-
-
-def _weights_beside(path: Path) -> list[Path]:
-    """The file with the weights of an exported one, as only exporting names it."""
-    if not path.is_file():
-        return []
-    pattern = re.escape(path.name).encode() + WEIGHTS_BESIDE
-    with open(path, "rb") as file:
-        content = file.read(MOST_WITHOUT_WEIGHTS + 1)
-    if len(content) > MOST_WITHOUT_WEIGHTS:  # it has its weights in it
-        return []
-    return [path.parent / name.decode() for name in set(re.findall(pattern, content))]
+    current = {file.name for file in weights}
+    ours = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}\.data")
+    for file in path.parent.iterdir():
+        if ours.fullmatch(file.name) and file.name not in current:
+            with suppress(PermissionError):  # on Windows, a session may have it open
+                file.unlink()
 
 
 def _write_torch(model: ViT, file: Path) -> None:
-    with _explained():
+    with _explain_failure():
         program = torch.export.export(model, (_images(model, TRACED),), dynamic_shapes=(_dynamic_shapes(model),))
-    content = io.BytesIO()  # where torch itself writes a file and the disk is full, the process is aborted
+    content = io.BytesIO()  # if torch writes the file itself and the disk is full, the process is aborted
     torch.export.save(program, content, extra_files={"vitlite": _description(model)})
     file.write_bytes(content.getbuffer())
 
 
 def _write_onnx(model: ViT, file: Path) -> None:
-    need_onnx()
-    with _quietly(), _explained():
+    check_onnx_installed()
+    with _without_warnings(), _explain_failure():
         program: ONNXProgram | None = torch.onnx.export(
             model,
             (_images(model, TRACED),),
@@ -202,23 +168,21 @@ def _write_onnx(model: ViT, file: Path) -> None:
         )
     assert program is not None  # with dynamo=True
     program.model.metadata_props["vitlite"] = _description(model)
-    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-    if weights <= ONE_FILE:
+    if sum(tensor.nbytes for tensor in model.state_dict().values()) <= ONE_FILE:
         program.save(file)
         return
     import onnx_ir
 
-    # No name that somebody's file could have, nor that of the weights which this export may be about to replace.
-    onnx_ir.save(program.model, file, external_data=_name_of_weights(file))
+    # A new name each time: until the .onnx file is replaced, the one before needs its own weights.
+    onnx_ir.save(program.model, file, external_data=f"{file.name}.{secrets.token_hex(8)}.data")
 
 
-def _name_of_weights(path: Path) -> str:
-    """A name as `WEIGHTS_BESIDE` says, which nobody has."""
-    return f"{path.name}.{secrets.token_hex(8)}.data"
+def check_onnx_installed() -> None:
+    """Check that the packages of the extra are installed.
 
-
-def need_onnx() -> None:
-    """Names the extra where it is missing, which torch's own error does not."""
+    Raises:
+        MissingExtraError: They are not.
+    """
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
@@ -226,8 +190,8 @@ def need_onnx() -> None:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what the exporter says of torch's own parts, and of torchvision, where that is not installed."""
+def _without_warnings() -> Iterator[None]:
+    """Hide what the exporter says about torch's own code, and about torchvision if that is not installed."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     before, log.disabled = log.disabled, True
     try:
@@ -239,28 +203,26 @@ def _quietly() -> Iterator[None]:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Says of whatever an exporter raises, which may be anything, that it is not the model's fault."""
+def _explain_failure() -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # exporters raise all kinds
         first_line = str(error).strip().partition("\n")[0]
-        raise ExportError(f"torch cannot export this model ({shown(first_line)}). {_fault()}") from error
+        raise ExportError(f"torch cannot export this model ({first_line}). {_advice()}") from error
 
 
-def _fault() -> str:
-    """Which torch exports what vitlite is made of."""
-    return f"This torch, {torch.__version__}, or the engine has a fault: from torch {since('export')} on none is known."
+def _advice() -> str:
+    return f"This is torch {torch.__version__}; exporting is known to work with torch {NEEDS_TORCH} or later."
 
 
 def _dynamic_shapes(model: ViT) -> dict[int, Any]:
-    """Batch, height and width are free, but for the patches that height and width must divide into."""
+    """Return free sizes: any batch, and any height and width that the patch size divides."""
     p = model.config.patch_size
     return {0: Dim("batch", max=2**31 - 1), 2: p * Dim("rows"), 3: p * Dim("columns")}
 
 
 class Batch(NamedTuple):
-    """Images by their number, and by their sides in terms of the model's own."""
+    """The number of images, and their sides relative to the model's own."""
 
     number: int
     height: float
@@ -272,7 +234,7 @@ COMPARED = (TRACED, Batch(1, 1.5, 0.5), Batch(3, 0.5, 1.25))
 
 
 def _images(model: ViT, batch: Batch) -> Tensor:
-    """Noise of that shape, of two patches at least each way."""
+    """Return random images of at least two patches along each side."""
     config = model.config
     rows = max(2, round(config.grid[0] * batch.height))
     columns = max(2, round(config.grid[1] * batch.width))
@@ -282,23 +244,20 @@ def _images(model: ViT, batch: Batch) -> Tensor:
 
 
 def _description(model: ViT) -> str:
-    """What the network's file does not say itself."""
+    """Return the config, the labels and the preprocessing as JSON."""
     transform = transform_alone(model.preprocess, "An exported file")
-    pictures = transform.to_dict() if transform else None
-    return json.dumps({"config": model.config.to_dict(), "labels": model.labels, "preprocess": pictures})
+    preprocess = transform.to_dict() if transform else None
+    return json.dumps({"config": model.config.to_dict(), "labels": model.labels, "preprocess": preprocess})
 
 
 def _open_torch(file: Path) -> Run:
-    with _quietly():  # torch 2.10 warns of its own buffers
+    with _without_warnings():  # torch 2.10 warns of its own buffers
         return torch.export.load(file).module()
 
 
-def _open_onnx(file: Path) -> Run | None:
-    """What runs the file, or None where onnxruntime is missing."""
-    try:
-        import onnxruntime  # type: ignore[import-untyped]
-    except ImportError:
-        return None
+def _open_onnxruntime(file: Path) -> Run:
+    import onnxruntime  # type: ignore[import-untyped]
+
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor:
@@ -308,13 +267,10 @@ def _open_onnx(file: Path) -> Run | None:
     return run
 
 
-def _open_openvino(file: Path) -> Run | None:
-    """The same by OpenVINO, in the precision of the file, which it would change on some CPUs."""
-    try:
-        import openvino  # type: ignore[import-not-found]
-    except ImportError:
-        return None
-    hints = {"INFERENCE_PRECISION_HINT": "f32"}
+def _open_openvino(file: Path) -> Run:
+    import openvino  # type: ignore[import-not-found]
+
+    hints = {"INFERENCE_PRECISION_HINT": "f32"}  # on some CPUs the default is bfloat16
     compiled = openvino.Core().compile_model(str(file), "CPU", hints)
 
     def run(images: Tensor) -> Tensor:
@@ -323,56 +279,38 @@ def _open_openvino(file: Path) -> Run | None:
     return run
 
 
-ENGINES: dict[str, dict[str, Opened]] = {
-    "onnx": {"onnxruntime": _open_onnx, "openvino": _open_openvino},
+ENGINES: dict[str, dict[str, Callable[[Path], Run]]] = {
+    "onnx": {"onnxruntime": _open_onnxruntime, "openvino": _open_openvino},
     "torch": {"torch": _open_torch},
 }
 
 
-def _opened_by(engine: str, opened: Opened, file: Path, model: ViT) -> Run | None:
-    """What runs a file, or None where the engine is missing.
+def _compare(model: ViT, engine: str, open_file: Callable[[Path], Run], file: Path) -> float:
+    """Return the largest difference between the logits of the file and of the model, over three image sizes.
 
     Raises:
-        ExportError: It cannot open it.
+        ExportError: The engine cannot run the file, or the difference is too large.
     """
-    try:
-        return opened(file)
-    except Exception as error:  # each engine has errors of its own
-        advice = "" if model.dtype is torch.float32 else "Export it in float32, for which engines have all operators."
-        raise ExportError(
-            f"The exported file, in {model.dtype}, does not run: {engine} says: {shown(str(error))}. Nothing was "
-            f"written. {advice or _fault()}"
-        ) from error
-
-
-def _compare(model: ViT, run: Run, engine: str) -> float:
-    """How far the file is from the model at most, on images of three sizes."""
-    limit = NEAR.get(model.dtype, NEAR_OTHERS)
-    farthest = 0.0
+    tolerance = TOLERANCE.get(model.dtype, LOW_PRECISION_TOLERANCE)
+    largest = 0.0
+    run = None
     for batch in COMPARED:
         images = _images(model, batch)
-        wanted = model(images)
-        difference = (_answer(run, images, engine).to(wanted) - wanted).abs().max()
-        far = (difference / wanted.abs().max().clamp(min=1e-30)).item()
-        if not far <= limit:  # nor what is no number
+        expected = model(images)
+        try:
+            run = run or open_file(file)
+            logits = run(images).to(expected)
+        except Exception as error:  # engines raise all kinds
+            advice = "Export it in float32, which every engine supports." if model.dtype != torch.float32 else _advice()
             raise ExportError(
-                f"The exported file answers something else than the model: in {engine}, its logits differ by {far:.1g} "
-                f"of the largest, on images {tuple(images.shape)}. Nothing was written. {_fault()}"
+                f"The exported file does not run: {engine} says of images {tuple(images.shape)} in {model.dtype}: "
+                f"{error}. Nothing was written. {advice}"
+            ) from error
+        difference = ((logits - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()
+        if not difference <= tolerance:  # nan is too large, too
+            raise ExportError(
+                f"The exported file does not give the logits of the model: in {engine} they differ by "
+                f"{difference:.1g} of the largest, for images {tuple(images.shape)}. Nothing was written. {_advice()}"
             )
-        farthest = max(farthest, far)
-    return farthest
-
-
-def _answer(run: Run, images: Tensor, engine: str) -> Tensor:
-    """What an engine makes of a file.
-
-    Raises:
-        ExportError: It cannot run it.
-    """
-    try:
-        return run(images)
-    except Exception as error:  # each engine has errors of its own
-        raise ExportError(
-            f"The exported file does not run: {engine} says of images {tuple(images.shape)}: {shown(str(error))}. "
-            f"Nothing was written. {_fault()}"
-        ) from error
+        largest = max(largest, difference)
+    return largest
