@@ -40,7 +40,7 @@ def test_the_native_grid_is_the_table_itself() -> None:
     assert PositionTables().learned(table, GRID, GRID, "timm") is table
 
 
-def test_each_grid_and_each_arithmetic_is_computed_once(stretched: list[tuple[int, int]]) -> None:
+def test_each_grid_and_method_is_computed_once(stretched: list[tuple[int, int]]) -> None:
     tables, table = PositionTables(), learned()
     with torch.no_grad():
         for _ in range(3):
@@ -65,7 +65,7 @@ def test_a_change_of_the_table_is_noticed(change: Any) -> None:
         assert torch.equal(tables.learned(table, GRID, (6, 6), "timm"), resample_positions(table, GRID, (6, 6), "timm"))
 
 
-def test_another_table_is_another(stretched: list[tuple[int, int]]) -> None:
+def test_another_table_is_resampled_again(stretched: list[tuple[int, int]]) -> None:
     tables = PositionTables()
     with torch.no_grad():
         first = tables.learned(learned(0), GRID, (6, 6), "timm")
@@ -74,7 +74,7 @@ def test_another_table_is_another(stretched: list[tuple[int, int]]) -> None:
     assert len(stretched) == 2
 
 
-def test_nothing_is_kept_while_it_learns(stretched: list[tuple[int, int]]) -> None:
+def test_no_cache_while_training(stretched: list[tuple[int, int]]) -> None:
     tables, table = PositionTables(), learned()
     for _ in range(2):
         tables.learned(table, GRID, (6, 6), "timm").sum().backward()
@@ -83,7 +83,7 @@ def test_nothing_is_kept_while_it_learns(stretched: list[tuple[int, int]]) -> No
     assert tables.resampled is None
 
 
-def test_what_is_no_parameter_is_not_kept() -> None:
+def test_only_parameters_are_cached() -> None:
     """Such as what torch.func puts in the place of one."""
     tables = PositionTables()
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_what_is_no_parameter_is_not_kept() -> None:
     assert not tables.fixed
 
 
-def test_few_are_kept() -> None:
+def test_cache_is_bounded() -> None:
     tables, table = PositionTables(), learned()
     weight = nn.Parameter(torch.zeros(8, 3, 2, 2))
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_few_are_kept() -> None:
             assert len(tables.fixed) <= PositionTables.LARGEST
 
 
-def test_as_many_as_are_kept_are_all_kept(stretched: list[tuple[int, int]]) -> None:
+def test_cache_keeps_all_it_has_room_for(stretched: list[tuple[int, int]]) -> None:
     tables, table = PositionTables(), learned()
     with torch.no_grad():
         for _ in range(3):
@@ -114,7 +114,7 @@ def test_as_many_as_are_kept_are_all_kept(stretched: list[tuple[int, int]]) -> N
     assert len(stretched) == PositionTables.LARGEST
 
 
-def test_sines_and_cosines_are_of_the_weight_s_type_and_kept_through_training() -> None:
+def test_sincos_positions_are_cached() -> None:
     tables = PositionTables()
     weight = nn.Parameter(torch.zeros(8, 3, 2, 2))
     first = tables.sincos(weight, (3, 5), True)
@@ -127,7 +127,7 @@ def test_sines_and_cosines_are_of_the_weight_s_type_and_kept_through_training() 
     assert tables.sincos(narrow, (3, 5), False).dtype is torch.bfloat16
 
 
-def test_what_inference_keeps_can_be_trained_with() -> None:
+def test_tables_cached_in_inference_mode_can_be_used_in_training() -> None:
     tables, table = PositionTables(), learned()
     with torch.inference_mode():
         tables.learned(table, GRID, (6, 6), "timm")
@@ -136,7 +136,7 @@ def test_what_inference_keeps_can_be_trained_with() -> None:
     assert not kept.is_inference()
 
 
-def test_copies_begin_with_nothing() -> None:
+def test_copies_start_with_an_empty_cache() -> None:
     tables, table = PositionTables(), learned()
     with torch.no_grad():
         tables.learned(table, GRID, (6, 6), "timm")
@@ -144,7 +144,7 @@ def test_copies_begin_with_nothing() -> None:
         assert again.resampled is None
 
 
-def test_threads_do_not_take_tables_from_each_other() -> None:
+def test_threads_share_the_cache() -> None:
     """More grids than are kept, so that places are given up all the time."""
     tables, table = PositionTables(), learned()
     weight = nn.Parameter(torch.zeros(8, 3, 2, 2))
@@ -169,7 +169,7 @@ def test_threads_do_not_take_tables_from_each_other() -> None:
 
 
 @pytest.mark.parametrize("method", sorted(RESAMPLE))
-def test_stretching_by_matrix_products_is_what_torch_does(method: Any) -> None:
+def test_resizing_by_matmul_equals_interpolate(method: Any) -> None:
     """As exported files do it, at any number of rows and columns, one of them too."""
     generator = torch.Generator().manual_seed(0)
     for rows, columns in product((1, 2, 7, 14), (1, 5, 14)):

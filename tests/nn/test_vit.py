@@ -1,4 +1,4 @@
-"""The network beyond its arithmetic, which parity/ proves: sizes, kept tables, compilers, precision, training."""
+"""Tests of the network: sizes, cached positions, compilers, precision and training. parity/ compares its numbers."""
 
 import copy
 import gc
@@ -26,7 +26,7 @@ TINY = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=80, n
 
 
 def tiny(seed: int = 0, **options: Any) -> ViT:
-    """A small model in eval mode, with every weight at work: the zero head of a new model hides all else."""
+    """Return a small model in eval mode. No weight is zero: a new model's zero head would hide all others."""
     torch.manual_seed(seed)
     model = ViT(ViTConfig(**TINY | options)).eval()
     with torch.no_grad():
@@ -35,7 +35,7 @@ def tiny(seed: int = 0, **options: Any) -> ViT:
     return model
 
 
-def pictures(batch: int = 2, height: int = 32, width: int = 32, channels: int = 3) -> Tensor:
+def random_images(batch: int = 2, height: int = 32, width: int = 32, channels: int = 3) -> Tensor:
     return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(1))
 
 
@@ -81,9 +81,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("positions", ["learned", "sincos2d", "rope", "none"])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (48, 48), (24, 40), (8, 64)])
-def test_any_size_goes_in(positions: str, height: int, width: int) -> None:
+def test_image_of_any_size(positions: str, height: int, width: int) -> None:
     model = tiny(positions=positions)
-    images = pictures(3, height, width)
+    images = random_images(3, height, width)
     grid = (height // 8, width // 8)
     assert model(images).shape == (3, 5)
     assert model.embed(images).shape == (3, 48)
@@ -93,40 +93,40 @@ def test_any_size_goes_in(positions: str, height: int, width: int) -> None:
     assert model.attention_maps(images).shape == (1, 3, 4, 1 + grid[0] * grid[1], 1 + grid[0] * grid[1])
 
 
-def test_a_model_built_at_another_size_equals_one_that_is_shown_it() -> None:
+def test_positions_resampled_at_build_equal_those_at_call() -> None:
     model = tiny()
     larger = ViT(model.config.replace(image_size=(48, 24))).eval()
     state = model.state_dict()
     patches = resample_positions(state["pos_embed"][:, 1:], (4, 4), (6, 3), "timm")
     larger.load_state_dict(state | {"pos_embed": torch.cat([state["pos_embed"][:, :1], patches], dim=1)})
-    images = pictures(2, 48, 24)
+    images = random_images(2, 48, 24)
     torch.testing.assert_close(larger(images), model(images))
 
 
 def test_images_of_any_memory_format() -> None:
     model = tiny()
-    images = pictures(2, 48, 24)
+    images = random_images(2, 48, 24)
     for other in (images.contiguous(memory_format=torch.channels_last), images.repeat(1, 1, 2, 2)[:, :, 48:, 24:]):
         torch.testing.assert_close(model(other), model(images))
 
 
-def test_rows_and_columns_are_not_exchanged() -> None:
-    images = pictures(1, 24, 40)
+def test_patches_are_ordered_by_row() -> None:
+    images = random_images(1, 24, 40)
     patches = tiny(positions="none").patch_embed(images)
     first_row = tiny(positions="none").patch_embed(images[:, :, :8])
     torch.testing.assert_close(patches[:, :5], first_row)
 
 
-# What a model tells besides logits.
+# Features, embeddings and attention maps.
 
 
 PREFIXES = [{}, {"registers": 2, "cls_position": False}, {"class_token": False, "pool": "mean"}, *FAMILIES.values()]
 
 
 @pytest.mark.parametrize("options", PREFIXES, ids=str)
-def test_features_hold_every_token_once(options: dict[str, Any]) -> None:
+def test_features_split_all_tokens(options: dict[str, Any]) -> None:
     model = tiny(**options)
-    images = pictures()
+    images = random_images()
     features = model.features(images, layers=(-1, 0, 0))
     assert (features.cls is None) == (not model.config.class_token)
     assert (features.registers is None) == (not model.config.registers)
@@ -139,8 +139,8 @@ def test_features_hold_every_token_once(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", PREFIXES, ids=str)
-def test_features_of_blocks_after_the_final_norm(options: dict[str, Any]) -> None:
-    model, images = tiny(**options), pictures()
+def test_features_with_norm(options: dict[str, Any]) -> None:
+    model, images = tiny(**options), random_images()
     plain = model.features(images, layers=(0, -1))
     normed = model.features(images, layers=(0, -1), norm=True)
     for before, after in zip(plain.layers, normed.layers, strict=True):
@@ -162,26 +162,26 @@ READS: dict[str, Callable[[ViT, Features], Tensor]] = {
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))
-def test_embed_is_what_the_head_sees(pool: str) -> None:
+def test_embed_is_the_input_of_the_head(pool: str) -> None:
     model = tiny(pool=pool, **({} if pool == "mean_with_cls" else {"registers": 1, "cls_position": False}))
-    images = pictures()
+    images = random_images()
     wanted = READS[pool](model, model.features(images))
     torch.testing.assert_close(model.embed(images), wanted)
     torch.testing.assert_close(model(images), model.head(wanted))
     assert model.config.embed_dim == wanted.shape[1]
 
 
-def test_without_a_head_a_model_returns_what_it_would_have_seen() -> None:
+def test_model_without_head_returns_embedding() -> None:
     model = tiny(num_classes=0, pre_logits=24)
-    assert torch.equal(model(pictures()), model.embed(pictures()))
-    assert model.config.embed_dim == model(pictures()).shape[1] == 24
-    assert model(pictures()).abs().max() < 1, "a tanh comes last"
+    assert torch.equal(model(random_images()), model.embed(random_images()))
+    assert model.config.embed_dim == model(random_images()).shape[1] == 24
+    assert model(random_images()).abs().max() < 1, "a tanh comes last"
 
 
-def test_an_attention_map_times_the_values_is_the_fused_attention() -> None:
+def test_attention_map_times_values_equals_fused_attention() -> None:
     for kind in ("learned", "rope"):
         model = tiny(head_dim=20, positions=kind)
-        attention, rotation = model.blocks[1].attn, model._rotation(pictures())
+        attention, rotation = model.blocks[1].attn, model._rotation(random_images())
         x = torch.randn(2, 17, 48)
         _, _, v = attention.queries_keys_values(x, *rotation)
         by_map = attention.proj((attention.map(x, *rotation) @ v).transpose(1, 2).flatten(2))
@@ -191,12 +191,12 @@ def test_an_attention_map_times_the_values_is_the_fused_attention() -> None:
 def test_a_rotary_block_without_its_rotation_fails() -> None:
     model = tiny(positions="rope")
     with pytest.raises(TypeError, match="cosines"):
-        model.blocks[0](model._tokens(pictures()))
+        model.blocks[0](model._tokens(random_images()))
 
 
-def test_attention_maps_come_in_the_order_asked_for() -> None:
+def test_order_of_attention_maps() -> None:
     model = tiny()
-    images = pictures()
+    images = random_images()
     maps = model.attention_maps(images, layers=(-1, 0))
     assert maps.shape == (2, 2, 4, 17, 17)
     torch.testing.assert_close(maps.sum(-1), torch.ones(2, 2, 4, 17))
@@ -204,7 +204,7 @@ def test_attention_maps_come_in_the_order_asked_for() -> None:
     torch.testing.assert_close(maps[0], model.blocks[2].map(model.features(images, (1,)).layers[0]))
 
 
-def test_one_layer_costs_one_map_and_the_others_stay_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requested_layers_form_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def watch(owner: Any, name: str) -> None:
@@ -215,10 +215,10 @@ def test_one_layer_costs_one_map_and_the_others_stay_fused(monkeypatch: pytest.M
     watch(F, "scaled_dot_product_attention")
     model = tiny()
     with torch.no_grad():
-        model.attention_maps(pictures())
+        model.attention_maps(random_images())
         assert calls == ["scaled_dot_product_attention"] * 2 + ["map"]
         calls.clear()
-        model.attention_maps(pictures(), layers=(0,))
+        model.attention_maps(random_images(), layers=(0,))
         assert calls == ["map"], "nothing after the last layer asked for is computed"
 
 
@@ -226,18 +226,18 @@ def test_one_layer_costs_one_map_and_the_others_stay_fused(monkeypatch: pytest.M
 def test_reset_head(options: dict[str, Any]) -> None:
     model = tiny(**options).double()
     model.labels = ("a", "b", "c", "d", "e")
-    embedding = model.embed(pictures().double())
+    embedding = model.embed(random_images().double())
     model.reset_head(7)
     assert model.config.num_classes == 7
     assert model.labels is None
     assert model.head.weight.dtype == torch.float64
-    assert torch.equal(model(pictures().double()), torch.zeros(2, 7, dtype=torch.float64))
+    assert torch.equal(model(random_images().double()), torch.zeros(2, 7, dtype=torch.float64))
     assert not model.head.training
     model.reset_head(0)
-    assert torch.equal(model(pictures().double()), embedding)
+    assert torch.equal(model(random_images().double()), embedding)
 
 
-# Position tables that are kept between calls.
+# The cache of position tables.
 
 
 @pytest.fixture
@@ -253,34 +253,34 @@ def resampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return grids
 
 
-def test_a_table_is_computed_once_for_each_size(resampled: list[tuple[int, int]]) -> None:
+def test_positions_are_resampled_once_per_size(resampled: list[tuple[int, int]]) -> None:
     model = tiny()
     for context in (torch.no_grad, torch.inference_mode):
         for _ in range(2):
             with context():
-                model(pictures(1, 48, 48))
-                model(pictures(1, 24, 40))
-                model(pictures(1, 32, 32))
+                model(random_images(1, 48, 48))
+                model(random_images(1, 24, 40))
+                model(random_images(1, 32, 32))
     assert resampled == [(6, 6), (3, 5)], "none for the native size"
 
 
-def test_few_tables_are_kept(resampled: list[tuple[int, int]]) -> None:
+def test_number_of_cached_tables_is_bounded(resampled: list[tuple[int, int]]) -> None:
     model = tiny()
     with torch.no_grad():
         for width in range(8, 8 * 40, 8):
-            model(pictures(1, 8, width))
+            model(random_images(1, 8, width))
             assert len(model.tables.resampled[1]) <= 16
 
 
-def test_no_table_is_kept_while_it_learns(resampled: list[tuple[int, int]]) -> None:
+def test_no_cache_while_positions_are_trained(resampled: list[tuple[int, int]]) -> None:
     model = tiny()
     for _ in range(2):
-        model(pictures(1, 48, 48)).sum().backward()
+        model(random_images(1, 48, 48)).sum().backward()
     assert len(resampled) == 2
     assert model.pos_embed.grad.abs().sum() > 0
     model.pos_embed.requires_grad_(False)
     for _ in range(2):
-        model(pictures(1, 48, 48)).sum().backward()
+        model(random_images(1, 48, 48)).sum().backward()
     assert len(resampled) == 3, "a frozen table is kept in training as well"
 
 
@@ -301,7 +301,7 @@ def load_by_assignment(model: ViT) -> None:
 
 
 def step(model: ViT) -> None:
-    model(pictures()).sum().backward()
+    model(random_images()).sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
@@ -360,9 +360,9 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_no_stale_table_after(change: Callable[[ViT], None], mode: Callable[[], Any]) -> None:
+def test_no_stale_positions_after(change: Callable[[ViT], None], mode: Callable[[], Any]) -> None:
     model = tiny()
-    images = pictures(2, 48, 24)
+    images = random_images(2, 48, 24)
     with mode():
         before = model(images)
     change(model)
@@ -372,9 +372,9 @@ def test_no_stale_table_after(change: Callable[[ViT], None], mode: Callable[[], 
     assert change is convert or not torch.allclose(before, after), "the change is one that shows"
 
 
-def test_inference_then_training_on_one_model() -> None:
+def test_inference_then_training() -> None:
     model = tiny()
-    images = pictures(2, 48, 24)
+    images = random_images(2, 48, 24)
     with torch.inference_mode():
         model(images)
     model(images).sum().backward()  # still in eval mode, with gradients
@@ -391,11 +391,11 @@ def test_inference_then_training_on_one_model() -> None:
 
 
 @pytest.mark.parametrize("positions", ["learned", "sincos2d", "rope"])
-def test_four_threads_with_different_sizes(positions: str) -> None:
+def test_threads_with_different_sizes(positions: str) -> None:
     model = tiny(positions=positions)
     sizes = [(48, 48), (24, 40), (40, 24), (64, 32)]
     with torch.no_grad():
-        wanted = [copy.deepcopy(model)(pictures(1, *size)) for size in sizes]
+        wanted = [copy.deepcopy(model)(random_images(1, *size)) for size in sizes]
     wrong: list[Any] = []
 
     def work(i: int) -> None:
@@ -403,7 +403,7 @@ def test_four_threads_with_different_sizes(positions: str) -> None:
             for turn in range(40):
                 j = (i + turn) % 4
                 try:
-                    if not torch.equal(model(pictures(1, *sizes[j])), wanted[j]):
+                    if not torch.equal(model(random_images(1, *sizes[j])), wanted[j]):
                         wrong.append(sizes[j])
                 except Exception as error:
                     wrong.append(error)
@@ -416,9 +416,9 @@ def test_four_threads_with_different_sizes(positions: str) -> None:
     assert not wrong
 
 
-def test_a_copy_has_tables_of_its_own() -> None:
+def test_copy_has_its_own_cache() -> None:
     model = tiny()
-    images = pictures(2, 48, 24)
+    images = random_images(2, 48, 24)
     with torch.no_grad():
         before = model(images)
         twin = copy.deepcopy(model)
@@ -427,30 +427,30 @@ def test_a_copy_has_tables_of_its_own() -> None:
         assert torch.equal(model(images), before)
 
 
-def test_a_pickled_model_answers_the_same() -> None:
+def test_pickled_model() -> None:
     model = tiny()
     with torch.no_grad():
-        wanted = model(pictures(2, 48, 24))
+        wanted = model(random_images(2, 48, 24))
         again = pickle.loads(pickle.dumps(model))
         assert again.tables.resampled is None, "what can be computed is not written"
-        assert torch.equal(again(pictures(2, 48, 24)), wanted)
+        assert torch.equal(again(random_images(2, 48, 24)), wanted)
     assert again.config == model.config
     assert again.config.given == model.config.given
 
 
-def test_a_model_made_in_inference_mode() -> None:
+def test_model_created_in_inference_mode() -> None:
     with torch.inference_mode():
         model = tiny()
-        assert torch.equal(model(pictures(2, 48, 24)), fresh(model, pictures(2, 48, 24)))
+        assert torch.equal(model(random_images(2, 48, 24)), fresh(model, random_images(2, 48, 24)))
         model.pos_embed.mul_(1.5)
-        assert torch.equal(model(pictures(2, 48, 24)), fresh(model, pictures(2, 48, 24)))
+        assert torch.equal(model(random_images(2, 48, 24)), fresh(model, random_images(2, 48, 24)))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_an_ensemble_under_vmap() -> None:
+def test_vmap_over_an_ensemble() -> None:
     models = [tiny(seed) for seed in range(3)]
     parameters, _ = torch.func.stack_module_state(models)
-    images = pictures(2, 48, 24)
+    images = random_images(2, 48, 24)
     with torch.no_grad():
         models[0](images)
 
@@ -463,7 +463,7 @@ def test_an_ensemble_under_vmap() -> None:
 
 
 @pytest.mark.parametrize("method", ["timm", "transformers", "torchvision", "jax"])
-def test_half_precision_tables_are_resampled_in_full(method: Any) -> None:
+def test_half_precision_positions_are_resampled_in_float32(method: Any) -> None:
     table = torch.randn(1, 16, 8)
     half = resample_positions(table.bfloat16(), (4, 4), (7, 5), method)
     assert half.dtype == torch.bfloat16
@@ -494,7 +494,7 @@ COMPILED: list[dict[str, Any]] = [  # all families, in three models
 
 
 @pytest.mark.parametrize("options", COMPILED, ids=str)
-def test_compiles_whole_in_three_graphs(options: dict[str, Any]) -> None:
+def test_compiles_without_graph_breaks(options: dict[str, Any]) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -505,20 +505,20 @@ def test_compiles_whole_in_three_graphs(options: dict[str, Any]) -> None:
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     with torch.no_grad():
         for batch in (8, 4, 1, 2, 5):
-            torch.testing.assert_close(compiled(pictures(batch)), model(pictures(batch)))
+            torch.testing.assert_close(compiled(random_images(batch)), model(random_images(batch)))
         assert len(graphs) <= 3
         for size in ((48, 48), (24, 40), (40, 64)):
-            torch.testing.assert_close(compiled(pictures(2, *size)), model(pictures(2, *size)))
+            torch.testing.assert_close(compiled(random_images(2, *size)), model(random_images(2, *size)))
         assert len(graphs) <= 5
 
 
 @pytest.mark.parametrize("options", COMPILED, ids=str)
-def test_compiled_training_equals_plain(options: dict[str, Any]) -> None:
+def test_compiled_training_equals_eager(options: dict[str, Any]) -> None:
     model, twin = (tiny(depth=2, checkpointing=True, **options).train() for _ in range(2))
     compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
     for size in ((32, 32), (48, 24), (24, 40)):
-        model(pictures(2, *size)).square().sum().backward()
-        compiled(pictures(2, *size)).square().sum().backward()
+        model(random_images(2, *size)).square().sum().backward()
+        compiled(random_images(2, *size)).square().sum().backward()
     for (name, mine), other in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)
 
@@ -527,15 +527,15 @@ EXPORTED = [{}, {"positions": "sincos2d"}, {"resample": "jax", "patch_norm": Tru
 
 
 @pytest.mark.parametrize("options", EXPORTED, ids=str)
-def test_exports_with_dynamic_batch_height_and_width(options: dict[str, Any]) -> None:
+def test_export_with_dynamic_batch_height_and_width(options: dict[str, Any]) -> None:
     model = tiny(**options)
     dim = torch.export.Dim
     shapes = {0: dim("batch", max=64), 2: 8 * dim("rows", max=64), 3: 8 * dim("columns", max=64)}
     with torch.no_grad():
-        model(pictures(2, 32, 48))  # a kept table must not end in the program
-        program = torch.export.export(model, (pictures(2, 32, 48),), dynamic_shapes=(shapes,)).module()
+        model(random_images(2, 32, 48))  # a kept table must not end in the program
+        program = torch.export.export(model, (random_images(2, 32, 48),), dynamic_shapes=(shapes,)).module()
         for shape in ((2, 32, 32), (1, 48, 24), (5, 40, 64)):
-            torch.testing.assert_close(program(pictures(*shape)), model(pictures(*shape)))
+            torch.testing.assert_close(program(random_images(*shape)), model(random_images(*shape)))
 
 
 # What others do to a layer: adapters, pruning and hooks all count on its being called.
@@ -553,7 +553,7 @@ def test_every_layer_with_weights_is_called(options: dict[str, Any]) -> None:
     called = set()
     for name in wanted:
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.add(name))
-    model(pictures())
+    model(random_images())
     assert called == wanted
 
 
@@ -567,21 +567,21 @@ def test_other_precisions(dtype: torch.dtype, near: float, size: tuple[int, int]
     for options in (*others, *FAMILIES.values()):
         model = tiny(**options)
         with torch.no_grad():
-            wanted = model(pictures(2, *size))
+            wanted = model(random_images(2, *size))
             model.to(dtype)
-            logits = model(pictures(2, *size).to(dtype))
+            logits = model(random_images(2, *size).to(dtype))
         assert model.dtype == logits.dtype == dtype
         assert (logits - wanted).abs().max() < near * wanted.abs().max()
-        assert model.attention_maps(pictures(2, *size).to(dtype)).dtype == dtype
+        assert model.attention_maps(random_images(2, *size).to(dtype)).dtype == dtype
 
 
 def test_autocast_takes_full_precision_images_and_weights() -> None:
     model = tiny()
-    wanted = model(pictures(2, 48, 24))
+    wanted = model(random_images(2, 48, 24))
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(pictures(2, 48, 24))
+        logits = model(random_images(2, 48, 24))
         assert logits.dtype == torch.bfloat16
-        model(pictures(2, 48, 24).bfloat16())
+        model(random_images(2, 48, 24).bfloat16())
         logits.sum().backward()
     assert (logits - wanted).abs().max() < 0.1 * wanted.abs().max()
     assert model.pos_embed.grad.dtype == torch.float32
@@ -598,14 +598,14 @@ DEVICES = [
 def test_other_devices(device: str, size: tuple[int, int]) -> None:
     model = tiny()
     with torch.no_grad():
-        wanted = model(pictures(2, *size))
+        wanted = model(random_images(2, *size))
         model.to(device)
-        torch.testing.assert_close(model(pictures(2, *size).to(device)).cpu(), wanted, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(model(random_images(2, *size).to(device)).cpu(), wanted, rtol=1e-3, atol=1e-3)
         with pytest.raises(InputError, match="Images are on cpu, the model on"):
-            model(pictures(2, *size))
+            model(random_images(2, *size))
 
 
-def test_nothing_reads_values_so_nothing_waits_for_a_device() -> None:
+def test_forward_never_synchronises() -> None:
     with torch.device("meta"):
         model = ViT(ViTConfig(**TINY)).eval()
     with torch.no_grad():
@@ -619,14 +619,14 @@ def test_nothing_reads_values_so_nothing_waits_for_a_device() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
-def test_gradient_checkpointing_changes_nothing_but_memory(options: dict[str, Any]) -> None:
+def test_gradient_checkpointing_equals_plain(options: dict[str, Any]) -> None:
     gradients = []
     for checkpointing in (False, True):
         model = tiny(checkpointing=checkpointing, dropout=0.2, drop_path=0.3, **options).train()
         calls: list[int] = []
         model.blocks[0].norm1.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         torch.manual_seed(3)
-        logits = model(pictures(8))
+        logits = model(random_images(8))
         (logits * torch.randn(8, 5, generator=torch.Generator().manual_seed(4))).sum().backward()
         assert len(calls) == 1 + checkpointing, "the block is computed again, or not"
         gradients.append([logits, *(tensor.grad for tensor in model.parameters())])
@@ -638,10 +638,10 @@ def test_inference_does_not_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     recomputed = lambda *_, **__: pytest.fail("nothing will be computed again")  # noqa: E731
     monkeypatch.setattr("torch.utils.checkpoint.checkpoint", recomputed)
     with torch.no_grad():
-        tiny(checkpointing=True).train()(pictures())
+        tiny(checkpointing=True).train()(random_images())
 
 
-def test_drop_path_leaves_out_whole_images_and_keeps_the_mean() -> None:
+def test_drop_path_drops_whole_images_and_keeps_the_mean() -> None:
     torch.manual_seed(0)
     x = torch.ones(20_000, 3, 2)
     dropped = DropPath(0.3).train()(x)
@@ -659,25 +659,25 @@ def test_stochastic_depth_rises_linearly_to_the_last_block() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
-def test_dropout_stands_where_the_paper_has_it(options: dict[str, Any]) -> None:
+def test_dropout_is_where_the_paper_has_it(options: dict[str, Any]) -> None:
     model = tiny(dropout=0.25, **options)
     dropouts = {name for name, part in model.named_modules() if isinstance(part, nn.Dropout) and part.p == 0.25}
     assert dropouts == {"drop", *(f"blocks.{i}.{part}.drop" for i in range(3) for part in ("attn", "mlp"))}
-    assert torch.equal(model(pictures()), tiny(**options)(pictures())), "no dropout in inference"
+    assert torch.equal(model(random_images()), tiny(**options)(random_images())), "no dropout in inference"
     zeros: dict[str, list[float]] = {}
     for name in dropouts:
         model.get_submodule(name).register_forward_hook(
             lambda _, __, out, name=name: zeros.setdefault(name, []).append((out == 0).float().mean().item())
         )
     torch.manual_seed(0)
-    model.train()(pictures(16))
+    model.train()(random_images(16))
     assert all(abs(share - 0.25) < 0.03 for shares in zeros.values() for share in shares)
     assert {name: len(shares) for name, shares in zeros.items()} == {
         name: 2 if "mlp" in name else 1 for name in dropouts
     }, "after the tokens, after attention, and after both layers of the MLP"
 
 
-def test_a_new_model_starts_as_the_papers_code_does() -> None:
+def test_initialisation_is_that_of_the_papers_code() -> None:
     torch.manual_seed(0)
     d, inner = 192, 768
     model = ViT(ViTConfig(dim=d, heads=4, mlp_dim=inner, depth=1, pre_logits=d, registers=0))
@@ -708,7 +708,7 @@ def test_a_new_model_starts_as_the_papers_code_does() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
-def test_a_new_model_learns(options: dict[str, Any]) -> None:
+def test_new_model_learns(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = ViT(ViTConfig(**TINY | {"depth": 1} | options))
     images, targets = torch.randn(16, 3, 32, 32), torch.arange(16) % 5
@@ -722,21 +722,21 @@ def test_a_new_model_learns(options: dict[str, Any]) -> None:
     assert all(tensor.grad is not None for tensor in model.parameters())
 
 
-def test_no_call_leaves_anything_behind() -> None:
+def test_calls_leak_no_tensors() -> None:
     model = tiny()
 
     def tensors() -> int:
         gc.collect()
         return sum(type(thing) in (Tensor, nn.Parameter) for thing in gc.get_objects())
 
-    model(pictures())
+    model(random_images())
     before = tensors()
     for _ in range(3):
-        model(pictures()), model.features(pictures(), (0, 1)), model.attention_maps(pictures())
+        model(random_images()), model.features(random_images(), (0, 1)), model.attention_maps(random_images())
     assert tensors() == before
 
 
-# Mistakes, each answered before anything is computed.
+# Errors, raised before anything is computed.
 
 WRONG_IMAGES = [
     (torch.zeros(3, 32, 32), r"shape \(batch, 3, height, width\), got \(3, 32, 32\)\. Add the batch axis: images"),
@@ -765,42 +765,42 @@ def test_wrong_images(images: Any, text: str, method: str) -> None:
 @pytest.mark.parametrize("method", ["features", "attention_maps"])
 def test_wrong_layers(layer: Any, method: str) -> None:
     with pytest.raises(InputError, match=rf"layers has {layer!r}, and the 3 blocks are 0 to 2, or -3 to -1\."):
-        getattr(tiny(), method)(pictures(), layers=[layer])
+        getattr(tiny(), method)(random_images(), layers=[layer])
 
 
-def test_layers_are_those_of_the_blocks_that_there_are() -> None:
+def test_layers_of_a_truncated_model() -> None:
     model = tiny()
-    whole = model.features(pictures(), layers=(1,)).layers[0]
+    whole = model.features(random_images(), layers=(1,)).layers[0]
     model.blocks = model.blocks[:2]
-    assert torch.equal(model.features(pictures(), layers=(-1,)).layers[0], whole)
-    assert model.attention_maps(pictures()).shape[0] == 1
+    assert torch.equal(model.features(random_images(), layers=(-1,)).layers[0], whole)
+    assert model.attention_maps(random_images()).shape[0] == 1
     with pytest.raises(InputError, match="layers has 2, and the 2 blocks are 0 to 1, or -2 to -1"):
-        model.features(pictures(), layers=2)
+        model.features(random_images(), layers=2)
 
 
 @pytest.mark.parametrize("config", [None, {}, {"dim": 64}, "vit_base_16", ViTConfig], ids=repr)
-def test_a_vit_is_built_of_a_config(config: Any) -> None:
+def test_vit_takes_a_config(config: Any) -> None:
     with pytest.raises(ConfigError, match=r"ViT takes a ViTConfig, got .*vitlite\.create"):
         ViT(config)
 
 
 def test_no_layers() -> None:
     with pytest.raises(InputError, match=r"got no layers\. Pass at least one block index, such as layers=\(-1,\)"):
-        tiny().attention_maps(pictures(), layers=())
-    assert tiny().features(pictures(), layers=()).layers == ()
+        tiny().attention_maps(random_images(), layers=())
+    assert tiny().features(random_images(), layers=()).layers == ()
 
 
-def test_a_wrong_number_of_classes() -> None:
+def test_wrong_number_of_classes() -> None:
     with pytest.raises(ConfigError, match="num_classes must be a whole number of at least 0, got -1"):
         tiny().reset_head(-1)
 
 
-def test_pictures_without_a_transform() -> None:
+def test_model_without_preprocessing() -> None:
     with pytest.raises(ImageError, match=r"came without their preprocessing.*model.preprocess = "):
         tiny().preprocess("cat.jpg")
 
 
-def test_a_deleted_model_is_gone_at_once() -> None:
+def test_deleted_model_is_freed_at_once() -> None:
     model = vitlite.create("vit_nano_4.cifar10")
     assert model.preprocess.model is model
     gone = weakref.ref(model)
@@ -812,7 +812,7 @@ def test_a_deleted_model_is_gone_at_once() -> None:
         gc.enable()
 
 
-def test_a_layer_of_several_matrices_begins_as_each_alone_would() -> None:
+def test_stacked_matrices_are_initialised_one_by_one() -> None:
     model = ViT(ViTConfig(**TINY | {"pool": "map", "class_token": False, "mlp": "swiglu", "dim": 64, "mlp_dim": 64}))
     block, pool = model.blocks[0], model.attn_pool
     for layer, parts in ((block.attn.qkv, 3), (block.mlp.fc1, 2), (pool.kv, 2), (pool.mlp.fc1, 1)):
@@ -821,7 +821,7 @@ def test_a_layer_of_several_matrices_begins_as_each_alone_would() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch advises against traces
-def test_a_trace_is_the_same_with_gradients_and_without() -> None:
-    model, images = tiny(), pictures()
+def test_trace_is_the_same_with_and_without_gradients() -> None:
+    model, images = tiny(), random_images()
     traced = torch.jit.trace(model, images)
     torch.testing.assert_close(traced(images), model(images))

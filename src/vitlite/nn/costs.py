@@ -1,6 +1,6 @@
-"""What a config costs, counted without building it: a row for each layer, and the sums.
+"""Count the parameters and multiply-adds of a config without building the network.
 
-Nothing here imports torch. A multiply-add counts as one (MAC); norms, biases and softmax count as none.
+Nothing here imports torch. Norms, biases and softmax are not counted as multiply-adds (MACs).
 """
 
 import math
@@ -14,14 +14,14 @@ class Layer(NamedTuple):
     """One layer of the network, or one tensor of tokens; `blocks.*` stands for all blocks together."""
 
     name: str
-    weight: tuple[int, ...]  # shape of its weight; () where it has none
-    output: tuple[int, ...]  # shape of what it gives for one image
+    weight: tuple[int, ...]  # shape; () where it has none
+    output: tuple[int, ...]  # shape of the output for one image
     params: int  # in all blocks, biases included
     macs: int  # for one image, in all blocks
 
 
 def layers(config: ViTConfig) -> list[Layer]:
-    """The network's layers in the order in which they run.
+    """Return the layers of the network in the order in which they run.
 
     >>> from vitlite.presets import preset
     >>> layers(preset("vit_base_16"))[0]
@@ -36,7 +36,7 @@ def layers(config: ViTConfig) -> list[Layer]:
 
 
 def params(config: ViTConfig) -> int:
-    """How many numbers the model learns.
+    """Return the number of parameters.
 
     >>> from vitlite.presets import preset
     >>> params(preset("vit_base_16"))
@@ -46,7 +46,7 @@ def params(config: ViTConfig) -> int:
 
 
 def gmacs(config: ViTConfig) -> float:
-    """Billions of multiply-adds for one image.
+    """Return billions of multiply-adds for one image.
 
     >>> from vitlite.presets import preset
     >>> round(gmacs(preset("vit_base_16")), 3)
@@ -66,7 +66,7 @@ def _patches(c: ViTConfig, patches: int) -> Iterator[Layer]:
 
 
 def _stem(c: ViTConfig) -> Iterator[Layer]:
-    """The ResNet of a hybrid: its root, and a row for all units of a stage."""
+    """Count the ResNet of a hybrid: its root, and one row for the units of each stage."""
     if c.stem is None:
         return
     height, width = c.size[0] // 2, c.size[1] // 2
@@ -99,7 +99,7 @@ def _tokens(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _attention(c: ViTConfig, tokens: int) -> Iterator[Layer]:
-    """The first half of one block."""
+    """Count the first half of one block."""
     width = c.attention_dim
     products = 2 * tokens * tokens * width  # q k^T, and times v
     yield _norm("blocks.*.norm1", (tokens, c.dim))
@@ -113,9 +113,9 @@ def _attention(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _mlp(c: ViTConfig, tokens: int) -> Iterator[Layer]:
-    """The second half of one block."""
+    """Count the second half of one block."""
     yield _norm("blocks.*.norm2", (tokens, c.dim))
-    rows = c.mlp_dim * (2 if c.mlp == "swiglu" else 1)  # the gate, and what goes through it
+    rows = c.mlp_dim * (2 if c.mlp == "swiglu" else 1)  # gate and value
     yield _linear("blocks.*.mlp.fc1", (rows, c.dim), (tokens,))
     if c.inner_norm:
         yield _norm("blocks.*.mlp.norm", (tokens, c.mlp_dim))
@@ -138,7 +138,7 @@ def _output(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _attention_pool(c: ViTConfig, patches: int) -> Iterator[Layer]:
-    """SigLIP's pooling: one query looks at all patches, and an MLP."""
+    """Count SigLIP's pooling: one query attends to all patches, and an MLP follows."""
     d = c.dim
     yield _tensor("attn_pool.latent", (1, 1, d), (1, d))
     yield _linear("attn_pool.q", (d, d), (1,))
@@ -151,18 +151,18 @@ def _attention_pool(c: ViTConfig, patches: int) -> Iterator[Layer]:
 
 
 def _linear(name: str, weight: tuple[int, ...], rows: tuple[int, ...], *, bias: bool = True) -> Layer:
-    """A product with a weight, of so many rows."""
+    """Count the product of a weight with `rows` rows."""
     width, size = weight[0], math.prod(weight)
     learned = size + width if bias else size
     return Layer(name, weight, (*rows, width), learned, math.prod(rows) * size)
 
 
 def _norm(name: str, output: tuple[int, ...]) -> Layer:
-    """A scale and a shift for each channel."""
+    """Count a norm, which has a scale and a shift for each channel."""
     width = output[-1]
     return Layer(name, (width,), output, 2 * width, 0)
 
 
 def _tensor(name: str, weight: tuple[int, ...], output: tuple[int, ...]) -> Layer:
-    """A learned tensor that is joined to tokens, added to them or multiplied with them."""
+    """Count a learned tensor that is concatenated with tokens, added or multiplied."""
     return Layer(name, weight, output, math.prod(weight), 0)
