@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from vitlite import storage
+from vitlite.storage import state_folder
 from vitlite.zoo import hub
-from vitlite.zoo.folders import state_folder
 
 SIZE = 4 << 20  # 16 blocks of 1/4 MiB
 WEIGHTS = random.Random(0).randbytes(SIZE)

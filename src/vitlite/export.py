@@ -27,7 +27,7 @@ from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing
 from vitlite.fast.optimize import OptimizedViT
 from vitlite.images.transform import transform_alone
 from vitlite.nn.vit import ViT
-from vitlite.storage import replacing
+from vitlite.storage import atomic_write
 
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
@@ -136,7 +136,7 @@ def _move_into_place(folder: Path, path: Path) -> None:
     """Move the files of a folder beside `path`, the file that names the others last, and delete the weights before."""
     weights = [file for file in folder.iterdir() if file.name != path.name]
     for file in (*weights, folder / path.name):
-        with replacing(path.parent / file.name) as temporary:
+        with atomic_write(path.parent / file.name) as temporary:
             file.replace(temporary)
     current = {file.name for file in weights}
     ours = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}\.data")

@@ -20,7 +20,7 @@ from vitlite.errors import ImageError, InputError, check_count, missing_extra, s
 from vitlite.images.transform import Preprocess, pictures, read_image
 from vitlite.inference.predict import evaluating
 from vitlite.nn.positions import sincos_positions
-from vitlite.storage import beginning_of, obstacle, replacing
+from vitlite.storage import atomic_write, obstacle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -434,7 +434,7 @@ def save_picture(picture: "Image", path: str | PathLike[str]) -> None:
     check_target(path)
     target = Path(path)
     try:
-        with replacing(target) as temporary:
+        with atomic_write(target) as temporary:
             picture.save(temporary, _formats()[target.suffix.lower()])
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -501,13 +501,14 @@ def _plain(name: str) -> str:
 
 def _save_figure(figure: "Figure", path: Path) -> None:
     mark = {MARKED: MARK} if path.suffix == ".png" else None
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=120, format=path.suffix.lstrip("."), metadata=mark)
 
 
 def is_plot_of_ours(path: Path) -> bool:
     """Whether a file is a .png that `draw_curves` or `draw_confusion` wrote: it says so before its pixels."""
-    beginning = beginning_of(path, 1000)
+    with open(path, "rb") as file:
+        beginning = file.read(1000)
     return beginning.startswith(PNG) and f"tEXt{MARKED}\0{MARK}".encode() in beginning
 
 

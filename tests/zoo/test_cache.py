@@ -10,8 +10,8 @@ from fetching import FETCH, FILE, OTHER, REPO, SHA256, WEIGHTS, fetch, finish, f
 from server import Hub
 
 from vitlite.errors import DownloadError
+from vitlite.storage import cache_folder
 from vitlite.zoo import hub
-from vitlite.zoo.folders import cache_folder
 
 
 def test_where_things_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

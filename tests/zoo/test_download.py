@@ -13,8 +13,8 @@ from fetching import FETCH, FILE, OTHER, REPO, SHA256, SIZE, WEIGHTS, fetch, fin
 from server import Hub, Request
 
 from vitlite.errors import DownloadError
+from vitlite.storage import cache_folder
 from vitlite.zoo import hub, network
-from vitlite.zoo.folders import cache_folder
 from vitlite.zoo.remote import RemoteFile
 
 

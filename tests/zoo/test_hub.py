@@ -36,8 +36,8 @@ from huggingface_hub import (
 from server import Answer, Hub, Request
 
 from vitlite.errors import DownloadError
+from vitlite.storage import cache_folder
 from vitlite.zoo import hub, stamps
-from vitlite.zoo.folders import cache_folder
 from vitlite.zoo.pins import all_pins
 
 

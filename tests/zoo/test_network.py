@@ -13,8 +13,8 @@ from fetching import BLACK_HOLE, FETCH, FILE, REPO, SHA256, SIZE, WEIGHTS, fetch
 from server import Answer, Hub, Request
 
 from vitlite.errors import DownloadError
+from vitlite.storage import state_folder
 from vitlite.zoo import hub, network
-from vitlite.zoo.folders import state_folder
 
 
 class Said:

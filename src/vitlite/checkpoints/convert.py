@@ -53,7 +53,7 @@ from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.factory import claims_about, create, load
 from vitlite.images.transform import Margin, Preprocess
 from vitlite.nn.vit import ViT
-from vitlite.storage import obstacle, obstacle_in
+from vitlite.storage import folder_obstacle, obstacle
 from vitlite.zoo import registry
 
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
@@ -197,7 +197,7 @@ def refuse_unwritable(target: Path) -> None:
     Raises:
         CheckpointError: It cannot.
     """
-    in_the_way = obstacle(target) if target.suffix == ".safetensors" else obstacle_in(target, ())
+    in_the_way = obstacle(target) if target.suffix == ".safetensors" else folder_obstacle(target)
     if in_the_way:
         raise CheckpointError(
             f"Cannot write {shown(str(target))}: {in_the_way}. Name another place, which can be written."

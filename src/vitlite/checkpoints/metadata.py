@@ -37,7 +37,7 @@ from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError, ConfigError, VitliteError, shown
 from vitlite.images import TransformConfig
 from vitlite.schema import anything, by_name, read_json
-from vitlite.storage import keep_mode, write_json
+from vitlite.storage import write_json
 
 __all__ = [
     "BESIDE_WEIGHTS",
@@ -392,7 +392,6 @@ def _end(file: Path, pair: str) -> None:
     if _table(begun).keys() == {PAIR}:
         file.unlink(missing_ok=True)
     else:
-        keep_mode(file, begun)
         os.replace(begun, file)
 
 

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from vitlite.errors import CheckpointError, ConfigError, shown
 from vitlite.schema import MOST_BYTES, Check, by_name, read_json, table
-from vitlite.storage import is_as_it_was, is_no_file, leads_nowhere, settled_stat
 
 Shape = tuple[int, ...]
 
@@ -106,7 +105,8 @@ class WeightsFile:
             CheckpointError: One was written to, or another has its place.
         """
         for path, stat in self.stats.items():
-            if not is_as_it_was(path, stat):
+            now = path.stat()
+            if (now.st_size, now.st_mtime_ns, now.st_ino) != (stat.st_size, stat.st_mtime_ns, stat.st_ino):
                 raise CheckpointError(
                     f"{shown(str(path), 1000)} was changed while it was read: what was read may be of two files. Load "
                     "it again once it is written."
@@ -158,10 +158,10 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
 
 
 def _stat_of(file: Path) -> os.stat_result:
-    if is_no_file(file):  # who opens a pipe may wait for ever
+    if os.path.exists(file) and not os.path.isfile(file):
         raise CheckpointError(f"{shown(str(file), 1000)} is no file.")
     with explain_damage(file):
-        return settled_stat(file)
+        return file.stat()
 
 
 @contextmanager
@@ -209,7 +209,7 @@ def exists(path: Path) -> bool:
     except ValueError:
         return False
     except OSError as error:
-        if any(leads_nowhere(place) for place in (path, *path.parents)):
+        if any(place.is_symlink() and not os.path.exists(place) for place in (path, *path.parents)):
             reason = "a link leads nowhere"
         elif error.errno in NOT_THERE:
             return False

@@ -52,7 +52,7 @@ from vitlite.errors import CheckpointError, ConfigError, DownloadError, shown
 from vitlite.images.transform import transform_alone
 from vitlite.nn.vit import ViT, model_on_meta
 from vitlite.schema import anything, by_name, read_json
-from vitlite.storage import is_no_file, locked, refuse_content, replacing
+from vitlite.storage import atomic_write, lock, remove_leftovers
 from vitlite.zoo.network import first_line, is_offline, prepare_client, transport_error
 from vitlite.zoo.remote import RemoteFile, checked_token, endpoint
 
@@ -101,16 +101,17 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[
     Raises:
         CheckpointError: Another process is writing there, or nothing can be written; what was there is.
     """
-    lock = folder / f"{WEIGHTS}.lock"
+    lock_file = folder / f"{WEIGHTS}.lock"
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with locked(lock, wait=False):
+            with lock(lock_file, timeout=0):
+                remove_leftovers(folder / WEIGHTS)
                 _write_pair(folder, tensors, contents)
-        except BlockingIOError:
+        except TimeoutError:
             raise CheckpointError(
                 f"Another process is writing {shown(str(folder))}. Wait for it. If there is none, delete "
-                f"{shown(str(lock))}."
+                f"{shown(str(lock_file))}."
             ) from None
 
 
@@ -152,7 +153,7 @@ def _said_in(weights: Path) -> dict[str, str] | None:
     """What weights say of themselves; None of such as are not there, or cannot be read."""
     try:
         with explain_damage(weights):
-            return None if is_no_file(weights) else metadata_of(weights)
+            return metadata_of(weights) if weights.is_file() else None
     except CheckpointError:
         return None
 
@@ -165,8 +166,6 @@ def check_overwrite(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{shown(str(folder))} is no folder. Name one.")
-    with explained(folder):
-        refuse_content(folder / f"{WEIGHTS}.lock")
     there = [name for name in (WEIGHTS, INDEX, CONFIG, PICTURES, PROCESSOR) if os.path.lexists(folder / name)]
     for name in there:
         if not (folder / name).is_file():
@@ -339,7 +338,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         header[name] = {"dtype": STORED_AS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in in_file_order:
             file.write(bytes_of(tensors[name]))

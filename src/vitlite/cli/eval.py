@@ -3,7 +3,7 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def _check_out(out: Path) -> None:
     Raises:
         InputError: There is something else, which stays; or nothing can be written there.
     """
-    in_the_way = storage.obstacle_in(out, (FIGURES, CONFUSION))
+    in_the_way = storage.folder_obstacle(out)
     if in_the_way:
         raise InputError(f"Cannot write to --out {shown(str(out))}: {in_the_way}. Name another folder.")
     for file in sorted(out.iterdir()) if out.exists() else []:
@@ -97,14 +97,11 @@ def _check_out(out: Path) -> None:
 def _is_ours(file: Path) -> bool:
     """Whether this command wrote a file, or was killed while it did."""
     if file.name == FIGURES:
-        return storage.beginning_of(file, len(BEGINNING)) == BEGINNING
+        with open(file, "rb") as content:
+            return content.read(len(BEGINNING)) == BEGINNING
     if file.name == CONFUSION:
         return is_plot_of_ours(file)
-    if file.name == LOCK:
-        with suppress(OSError):
-            storage.refuse_content(file)
-            return True
-    return storage.is_begun(file.name, FIGURES) or storage.is_begun(file.name, CONFUSION)
+    return file.name == LOCK or (file.name.startswith((FIGURES, CONFUSION)) and file.suffix == storage.PARTIAL)
 
 
 def _write(out: Path, figures: dict[str, Any], measured: Measured, pictures: Pictures) -> None:
@@ -124,13 +121,8 @@ def _write(out: Path, figures: dict[str, Any], measured: Measured, pictures: Pic
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Waits until no other run writes there, or the drawing of one could stand beside the figures of the other."""
-    lock = out / LOCK
-    with storage.locked(lock, wait=True):
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # on Windows it stays, and is known
-                lock.unlink()
+    with storage.lock(out / LOCK):
+        yield
 
 
 def _are_labels(names: Sequence[str], model: ViT) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlite.errors import CheckpointError, ConfigError, InputError, shown
-from vitlite.storage import folders_below
+from vitlite.inference.find import folders_below
 from vitlite.zoo import registry
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlite import schema
 from vitlite.errors import InputError, shown
-from vitlite.storage import locked
+from vitlite.storage import lock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,17 +89,17 @@ def claimed(files: "FileSystem", folder: str, columns: "pa.Schema", identity: di
 
 @contextmanager
 def _one_process(folder: str) -> Iterator[None]:
-    lock = Path(folder, LOCK)
+    lock_file = Path(folder, LOCK)
     with ExitStack() as held:
         try:
-            held.enter_context(locked(lock, wait=False))
-        except BlockingIOError as error:
+            held.enter_context(lock(lock_file, timeout=0))
+        except TimeoutError as error:
             raise _refused(
                 f"{shown(folder)}: another process is writing it. Wait for it. If there is none, delete "
-                f"{shown(str(lock))}."
+                f"{shown(str(lock_file))}."
             ) from error
         except OSError as error:
-            raise _refused(f"{shown(str(lock))} cannot be used as a lock: {error.strerror}.") from error
+            raise _refused(f"{shown(str(lock_file))} cannot be used as a lock: {error.strerror}.") from error
         yield
 
 

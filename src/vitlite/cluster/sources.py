@@ -14,7 +14,7 @@ from vitlite.cluster.folder import READERS
 from vitlite.errors import ImageError, InputError, shown
 from vitlite.images.transform import SUFFIXES
 from vitlite.inference.embed import closed, listed
-from vitlite.storage import Below, by_ending, files_below
+from vitlite.inference.find import by_ending, files_below
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,11 +57,11 @@ def find_pictures(name: str) -> Source:
     if kind == FileType.NotFound:
         raise ImageError(f"No such folder, list or Parquet file: {name}")
     is_folder = kind == FileType.Directory
-    inside = _files_below(files, place) if is_folder else [Below(place, is_pipe=False)]
+    inside = _files_below(files, place) if is_folder else [place]
     pictures, skipped = by_ending(inside, SUFFIXES)
     if pictures:
         return Source(name, _unique(_as_asked_for(pictures, name, place)), skipped)
-    if any(file.path.endswith(".parquet") for file in inside):
+    if any(file.endswith(".parquet") for file in inside):
         return _source_of_parquet(name, files, place)
     if is_folder:
         raise _no_pictures(name)
@@ -135,7 +135,7 @@ def _source_of_list(name: str, files: "FileSystem", place: str) -> Source:
     return Source(name, _unique(paths), Counter())
 
 
-def _files_below(files: "FileSystem", folder: str) -> list[Below]:
+def _files_below(files: "FileSystem", folder: str) -> list[str]:
     """The files below a folder, sorted. On this disk, links are followed as always.
 
     Raises:
@@ -145,7 +145,7 @@ def _files_below(files: "FileSystem", folder: str) -> list[Below]:
 
     if not isinstance(files, LocalFileSystem):
         below = files.get_file_info(FileSelector(folder, recursive=True))
-        return sorted(Below(file.path, is_pipe=False) for file in below if file.is_file)
+        return sorted(file.path for file in below if file.is_file)
     try:
         return sorted(files_below(folder))
     except OSError as error:

@@ -22,8 +22,7 @@ from vitlite import schema
 from vitlite.errors import ConfigError, VitliteError, shown
 from vitlite.fast import cpu
 from vitlite.fast.threads import lone_threads
-from vitlite.storage import locked
-from vitlite.zoo.folders import state_folder, write_state
+from vitlite.storage import lock, state_folder, write_json
 
 MARGIN = 0.95  # of the time of torch's own: a gain below that is noise, and torch's own is taken
 ROUNDS = 4  # of a heat, at least
@@ -152,7 +151,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError):  # a cache that cannot be written, or who decides takes too long
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(path.with_suffix(".lock"), wait=PATIENCE))
+            stack.enter_context(lock(path.with_suffix(".lock"), timeout=PATIENCE))
         yield
 
 
@@ -171,7 +170,9 @@ def _read(path: Path) -> dict[str, Verdict]:
 
 def _write(path: Path, kept: Mapping[str, Verdict]) -> None:
     """Keeps the verdicts, where that is possible: where it is not, this process has its own."""
-    write_state(path, {"machine": _machine(), "verdicts": {name: each._asdict() for name, each in kept.items()}})
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"machine": _machine(), "verdicts": {name: each._asdict() for name, each in kept.items()}})
 
 
 # ---- timing

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlite.errors import ImageError, counted, missing_extra, shown
+from vitlite.inference.find import by_ending, files_below
 from vitlite.inference.journal import Journal, Picture
-from vitlite.storage import PIPE, by_ending, files_below, matching
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,11 +92,9 @@ def _matching(pattern: str, skipped: Counter[str]) -> list[str]:
     """The files that a pattern matches, and links to nothing, which are said to be broken; pipes are counted."""
     found = []
     try:
-        for path in matching(pattern):
+        for path in glob.iglob(pattern, recursive=True):
             if os.path.isfile(path) or not os.path.exists(path):
                 found.append(path)
-            elif not os.path.isdir(path):
-                skipped[PIPE] += 1
     except OSError as error:
         raise closed(error) from error
     if not found:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from vitlite import schema
 from vitlite.errors import InputError, missing_extra, shown
-from vitlite.storage import PARTIAL, is_no_file, locked, numbers_of, obstacle, replacing
+from vitlite.storage import PARTIAL, atomic_write, lock, obstacle, remove_leftovers
 
 MOST_LINE = 2**28  # bytes of a line of the journal: 50,000 vectors of 1,024 numbers
 MOST_NAMES = 99_000_000  # bytes in a .safetensors file: its whole header may have 100 million, says its library
@@ -59,13 +59,6 @@ def check_target(target: Path) -> Path:
     in_the_way = obstacle(target)
     if in_the_way:
         raise _refused(target, f": {in_the_way}. Name a file in a folder that exists and can be written.")
-    for beside in (_journal_of(target), _lock_of(target)):
-        if is_no_file(beside):
-            raise _refused(
-                target,
-                f": {shown(str(beside))} is no file, and stands where one is to be written. Move it away, or name "
-                "another file.",
-            )
     return target
 
 
@@ -131,7 +124,7 @@ class Picture(NamedTuple):
             stat = os.stat(path)
         except (OSError, ValueError):  # the latter for a name that cannot be
             return cls(path, -1, -1, -1, -1)
-        return cls(path, *numbers_of(stat))
+        return cls(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
 class Batch(NamedTuple):
@@ -300,7 +293,7 @@ class Journal:
         paths = [picture.path for picture in rows]
         write = WRITERS[self.target.suffix]
         try:
-            with replacing(self.target) as temporary, temporary.open("wb") as file:
+            with atomic_write(self.target) as temporary, temporary.open("wb") as file:
                 write(file, paths, self._vectors(rows), metadata)
         except OSError as error:
             raise InputError(
@@ -368,17 +361,19 @@ def open_journal(target: Path, identity: dict[str, Any]) -> Iterator[Journal]:
             its lock, cannot be opened.
     """
     check_target(target)  # again: what is there may be another's by now
-    lock = _lock_of(target)
+    lock_file = _lock_of(target)
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(lock, wait=False))
-        except BlockingIOError as error:
+            stack.enter_context(lock(lock_file, timeout=0))
+            remove_leftovers(target)
+        except TimeoutError as error:
             raise _refused(
                 target,
-                f": another process is writing it. Wait for it, or name another file. If there is none, delete {lock}.",
+                f": another process is writing it. Wait for it, or name another file. If there is none, delete "
+                f"{lock_file}.",
             ) from error
         except OSError as error:
-            raise _closed(target, lock, error) from error
+            raise _closed(target, lock_file, error) from error
         try:
             journal = Journal(target, identity)
         except OSError as error:

@@ -19,8 +19,8 @@ from torch import Tensor
 from vitlite.checkpoints.fingerprint import bytes_of
 from vitlite.errors import TrainError, counted, shown
 from vitlite.images.transform import SUFFIXES, Preprocess, own_methods, pixels_in
+from vitlite.inference.find import by_ending, files_below
 from vitlite.inference.predict import Room, readers
-from vitlite.storage import by_ending, files_below, is_just_written, numbers_of
 from vitlite.training import distributed
 
 P = TypeVar("P", bound=PurePath)
@@ -31,7 +31,7 @@ CIFAR10_NAMES = "batches.meta.txt"
 AGAIN = "repeated by a link"  # in place of an ending
 HOLDOUT = 1000  # of CIFAR-10's training pictures, for validation: its test pictures are for the end
 
-State = list[int]  # of a file, as `disk.numbers_of`
+State = list[int]  # of a file: size, times and inode
 FileNumber = tuple[int, int, int, int]  # of the disk, of the file on it, its size, and when it was written
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
 
@@ -128,14 +128,14 @@ class Prepared:
 
 
 def _state_of(picture: Path | Tensor) -> State | None:
-    """What changes when a file does; None where it is gone, or so new that its next change might not show."""
+    """Return the size, times and inode of a file; None if it is gone."""
     if isinstance(picture, Tensor):
         return []
     try:
         stat = os.stat(picture)
     except OSError:  # whoever reads it says so
         return None
-    return None if is_just_written(stat) else numbers_of(stat)
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def names_below(paths: Sequence[PurePath]) -> list[str]:

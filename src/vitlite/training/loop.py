@@ -156,7 +156,7 @@ def check_place(out: Path, beside: Sequence[str] = ()) -> None:
     Raises:
         TrainError, CheckpointError: Something is, which stays; or nothing can be written there.
     """
-    in_the_way = storage.obstacle_in(out, (STATE, LOG, LOCK, *beside))
+    in_the_way = storage.folder_obstacle(out)
     if in_the_way:
         raise TrainError(
             f"Cannot write to {shown(str(out))}: {in_the_way}.",
@@ -198,8 +198,8 @@ def _alone(out: Path) -> Iterator[None]:
     with ExitStack() as held:
         if distributed.is_main():
             try:
-                held.enter_context(storage.locked(out / LOCK, wait=False))
-            except BlockingIOError as error:
+                held.enter_context(storage.lock(out / LOCK, timeout=0))
+            except TimeoutError as error:
                 raise TrainError(
                     f"Another process is training in {out}.",
                     python=f"Wait for it, or use another `out`. If there is none, delete {out / LOCK}.",
@@ -238,7 +238,7 @@ def _run_epochs(run: Run, out: Path, validation: Pictures | None, told: Told, sa
 
 def _write_what_was_left_out(run: Run, out: Path) -> None:
     """Ends what a kill may have cut short after the last state was written: see `_end_epoch`."""
-    storage.remove_left(out / STATE)
+    storage.remove_leftovers(out / STATE)
     if run.history and run.progress.step == 0 and not run.is_logged(out / LOG):
         _save_models(run, out)
     run.write_log(out / LOG)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from vitlite.errors import CheckpointError
 from vitlite.schema import by_name, read_json, table, text, whole
-from vitlite.storage import is_no_file, write_text
-from vitlite.zoo.folders import cache_folder
+from vitlite.storage import cache_folder, write_text
+from vitlite.zoo.folders import is_no_file
 from vitlite.zoo.remote import COMMIT, AbsentError, RemoteFile, is_hash
 
 LISTED = table({"lfs_sha256": text(), "blob_id": text()})

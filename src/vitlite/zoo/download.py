@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitlite.errors import DownloadError, shown
-from vitlite.storage import is_no_file
+from vitlite.zoo.folders import is_no_file
 from vitlite.zoo.network import (
     FIRST_WORD,
     TRIES,

@@ -1,39 +1,19 @@
-"""Where files are kept: weights in the Hub's own cache, and beside it what vitlite remembers."""
+"""What the modules of this package still need of file metadata until the verified-file cache replaces them."""
 
 import os
+import time
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
-from vitlite.errors import DownloadError
-from vitlite.storage import write_json
+from vitlite.storage import cache_folder, state_folder, write_json
 
-
-def cache_folder() -> Path:
-    """Where weights are kept: VITLITE_CACHE/hub, else the Hub's own cache, as the environment says now.
-
-    Raises:
-        DownloadError: Nothing is set, and there is no home folder.
-    """
-    variable = os.environ.get
-    if folder := variable("VITLITE_CACHE"):
-        return _expanded(folder) / "hub"
-    if folder := variable("HF_HUB_CACHE") or variable("HUGGINGFACE_HUB_CACHE"):
-        return _expanded(folder)
-    if folder := variable("HF_HOME"):
-        return _expanded(folder) / "hub"
-    return _expanded(variable("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
-
-
-def state_folder() -> Path:
-    """Where pins, stamps, locks, and which kernels pay are kept."""
-    beside = cache_folder().parent
-    return beside if os.environ.get("VITLITE_CACHE") else beside / "vitlite"
+__all__ = ["cache_folder", "in_whole_seconds", "is_no_file", "numbers_of", "settled_stat", "stat_of", "state_folder"]
 
 
 def write_state(path: Path, content: Mapping[str, Any]) -> OSError | None:
-    """Keeps a pin, a stamp or verdicts; what went wrong, where they cannot be kept."""
+    """Write a pin or a stamp. Return the error if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, content)
@@ -42,18 +22,34 @@ def write_state(path: Path, content: Mapping[str, Any]) -> OSError | None:
     return None
 
 
-def _expanded(folder: str) -> Path:
-    """The folder that a variable names."""
-    path = os.path.expanduser(os.path.expandvars(folder))
-    if path.startswith("~"):
-        raise DownloadError(
-            f"There is no home folder for {folder}, so nothing says where weights are kept.",
-            python="Set VITLITE_CACHE to a folder that can be written.",
-        )
-    return _anchored(path)
+def is_no_file(path: Path | str) -> bool:
+    """Return whether something other than a file is there."""
+    try:
+        return not S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
-@cache
-def _anchored(path: str) -> Path:
-    """From where the program was when this folder was first asked for, as it may change its own folder later."""
-    return Path(path).absolute()
+def stat_of(path: Path) -> list[int]:
+    """Return the size, times and inode of a file."""
+    return numbers_of(path.stat())
+
+
+def numbers_of(stat: os.stat_result) -> list[int]:
+    """Return the size, times and inode."""
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def settled_stat(path: Path) -> os.stat_result:
+    """Return the metadata of a file once it is older than a tick of the clock."""
+    stat = path.stat()
+    tick = 2.0 if in_whole_seconds(stat) else 0.02
+    age = time.time() - max(stat.st_mtime, stat.st_ctime)
+    if age < tick:
+        time.sleep(min(tick, tick - age))
+    return path.stat()
+
+
+def in_whole_seconds(stat: os.stat_result) -> bool:
+    """Return whether a file's times have no fractions of seconds."""
+    return stat.st_mtime_ns % 10**9 == stat.st_ctime_ns % 10**9 == 0

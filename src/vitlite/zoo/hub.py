@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from vitlite.errors import DownloadError, VitliteError, shown
-from vitlite.storage import locked, stat_of
+from vitlite.storage import cache_folder, lock, state_folder
 from vitlite.zoo import stamps
 from vitlite.zoo.cache import blob_of, commit_of, hash_in_name, look_up, move_branch, note_absence, place, stated_hash
 from vitlite.zoo.download import Statement, ask_hub, finish_download
-from vitlite.zoo.folders import cache_folder, state_folder
+from vitlite.zoo.folders import stat_of
 from vitlite.zoo.network import UnreachableError, said_after_a_while
 from vitlite.zoo.pins import Pin, is_name, pin_path, read_pin, write_pin
 from vitlite.zoo.remote import COMMIT, SHA256, AbsentError, RemoteFile, is_hash
@@ -259,7 +259,7 @@ def _download_lock(file: RemoteFile) -> Iterator[None]:
     with ExitStack() as held:
         with suppress(OSError), said_after_a_while(f"{file}: waiting for another process, which holds {path}."):
             path.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(path, wait=True))
+            held.enter_context(lock(path))
         yield
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple, get_args
 
 from vitlite import schema
 from vitlite.errors import DownloadError
-from vitlite.zoo.folders import state_folder, write_state
+from vitlite.storage import state_folder
+from vitlite.zoo.folders import write_state
 from vitlite.zoo.remote import COMMIT, is_path, is_repo
 from vitlite.zoo.stamps import A_SHA256, LARGEST_STATE, Verified
 

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from vitlite import schema
 from vitlite.errors import DownloadError, shown
-from vitlite.storage import in_whole_seconds, is_no_file, numbers_of, settled_stat, stat_of
-from vitlite.zoo.folders import state_folder, write_state
+from vitlite.storage import state_folder
+from vitlite.zoo.folders import in_whole_seconds, is_no_file, numbers_of, settled_stat, stat_of, write_state
 from vitlite.zoo.remote import SHA256
 
 # Who says that bytes are right: the caller's sha256, the hash that the Hub states, or nobody but what came first.
