@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from vitlite import storage
 from vitlite.storage import state_folder
 from vitlite.zoo import hub
+from vitlite.zoo.folders import stat_of
 
 SIZE = 4 << 20  # 16 blocks of 1/4 MiB
 WEIGHTS = random.Random(0).randbytes(SIZE)
@@ -81,9 +81,9 @@ def flip(path: Path) -> None:
 
 def rot(path: Path) -> None:
     """A change that the stamp does not show."""
-    before = storage.stat_of(path)
+    before = stat_of(path)
     flip(path)
     for stamp in (state_folder() / "stamps").iterdir():
         content = json.loads(stamp.read_text())
         if content["stat"] == before:
-            stamp.write_text(json.dumps({**content, "stat": storage.stat_of(path)}))
+            stamp.write_text(json.dumps({**content, "stat": stat_of(path)}))

@@ -39,7 +39,7 @@ class Environment(NamedTuple):
 ENVIRONMENTS = {
     "oldest": Environment(
         "the lower bounds of pyproject.toml, on the oldest Python",
-        ["torch==2.6.0", "einops==0.7.0", "safetensors==0.4.1", "huggingface-hub==0.25.0", "requests",
+        ["torch==2.6.0", "einops==0.7.0", "safetensors==0.4.1", "huggingface-hub==0.28.0", "requests",
          "numpy==1.26.0", "pillow==10.1.0", "tqdm==4.66.0", "matplotlib==3.9.0", "pyparsing==3.1.4",
          "pyarrow==17.0.0"],
         peers=False,

@@ -19,7 +19,7 @@ from vitlite import ViT, create, load
 from vitlite.checkpoints.convert import convert
 from vitlite.errors import CheckpointError
 from vitlite.images import Preprocess
-from vitlite.storage import locked
+from vitlite.storage import lock
 
 MODELS = """
 import os, shutil, sys
@@ -327,7 +327,7 @@ def test_what_only_looks_begun_stays(tmp_path: Path) -> None:
 def test_two_processes_do_not_write_one_folder(tmp_path: Path) -> None:
     model = tiny_model()
     model.save(tmp_path)
-    with locked(tmp_path / "model.safetensors.lock", wait=False):
+    with lock(tmp_path / "model.safetensors.lock", timeout=0):
         with pytest.raises(CheckpointError, match=r"Another process is writing .*\. Wait for it\."):
             model.save(tmp_path)
         assert load(tmp_path).config == model.config

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from vitlite import storage
 from vitlite.zoo import stamps
+from vitlite.zoo.folders import stat_of
 
 CASES = settings(
     max_examples=int(os.environ.get("VITLITE_FUZZ", "50")),
@@ -48,7 +48,7 @@ def check(file: Path, content: bytes, is_of_this_file: bool) -> None:
     stamp.write_bytes(content)
     finite, found = stamps.is_scanned(file), stamps.read_stamp(file)
     assert not finite or (is_of_this_file and json.loads(content)["finite"] is True)
-    if found is None or found.stat != storage.stat_of(file):
+    if found is None or found.stat != stat_of(file):
         assert not finite
         assert stamps.check_file(file) == SHA256  # read again, whatever the stamp says
     assert stamps.check_again(file, SHA256, "") == SHA256
@@ -69,7 +69,7 @@ def test_any_bytes_as_a_stamp(file: Path, content: bytes) -> None:
 @example({"finite": 1})
 @CASES
 def test_a_stamp_with_other_fields(file: Path, changes: dict[str, Any]) -> None:
-    right = {"stat": storage.stat_of(file), "sha256": SHA256, "verified": "first use", "finite": True}
+    right = {"stat": stat_of(file), "sha256": SHA256, "verified": "first use", "finite": True}
     changed = {**right, **changes}
     check(file, json.dumps(changed).encode(), is_of_this_file=changed["stat"] == right["stat"])
 
@@ -79,4 +79,4 @@ def test_a_stamp_with_other_fields(file: Path, changes: dict[str, Any]) -> None:
 @CASES
 def test_a_stamp_of_another_file(file: Path, stat: list[int]) -> None:
     content = {"stat": stat, "sha256": "0" * 64, "verified": "hub", "finite": True}
-    check(file, json.dumps(content).encode(), is_of_this_file=stat == storage.stat_of(file))
+    check(file, json.dumps(content).encode(), is_of_this_file=stat == stat_of(file))

@@ -13,7 +13,7 @@ import vitlite
 from vitlite.errors import TrainError
 from vitlite.fast import kernels, verdicts
 from vitlite.images import Preprocess
-from vitlite.storage import replacing
+from vitlite.storage import atomic_write
 from vitlite.training import read_folder, run, train
 from vitlite.training.run import STATE, Run
 
@@ -39,7 +39,7 @@ def test_a_full_disk_leaves_the_last_state(tmp_path, monkeypatch):
     before = (tmp_path / STATE).read_bytes()
 
     def full(path, tensors, metadata):
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_bytes(b"half of it")
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
