@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitlite
-from vitlite.config import PRESETS, Pool, ViTConfig
+from vitlite.config import Pool, ViTConfig
 from vitlite.errors import ConfigError, ImageError, InputError
 from vitlite.nn import positions
 from vitlite.nn.layers import Attention, DropPath
 from vitlite.nn.positions import resample_positions, sincos_positions
 from vitlite.nn.vit import Features, ViT
+from vitlite.presets import PRESETS
 
 TINY = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=5)
 
