@@ -8,7 +8,7 @@ import sys
 import torch
 
 import vitlite
-from vitlite.images.transform import read_image
+from vitlite.images.decode import read_image
 
 torch.manual_seed(0)
 photos = {"cat": "examples/photos/chelsea.png", "coffee": "examples/photos/coffee.png"}

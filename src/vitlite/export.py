@@ -25,7 +25,7 @@ from torch.export import Dim
 from vitlite.checkpoints.save import check_savable
 from vitlite.errors import CheckpointError, ExportError, OptimizedError, missing_extra
 from vitlite.fast.optimize import OptimizedViT
-from vitlite.images.transform import transform_alone
+from vitlite.images.transform import transform_to_save
 from vitlite.nn.vit import ViT
 from vitlite.storage import atomic_write
 
@@ -245,7 +245,7 @@ def _images(model: ViT, batch: Batch) -> Tensor:
 
 def _description(model: ViT) -> str:
     """Return the config, the labels and the preprocessing as JSON."""
-    transform = transform_alone(model.preprocess, "An exported file")
+    transform = transform_to_save(model)
     preprocess = transform.to_dict() if transform else None
     return json.dumps({"config": model.config.to_dict(), "labels": model.labels, "preprocess": preprocess})
 

@@ -29,7 +29,7 @@ from vitlite.checkpoints.reader import FLOATS, WeightsFile, exists, open_weights
 from vitlite.checkpoints.resolve import ARCHITECTURE, CALLER, METADATA, OPTION, Claim, Resolved, understand
 from vitlite.config import Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError, shown
-from vitlite.images.transform import Preprocess, TransformConfig, Unprepared
+from vitlite.images.transform import MissingPreprocess, Preprocess, TransformConfig
 from vitlite.nn.vit import ViT
 from vitlite.presets import PRESETS
 from vitlite.zoo import registry, stamps
@@ -401,8 +401,7 @@ def _attach_preprocessing(
         else:
             transform = transform_of(metadata, size, model.config.patch_size)
     except ConfigError as error:
-        problem = error.within(shown(str(file.path.parent)))
-        model.preprocess = Unprepared(problem.text, problem.python, problem.command)
+        model.preprocess = MissingPreprocess(f"{file.path.parent}: {str(error).rstrip('.')}")
     else:
         if transform is not None:
             model.preprocess = Preprocess(transform, model)

@@ -17,7 +17,8 @@ from einops import rearrange, reduce
 from torch import Tensor
 
 from vitlite.errors import ImageError, InputError, check_count, missing_extra, shown
-from vitlite.images.transform import Preprocess, pictures, read_image
+from vitlite.images.decode import read_image
+from vitlite.images.transform import Preprocess, image_list
 from vitlite.inference.predict import evaluating
 from vitlite.nn.positions import sincos_positions
 from vitlite.storage import atomic_write, obstacle
@@ -193,12 +194,13 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int | None = None, 
             command="Leave out --layer or --rollout.",
         )
     layer = -1 if layer is None else layer
-    several = pictures(image)
+    several = image_list(image)
     if several is not None:
         if len(several) != 1:
             raise InputError(f"Attention is drawn for one image, got {len(several)}. Pass one at a time.")
         (image,) = several
-    image = _read_once(image, model.config.channels)
+    if hasattr(image, "read"):  # an open file may not be readable twice
+        image = read_image(image, model.config.channels)
     images, photo = model.preprocess(image), _photo(model, image)
     if rolled_out:
         grids = {"rollout through all blocks": rollout(model, images)[0]}
@@ -211,14 +213,6 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int | None = None, 
     for caption, grid in grids.items():
         panels[caption] = overlaid(photo, grid)
     return arrange(panels, columns=_columns(len(panels)))
-
-
-def _read_once(image: Any, channels: int) -> Any:
-    """A picture that can be looked at twice: of a pipe or an open file, which end when they were read, the pixels."""
-    if isinstance(image, (str, PathLike)) and Path(image).is_fifo():
-        with open(image, "rb") as pipe:
-            return read_image(pipe, channels)
-    return read_image(image, channels) if hasattr(image, "read") else image
 
 
 def _columns(panels: int) -> int:
@@ -331,7 +325,7 @@ def _photo(model: "ViT", image: Any) -> Tensor:
     large = replace(
         transform, size=_enlarged(transform.size, factor), resize=_enlarged(transform.resize, factor), cut=cut
     )
-    pixels = model.preprocess.by(large).pixels(image)
+    pixels = model.preprocess.replace(transform=large).pixels(image)
     return rearrange(pixels, "c h w -> h w c").float().expand(-1, -1, 3)
 
 

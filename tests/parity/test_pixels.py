@@ -27,17 +27,17 @@ PHOTOS = sorted((Path(__file__).parents[2] / "examples" / "photos").glob("*.[jp]
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
-def levels_apart(recipe, theirs):
+def levels_apart(transform, theirs):
     """The largest difference on any photo, in grey levels."""
     assert len(PHOTOS) == 4
     worst = 0.0
-    std = torch.tensor(recipe.std)[:, None, None]
+    std = torch.tensor(transform.std)[:, None, None]
     model = SimpleNamespace(config=SimpleNamespace(channels=3), device=torch.device("cpu"), dtype=torch.float32)
-    prepare = Preprocess(recipe, model)
+    prepare = Preprocess(transform, model)
     for path in PHOTOS:
         with Image.open(path) as image:
             expected = theirs(image.convert("RGB"))
-        apart = ((prepare(path)[0] - expected) * std / recipe.scale).abs().max().item()
+        apart = ((prepare(path)[0] - expected) * std / transform.scale).abs().max().item()
         worst = max(worst, apart)
     return round(worst, 3)
 
@@ -59,8 +59,10 @@ def test_torchvision(crop, resize):
         theirs = torchvision.transforms._presets.ImageClassification(
             crop_size=crop, resize_size=resize, interpolation=interpolation
         )
-        recipe = TransformConfig(size=(crop,) * 2, resize=(resize,) * 2, mode="center", interpolation=name, **IMAGENET)
-        assert levels_apart(recipe, theirs) == 0
+        transform = TransformConfig(
+            size=(crop,) * 2, resize=(resize,) * 2, mode="center", interpolation=name, **IMAGENET
+        )
+        assert levels_apart(transform, theirs) == 0
 
 
 PROCESSORS = {
@@ -92,12 +94,12 @@ def test_transformers(name, options):
     pillow = getattr(__import__(f"{pillow.__name__}.image_processing_pil_{family}", fromlist=["x"]), f"{name}Pil")
     for kind, most in ((pillow, 0), (getattr(transformers, name), 1)):
         processor = kind(**options)
-        recipe = transform_from_transformers(processor.to_dict())
+        transform = transform_from_transformers(processor.to_dict())
 
         def theirs(image, processor=processor):
             return torch.as_tensor(np.asarray(processor(image, return_tensors="pt")["pixel_values"][0]))
 
-        assert levels_apart(recipe, theirs) <= most
+        assert levels_apart(transform, theirs) <= most
 
 
 @pytest.mark.parametrize("square", [False, True, None])
@@ -111,9 +113,9 @@ def test_a_size_of_one_number_is_what_the_config_says_of_it(name, square):
         "do_center_crop": True, "crop_size": 24, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.25] * 3,
     }  # fmt: skip
     processor = kind.from_dict(config)
-    recipe = transform_from_transformers(config)
-    assert recipe.mode == ("squash" if square else "center")
-    assert levels_apart(recipe, lambda image: torch.as_tensor(processor(image)["pixel_values"][0])) == 0
+    transform = transform_from_transformers(config)
+    assert transform.mode == ("squash" if square else "center")
+    assert levels_apart(transform, lambda image: torch.as_tensor(processor(image)["pixel_values"][0])) == 0
     with pytest.raises(ConfigError, match="use_square_size"):
         transform_from_transformers(config | {"use_square_size": True})
 
@@ -122,8 +124,8 @@ def test_a_size_of_one_number_is_what_the_config_says_of_it(name, square):
 def test_dinov3_s_processor(options):
     """It resizes numbers that are not rounded: with weights that are never negative, less than a grey level apart."""
     processor = transformers.DINOv3ViTImageProcessor(**options)
-    recipe = transform_from_transformers(processor.to_dict())
-    assert levels_apart(recipe, lambda image: processor(image, return_tensors="pt")["pixel_values"][0]) <= 1
+    transform = transform_from_transformers(processor.to_dict())
+    assert levels_apart(transform, lambda image: processor(image, return_tensors="pt")["pixel_values"][0]) <= 1
 
 
 @pytest.mark.parametrize(("option", "value"), [("resample", 3), ("do_rescale", False)])
@@ -153,16 +155,16 @@ def test_answers(shared):
         assert [p.score for p in answer] == pytest.approx(scores.tolist(), abs=1e-5)
 
 
-# Any recipe and any picture, by the libraries themselves.
+# Any transform and any image, by the libraries themselves.
 
 
 def noise(height, width, seed):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def pixels_of(recipe, image):
+def pixels_of(transform, image):
     model = SimpleNamespace(config=SimpleNamespace(channels=3), device=torch.device("cpu"), dtype=torch.float32)
-    return Preprocess(recipe, model).pixels(image)
+    return Preprocess(transform, model).pixels(image)
 
 
 SIDES, SHARES = st.integers(1, 300), st.sampled_from([0.5, 0.7, 0.8, 0.875, 0.9, 0.95, 0.96, 0.965, 1.0])
@@ -172,7 +174,7 @@ ANY = settings(deadline=None, max_examples=150, suppress_health_check=[HealthChe
 
 @ANY
 @given(SIDES, SIDES, CROPS, SHARES, st.sampled_from(["bilinear", "bicubic"]), st.sampled_from(["center", "squash"]))
-def test_timm_with_any_recipe_and_picture(across_first, height, width, size, share, interpolation, mode):
+def test_timm_with_any_transform_and_image(across_first, height, width, size, share, interpolation, mode):
     config = {"crop_pct": share, "crop_mode": mode, "interpolation": interpolation, **IMAGENET}
     image = noise(height, width, height * 301 + width)
     theirs = timm.data.create_transform(input_size=(3, *size), **config, normalize=False)(image)
@@ -181,22 +183,22 @@ def test_timm_with_any_recipe_and_picture(across_first, height, width, size, sha
 
 @ANY
 @given(SIDES, SIDES, st.integers(4, 60), st.integers(0, 40), st.sampled_from(["bilinear", "bicubic"]))
-def test_torchvision_with_any_recipe_and_picture(across_first, height, width, crop, more, interpolation):
+def test_torchvision_with_any_transform_and_image(across_first, height, width, crop, more, interpolation):
     transforms = torchvision.transforms
     kind = transforms.InterpolationMode(interpolation)
     theirs = transforms.Compose(
         [transforms.Resize(crop + more, interpolation=kind), transforms.CenterCrop(crop), transforms.PILToTensor()]
     )
-    recipe = TransformConfig(
+    transform = TransformConfig(
         size=(crop,) * 2, resize=(crop + more,) * 2, mode="center", interpolation=interpolation, **IMAGENET
     )
     image = noise(height, width, height * 301 + width)
-    assert torch.equal(pixels_of(recipe, image), theirs(image))
+    assert torch.equal(pixels_of(transform, image), theirs(image))
 
 
 @ANY
 @given(SIDES, SIDES, CROPS, st.tuples(st.integers(0, 40), st.integers(0, 40)), st.sampled_from([2, 3]), st.booleans())
-def test_transformers_with_any_recipe_and_picture(across_first, height, width, crop, more, resample, stretched):
+def test_transformers_with_any_transform_and_image(across_first, height, width, crop, more, resample, stretched):
     """Which crops odd margins a pixel further up and left than timm does."""
     resize = {"height": crop[0] + more[0], "width": crop[1] + more[1]}
     if not stretched:
@@ -214,16 +216,16 @@ def test_transformers_with_any_recipe_and_picture(across_first, height, width, c
     )
     image = noise(height, width, height * 301 + width)
     theirs = torch.as_tensor(np.asarray(processor(image, return_tensors="np")["pixel_values"][0]))
-    recipe = transform_from_transformers(processor.to_dict())
-    assert torch.equal(pixels_of(recipe, image), theirs.to(torch.uint8))
+    transform = transform_from_transformers(processor.to_dict())
+    assert torch.equal(pixels_of(transform, image), theirs.to(torch.uint8))
 
 
-def test_a_crop_larger_than_the_picture_before_it_is_refused():
+def test_a_crop_larger_than_the_image_before_it_is_refused():
     """timm and transformers fill what is missing with black."""
-    with pytest.raises(ConfigError, match=r"a crop of \(32, 32\) does not fit in a picture resized to \(29, 29\)"):
+    with pytest.raises(ConfigError, match=r"a crop of \(32, 32\) does not fit in an image resized to \(29, 29\)"):
         transform_from_timm({"crop_pct": 1.1, "interpolation": "bicubic", **IMAGENET}, (32, 32))
     config = {"image_processor_type": "CLIPImageProcessor", "resample": 3, "image_mean": [0.5], "image_std": [0.5]}
-    with pytest.raises(ConfigError, match=r"a crop of \(32, 32\) does not fit in a picture resized to \(24, 24\)"):
+    with pytest.raises(ConfigError, match=r"a crop of \(32, 32\) does not fit in an image resized to \(24, 24\)"):
         transform_from_transformers(config | {"size": {"shortest_edge": 24}, "crop_size": {"height": 32, "width": 32}})
 
 
@@ -233,9 +235,9 @@ def test_torchvision_s_transforms_run_where_they_are_set():
     transforms = torchvision.models.ViT_B_16_Weights.IMAGENET1K_V1.transforms()
     model.preprocess = transforms
     with Image.open(PHOTOS[0]) as image:
-        picture = image.convert("RGB")
-    assert torch.equal(model.preprocess(picture), transforms(picture))
+        image = image.convert("RGB")
+    assert torch.equal(model.preprocess(image), transforms(image))
     assert list(model.state_dict()) == names
     model.labels = [str(i) for i in range(1000)]
-    with pytest.raises(ImageError, match=r"model.preprocess is a ImageClassification, and to predict takes"):
-        model.predict(picture)
+    with pytest.raises(ImageError, match=r"model.preprocess is a ImageClassification, and this needs"):
+        model.predict(image)

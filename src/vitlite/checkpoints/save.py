@@ -49,7 +49,7 @@ from vitlite.checkpoints.reader import (
 from vitlite.checkpoints.resolve import Claim, understand
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError, ConfigError, DownloadError, shown
-from vitlite.images.transform import transform_alone
+from vitlite.images.transform import transform_to_save
 from vitlite.nn.vit import ViT, model_on_meta
 from vitlite.schema import anything, by_name, read_json
 from vitlite.storage import atomic_write, lock, remove_leftovers
@@ -76,7 +76,7 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
         CheckpointError: Loading would refuse it, or give something else; or the folder has a model that vitlite did not
             write. Nothing was written.
     """
-    folder, transform = path_of(folder, "save"), transform_alone(model.preprocess, "A saved model")
+    folder, transform = path_of(folder, "save"), transform_to_save(model)
     check_overwrite(folder)
     check_savable(model, folder / WEIGHTS)
     config = metadata_content(model.config, model.labels, transform)

@@ -6,7 +6,7 @@ from pathlib import Path
 from vitlite.cli import picture
 from vitlite.cli.options import add_model_arguments, expanded, open_model
 from vitlite.errors import ImageError
-from vitlite.inference.embed import nothing_there
+from vitlite.images.decode import no_such_file
 from vitlite.plots import check_target, picture_of_attention
 
 
@@ -24,7 +24,7 @@ def run(args: Namespace) -> int:
     """Draws where a model looked in one picture."""
     check_target(args.out)
     if not Path(args.image).exists():
-        raise nothing_there(args.image, f"No such file: {args.image}")
+        raise no_such_file(args.image)
     if Path(args.out).exists() and Path(args.out).samefile(args.image):
         raise ImageError(f"--out {args.out} is the photo itself. Name another file.")
     model = open_model(args)

@@ -58,7 +58,7 @@ def _run_here(args: Namespace) -> int:
         "jsonl": _show_jsonl,
         "csv": _show_csv,
     }
-    ways[args.format or "table"](watch.answers(classify(model, paths, args.top, args.batch, watch.pace)))
+    ways[args.format or "table"](watch.answers(classify(model, paths, args.top, args.batch, watch.timings)))
     return watch.exit_code()
 
 

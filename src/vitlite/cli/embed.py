@@ -55,7 +55,7 @@ def _run_here(args: Namespace) -> int:
         if journal.tried:
             say_resumed(str(journal.path), len(pictures) - len(missing))
         watch = Watch(len(missing), bar=True)
-        for _ in watch.outcomes(embed_into(journal, model, missing, args.batch, watch.pace)):
+        for _ in watch.outcomes(embed_into(journal, model, missing, args.batch, watch.timings)):
             pass  # each stands in the journal, or was said to be broken
         metadata = {
             "model": args.model,

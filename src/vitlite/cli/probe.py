@@ -143,7 +143,7 @@ def _parts(data: Path) -> tuple[Path, Path | None]:
 
 def _listed(folder: Path, classes: Sequence[str]) -> "tuple[list[Path], Tensor]":
     """The pictures below a folder per class, and their classes."""
-    from vitlite.images.transform import read_image
+    from vitlite.images.decode import read_image
     from vitlite.training.datasets import files_of, read_folder
 
     listed = read_folder(folder, read_image, classes)
@@ -159,7 +159,7 @@ def _measure(args: Namespace, pictures: Labelled, watch: Watch) -> Measured:
     from vitlite.retrieval.probe import probe
 
     found, rows = [], []
-    outcomes = embed(open_model(args), pictures.paths, args.batch, watch.pace)
+    outcomes = embed(open_model(args), pictures.paths, args.batch, watch.timings)
     for row, (_, vector) in enumerate(watch.outcomes(outcomes)):
         if not isinstance(vector, ImageError):
             found.append(vector)

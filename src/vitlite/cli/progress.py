@@ -68,10 +68,10 @@ class Watch:
 
     def __init__(self, total: int, *, bar: bool) -> None:
         """With `bar`, a progress bar where stderr is a terminal and there is more than a batch or two to do."""
-        from vitlite.inference.predict import Pace  # here, since it imports torch
+        from vitlite.inference.predict import Timings  # here, since it imports torch
 
         self.broken = 0
-        self.pace, self.begun = Pace(), time.monotonic()
+        self.timings, self.begun = Timings(), time.monotonic()
         self.progress = Progress(total, visible=bar)
         self.bar = self.progress.bar
 
@@ -83,11 +83,11 @@ class Watch:
                     self._say_broken(path, outcome)
                 self.progress.add(1)
                 yield path, outcome
-            self._say_pace()
+            self._say_timings()
 
-    def _say_pace(self) -> None:
+    def _say_timings(self) -> None:
         """How quick it was, and what to do about it."""
-        waited, worked = self.pace.waited, self.pace.worked
+        waited, worked = self.timings.waited, self.timings.worked
         if self.bar.disable or not waited + worked:
             return
         share = round(100 * waited / (waited + worked))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlite.cluster.folder import READERS
 from vitlite.errors import ImageError, InputError, shown
-from vitlite.images.transform import SUFFIXES
+from vitlite.images.decode import SUFFIXES
 from vitlite.inference.embed import closed, listed
 from vitlite.inference.find import by_ending, files_below
 

@@ -17,7 +17,7 @@ from vitlite.inference.journal import Journal, Picture
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitlite.inference.predict import Outcomes, Pace
+    from vitlite.inference.predict import Outcomes, Timings
     from vitlite.nn.vit import ViT
 
 
@@ -66,9 +66,7 @@ def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
     Raises:
         ImageError: There are none, or a folder cannot be looked into.
     """
-    from vitlite.images.transform import (
-        SUFFIXES,  # here, since it imports torch, and `vitlite classify --help` is to be quick
-    )
+    from vitlite.images.decode import SUFFIXES  # here, because it imports torch, which `classify --help` does not need
 
     try:
         found, others = by_ending(files_below(folder), SUFFIXES)
@@ -98,7 +96,7 @@ def _matching(pattern: str, skipped: Counter[str]) -> list[str]:
     except OSError as error:
         raise closed(error) from error
     if not found:
-        raise nothing_there(pattern, f"No file matches {pattern}.")
+        raise ImageError(f"No file matches {pattern}.")
     return sorted(found)
 
 
@@ -107,19 +105,13 @@ def _check_found(paths: Sequence[str]) -> None:
     if not paths:
         raise ImageError("There are no pictures: the list is empty.")
     if not any(os.path.exists(path) for path in paths):
-        raise nothing_there(paths[0], f"No such file: {paths[0]}")
+        from vitlite.images.decode import no_such_file  # here, as SUFFIXES above
+
+        raise no_such_file(paths[0])
     try:
         import PIL  # noqa: F401
     except ImportError as error:
         raise missing_extra("Opening pictures", "images") from error
-
-
-def nothing_there(path: str, text: str) -> ImageError:
-    """The error for what is no file: this text, or of a URL what fetches it."""
-    from vitlite.images.transform import fetch_first  # here, as above
-
-    elsewhere = fetch_first(path)
-    return elsewhere.within(path) if elsewhere else ImageError(text)
 
 
 def identity_of(model: "ViT", *, dtype: str | None, fast: bool) -> dict[str, Any]:
@@ -131,9 +123,9 @@ def identity_of(model: "ViT", *, dtype: str | None, fast: bool) -> dict[str, Any
         fast: Whether it is optimized.
     """
     from vitlite.checkpoints.fingerprint import hash_of_weights
-    from vitlite.images.transform import transform_alone
+    from vitlite.images.transform import transform_to_save
 
-    transform = transform_alone(model.preprocess, "A file of vectors")
+    transform = transform_to_save(model)
     own = str(model.dtype).removeprefix("torch.")
     identity = {
         "weights": hash_of_weights(model),
@@ -148,7 +140,7 @@ def identity_of(model: "ViT", *, dtype: str | None, fast: bool) -> dict[str, Any
 
 
 def embed_into(
-    journal: Journal, model: "ViT", pictures: Sequence[Picture], batch: int, pace: "Pace | None" = None
+    journal: Journal, model: "ViT", pictures: Sequence[Picture], batch: int, timings: "Timings | None" = None
 ) -> "Outcomes[Tensor]":
     """Puts the vectors of pictures into a journal, batch by batch.
 
@@ -157,7 +149,7 @@ def embed_into(
         model: What makes them.
         pictures: Those that the journal does not have yet: `journal.missing(...)`.
         batch: Pictures at a time.
-        pace: Where to count what takes how long.
+        timings: Where to count what takes how long.
 
     Returns:
         A generator of each path with its vector or its error; what is not asked for is not done.
@@ -165,17 +157,17 @@ def embed_into(
     tried = journal.tried
     new = [picture for picture in pictures if picture.path not in tried]
     again = [picture for picture in pictures if picture.path in tried]
-    yield from _embed_part(journal, model, new, batch, pace)  # apart, so that the batches are those of one run
-    yield from _embed_part(journal, model, again, batch, pace)
+    yield from _embed_part(journal, model, new, batch, timings)  # apart, so that the batches are those of one run
+    yield from _embed_part(journal, model, again, batch, timings)
 
 
 def _embed_part(
-    journal: Journal, model: "ViT", pictures: Sequence[Picture], batch: int, pace: "Pace | None"
+    journal: Journal, model: "ViT", pictures: Sequence[Picture], batch: int, timings: "Timings | None"
 ) -> "Outcomes[Tensor]":
     from vitlite.inference.predict import embed
 
     by_path = {picture.path: picture for picture in pictures}
-    with closing(embed(model, list(by_path), batch, pace)) as outcomes:
+    with closing(embed(model, list(by_path), batch, timings)) as outcomes:
         while found := list(islice(outcomes, batch)):
             yield from found
             _add(journal, by_path, found)

@@ -1,126 +1,98 @@
-"""From pictures to answers: `predict`, and `work_through`, which puts any number of pictures through a model.
+"""Run a model over images: `predict`, and `work_through` for any number of images in constant memory.
 
-Of a list, the files of the next batch are read in the background, several at once, while the model works on this one.
-Nothing else about the process or the model is changed: training mode, gradients, threads and types are as they were.
-Several threads may use one model.
+The files of the next batch are read in background threads while the model works on this one. A model in training mode
+is put into eval mode for each batch and back.
 """
 
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from os import PathLike
-from threading import Condition, Lock, get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from vitlite.errors import ImageError, InputError, check_count, not_finite, shown
-from vitlite.images.transform import Preprocess, is_one, is_read_once, own_methods, pictures, pixels_in, preprocess_of
+from vitlite.errors import ImageError, InputError, check_count, not_finite
+from vitlite.images.transform import Preprocess, image_list, preprocess_of
 
 if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
 
 T = TypeVar("T")
-S = TypeVar("S", bound=Sized)
-
-READERS = 8  # files at once, at most
-ROOM = 100_000_000  # pixels of files that are decoded at once, unless one alone has more: 400 MB; twice that if turned
-
-_changing_modes = Lock()
-_paused: dict[torch.nn.Module, int] = {}  # parts of models that were in training mode, and how many threads use them
-_trained: dict[torch.nn.Module, int] = {}  # models that are being trained, and the thread that does it
+READERS = 8  # files that are decoded at the same time, at most
 
 
 @dataclass
-class Pace:
-    """Where the seconds of a run go, counted while it runs."""
+class Timings:
+    """Where the seconds of a run went, updated while it runs."""
 
-    waited: float = 0.0  # for pictures that were not read yet
+    waited: float = 0.0  # for images that were not decoded yet
     worked: float = 0.0  # in the model
 
 
 class Prediction(NamedTuple):
-    """One label with its place among the classes, and its probability."""
+    """One label with its class index and its probability."""
 
     label: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks three fields for
+    index: int  # type: ignore[assignment]  # hides tuple.index
     score: float
 
 
-Outcomes: TypeAlias = Generator[tuple[Any, T | ImageError], None, None]  # each picture, with its result or the reason
+Outcomes: TypeAlias = Generator[tuple[Any, T | ImageError], None, None]  # each image with its result or its error
 Predictions: TypeAlias = list[Prediction] | list[list[Prediction]] | Iterator[list[Prediction]]
 
 
 def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
-    """The best labels of pictures, best first.
+    """Return the best labels of images, best first.
 
     Args:
         model: A model with labels and preprocessing.
-        images: What `Preprocess` takes: one picture, or a list. Or an iterator of pictures, which is read at most two
-            batches of 32 ahead, so that it may be of any length; each picture is prepared before the next is asked for.
-        top: How many labels; all of them where the model has fewer.
+        images: What `Preprocess` takes: one image or a list. Or an iterator of images, which may be of any length: it
+            is read at most two batches of 32 ahead.
+        top: The number of labels. If the model has fewer, all of them are returned.
 
     Returns:
-        For one picture a list of `Prediction`; for a list a list of those; for an iterator a generator of those.
+        A list of `Prediction` for one image, a list of those for a list, a generator of those for an iterator.
 
     Raises:
-        ImageError: A picture cannot be read or prepared.
-        InputError: The model has no labels or no head, or `top` is not a positive whole number.
+        ImageError: An image cannot be read or prepared.
+        InputError: The model has no labels or no head, or `top` is not a positive integer.
     """
-    if hasattr(images, "__next__") and not hasattr(images, "read"):  # an open file iterates too, over its lines
+    if hasattr(images, "__next__") and not hasattr(images, "read"):  # an open file iterates over its lines
         return _answers(classify(model, images, top))
-    several = pictures(images)
-    answers = list(_answers(classify(model, [images] if several is None else several, top)))
-    return answers[0] if several is None else answers
+    several = image_list(images)
+    if several is not None:
+        return list(_answers(classify(model, several, top)))
+    best_labels = _best_labels(model, top)
+    batch = preprocess_of(model)(images)
+    with evaluating(model):
+        return best_labels(batch)[0]
 
 
 def classify(
-    model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32, pace: Pace | None = None
+    model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32, timings: Timings | None = None
 ) -> Outcomes[list[Prediction]]:
-    """The pictures of `images` one after the other, each with its best labels or with the reason why it has none."""
-    labels = _labels(model)
-    check_count(top, "top")
-    return work_through(model, images, partial(_best, model, labels, top), batch, pace)
+    """Yield each image with its best labels, or with the error that says why it has none. See `work_through`."""
+    return work_through(model, images, _best_labels(model, top), batch, timings)
 
 
-def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list[list[Prediction]]:
-    """The best labels of each of the images (b, c, h, w)."""
-    logits = model(images).float()  # (b, k)
-    classes = logits.shape[1]
-    if classes != len(labels):
-        raise InputError(
-            f"The model has {len(labels)} labels and gave {classes} numbers: its head was replaced.",
-            python=f"model.reset_head({classes}) first; then its weights, and model.labels = [...].",
-        )
-    if not logits.isfinite().all():
-        raise not_finite(model.dtype)
-    best_first = logits.topk(min(top, classes)).indices  # (b, top); of scores, which far below the best are all zero
-    scores = logits.softmax(-1).gather(1, best_first)
-    answers = []
-    for row_of_scores, row_of_indices in zip(scores.tolist(), best_first.tolist(), strict=True):
-        best = zip(row_of_indices, row_of_scores, strict=True)
-        answers.append([Prediction(labels[index], index, score) for index, score in best])
-    return answers
+def embed(model: "ViT", images: Iterable[Any], batch: int = 32, timings: Timings | None = None) -> Outcomes[Tensor]:
+    """Yield each image with its vector (d,) in float32 on the CPU, or with its error. See `work_through`."""
 
+    def vectors(batch: Tensor) -> list[Tensor]:
+        embedded = model.embed(batch).float().cpu()  # (b, d)
+        if not embedded.isfinite().all():
+            raise not_finite(model.dtype)
+        return list(embedded)
 
-def embed(model: "ViT", images: Iterable[Any], batch: int = 32, pace: Pace | None = None) -> Outcomes[Tensor]:
-    """The pictures of `images` one after the other, each with its vector (d,) in float32 on the CPU, or an error."""
-    return work_through(model, images, partial(_vectors, model), batch, pace)
-
-
-def _vectors(model: "ViT", images: Tensor) -> list[Tensor]:
-    """The vector of each of the images (b, c, h, w)."""
-    vectors = model.embed(images).float().cpu()  # (b, d)
-    if not vectors.isfinite().all():
-        raise not_finite(model.dtype)
-    return list(vectors)
+    return work_through(model, images, vectors, batch, timings)
 
 
 def work_through(
@@ -128,31 +100,32 @@ def work_through(
     images: Iterable[Any],
     work: Callable[[Tensor], Sequence[T]],
     batch: int = 32,
-    pace: Pace | None = None,
+    timings: Timings | None = None,
 ) -> Outcomes[T]:
-    """Puts pictures through a model, in batches and in constant memory.
+    """Run images through a model, in batches and in constant memory.
+
+    Paths and bytes are decoded in background threads. Every other image is prepared before the next one is asked for,
+    so that an iterator may give the same array or file object again with another image in it.
 
     Args:
-        model: Whose preprocessing is used, and who is in eval mode while `work` runs.
-        images: Several pictures; read in the caller's thread, at most two batches ahead.
+        model: Its preprocessing is used. It is in eval mode while `work` runs.
+        images: Several images. They are read in the caller's thread, at most two batches ahead.
         work: Turns a batch (b, c, h, w) into b results.
-        batch: Pictures at a time.
-        pace: Where to count what takes how long.
+        batch: The number of images in a batch.
+        timings: Where to count the seconds.
 
     Returns:
-        A generator of each picture with its result, or with the `ImageError` that says why it has none.
+        A generator of each image with its result, or with the `ImageError` that says why it has none.
 
     Raises:
-        ImageError: The model has no preprocessing that could be used.
-        InputError: `images` is one picture, whose rows would be taken for pictures; or `batch` is no positive number.
+        ImageError: The model has no preprocessing that can be used.
+        InputError: `images` is a single image, or `batch` is not a positive integer.
     """
     check_count(batch, "batch")
-    if is_one(images):
-        raise InputError(
-            f"This takes a list or an iterator of pictures, got one {type(images).__name__}.",
-            python="Put it into a list: [picture].",
-        )
-    return _work_through(model, preprocess_of(model), images, work, batch, pace or Pace())
+    is_file = isinstance(images, (str, bytes, bytearray, memoryview, PathLike)) or hasattr(images, "read")
+    if is_file or hasattr(images, "getexif") or getattr(images, "ndim", 0) in (2, 3):
+        raise InputError(f"Expected a list or iterator of images, got one {type(images).__name__}. Pass [image].")
+    return _work_through(model, preprocess_of(model), images, work, batch, timings or Timings())
 
 
 def _work_through(
@@ -161,210 +134,116 @@ def _work_through(
     images: Iterable[Any],
     work: Callable[[Tensor], Sequence[T]],
     batch: int,
-    pace: Pace,
+    timings: Timings,
 ) -> Outcomes[T]:
-    """The generator that `work_through` returns, which itself makes sure at once that there is preprocessing."""
-    with closing(_prepared(preprocess, images, batch, pace)) as batches:  # also where the caller stops early
+    with closing(_prepared(preprocess, images, batch, timings)) as batches:
         for prepared in batches:
             good = [pixels for _, pixels in prepared if isinstance(pixels, Tensor)]
             results: Iterator[T] = iter(())
             if good:
                 begun = time.perf_counter()
+                tensor = preprocess.batch(good)
                 with evaluating(model):
-                    results = iter(_one_each(work(_one_each(preprocess.batch(good), len(good))), len(good)))
-                pace.worked += time.perf_counter() - begun
+                    results = iter(work(tensor))
+                timings.worked += time.perf_counter() - begun
             for image, pixels in prepared:
-                if isinstance(pixels, ImageError):
-                    yield image, pixels
-                else:
-                    yield image, next(results)
+                yield image, pixels if isinstance(pixels, ImageError) else next(results)
 
 
 def _prepared(
-    preprocess: Preprocess, images: Iterable[Any], batch: int, pace: Pace
+    preprocess: Preprocess, images: Iterable[Any], batch: int, timings: Timings
 ) -> Generator[list[tuple[Any, Tensor | ImageError]], None, None]:
-    """Batches of pictures, each with its pixels or what is wrong with it; while one is used, the next is prepared."""
-    all_there = isinstance(images, (list, tuple))
-    waiting: deque[tuple[Any, Future[Tensor]]] = deque()
-    source, room = iter(images), Room()
-    with readers() as at_once, _threads(1) as in_order:
-        try:
-            while True:
-                for image in islice(source, min(2 * batch - len(waiting), sys.maxsize)):
-                    if _goes_beside_others(preprocess, image):
-                        pixels = at_once.submit(_pixels_beside_others, preprocess, image, room)
-                    else:
-                        pixels = in_order.submit(_pixels_alone, preprocess, image, room)
-                    waiting.append((image, pixels))
-                    if not all_there:
-                        wait([pixels])  # an iterator may give one object or file again and again, and change it
-                if not waiting:
-                    return
-                ready = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
-                begun = time.perf_counter()
-                prepared = [(image, _outcome(pixels)) for image, pixels in ready]
-                pace.waited += time.perf_counter() - begun
-                yield prepared
-        finally:
-            for _, pixels in waiting:
-                pixels.cancel()
-
-
-class Room:
-    """So many pixels are decoded at once, however many threads there are."""
-
-    def __init__(self) -> None:
-        self.free = ROOM
-        self.changed = Condition()
-
-    @contextmanager
-    def taken(self, pixels: int) -> Iterator[None]:
-        """Waits until there is room for a picture of so many; one that is larger than all of it is alone."""
-        pixels = min(pixels, ROOM)
-        with self.changed:
-            self.changed.wait_for(lambda: self.free >= pixels)
-            self.free -= pixels
-        try:
-            yield
-        finally:
-            with self.changed:
-                self.free += pixels
-                self.changed.notify_all()
+    """Yield batches of images, each with its pixels or its error, and prepare one batch ahead."""
+    waiting: deque[tuple[Any, Future[Tensor | ImageError] | Tensor | ImageError]] = deque()
+    source = iter(images)
+    pool = readers()
+    try:
+        while True:
+            for image in islice(source, min(2 * batch - len(waiting), sys.maxsize)):
+                if isinstance(image, (str, PathLike, bytes)):
+                    waiting.append((image, pool.submit(_pixels, preprocess, image)))
+                else:
+                    waiting.append((image, _pixels(preprocess, image)))
+            if not waiting:
+                return
+            begun = time.perf_counter()
+            ready = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
+            prepared = [(image, made.result() if isinstance(made, Future) else made) for image, made in ready]
+            timings.waited += time.perf_counter() - begun
+            yield prepared
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def readers() -> ThreadPoolExecutor:
-    """The threads that decode files at once."""
-    return _threads(min(READERS, torch.get_num_threads()))
+    """Return a pool of threads that decode files: as many as torch computes with, at most `READERS`."""
+    return ThreadPoolExecutor(min(READERS, torch.get_num_threads()), thread_name_prefix="vitlite-images")
 
 
-def _threads(most: int) -> ThreadPoolExecutor:
-    """So many threads at most, which do what they are given in its order."""
-    return ThreadPoolExecutor(max_workers=most, thread_name_prefix="vitlite-images")
-
-
-def _goes_beside_others(preprocess: Preprocess, image: Any) -> bool:
-    """Whether a picture can be prepared at the same time as others, before or after them: a file or its bytes.
-
-    All else is done one by one, in order. The same open file or pipe may come several times, with another picture in it
-    each time, and a class of one's own need not be made for threads and may count.
-    """
-    is_file = isinstance(image, (str, PathLike, bytes)) and not is_read_once(image)
-    return is_file and not own_methods(preprocess, "pixels")
-
-
-def _pixels_beside_others(preprocess: Preprocess, image: Any, room: Room) -> Tensor:
-    """What `preprocess.pixels` makes of a file, once there is room for it."""
-    with room.taken(pixels_in(image)):
-        return preprocess.pixels(image)
-
-
-def _pixels_alone(preprocess: Preprocess, image: Any, room: Room) -> Tensor:
-    """What `preprocess.pixels` makes of a picture, while no other is prepared."""
-    with room.taken(ROOM):
-        return preprocess.pixels(image)
-
-
-def _one_each(made: S, pictures: int) -> S:
-    """What was made of a batch, once it is sure that each picture has its own."""
-    if len(made) != pictures:
-        raise InputError(f"Of {pictures} pictures, {len(made)} images or results were made: it must be one of each.")
-    return made
-
-
-def _outcome(pixels: Future[Tensor]) -> Tensor | ImageError:
+def _pixels(preprocess: Preprocess, image: Any) -> Tensor | ImageError:
     try:
-        return pixels.result()
+        return preprocess.pixels(image)
     except ImageError as error:
         return error
 
 
 @contextmanager
-def being_trained(model: torch.nn.Module) -> Iterator[None]:
-    """Keeps other threads from a model whose mode and weights change from step to step; this one may look at it.
-
-    Raises:
-        InputError: Another thread trains it.
-    """
-    with _changing_modes:
-        _refuse_while_trained(model)
-        mine = model not in _trained
-        _trained[model] = get_ident()
-    try:
-        while any(module in _paused for module in model.modules()):  # others end their batch first
-            time.sleep(0.001)
-        yield
-    finally:
-        if mine:
-            with _changing_modes:
-                del _trained[model]
-
-
-def _refuse_while_trained(model: torch.nn.Module) -> None:
-    if _trained.get(model, get_ident()) != get_ident():
-        raise InputError(
-            "Another thread trains this model, and what it answers between two steps means nothing.",
-            python="Load what the run keeps after each epoch: vitlite.load(out / 'last').",
-            command="",
-        )
-
-
-@contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; afterwards each part of the model is in the mode it was in.
-
-    Where several threads use a model, the last of them puts it back: until then, one of them needs eval mode.
-    """
-    with _changing_modes:
-        _refuse_while_trained(model)
-        paused = [module for module in model.modules() if module.training or module in _paused]
-        for module in paused:
-            module.training = False
-            _paused[module] = _paused.get(module, 0) + 1
+    """Put a model into eval mode without gradients; afterwards each of its modules is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
     try:
-        with torch.no_grad():
+        with torch.no_grad():  # not inference_mode, whose tensors a probe could not be trained on
             yield
     finally:
-        with _changing_modes:
-            for module in paused:
-                _paused[module] -= 1
-                if not _paused[module]:
-                    del _paused[module]
-                    module.training = True
+        for module in training:
+            module.training = True
 
 
-def _labels(model: "ViT") -> Sequence[str]:
-    """The labels of a model, one for each of its classes."""
+def _best_labels(model: "ViT", top: int) -> Callable[[Tensor], list[list[Prediction]]]:
+    """Return the function that turns a batch (b, c, h, w) into the best labels of each image.
+
+    Raises:
+        InputError: The model has no head or no labels, or `top` is not a positive integer.
+    """
+    check_count(top, "top")
     classes = model.config.num_classes
-    if classes == 0:
+    if classes < 2:
         raise InputError(
-            "This model has no head.",
-            python="For vectors: model.embed(model.preprocess(images)).",
-            command="For vectors: vitlite embed.",
+            f"Labels need a model with at least two classes, and this one has {classes}. Use model(images) for its "
+            "output or model.embed(images) for vectors (vitlite embed)."
         )
-    if classes == 1:
-        raise InputError(
-            "The model has one class, and scores are shares of several: the only one would have all, of every picture.",
-            python="What it gives: model(model.preprocess(images)). Where it was trained by binary cross entropy, "
-            "torch.sigmoid of that is the score.",
-            command="What it gives is to be had in Python.",
-        )
-    if model.labels is None:
+    labels = model.labels
+    if labels is None:
         why = model.source.report.unlabelled if model.source else ""
         raise InputError(
-            f"The model has no labels{f': {shown(why)}' if why else ''}.",
-            python=f"Name its {classes} classes in order: model.labels = ['...', ...].",
-            command=f"Name its {classes} classes in order in its config.json, or name a checkpoint like it: "
-            "--model NAME --weights PATH.",
+            f"The model has no labels{f': {why}' if why else ''}. Set model.labels to the names of its {classes} "
+            "classes, or name a checkpoint like it: like= (--model NAME --weights PATH)."
         )
-    if len(model.labels) != classes:
-        raise InputError(f"model.labels has {len(model.labels)} names, and the model {classes} classes.")
-    return model.labels
+    return partial(_best, model, labels, top)
+
+
+def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list[list[Prediction]]:
+    logits = model(images).float()  # (b, k)
+    classes = logits.shape[1]
+    if classes != len(labels):
+        raise InputError(f"The model has {classes} classes and {len(labels)} labels. Set model.labels to as many.")
+    if not logits.isfinite().all():
+        raise not_finite(model.dtype)
+    best_first = logits.topk(min(top, classes)).indices  # (b, top); of logits, since low scores may all be zero
+    scores = logits.softmax(-1).gather(1, best_first)
+    answers = []
+    for row_of_scores, row_of_indices in zip(scores.tolist(), best_first.tolist(), strict=True):
+        best = zip(row_of_indices, row_of_scores, strict=True)
+        answers.append([Prediction(labels[index], index, score) for index, score in best])
+    return answers
 
 
 def _answers(results: Outcomes[list[Prediction]]) -> Iterator[list[Prediction]]:
-    """The answers alone; the first picture that has none ends them."""
+    """Yield the results, and raise the first error."""
     with closing(results):
         for i, (_, result) in enumerate(results):
             if isinstance(result, ImageError):
-                raise result.within(f"Picture {i}") from result
+                raise result.within(f"Image {i}") from result
             yield result

@@ -154,13 +154,13 @@ class ViT(nn.Module):
         from vitlite.images import Preprocess
 
         kept: Any = self.__dict__["_preprocess"]
-        return kept.of(self) if isinstance(kept, Preprocess) else kept
+        return kept.replace(model=self) if isinstance(kept, Preprocess) else kept
 
     @preprocess.setter
     def preprocess(self, way: "Callable[[Any], Tensor] | TransformConfig | None") -> None:
-        from vitlite.images.transform import without_model
+        from vitlite.images.transform import as_preprocess
 
-        self.__dict__["_preprocess"] = without_model(way)
+        self.__dict__["_preprocess"] = as_preprocess(way)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "preprocess":  # never a submodule, although torchvision's transforms are modules

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import ImageError, InputError, check_count
-from vitlite.images.transform import pictures
+from vitlite.images.transform import image_list
 from vitlite.inference.predict import embed
 from vitlite.retrieval.store import Vectors
 
@@ -40,7 +40,7 @@ def search(vectors: Vectors, model: "ViT", images: Any, top: int = 10) -> list[l
         ImageError: A picture cannot be read.
     """
     vectors.refuse_other_model(model)
-    several = pictures(images)
+    several = image_list(images)
     return nearest(vectors, _vectors_of(model, [images] if several is None else several), top)
 
 

@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vitlite.errors import ImageError, InputError, shown
-from vitlite.images.transform import read_image
+from vitlite.images.decode import read_image
 from vitlite.plots import arrange
 from vitlite.retrieval.search import Match
 

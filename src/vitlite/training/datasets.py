@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from logging import getLogger
 from pathlib import Path, PurePath
@@ -18,9 +17,10 @@ from torch import Tensor
 
 from vitlite.checkpoints.fingerprint import bytes_of
 from vitlite.errors import TrainError, counted, shown
-from vitlite.images.transform import SUFFIXES, Preprocess, own_methods, pixels_in
+from vitlite.images.decode import SUFFIXES
+from vitlite.images.transform import Preprocess
 from vitlite.inference.find import by_ending, files_below
-from vitlite.inference.predict import Room, readers
+from vitlite.inference.predict import readers
 from vitlite.training import distributed
 
 P = TypeVar("P", bound=PurePath)
@@ -53,18 +53,14 @@ class Prepared:
         return len(self.pictures)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        prepare = partial(self._picture, room=Room())
-        if getattr(self.read, "__func__", None) is not Preprocess.pixels:  # one's own need not be made for threads
-            return torch.stack([prepare(row) for row in rows.tolist()])  # (b, c, h, w)
         with readers() as pool:
-            return torch.stack(list(pool.map(prepare, rows.tolist())))  # (b, c, h, w)
+            return torch.stack(list(pool.map(self._picture, rows.tolist())))  # (b, c, h, w)
 
-    def _picture(self, row: int, room: Room) -> Tensor:
+    def _picture(self, row: int) -> Tensor:
         state = _state_of(self.pictures[row])  # before it is read: what is written meanwhile shows the next time
         before, picture = self._kept.get(row, (None, None))
         if picture is None or before != state:
-            with room.taken(0 if isinstance(self.pictures, Tensor) else pixels_in(self.pictures[row])):
-                picture = self.read(self.pictures[row])
+            picture = self.read(self.pictures[row])
             self._refuse_unlike(row, picture)
             self._keep(row, state, picture)
         return picture
@@ -250,7 +246,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> Pictures:
 
     Args:
         folder: Holds folders named after classes, with pictures anywhere below.
-        read: `Preprocess.pixels` of the model; one of your own is called for one picture after the other.
+        read: `Preprocess.pixels` of the model; it is called from several threads.
         classes: Those that the model knows, in order.
 
     Raises:
@@ -441,7 +437,7 @@ def _grey(images: Tensor) -> Tensor:
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
     """How CIFAR-10's pictures are prepared for a model; None where that would leave them as they are."""
     transform = preprocess.transform
-    as_they_are = transform.size == transform.resize == (32, 32) and not own_methods(preprocess, "pixels")
+    as_they_are = transform.size == transform.resize == (32, 32)
     return None if as_they_are else preprocess.pixels
 
 

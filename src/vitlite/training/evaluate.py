@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import TrainError, check_count, not_finite, shown
-from vitlite.images.transform import Preprocess, normalise, own_methods
+from vitlite.images.transform import Preprocess, normalise
 from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.datasets import (
@@ -235,7 +235,7 @@ def preprocess_of(model: ViT, name: str = "The model") -> Preprocess:
         name: What the error calls it, such as the name that it came by.
 
     Raises:
-        TrainError: The weights came without it, or it normalises in a way of its own.
+        TrainError: The weights came without it.
     """
     way = model.preprocess
     if not isinstance(way, Preprocess):
@@ -244,13 +244,6 @@ def preprocess_of(model: ViT, name: str = "The model") -> Preprocess:
             python="Set it: model.preprocess = vitlite.images.Preprocess(transform, model).",
             command="Name a checkpoint like it: --model NAME --weights PATH; or give it its own in Python "
             "(model.preprocess = ...), and name the folder that model.save writes.",
-        )
-    own = own_methods(way, "__call__", "batch")
-    if own:
-        raise TrainError(
-            f"model.preprocess is a {type(way).__name__} with its own {own[0]}: this takes its pixels, and normalises "
-            "them by its transform.",
-            python="Do it in its pixels, or set another: model.preprocess = model.preprocess.transform.",
         )
     return way
 

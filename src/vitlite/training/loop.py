@@ -24,7 +24,6 @@ from vitlite.checkpoints.save import check_overwrite
 from vitlite.errors import TrainError, shown
 from vitlite.factory import load
 from vitlite.images.transform import normalise
-from vitlite.inference.predict import being_trained
 from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import Draws, augment, mix, shuffled
@@ -90,7 +89,7 @@ def train(
     """
     _check_start(model, data, settings, validation)
     told = Told(after_resume, after_step, after_epoch, after_best)
-    with being_trained(model), _modes_of_its_own(model.device):
+    with _modes_of_its_own(model.device):
         return _train(model, data, out, settings, validation, told, save_every)
 
 

@@ -16,7 +16,7 @@ from vitlite.checkpoints.save import check_savable, write_tensors
 from vitlite.config import ViTConfig
 from vitlite.errors import TrainError, VitliteError, shown
 from vitlite.fast.kernels import float32_products, float32_products_are_exact, kernels_as_created
-from vitlite.images.transform import TransformConfig, transform_alone
+from vitlite.images.transform import TransformConfig, transform_to_save
 from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.batches import importance_of_classes, steps_of_an_epoch
@@ -49,7 +49,7 @@ class Run:
     def __init__(self, model: ViT, data: Pictures, settings: Settings, validation: Pictures | None = None) -> None:
         self.model, self.data, self.settings = model, data, settings
         self.transform = preprocess_of(model).transform
-        transform_alone(model.preprocess, "A saved run")  # both are too late to say in an hour
+        transform_to_save(model)  # both are too late to say in an hour
         if type(model).save is ViT.save:  # a class of its own may know how to save what no config tells
             check_savable(model, Path(WEIGHTS))
         self.steps = steps_of_an_epoch(len(data), settings.batch)
