@@ -16,7 +16,8 @@ from torch import Tensor
 from vitlite import plots
 from vitlite.config import ViTConfig
 from vitlite.errors import ImageError, InputError, VitliteError
-from vitlite.images.transform import Preprocess, TransformConfig, read_image
+from vitlite.images import Preprocess, TransformConfig
+from vitlite.images.decode import read_image
 from vitlite.nn.positions import sincos_positions
 from vitlite.nn.vit import ViT
 

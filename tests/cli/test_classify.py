@@ -104,8 +104,8 @@ def test_a_broken_picture_does_not_stop_the_rest(run: Run, model: Path, broken: 
     assert code == 1
     assert [Path(path).name for path in paths_of(out)] == ["a.png", "b.JPG", "c.webp", "d.png"]
     _, first, second = err.splitlines()  # before them, what was skipped
-    assert first.startswith(f"vitlite: Cannot read {broken / 'aa.png'} as a picture: ")
-    assert second == f"vitlite: Cannot read {broken / 'missing.png'} as a picture: no such file"
+    assert first.startswith(f"vitlite: Cannot read {broken / 'aa.png'} as an image: ")
+    assert second == f"vitlite: Cannot read {broken / 'missing.png'} as an image: no such file"
 
 
 def test_real_weights(run: Run, shared: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_long_run_has_a_progress_bar(model: Path, tmp_path: Path, monkeypatch:
     assert re.search(
         r"vitlite: \d+\.\d pictures a second; .* what takes long.* waited for pictures \d+ % of the time", shown
     )
-    assert "5.png as a picture" in shown
+    assert "5.png as an image" in shown
     few = on_a_terminal(monkeypatch, "embed", folder / "1.png", *words[2:])
     assert few.startswith("wrote ")
 

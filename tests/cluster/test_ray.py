@@ -267,7 +267,7 @@ def test_parquet_of_pictures_is_classified(
     assert rows.column_names == ["path", "labels", "scores", "error"]
     assert sorted(rows["path"].to_pylist()) == sorted(names)
     found = {row["path"]: row for row in rows.to_pylist()}
-    assert "nothing as a picture: the column bytes is null" in found.pop("nothing")["error"]
+    assert "nothing as an image: the column bytes is null" in found.pop("nothing")["error"]
     assert "Cannot read" in found.pop(BROKEN)["error"]
     loaded = vitlite.load(model)
     for path in paths:
@@ -303,7 +303,7 @@ def test_a_list_names_files_that_are_not_there(
     assert len(rows) == pq.read_table(out).num_rows == 4  # named twice, it is there once
     for path in (one, f"file://{one}"):
         torch.testing.assert_close(torch.tensor(rows[path]["vector"]), vectors[one], rtol=1e-5, atol=1e-5)
-    assert rows["/not/there.png"]["error"] == "Cannot read /not/there.png as a picture: no such file"
+    assert rows["/not/there.png"]["error"] == "Cannot read /not/there.png as an image: no such file"
     assert "nowhere" in rows["nowhere://at/all.png"]["error"]
 
 

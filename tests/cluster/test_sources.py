@@ -128,7 +128,7 @@ def test_a_picture_at_an_unknown_url_or_without_a_path_has_its_own_error(tmp_pat
     errors = [row["error"] for row in rows]
     assert errors[0] is None
     assert "http://host/ cannot be opened" in errors[1]
-    assert errors[2] == "Cannot read None as a picture: the column path is null"
+    assert errors[2] == "Cannot read None as an image: the column path is null"
     assert "NUL" in errors[3]
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 import vitlite
 from vitlite.checkpoints.fingerprint import hash_of_answers
 from vitlite.errors import ImageError
-from vitlite.images.transform import SUFFIXES
+from vitlite.images.decode import SUFFIXES
 from vitlite.inference.embed import embed_into, gather, identity_of
 from vitlite.inference.journal import Journal, Picture
 

@@ -797,7 +797,7 @@ def test_wrong_number_of_classes() -> None:
 
 
 def test_model_without_preprocessing() -> None:
-    with pytest.raises(ImageError, match=r"came without their preprocessing.*model.preprocess = "):
+    with pytest.raises(ImageError, match=r"came without preprocessing.*model.preprocess = "):
         tiny().preprocess("cat.jpg")
 
 

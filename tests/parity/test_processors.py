@@ -56,7 +56,7 @@ def test_the_processor_of_both_counts_before_an_older_one_of_pictures(clip: Path
 
 def test_a_processor_of_texts_alone_says_nothing_of_pictures(clip: Path) -> None:
     (clip / "processor_config.json").write_text('{"processor_class": "CLIPProcessor"}')
-    with pytest.raises(ImageError, match="came without their preprocessing"):
+    with pytest.raises(ImageError, match="came without preprocessing"):
         load(clip).preprocess(PHOTO)
     Pictures(size={"shortest_edge": 32}, crop_size=32).save_pretrained(clip)
     assert prepares_as_transformers(clip)

@@ -179,8 +179,11 @@ class Negative(Preprocess):
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (lambda way: way.by(replace(TRANSFORM, resize=(20, 20))), "resize"),
-        (lambda way: way.by(replace(TRANSFORM, interpolation="bilinear", mode="squash")), "mode, interpolation"),
+        (lambda way: way.replace(transform=replace(TRANSFORM, resize=(20, 20))), "resize"),
+        (
+            lambda way: way.replace(transform=replace(TRANSFORM, interpolation="bilinear", mode="squash")),
+            "mode, interpolation",
+        ),
         (lambda way: way.with_quick_decode(), "quick_decode"),
         (lambda way: Negative(TRANSFORM, way.model), "pixels"),
     ],
@@ -200,7 +203,7 @@ def test_pictures_that_are_prepared_in_another_way_are_refused(folders: Path, ot
 
 def test_pictures_may_be_shared_by_models_that_normalise_in_another_way(folders: Path) -> None:
     model = new_model()
-    way = model.preprocess.by(replace(TRANSFORM, mean=(0.1,) * 3, std=(0.2,) * 3))
+    way = model.preprocess.replace(transform=replace(TRANSFORM, mean=(0.1,) * 3, std=(0.2,) * 3))
     pictures = read_folder(folders / "val", way.pixels, ("lying", "standing"))
     wanted = measure(model, read_folder(folders / "val", model.preprocess.pixels, ("lying", "standing")))
     assert measure(model, pictures).loss == wanted.loss

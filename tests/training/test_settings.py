@@ -75,7 +75,7 @@ def test_muon_moves_nothing_of_a_head_alone() -> None:
 
 
 def test_a_picture_is_mixed_in_one_way() -> None:
-    with pytest.raises(TrainError, match=r"at most 1 together, as a picture gets one of them, got 0\.8 and 0\.8"):
+    with pytest.raises(TrainError, match=r"at most 1 together, as an image gets one of them, got 0\.8 and 0\.8"):
         Augmentation(mixup=0.8, cutmix=0.8)
     assert Augmentation(mixup=0.9, cutmix=0.1).mixup == 0.9
 
