@@ -16,7 +16,7 @@ from torch import Tensor
 
 import vitlite
 from vitlite.fast.optimize import optimize
-from vitlite.training.datasets import Pictures, read_cifar10
+from vitlite.training import ImageData, read_cifar10
 
 BATCH = 50
 
@@ -37,15 +37,13 @@ def kinds(data: Path, make: Callable[[], vitlite.ViT]) -> dict[str, vitlite.ViT]
     }
 
 
-def answers(
-    models: dict[str, vitlite.ViT], pictures: Pictures, count: int
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def answers(models: dict[str, vitlite.ViT], data: ImageData, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The logits and the vectors of each model for the first pictures: (count, k) and (count, d) each."""
     logits: dict[str, list[Tensor]] = {kind: [] for kind in models}
     vectors: dict[str, list[Tensor]] = {kind: [] for kind in models}
     with torch.inference_mode():
         for rows in torch.arange(count).split(BATCH):
-            images = models[RIGHT].preprocess(list(pictures.images[rows]))
+            images = models[RIGHT].preprocess(list(data.images[rows]))
             for kind, model in models.items():
                 logits[kind].append(model(images.to(model.dtype)).float())
                 vectors[kind].append(model.embed(images.to(model.dtype)).float())

@@ -25,7 +25,7 @@ from vitlite.fast.kernels import float32_products, float32_products_are_exact
 from vitlite.images.transform import normalise
 from vitlite.presets import PRESETS
 from vitlite.training.augment import shuffled
-from vitlite.training.datasets import read_cifar10
+from vitlite.training.data import read_cifar10
 from vitlite.zoo import registry
 
 

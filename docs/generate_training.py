@@ -33,9 +33,9 @@ def embedded_model() -> Iterator[str]:
     minutes = sum(record["seconds"] for record in log) / 60
     top1 = read("embedded_eval.json")["top1"]
     yield f"""\
-**{top1:.2%}** of the 10,000 test pictures are recognised, says `vitlite eval` with the float16 file in the package.
-{len(log)} epochs took {minutes:.0f} minutes, most of them on one core. Loss on pictures as augmented, and accuracy of
-the averaged weights on the watched thousand:
+**{top1:.2%}** of the 10,000 test images are recognised by the float16 file in the package, says `vitlite eval`.
+{len(log)} epochs took {minutes:.0f} minutes, most of them on one core. Loss on images as augmented, and accuracy of
+the averaged weights on the 1,000 validation images:
 
 | epoch | loss | accuracy |
 |--:|--:|--:|"""
@@ -49,22 +49,22 @@ def few_pictures() -> Iterator[str]:
     few = read("fewshot.json")
     shots = next(iter(few.values()))
     yield f"""
-### Few pictures a class
+### Few images per class
 
 The few-shot measure of the ViT paper (`fewshot.py`): a linear classifier is solved for on the features of a network
-that stays as it is. Accuracy on 2,000 test pictures, mean and deviation of ten draws:
+that stays as it is. Accuracy on 2,000 test images, mean and deviation of ten draws:
 
-![Accuracy of three networks by the pictures of each class](images/few_shots.png)
+![Accuracy of three networks by the images of each class](images/few_shots.png)
 
-| pictures of each class | {" | ".join(shots)} |
+| images of each class | {" | ".join(shots)} |
 |---|{"--:|" * len(shots)}"""
     for name, by_shots in few.items():
         cells = " | ".join(f"{mean:.1%} ± {deviation:.1%}" for mean, deviation in by_shots.values())
         yield f"| {name} | {cells} |"
     yield """
-The embedded model has seen CIFAR-10's other 49,000 pictures, and needs five of each class to be told their names.
+The embedded model has seen CIFAR-10's other 49,000 images, and needs five of each class to be told their names.
 DeiT-Tiny has seen none of them, and comes close with 25. `vitlite probe FOLDER --model NAME --beside OTHER --out
-few.png` draws the same of any checkpoints on [pictures of your own](#which-checkpoint-to-begin-with)."""
+few.png` draws the same of any checkpoints on [images of your own](#which-checkpoint-to-begin-with)."""
 
 
 def fine_tuning() -> Iterator[str]:
@@ -73,8 +73,8 @@ def fine_tuning() -> Iterator[str]:
     yield f"""
 ### Fine-tuning against training from scratch
 
-DeiT-Tiny on {fine["pictures"]:,} training pictures at {fine["pixels"]} pixels, {fine["epochs"]} epochs (`finetune.py`):
-**{fine["fine-tuned"]["top1"]:.1%}** of {fine["test_pictures"]:,} test pictures from its ImageNet weights,
+DeiT-Tiny on {fine["images"]:,} training images at {fine["pixels"]} pixels, {fine["epochs"]} epochs (`finetune.py`):
+**{fine["fine-tuned"]["top1"]:.1%}** of {fine["test_images"]:,} test images from its ImageNet weights,
 **{fine["from scratch"]["top1"]:.1%}** from random ones."""
 
 
@@ -86,9 +86,9 @@ def experiments() -> Iterator[str]:
     yield f"""
 ### The classic experiments
 
-Each line is one pass over the 49,000 pictures, if it does not say otherwise (`ablation.py`), with two seeds, measured
-on the test pictures. The small ViT is {small.dim} wide and {small.depth} deep, with patches of {small.patch_size}
-pixels. Where several learning rates were tried, the best on the watched thousand is shown.
+Each line is one pass over the 49,000 images, if it does not say otherwise (`ablation.py`), with two seeds, measured
+on the test images. The small ViT is {small.dim} wide and {small.depth} deep, with patches of {small.patch_size}
+pixels. Where several learning rates were tried, the best on the 1,000 validation images is shown.
 
 {ablation.table(read("ablation.json"))}"""
 

@@ -45,7 +45,7 @@ def work_with(model: ViT, tmp_path: Path) -> dict[str, Callable[[], Any]]:
         "probe": lambda: probe(x, labels, x, labels, shots=[5]),
         "held out": lambda: held_out(labels, 0).tolist(),
         "sheet": lambda: contact_sheet([str(picture)], [[Match(str(picture), 1.0), Match("none.png", 0.5)]]).tobytes(),
-        "measured": lambda: measure(classifier, folders()).answers.tolist(),
+        "measured": lambda: measure(classifier, folders()).predictions.tolist(),
         "parted": lambda: hold_out(folders())[1].names(),
         "attention": lambda: plots.picture_of_attention(model, picture).tobytes(),
         "rollout": lambda: plots.rollout(model, images).numpy().tolist(),

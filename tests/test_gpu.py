@@ -21,8 +21,8 @@ from vitlite.nn.positions import RESAMPLE
 from vitlite.nn.vit import model_on_meta
 from vitlite.training import train
 from vitlite.training.optim import optimizers, restore_optimizer
-from vitlite.training.run import Run
 from vitlite.training.settings import Settings
+from vitlite.training.state import Run
 
 EVERY: dict[str, dict[str, Any]] = {"plain": {}, **FAMILIES}
 families = pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
@@ -173,4 +173,4 @@ def test_a_run_on_a_gpu_goes_on(bfloat16: bool, tmp_path: Path) -> None:
         assert len(history) == epochs
     run = Run(new_model().cuda(), stripes(24), settings(epochs=2, decay=0.0, bfloat16=bfloat16))
     run.resume(tmp_path / "state.safetensors")
-    assert {value.device.type for state in run.states().values() for value in state.values()} == {"cuda"}
+    assert {value.device.type for value in run.tensors().values()} == {"cuda"}

@@ -108,14 +108,14 @@ assert torch.equal(again.embed(images), model.embed(images))
 assert torch.equal(again(images), model(images))
 
 from pathlib import Path
-from vitlite.training.datasets import Pictures
+from vitlite.training import ImageData
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.training.settings import Settings
-from vitlite.training.loop import train
+from vitlite.training import train
 sides, half = (32, 32), (0.5, 0.5, 0.5)
 recipe = TransformConfig(size=sides, resize=sides, mode="squash", interpolation="bilinear", mean=half, std=half)
 model.preprocess = Preprocess(recipe, model)
-data = Pictures(torch.randint(0, 256, (8, 3, *sides), dtype=torch.uint8), torch.arange(8) % 5, tuple("abcde"))
+data = ImageData(torch.randint(0, 256, (8, 3, *sides), dtype=torch.uint8), torch.arange(8) % 5, tuple("abcde"))
 for _ in range(2):  # the second reads what the first wrote
     history = train(model, data, Path(sys.argv[1] + "-run"), Settings(epochs=1, batch=4), validation=data)
 assert len(history) == 1

@@ -1,4 +1,4 @@
-"""What the tests of training train: a small model, and pictures that it can learn, in memory and on the disk."""
+"""A small model for the tests of training, and images that it can learn, in memory and on disk."""
 
 from pathlib import Path
 from typing import Any, NoReturn
@@ -8,7 +8,7 @@ from PIL import Image
 
 from vitlite import ViT, ViTConfig
 from vitlite.images import Preprocess, TransformConfig
-from vitlite.training import History, Pictures, Settings
+from vitlite.training import History, ImageData, Settings
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, dim=32, depth=2, heads=2, mlp_dim=64, num_classes=2)
 TRANSFORM = TransformConfig(
@@ -17,7 +17,7 @@ TRANSFORM = TransformConfig(
 
 
 def new_model(config: ViTConfig = CONFIG) -> ViT:
-    """The same random weights each time."""
+    """Return a model with the same random weights each time."""
     torch.manual_seed(0)
     model = ViT(config)
     model.preprocess = Preprocess(TRANSFORM, model)
@@ -25,34 +25,34 @@ def new_model(config: ViTConfig = CONFIG) -> ViT:
 
 
 def settings(**changes: Any) -> Settings:
-    """A recipe that learns within few steps, in float32."""
+    """Return settings that learn within few steps, in float32."""
     return Settings(**{"epochs": 2, "batch": 8, "lr": 1e-3, "bfloat16": False, "ema": 0.9} | changes)
 
 
-def stripes(count: int, seed: int = 0, classes: tuple[str, ...] = ("lying", "standing")) -> Pictures:
-    """Noisy pictures whose bright stripe lies or stands."""
+def stripes(count: int, seed: int = 0, classes: tuple[str, ...] = ("lying", "standing")) -> ImageData:
+    """Return noisy images with a bright stripe that lies or stands."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 100, (count, 3, 16, 16), generator=generator)
     labels = torch.arange(count) % 2
     where = torch.randint(0, 12, (count,), generator=generator)
     for image, label, first in zip(images, labels, where.tolist(), strict=True):
         (image if label else image.mT)[:, :, first : first + 4] += 120
-    return Pictures(images.to(torch.uint8), labels, classes)
+    return ImageData(images.to(torch.uint8), labels, classes)
 
 
 def stripes_in_folders(folder: Path) -> Path:
-    """train/ with 24 pictures and val/ with 8, in a folder per class."""
-    for split, pictures in (("train", stripes(24)), ("val", stripes(8, seed=1))):
-        assert isinstance(pictures.images, torch.Tensor)
-        for i, (image, label) in enumerate(zip(pictures.images, pictures.labels.tolist(), strict=True)):
-            path = folder / split / pictures.classes[label] / f"{i}.png"
+    """Write train/ with 24 images and val/ with 8, in a folder per class."""
+    for split, data in (("train", stripes(24)), ("val", stripes(8, seed=1))):
+        assert isinstance(data.images, torch.Tensor)
+        for i, (image, label) in enumerate(zip(data.images, data.labels.tolist(), strict=True)):
+            path = folder / split / data.classes[label] / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
     return folder
 
 
 def small_cifar10(folder: Path, names: bytes = b"plane\ncar\n") -> Path:
-    """CIFAR-10's binary version, with 300 pictures of noise in each file, of two classes."""
+    """Write CIFAR-10's binary version, with 300 images of noise in each file, of two classes."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
     for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
@@ -68,5 +68,5 @@ class Killed(Exception):
 
 
 def stop(history: History) -> NoReturn:
-    """For `after_epoch`: the process ends there."""
+    """End the process, as `after_epoch`."""
     raise Killed

@@ -1,4 +1,4 @@
-"""How tests start `vitlite` in several processes, and what they train on."""
+"""Helpers of tests that run `vitlite` in several processes."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
-def pictures(folder: Path, **counts: int) -> Path:
-    """A folder per split and class, with noisy pictures whose bright stripe lies or stands."""
+def write_images(folder: Path, **counts: int) -> Path:
+    """Write a folder per split and class, with noisy images whose bright stripe lies or stands."""
     noise = torch.Generator().manual_seed(0)
     for split, count in counts.items():
         for i in range(count):
@@ -29,8 +29,8 @@ def pictures(folder: Path, **counts: int) -> Path:
     return folder
 
 
-def train_words(data: Path, out: Path, *more: str) -> list[str]:
-    """`vitlite train` of a small random model in float32, with every kind of augmentation."""
+def train_command(data: Path, out: Path, *more: str) -> list[str]:
+    """Return the arguments to train a small random model in float32, with every kind of augmentation."""
     words = f"train {data} --model vit_nano_4 --weights none --size 16 --epochs 4 --batch 8 --dtype float32"
     return [
         *words.split(),
@@ -52,13 +52,13 @@ def launcher(
     options: tuple[str, ...] = ("--standalone",),
     program: tuple[str, ...] = ("-m", "vitlite"),
 ) -> list[str]:
-    """The command line of torchrun."""
+    """Return the command line of torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node", str(processes)]
     return [*command, *program, *words]
 
 
 def torchrun(processes: int, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Runs a command of vitlite in several processes, to its good end. What torch's Gloo prints too is left out."""
+    """Run a command of vitlite in several processes, and return its output without that of Gloo."""
     done = subprocess.run(launcher(processes, *words), env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     done.stdout = without_gloo(done.stdout)
@@ -66,17 +66,17 @@ def torchrun(processes: int, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def without_gloo(printed: str) -> str:
-    """The same without the lines that some versions of torch print on the same channel, several at once and mixed."""
+    """Remove the lines that some versions of torch print to stdout."""
     lines = printed.splitlines(keepends=True)
     return "".join(line for line in lines if "[Gloo]" not in line and "connected peer ranks" not in line)
 
 
 def history(printed: str) -> list[dict[str, Any]]:
-    """What `vitlite train` printed of each epoch, but for the time."""
+    """Parse the epochs that `vitlite train` printed, without their time."""
     return [{**json.loads(line), "seconds": 0} for line in without_gloo(printed).splitlines()]
 
 
 def same_weights(one: Path, other: Path, most: float = 0.0) -> bool:
-    """Whether the last checkpoints of two runs differ by that much at most, anywhere."""
+    """Return whether the weights of two runs differ by at most so much."""
     a, b = (load_file(run / "last" / "model.safetensors") for run in (one, other))
     return a.keys() == b.keys() and all((a[name] - b[name]).abs().max() <= most for name in a)

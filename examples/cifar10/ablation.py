@@ -1,10 +1,10 @@
-"""The classic experiments with small ViTs, one row of a table at a time; all but one have the same budget of pictures.
+"""The classic experiments with small ViTs, one row of a table at a time; all but one have the same budget of images.
 
     python examples/cifar10/ablation.py DATA ROW [ROW ...]     # rows: see ROWS below; "all" for all
     python examples/cifar10/ablation.py --table
 
 DATA is CIFAR-10's binary version (see prepare.py). Results are kept in results/ablation.json, and what is there already
-is not run again. Learning rates are compared on held-out training pictures; `test` is only reported.
+is not run again. Learning rates are compared on held-out training images; `test` is only reported.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.checkpoints.save import write_tensors
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.nn.layers import Attention
-from vitlite.training import STRENGTHS, Augmentation, Optimizer, Pictures, Settings, measure, read_cifar10, train
+from vitlite.training import STRENGTHS, Augmentation, ImageData, Optimizer, Settings, measure, read_cifar10, train
 from vitlite.zoo import registry
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
@@ -39,7 +39,7 @@ SMALL = ViTConfig(image_size=32, patch_size=8, dim=96, depth=3, heads=3, mlp_dim
 
 
 class Variation(ViT):
-    """A ViT with something that no config tells: what is saved of it is its tensors alone."""
+    """A ViT with something that no config describes: only its tensors are saved."""
 
     def save(self, folder: str | PathLike[str]) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ class RelativeAttention(Attention):
         self.register_buffer("which", down * (2 * w - 1) + right, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.split(x)
+        q, k, v = self.queries_keys_values(x)
         bias = nn.functional.pad(self.offsets[:, self.which], (1, 0, 1, 0))
         weights = (q * q.shape[-1] ** -0.5 @ k.mT + bias).softmax(-1).to(v.dtype)
         return self.proj((weights @ v).transpose(1, 2).flatten(2))
@@ -129,15 +129,15 @@ ROWS = {
 
 
 def run(row: Row, rate: float, seed: int, folder: Path) -> dict[str, Any]:
-    """Trains and measures one row with one learning rate and seed."""
-    recipe = transform_from_record(registry.find("vit_nano_4.cifar10"), (32, 32))
+    """Train and measure one row with one learning rate and seed."""
+    transform = transform_from_record(registry.find("vit_nano_4.cifar10"), (32, 32))
     parts = {split: read_cifar10(folder, split) for split in ("train", "val", "test")}
     start = time.process_time()
     if row.config is None:
-        model: nn.Module = train_cnn(parts["train"], recipe, LIGHT, epochs=row.epochs, seed=seed, batch=BATCH)
-        scores = {split: accuracy(model, parts[split], recipe) for split in ("val", "test")}
+        model: nn.Module = train_cnn(parts["train"], transform, LIGHT, epochs=row.epochs, seed=seed, batch=BATCH)
+        scores = {split: accuracy(model, parts[split], transform) for split in ("val", "test")}
     else:
-        model = train_vit(row, rate, seed, parts["train"], recipe)
+        model = train_vit(row, rate, seed, parts["train"], transform)
         scores = {split: measure(model, parts[split]).top1 for split in ("val", "test")}
     return {
         "weights": sum(weight.numel() for weight in model.parameters()),
@@ -147,11 +147,11 @@ def run(row: Row, rate: float, seed: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def train_vit(row: Row, rate: float, seed: int, data: Pictures, recipe: TransformConfig) -> ViT:
-    """A model of that row, trained."""
+def train_vit(row: Row, rate: float, seed: int, data: ImageData, transform: TransformConfig) -> ViT:
+    """Train a model of that row."""
     torch.manual_seed(seed)
     model = row.kind(row.config)
-    model.preprocess = Preprocess(recipe, model)
+    model.preprocess = Preprocess(transform, model)
     settings = Settings(
         epochs=row.epochs,
         batch=BATCH,
@@ -169,7 +169,7 @@ def train_vit(row: Row, rate: float, seed: int, data: Pictures, recipe: Transfor
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as Markdown: mean and range over the seeds, at the learning rate that is best on `val`."""
+    """Return the results as Markdown: mean and range over the seeds, at the learning rate that is best on `val`."""
     lines = ["| | learning rate | weights | test accuracy, mean (each seed) |", "|---|---|---|---|"]
     for name, row in ROWS.items():
         rate, runs = best_runs(results, name, row)
@@ -184,7 +184,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def best_runs(results: dict[str, Any], name: str, row: Row) -> tuple[float, list[dict[str, Any]]]:
-    """The learning rate that is best on `val`, and its runs, one a seed; no runs where there are none yet."""
+    """Return the learning rate that is best on `val` and its runs, one per seed; no runs if there are none yet."""
     best_rate, best = 0.0, []
     for rate in row.rates:
         keys = [f"{name} {rate} {seed}" for seed in SEEDS]
@@ -195,7 +195,7 @@ def best_runs(results: dict[str, Any], name: str, row: Row) -> tuple[float, list
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("rows", nargs="*", choices=[*ROWS, "all"], metavar="ROW")

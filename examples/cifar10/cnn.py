@@ -1,7 +1,7 @@
 """The small CNN of the experiments: with its own classifier, and as the stem of a ViT.
 
 It has the shape of the speed-run networks of Jordan 2024 ("94% on CIFAR-10 in 3.29 seconds"), and a third of their
-width. Shapes: b pictures, h and w pixels.
+width. Shapes: b images, h and w pixels.
 """
 
 import torch
@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitlite.images.transform import TransformConfig, normalise
-from vitlite.training import Augmentation, Pictures
-from vitlite.training.augment import Draws, augment, shuffled
+from vitlite.training import Augmentation, ImageData
+from vitlite.training.augment import SampleRandom, augment, shuffled
 
 
 class Stage(nn.Sequential):
@@ -39,9 +39,9 @@ def small_cnn(classes: int) -> nn.Sequential:
 
 
 def train_cnn(
-    data: Pictures, recipe: TransformConfig, augmentation: Augmentation, *, epochs: int, seed: int, batch: int
+    data: ImageData, transform: TransformConfig, augmentation: Augmentation, *, epochs: int, seed: int, batch: int
 ) -> nn.Module:
-    """SGD with momentum under a learning rate that rises and falls linearly, which suits CNNs."""
+    """Train by SGD with momentum, with a learning rate that rises and falls linearly, which suits CNNs."""
     torch.manual_seed(seed)
     model = small_cnn(len(data.classes)).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, weight_decay=5e-4)
@@ -51,8 +51,8 @@ def train_cnn(
     )
     for epoch in range(epochs):
         for rows in shuffled(seed, epoch, len(data))[: steps * batch].split(batch):
-            changed = augment(data.fetch(rows), Draws(seed, epoch, rows), augmentation)
-            images = normalise(255 * changed, recipe, channels=3)
+            changed = augment(data.fetch(rows), SampleRandom(seed, epoch, rows), augmentation)
+            images = normalise(255 * changed, transform, channels=3)
             with torch.autocast("cpu", torch.bfloat16):
                 logits = model(images.contiguous(memory_format=torch.channels_last))
             loss = F.cross_entropy(logits.float(), data.labels[rows], label_smoothing=0.1)
@@ -63,12 +63,12 @@ def train_cnn(
     return model
 
 
-def accuracy(model: nn.Module, pictures: Pictures, recipe: TransformConfig) -> float:
-    """The share of pictures whose best class is right."""
+def accuracy(model: nn.Module, data: ImageData, transform: TransformConfig) -> float:
+    """Return the share of images whose best class is right."""
     model.eval()
     right = 0
     with torch.inference_mode():
-        for rows in torch.arange(len(pictures)).split(250):
-            answers = model(normalise(pictures.images[rows], recipe, channels=3)).argmax(1)
-            right += int((answers == pictures.labels[rows]).sum())
-    return right / len(pictures)
+        for rows in torch.arange(len(data)).split(250):
+            answers = model(normalise(data.images[rows], transform, channels=3)).argmax(1)
+            right += int((answers == data.labels[rows]).sum())
+    return right / len(data)

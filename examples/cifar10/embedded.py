@@ -1,9 +1,9 @@
-"""Trains `vit_nano_4.cifar10`, the model inside the wheel, from scratch; a killed run goes on when started again.
+"""Train `vit_nano_4.cifar10`, the model inside the wheel, from scratch; a killed run is resumed when started again.
 
     python examples/cifar10/embedded.py DATA OUT
 
-DATA is CIFAR-10's binary version (see prepare.py). Of the 50,000 training pictures the last 1,000 are held out to
-watch; the test pictures are not read.
+DATA is CIFAR-10's binary version (see prepare.py). Of the 50,000 training images the last 1,000 are held out to
+watch; the test images are not read.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def _halves(noise: float, identity: float, dim: int, rank: int) -> tuple[Tensor,
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)

@@ -1,10 +1,10 @@
-"""A linear classifier on frozen features with 1, 5, 10 or 25 pictures a class: the embedded model beside DeiT-Tiny.
+"""A linear classifier on frozen features with 1, 5, 10 or 25 images a class: the embedded model beside DeiT-Tiny.
 
     python examples/cifar10/fewshot.py DATA WEIGHTS
 
 DATA is CIFAR-10's binary version (see prepare.py), WEIGHTS the file of timm's deit_tiny_patch16_224.fb_in1k. It is the
-few-shot measure of the ViT paper, as `vitlite probe` has it. Ten draws of pictures from the held-out thousand, which
-the embedded model has not learnt from; the first 2,000 test pictures tell how well. Kept in results/fewshot.json, and
+few-shot measure of the ViT paper, as `vitlite probe` has it. Ten draws of images from the held-out thousand, which
+the embedded model has not learnt from; the first 2,000 test images tell how well. Kept in results/fewshot.json, and
 drawn in docs/images/few_shots.png.
 """
 
@@ -20,7 +20,7 @@ import vitlite
 from vitlite.inference.predict import embed
 from vitlite.plots import picture_of_few_shots
 from vitlite.retrieval import probe
-from vitlite.training import Pictures, read_cifar10
+from vitlite.training import ImageData, read_cifar10
 
 RESULTS = Path(__file__).parent / "results" / "fewshot.json"
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "few_shots.png"
@@ -28,20 +28,20 @@ EMBEDDED, DEIT = "vit_nano_4.cifar10", "vit_tiny_16.deit_fb_in1k"
 SHOTS, DRAWS, TESTED = (1, 5, 10, 25), 10, 2000
 
 
-def vectors(model: vitlite.ViT, pictures: Pictures) -> Tensor:
-    """What the head sees: (n, d)."""
-    found = [vector for _, vector in embed(model, pictures.images)]
+def vectors(model: vitlite.ViT, data: ImageData) -> Tensor:
+    """Return the input of the head: (n, d)."""
+    found = [vector for _, vector in embed(model, data.images)]
     return torch.stack([vector for vector in found if isinstance(vector, Tensor)])
 
 
-def few_shots(model: vitlite.ViT, few: Pictures, test: Pictures) -> dict[int, list[float]]:
-    """The share of right answers of each draw, by the pictures a class."""
+def few_shots(model: vitlite.ViT, few: ImageData, test: ImageData) -> dict[int, list[float]]:
+    """Return the accuracy of each draw, by the number of images per class."""
     known, unseen = vectors(model, few), vectors(model, test)
     return probe(known, few.labels, unseen, test.labels, shots=SHOTS, draws=DRAWS).few
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("weights", type=Path)
@@ -55,7 +55,7 @@ def main() -> None:
         f"{EMBEDDED}, random weights": untrained,
     }
     few, test = (read_cifar10(args.data, split) for split in ("val", "test"))
-    test = test.part(torch.arange(len(test)) < TESTED)
+    test = test.subset(torch.arange(len(test)) < TESTED)
     curves, results = [], {}
     for name, model in models.items():
         found = few_shots(model, few, test)

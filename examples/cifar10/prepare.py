@@ -1,4 +1,4 @@
-"""Builds CIFAR-10's official binary version (six .bin files and the names of the classes) from what is at hand.
+"""Build CIFAR-10's official binary version (six .bin files and the names of the classes) from what is at hand.
 
     python examples/cifar10/prepare.py SOURCE OUT
 
@@ -36,8 +36,8 @@ def read_pngs(folder: Path) -> dict[str, Batch]:
     test = np.array(json.loads((folder / "test_lables.json").read_text()), np.uint8)
     batches = {}
     for name, labels in zip(BATCHES, [*train, test], strict=True):
-        with Image.open(folder / f"{name}.png") as picture:
-            rows = np.asarray(picture.convert("RGB"))  # (10000, 1024, 3)
+        with Image.open(folder / f"{name}.png") as image:
+            rows = np.asarray(image.convert("RGB"))  # (10000, 1024, 3)
         batches[name] = rows.transpose(0, 2, 1).reshape(-1, 3, 32, 32), labels
     return batches
 
@@ -56,7 +56,7 @@ def read_pickles(folder: Path) -> dict[str, Batch]:
 
 
 def write(batches: dict[str, Batch], out: Path) -> None:
-    """Writes the binary version: per image a byte of label, then 1024 red, green and blue bytes."""
+    """Write the binary version: per image a byte of label, then 1024 red, green and blue bytes."""
     out.mkdir(parents=True, exist_ok=True)
     for name, (images, labels) in batches.items():
         np.concatenate([labels[:, None], images.reshape(len(images), -1)], axis=1).tofile(out / f"{name}.bin")
@@ -64,7 +64,7 @@ def write(batches: dict[str, Batch], out: Path) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)

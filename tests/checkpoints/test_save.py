@@ -23,7 +23,7 @@ from vitlite.checkpoints.save import _say_once, card, push_to_hub, write_tensors
 from vitlite.errors import CheckpointError, DownloadError
 from vitlite.images import Preprocess
 from vitlite.nn.layers import Attention
-from vitlite.training.datasets import digest
+from vitlite.training.data import digest
 
 
 @pytest.fixture(autouse=True)

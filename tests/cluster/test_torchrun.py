@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from torchrun import ENVIRONMENT, history, launcher, pictures, same_weights, torchrun, train_words
+from torchrun import ENVIRONMENT, history, launcher, same_weights, torchrun, train_command, write_images
 
 from vitlite.cli.main import main
 
@@ -20,14 +20,14 @@ HINT = "vitlite: torch may hang after a restart. To prevent it: export TORCH_DIS
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pictures(tmp_path_factory.mktemp("data"), train=40, val=10)
+    return write_images(tmp_path_factory.mktemp("data"), train=40, val=10)
 
 
 @pytest.fixture(scope="module")
 def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one process."""
     out = tmp_path_factory.mktemp("alone")
-    assert main(train_words(data, out)) == 0
+    assert main(train_command(data, out)) == 0
     return out
 
 
@@ -77,12 +77,12 @@ def has_saved(out: Path, epochs: int) -> bool:
 def test_three_processes_with_unequal_shares(
     data: Path, alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert len(history(torchrun(3, *train_words(data, tmp_path)).stdout)) == 4
+    assert len(history(torchrun(3, *train_command(data, tmp_path)).stdout)) == 4
     assert same_weights(alone, tmp_path, 1e-4)
     words = ["eval", str(data), "--model", str(alone / "last"), "--batch", "3"]
     assert main(words) == 0
     answer = capsys.readouterr().out
-    assert "10 pictures" in answer
+    assert "10 images" in answer
     assert torchrun(3, *words).stdout == answer
 
 
@@ -97,14 +97,14 @@ def test_no_thread_of_the_group_outlives_a_run(data: Path, tmp_path: Path) -> No
         "assert not [name for name in names if 'gloo' in name], names\n"
     )
     options = ("--standalone", "--max-restarts", "1")
-    command = launcher(2, *train_words(data, tmp_path), options=options, program=(str(script),))
+    command = launcher(2, *train_command(data, tmp_path), options=options, program=(str(script),))
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(HINT) == 1
 
 
 def test_two_nodes(data: Path, alone: Path, tmp_path: Path) -> None:
-    command = launcher(1, *train_words(data, tmp_path), options=two_nodes())
+    command = launcher(1, *train_command(data, tmp_path), options=two_nodes())
     with start(command) as first, start(command) as second:
         outputs = [node.communicate(timeout=300) for node in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0), outputs
@@ -114,8 +114,8 @@ def test_two_nodes(data: Path, alone: Path, tmp_path: Path) -> None:
 
 def test_a_killed_worker_comes_back_and_ends_as_if_nothing_had_been(data: Path, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    torchrun(2, *train_words(data, whole))
-    words = train_words(data, killed, "--save-every", "0")
+    torchrun(2, *train_command(data, whole))
+    words = train_command(data, killed, "--save-every", "0")
     command = launcher(2, *words, options=("--standalone", "--max-restarts", "1"))
     with start(command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1") as run:  # pytorch/pytorch#135712
         wait_for(lambda: has_saved(killed, 2), run)
@@ -134,10 +134,10 @@ def test_a_killed_worker_comes_back_and_ends_as_if_nothing_had_been(data: Path, 
 
 
 def test_one_that_fails_says_why_once_and_none_hangs(data: Path, tmp_path: Path) -> None:
-    bad = pictures(tmp_path / "data", train=40, val=10)
+    bad = write_images(tmp_path / "data", train=40, val=10)
     broken = bad / "train" / "lying" / "0.png"
-    broken.write_bytes(b"no picture")
-    with start(launcher(2, *train_words(bad, tmp_path / "out"))) as run:
+    broken.write_bytes(b"no image")
+    with start(launcher(2, *train_command(bad, tmp_path / "out"))) as run:
         _, errors = run.communicate(timeout=120)
     assert run.returncode == 1
     assert errors.count("vitlite: error: ") == 1
@@ -145,7 +145,7 @@ def test_one_that_fails_says_why_once_and_none_hangs(data: Path, tmp_path: Path)
 
 
 def test_without_restarts_a_killed_worker_ends_the_run_at_once(data: Path, tmp_path: Path) -> None:
-    with start(launcher(3, *train_words(data, tmp_path, "--save-every", "0", "--epochs", "500"))) as run:
+    with start(launcher(3, *train_command(data, tmp_path, "--save-every", "0", "--epochs", "500"))) as run:
         wait_for((tmp_path / "last" / "model.safetensors").exists, run)
         os.kill(workers(run)[0], signal.SIGKILL)
         begun = time.monotonic()
@@ -157,7 +157,7 @@ def test_without_restarts_a_killed_worker_ends_the_run_at_once(data: Path, tmp_p
 
 def test_machines_that_do_not_share_the_output(data: Path, alone: Path, tmp_path: Path) -> None:
     options = two_nodes()
-    commands = [launcher(1, *train_words(data, out), options=options) for out in (alone, tmp_path)]
+    commands = [launcher(1, *train_command(data, out), options=options) for out in (alone, tmp_path)]
     with start(commands[0]) as first, start(commands[1]) as second:
         errors = "".join(node.communicate(timeout=120)[1] for node in (first, second))
     assert first.returncode

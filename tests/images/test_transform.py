@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitlite.config import ViTConfig
-from vitlite.errors import ConfigError, ImageError, MissingExtraError, TrainError
+from vitlite.errors import ConfigError, ImageError, MissingExtraError
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.images.decode import decode
 from vitlite.images.transform import normalise
 from vitlite.inference.predict import classify, embed
 from vitlite.nn.vit import ViT
-from vitlite.training.evaluate import preprocess_of as training_preprocess_of
 
 PHOTOS = Path(__file__).parents[2] / "examples" / "photos"
 PLAIN = TransformConfig(size=(32, 32), resize=(36, 36), mode="center", interpolation="bicubic", mean=(0.5,), std=(0.5,))
@@ -362,8 +361,6 @@ def test_a_transform_config_or_none_may_be_set(vit, tmp_path):
         vit.preprocess(noise(40, 40))
     with pytest.raises(ImageError, match="weights came without preprocessing"):
         embed(vit, [noise(40, 40)])
-    with pytest.raises(TrainError, match="has no preprocessing"):
-        training_preprocess_of(vit)
     vit.save(tmp_path / "model")
     assert pickle.loads(pickle.dumps(vit.preprocess)).reason == vit.preprocess.reason
 

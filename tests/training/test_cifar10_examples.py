@@ -1,4 +1,4 @@
-"""The experiments on CIFAR-10, as far as they go without the pictures."""
+"""The experiments on CIFAR-10, as far as they go without the images."""
 
 import importlib
 import json
@@ -13,7 +13,7 @@ from PIL import Image
 from tiny_run import CONFIG, TRANSFORM, stripes
 
 from vitlite import ViT, create
-from vitlite.training import Augmentation, Pictures, read_cifar10
+from vitlite.training import Augmentation, ImageData, read_cifar10
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cifar10"
 
@@ -69,13 +69,13 @@ def test_every_row_of_the_experiments_is_a_model(example):
 
 def test_a_row_is_trained_and_measured(example, tmp_path, monkeypatch):
     ablation = example("ablation")
-    small = Pictures(
+    small = ImageData(
         torch.randint(0, 256, (300, 3, 32, 32), dtype=torch.uint8), torch.arange(300) % 10, tuple("abcdefghij")
     )
     monkeypatch.setattr(ablation, "read_cifar10", lambda folder, split: small)
     for name in ("cls", "relative", "cnn"):
         found = ablation.run(ablation.ROWS[name], 1e-3, 0, tmp_path)
-        assert found["val"] == found["test"]  # of the same pictures
+        assert found["val"] == found["test"]  # of the same images
         assert found["weights"] > 100_000
 
 
@@ -96,12 +96,12 @@ def test_the_embedded_model_begins_where_trained_ones_end(example):
     assert alike.diagonal().mean() > 10 * alike.mean().abs()
 
 
-def test_few_pictures_of_each_class(example):
+def test_few_images_per_class(example):
     fewshot = example("fewshot")
     dark_to_bright = torch.arange(60)[:, None, None, None] % 3 * 100 + torch.randint(0, 20, (60, 3, 32, 32))
-    pictures = Pictures(dark_to_bright.to(torch.uint8), torch.arange(60) % 3, ("dark", "grey", "bright"))
-    found = fewshot.few_shots(create("vit_nano_4.cifar10"), pictures, pictures)
-    assert list(found) == [1, 5, 10]  # there are 20 of each, and so not 25
+    images = ImageData(dark_to_bright.to(torch.uint8), torch.arange(60) % 3, ("dark", "grey", "bright"))
+    found = fewshot.few_shots(create("vit_nano_4.cifar10"), images, images)
+    assert list(found) == [1, 5, 10]  # there are only 20 of each
     assert all(len(draws) == 10 for draws in found.values())
     assert min(found[10]) > 0.9
 
@@ -110,6 +110,6 @@ def test_the_cnn_learns(example):
     cnn = example("cnn")
     none = Augmentation(flip=0, shift=0, warp=0, colour=0, erase=0, mixup=0, cutmix=0)
     small = stripes(64)
-    data = Pictures(small.images.repeat(1, 1, 2, 2), small.labels, small.classes)
+    data = ImageData(small.images.repeat(1, 1, 2, 2), small.labels, small.classes)
     model = cnn.train_cnn(data, TRANSFORM, none, epochs=8, seed=0, batch=16)
     assert cnn.accuracy(model, data, TRANSFORM) > 0.8

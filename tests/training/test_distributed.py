@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tiny_run import new_model
-from torchrun import ENVIRONMENT, history, launcher, pictures, same_weights, torchrun, train_words
+from torchrun import ENVIRONMENT, history, launcher, same_weights, torchrun, train_command, write_images
 
 from vitlite.cli.main import main
 from vitlite.errors import TrainError
@@ -43,11 +43,11 @@ def test_alone_nothing_is_shared() -> None:
 
 
 def test_two_processes_train_and_measure_as_one_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = pictures(tmp_path / "data", train=39, val=9)
+    data = write_images(tmp_path / "data", train=39, val=9)
     one, two = tmp_path / "one", tmp_path / "two"
-    assert main(train_words(data, one)) == 0  # 20 steps, of 8 pictures or 7
+    assert main(train_command(data, one)) == 0  # 20 steps, of 8 images or 7
     alone = history(capsys.readouterr().out)
-    together = history(torchrun(2, *train_words(data, two)).stdout)  # one of the two says it
+    together = history(torchrun(2, *train_command(data, two)).stdout)  # one of the two says it
     assert len(alone) == len(together) == 4
     for a, b in zip(alone, together, strict=True):
         assert a == pytest.approx(b, abs=1e-4)
@@ -56,7 +56,7 @@ def test_two_processes_train_and_measure_as_one_does(tmp_path: Path, capsys: pyt
     words = ["eval", str(data), "--model", str(one / "last"), "--batch", "4"]
     assert main(words) == 0
     answer = capsys.readouterr().out
-    assert "9 pictures" in answer
+    assert "9 images" in answer
     assert torchrun(2, *words).stdout == answer
 
 
@@ -72,7 +72,7 @@ sys.exit(main([word.replace("MACHINE", here) for word in sys.argv[1:]]))
 @pytest.mark.parametrize(
     ("words", "different"),
     [
-        ("train MACHINE/data --model here/model --epochs 1 --out out", "pictures, validation"),
+        ("train MACHINE/data --model here/model --epochs 1 --out out", "images, validation"),
         ("train here/data --model MACHINE/model --epochs 1 --out out", "weights"),
         ("eval MACHINE/data --model here/model", "pictures"),
         ("eval here/data --model MACHINE/model", "weights"),
@@ -84,7 +84,7 @@ def test_machines_that_see_others_of_the_same_number(
     """A copy of yesterday, or a model that each resolves from a cache of its own."""
     monkeypatch.chdir(tmp_path)
     for seed, (machine, ending) in enumerate((("here", ".png"), ("there", ".PNG"))):
-        for picture in list(pictures(Path(machine) / "data", train=16, val=4).rglob("*.png")):
+        for picture in list(write_images(Path(machine) / "data", train=16, val=4).rglob("*.png")):
             picture.rename(picture.with_suffix(ending))
         model = new_model()
         model.labels = ("lying", "standing")
@@ -101,10 +101,10 @@ def test_machines_that_see_others_of_the_same_number(
 def test_too_few_pictures_for_the_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = pictures(tmp_path / "data", train=8, val=2)
+    data = write_images(tmp_path / "data", train=8, val=2)
     monkeypatch.setattr(distributed, "world_size", lambda: 5)
-    assert main(train_words(data, tmp_path / "out")) == 1
-    assert "8 pictures in batches of 8 are too few for 5 processes" in capsys.readouterr().err
+    assert main(train_command(data, tmp_path / "out")) == 1
+    assert "8 images in batches of 8 are too few for 5 processes" in capsys.readouterr().err
 
 
 @pytest.fixture

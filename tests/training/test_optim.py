@@ -1,5 +1,6 @@
-"""AdamW and Muon: which weights each has, and where they move them."""
+"""AdamW and Muon: which weights each has and how it moves them; and the learning rate."""
 
+import doctest
 from importlib import import_module
 
 import pytest
@@ -10,7 +11,8 @@ from torch import nn
 
 from vitlite import ViT, ViTConfig
 from vitlite.training import distributed, optim
-from vitlite.training.optim import Muon, depth_of, optimizers, orthogonal
+from vitlite.training.optim import Muon, depth_of, learning_rate, optimizers, orthogonal
+from vitlite.training.settings import Settings
 
 
 def test_orthogonal_evens_out_singular_values():
@@ -30,7 +32,7 @@ def test_ranks_share_the_matrices_out(count, monkeypatch):
     monkeypatch.setattr(distributed, "all_reduce", sums.append)
     for rank in (0, 1):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        assert optim._orthogonal_by_all_ranks(matrices) is sums[rank]
+        assert optim._orthogonal_on_all_ranks(matrices) is sums[rank]
     assert all(len(matrix.nonzero()) == 0 for matrix in sums[0][1::2])
     torch.testing.assert_close(sums[0] + sums[1], orthogonal(matrices))
 
@@ -100,3 +102,17 @@ def test_depths_are_timms():
         assert name == same
         if not name.startswith("norm."):
             assert scale[id(weight)] == 0.5 ** (4 - depth_of(name, 3)), name
+
+
+def test_examples():
+    assert doctest.testmod(optim).failed == 0
+    assert doctest.testmod(optim).attempted > 0
+
+
+def test_the_learning_rate_does_not_depend_on_the_end_until_it_falls():
+    short, long = Settings(epochs=10), Settings(epochs=100)
+    for epoch in (0, 0.3, 1, 5.9):
+        assert learning_rate(short, epoch) == learning_rate(long, epoch)
+    assert learning_rate(short, 6.5) < learning_rate(long, 6.5)
+    assert 0 < learning_rate(short, 0) < 1e-5  # the first step changes the weights
+    assert learning_rate(short, 10) == pytest.approx(0)

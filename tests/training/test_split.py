@@ -1,4 +1,4 @@
-"""What is trained on and what epochs are compared by: val/, or pictures that are held out."""
+"""The parts of data, and images held out for validation."""
 
 import json
 import shutil
@@ -7,50 +7,58 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import Killed, new_model, settings, small_cifar10, stop, stripes, stripes_in_folders
+from tiny_run import CONFIG, Killed, new_model, settings, small_cifar10, stop, stripes, stripes_in_folders
 
-from vitlite.errors import TrainError
-from vitlite.training import datasets, hold_out, train
-from vitlite.training.datasets import Pictures
-from vitlite.training.evaluate import check_data, read_to_measure
-from vitlite.training.split import folder_of_split, read_to_train, training_classes, write_split
+from vitlite.errors import ImageError, TrainError
+from vitlite.nn.vit import ViT
+from vitlite.training import data, hold_out, read_cifar10, train
+from vitlite.training.split import (
+    check_evaluation_data,
+    read_class_list,
+    read_evaluation_data,
+    read_split,
+    read_training_data,
+    stand_for,
+    training_classes,
+    write_split,
+)
 
 CLASSES = ("lying", "standing")
 
 
 @pytest.fixture
 def flat(tmp_path: Path) -> Path:
-    """A folder per class, 12 pictures in each, and no parts."""
+    """A folder per class, 12 images in each, without parts."""
     return (stripes_in_folders(tmp_path / "parts") / "train").rename(tmp_path / "flat")
 
 
-def names(pictures: Pictures) -> list[str]:
-    return [f"{path.parent.name}/{path.name}" for path in pictures.images.pictures]
+def labelled(labels: tuple[str, ...] = CLASSES) -> ViT:
+    model = new_model()
+    model.labels = labels
+    return model
 
 
 def test_data_in_parts(tmp_path: Path, folders: Path) -> None:
     preprocess = new_model().preprocess
     assert training_classes(folders) == CLASSES
-    parts = read_to_train(folders, preprocess, CLASSES[::-1])
-    assert [len(part) for part in parts] == [24, 8, 0]
-    assert parts.train.labels[:12].tolist() == [1] * 12  # those of the folder that comes first
+    split = read_training_data(folders, preprocess, CLASSES[::-1])
+    assert [len(part) for part in split] == [24, 8, 0]
+    assert split.train.labels[:12].tolist() == [1] * 12  # of the folder that comes first
     cifar = small_cifar10(tmp_path / "cifar")
-    parts = read_to_train(cifar, preprocess, ("plane", "car"))
-    assert [len(part) for part in parts] == [500, 1000, 0]
-    assert parts.validation.fetch(torch.tensor([0])).shape == (1, 3, 16, 16)
+    split = read_training_data(cifar, preprocess, ("plane", "car"))
+    assert [len(part) for part in split] == [500, 1000, 0]
+    assert split.validation.fetch(torch.tensor([0])).shape == (1, 3, 16, 16)
 
 
-def test_the_names_of_cifar10_are_known_without_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_classes_of_cifar10_are_known_without_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cifar = small_cifar10(tmp_path / "cifar")
-    for path in cifar.glob("data_batch_*.bin"):
-        path.unlink()
-    monkeypatch.setattr(datasets, "_cifar10_batch", stop)
+    monkeypatch.setattr(data, "_cifar10_batch", stop)
     assert training_classes(cifar) == ("plane", "car")
 
 
-def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
+def test_a_single_class_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "train" / "lying").mkdir(parents=True)
-    with pytest.raises(TrainError, match=r"train has one class only, lying\. Training needs at least two\."):
+    with pytest.raises(TrainError, match=r"train has only one class, lying\. Training needs at least two\."):
         training_classes(tmp_path)
 
 
@@ -60,28 +68,26 @@ def test_without_val_a_fifth_of_each_class_is_held_out(flat: Path, tmp_path: Pat
         (tmp_path / "data").mkdir()
         flat = flat.rename(tmp_path / "data" / "train").parent
     assert training_classes(flat) == CLASSES
-    split = read_to_train(flat, new_model().preprocess, CLASSES)
-    assert sorted(split.held_out) == sorted(names(split.validation))
+    split = read_training_data(flat, new_model().preprocess, CLASSES)
+    assert split.held_out == split.validation.names()
     assert Counter(Path(name).parent.name for name in split.held_out) == {"lying": 2, "standing": 2}
     assert len(split.train) == 20
-    assert not set(names(split.train)) & set(split.held_out)
-    for picture, label in zip(names(split.train), split.train.labels.tolist(), strict=True):
-        assert picture.startswith(CLASSES[label])
+    assert not set(split.train.names()) & set(split.held_out)
+    for name, label in zip(split.train.names(), split.train.labels.tolist(), strict=True):
+        assert name.startswith(CLASSES[label])
 
 
-def test_which_are_held_out_depends_on_the_seed_and_the_name_alone(flat: Path, tmp_path: Path) -> None:
+def test_which_images_are_held_out_depends_on_seed_and_names_only(flat: Path, tmp_path: Path) -> None:
     preprocess = new_model().preprocess
 
     def held(folder: Path, **options: float) -> list[str]:
-        return read_to_train(folder, preprocess, CLASSES, **options).held_out
+        return read_training_data(folder, preprocess, CLASSES, **options).held_out
 
     before = held(flat)
     assert held(shutil.copytree(flat, tmp_path / "elsewhere")) == before
     assert held(flat, seed=1) != before
     assert len(held(flat, share=0.5)) == 12
     assert set(before) < set(held(flat, share=0.5))
-    shutil.copy(flat / before[0], flat / "standing" / "new.png")
-    assert set(before) - {"standing/new.png"} - set(held(flat)) <= {next(n for n in before if n.startswith("stand"))}
     in_memory = stripes(20)
     parts = hold_out(in_memory, 0.25, seed=3)
     assert [len(part) for part in parts] == [16, 4]
@@ -89,129 +95,150 @@ def test_which_are_held_out_depends_on_the_seed_and_the_name_alone(flat: Path, t
     assert torch.equal(hold_out(in_memory, 0.25, seed=3)[1].images, parts[1].images)
 
 
-def test_what_cannot_be_split(flat: Path, folders: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_split_is_an_error(flat: Path, folders: Path) -> None:
     preprocess = new_model().preprocess
     for share in (0.0, 1.0, float("nan")):
-        with pytest.raises(TrainError, match=r"val_share must be from 0.01 to 0.9, got") as caught:
-            read_to_train(flat, preprocess, CLASSES, share=share)
-        assert caught.value.field == "val_share"
-    with pytest.raises(TrainError, match=r"val_share 0\.3 would be held out, and .* has pictures for that") as caught:
-        read_to_train(folders, preprocess, CLASSES, share=0.3)
-    assert f"Leave --val-share out, or move {folders / 'val'} away" in caught.value.for_command_line()
-    pictures = sorted((flat / "lying").iterdir())
-    for path in pictures[2:]:
+        with pytest.raises(TrainError, match=r"share to hold out \(--val-share\) must be from 0.01 to 0.9, got"):
+            read_training_data(flat, preprocess, CLASSES, share=share)
+    with pytest.raises(TrainError, match=r"has validation images already\. Leave out share= \(--val-share\)"):
+        read_training_data(folders, preprocess, CLASSES, share=0.3)
+    images = sorted((flat / "lying").iterdir())
+    for path in images[2:]:
         path.unlink()
-    assert len(read_to_train(flat, preprocess, CLASSES).held_out) == 3  # one of two
-    pictures[0].unlink()
-    with pytest.raises(TrainError, match="lying has one picture only"):
-        read_to_train(flat, preprocess, CLASSES)
-
-
-def test_what_is_held_out_is_not_trained_on_under_another_name(flat: Path) -> None:
-    for name in CLASSES:
-        (flat / name / "a").mkdir()
-        for path in sorted(flat.glob(f"{name}/*.png")):
-            path.rename(path.parent / "a" / path.name)
-        (flat / name / "b").symlink_to("a")
-        shutil.copytree(flat / name / "a", flat / name / ".ipynb_checkpoints")
-    split = read_to_train(flat, new_model().preprocess, CLASSES)
-    assert (len(split.train), len(split.validation)) == (20, 4)
-    contents = [{path.read_bytes() for path in datasets.files_of(part)} for part in (split.train, split.validation)]
-    assert not contents[0] & contents[1]
-
-
-def test_a_picture_of_val_that_is_trained_on_is_refused(folders: Path) -> None:
-    (folders / "val" / "lying" / "more").symlink_to(folders / "train" / "lying")
-    with pytest.raises(TrainError, match=r"^12 of the pictures to measure on are files that are trained on, by a link"):
-        read_to_train(folders, new_model().preprocess, CLASSES)
+    assert len(read_training_data(flat, preprocess, CLASSES).held_out) == 3  # one of two
+    images[0].unlink()
+    with pytest.raises(TrainError, match="lying has only one image"):
+        read_training_data(flat, preprocess, CLASSES)
 
 
 @pytest.mark.parametrize(("train", "val"), [
     ("train", "valid"), ("train", "validation"), ("train", "dev"), ("Training", "Val"),
 ])  # fmt: skip
-def test_parts_have_the_names_that_others_give_them(folders: Path, train: str, val: str) -> None:
+def test_other_names_of_parts(folders: Path, train: str, val: str) -> None:
     (folders / "train").rename(folders / train)
     (folders / "val").rename(folders / val)
     assert training_classes(folders) == CLASSES
-    parts = read_to_train(folders, new_model().preprocess, CLASSES)
-    assert [len(part) for part in parts] == [24, 8, 0]
-    assert parts.validation.images.pictures[0].is_relative_to(folders / val)
-    assert read_to_measure(folders, new_model(), "it").digest() == parts.validation.digest()
+    split = read_training_data(folders, new_model().preprocess, CLASSES)
+    assert [len(part) for part in split] == [24, 8, 0]
+    assert split.validation.files()[0].is_relative_to(folders / val)
+    assert read_evaluation_data(folders, labelled()).digest() == split.validation.digest()
 
 
-def test_without_val_the_test_pictures_are_measured_on_and_not_trained_on(folders: Path) -> None:
+def test_test_images_are_evaluated_on_without_val(folders: Path) -> None:
     (folders / "val").rename(folders / "test")
-    parts = read_to_train(folders, new_model().preprocess, CLASSES)
-    assert [len(part) for part in parts] == [20, 4, 4]
-    assert not any(path.is_relative_to(folders / "test") for path in parts.validation.images.pictures)
-    assert len(read_to_measure(folders, new_model(), "it")) == 8
+    split = read_training_data(folders, new_model().preprocess, CLASSES)
+    assert [len(part) for part in split] == [20, 4, 4]
+    assert not any(path.is_relative_to(folders / "test") for path in split.validation.files())
+    assert len(read_evaluation_data(folders, labelled())) == 8
     (folders / "test").rename(folders.parent / "away")
-    with pytest.raises(TrainError, match=r"has train, and no val or test to measure on\. .* name .*data/train\."):
-        read_to_measure(folders, new_model(), "it")
+    with pytest.raises(TrainError, match=r"has train, but no val or test\. To evaluate on the training images, pass"):
+        read_evaluation_data(folders, labelled())
 
 
-def test_parts_that_could_be_something_else_are_refused(folders: Path) -> None:
+def test_ambiguous_parts_are_errors(folders: Path) -> None:
     (folders / "bus").mkdir()
-    for call in (training_classes, check_data):
-        with pytest.raises(
-            TrainError, match=r"has train, val, with folders inside, beside bus: parts of .* move the others away"
-        ):
+    for call in (training_classes, check_evaluation_data):
+        with pytest.raises(TrainError, match=r"has both parts \(train, val\) and other folders \(bus\)\. Move the"):
             call(folders)
     (folders / "bus").rename(folders / "valid")
-    with pytest.raises(TrainError, match=r"has val and valid, which both mean val\. Move one of them away"):
+    with pytest.raises(TrainError, match=r"has val and valid, which both mean val\. Keep one of them"):
         training_classes(folders)
     (folders / "valid").rmdir()
     (folders / "train").rename(folders / "test")
-    with pytest.raises(TrainError, match=r"has test, val, and no train\. Call the folder to train on train"):
+    with pytest.raises(TrainError, match=r"has test, val, but no train\. Name the folder to train on train"):
         training_classes(folders)
 
 
 @pytest.mark.parametrize("name", ["test", "train"])
-def test_a_class_may_be_called_like_a_part(flat: Path, name: str) -> None:
+def test_a_class_may_have_the_name_of_a_part(flat: Path, name: str) -> None:
     (flat / "lying").rename(flat / name)
     assert training_classes(flat) == ("standing", name)
-    split = read_to_train(flat, new_model().preprocess, ("standing", name))
-    assert len(split.train) == 20
-    assert training_classes(flat) == ("standing", name)
+    assert len(read_training_data(flat, new_model().preprocess, ("standing", name)).train) == 20
 
 
 def test_a_changed_folder_is_another_run(flat: Path, tmp_path: Path) -> None:
     def run(after_epoch=lambda history: None):
         model = new_model()
-        split = read_to_train(flat, model.preprocess, CLASSES)
-        return train(
-            model, split.train, tmp_path / "run", settings(), validation=split.validation, after_epoch=after_epoch
-        )
+        split = read_training_data(flat, model.preprocess, CLASSES)
+        out, how = tmp_path / "run", settings()
+        return train(model, split.train, out, how, validation=split.validation, after_epoch=after_epoch)
 
     with pytest.raises(Killed):
         run(stop)
     assert len(run()) == 2
     shutil.copy(flat / "lying" / "0.png", flat / "lying" / "new.png")
-    with pytest.raises(TrainError, match=r"another run: (pictures|validation) was '"):
+    with pytest.raises(TrainError, match=r"another run: (images|validation) was '"):
         run()
 
 
-def test_what_was_held_out_can_be_measured(flat: Path, tmp_path: Path) -> None:
-    model, file = new_model(), tmp_path / "split.json"
-    (flat / "lying" / "0.png").rename(flat / "lying" / "0\udcff\n.png")  # a name that is no Unicode, of two lines
-    split = read_to_train(flat, model.preprocess, CLASSES, share=0.9)
+def test_held_out_images_can_be_evaluated_on(flat: Path, tmp_path: Path) -> None:
+    model, file = labelled(), tmp_path / "split.json"
+    (flat / "lying" / "0.png").rename(flat / "lying" / "0\udcff\n.png")  # not Unicode, with a line break
+    split = read_training_data(flat, model.preprocess, CLASSES, share=0.9)
     assert "lying/0\udcff\n.png" in split.held_out
     write_split(file, flat, split.held_out)
-    assert folder_of_split(file) == flat.resolve()
-    check_data(flat, file)
-    found = read_to_measure(flat, model, "it", file)
-    assert sorted(names(found)) == sorted(split.held_out)
+    assert read_split(file) == (flat.resolve(), split.held_out)
+    check_evaluation_data(flat, file)
+    found = read_evaluation_data(flat, model, file)
+    assert sorted(found.names()) == sorted(split.held_out)
     assert found.digest() == split.validation.digest()
     (flat / split.held_out[0]).unlink()
-    with pytest.raises(
-        TrainError,
-        match=r"split.json names 1 pictures that .* does not have \(lying/0\\udcff\\n\.png\)\. Give the data",
-    ):
-        read_to_measure(flat, model, "it", file)
-    with pytest.raises(TrainError, match="no such file"):
-        check_data(flat, tmp_path / "nowhere.json")
-    with pytest.raises(TrainError, match="has a part to test on already"):
-        check_data(small_cifar10(tmp_path / "cifar"), file)
-    file.write_text(json.dumps({"held out": 3}))
-    with pytest.raises(TrainError, match=r"split.json: it must be a table with classes in, held out"):
-        read_to_measure(flat, model, "it", file)
+    with pytest.raises(TrainError, match=r"(?s)names 1 images that .* does not have .*\. Pass the data that"):
+        read_evaluation_data(flat, model, file)
+    with pytest.raises(TrainError, match="has test images of its own"):
+        check_evaluation_data(small_cifar10(tmp_path / "cifar"), file)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff", b"[]", b'{"held out": 3}', json.dumps({"classes in": 1})])
+def test_a_file_that_is_not_a_split_is_an_error(tmp_path: Path, flat: Path, content: bytes | str | None) -> None:
+    file = tmp_path / "split.json"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(TrainError, match=r"split.json is not a list of held-out images \(.*Pass the split.json that"):
+        check_evaluation_data(flat, file)
+
+
+def test_a_class_list_gives_the_order_of_folders(folders: Path, tmp_path: Path) -> None:
+    model, file = labelled(("tench", "goldfish")), tmp_path / "classes.txt"
+    with pytest.raises(TrainError, match=r"has 2 classes \(tench, goldfish\), and none is named lying, standing"):
+        read_evaluation_data(folders, model)
+    file.write_text("standing\nlying\n\n")
+    found = read_evaluation_data(folders, model, folders=read_class_list(file))
+    assert found.classes == model.labels
+    assert [name.split("/")[0] for name in found.names()] == [("standing", "lying")[k] for k in found.labels]
+    with pytest.raises(TrainError, match="The data have 3 classes, and the model 2"):
+        read_evaluation_data(folders, model, folders=("standing", "lying", "sitting"))
+    file.write_text("\n")
+    for wrong in (file, tmp_path / "none.txt"):
+        with pytest.raises(TrainError, match="--classes"):
+            read_class_list(wrong)
+
+
+def test_folders_stand_for_a_head_if_they_name_all_its_classes() -> None:
+    assert stand_for(["cat", "dog"], ["dog", "cat"])
+    assert stand_for(["0", "1"], ["dog", "cat"])
+    assert not stand_for(["cat"], ["dog", "cat"])
+    assert not stand_for(["n1", "n2"], ["dog", "cat"])
+
+
+def test_evaluation_data_have_the_classes_of_the_model(folders: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match=r"has 2 classes \(0, 1\), and none is named lying, standing"):
+        read_evaluation_data(folders, new_model())  # without labels
+    inside, itself = (read_evaluation_data(data, labelled()) for data in (folders, folders / "val"))
+    assert inside.files() == itself.files()
+    with pytest.raises(TrainError, match="nowhere does not exist"):
+        check_evaluation_data(tmp_path / "nowhere")
+    with pytest.raises(ImageError, match="preprocess"):
+        read_evaluation_data(folders, ViT(CONFIG))
+
+
+def test_cifar10_in_the_order_of_the_labels(tmp_path: Path) -> None:
+    cifar = small_cifar10(tmp_path / "data")
+    plain = read_evaluation_data(cifar, new_model())
+    turned = read_evaluation_data(cifar, labelled(("car", "plane")))
+    assert (plain.classes, turned.classes) == (("plane", "car"), ("car", "plane"))
+    assert torch.equal(plain.labels, 1 - turned.labels)
+    assert torch.equal(plain.fetch(torch.tensor([0])), turned.fetch(torch.tensor([0])))
+    assert len(read_cifar10(cifar, "test")) == len(plain)
+    with pytest.raises(TrainError, match=r"The data have 2 classes, and the model 5\. Fine-tune it first"):
+        read_evaluation_data(cifar, new_model(CONFIG.replace(num_classes=5)))

@@ -115,7 +115,7 @@ def _labelled(data: Path, seed: int) -> Labelled:
     import torch
 
     from vitlite.retrieval.probe import held_out
-    from vitlite.training.datasets import class_names, refuse_shared_files
+    from vitlite.training.data import class_names
 
     to_fit, to_measure = _parts(data)
     classes = class_names(to_fit)
@@ -123,7 +123,6 @@ def _labelled(data: Path, seed: int) -> Labelled:
     if to_measure is None:
         return Labelled([str(path) for path in paths], labels, held_out(labels, seed), classes)
     more_paths, more_labels = _listed(to_measure, classes)
-    refuse_shared_files(paths, more_paths)
     paths += more_paths
     labels = torch.cat([labels, more_labels])
     aside = torch.arange(len(paths), device="cpu") >= len(paths) - len(more_paths)
@@ -132,9 +131,9 @@ def _labelled(data: Path, seed: int) -> Labelled:
 
 def _parts(data: Path) -> tuple[Path, Path | None]:
     """Where the classes are that are fitted to, and those that are measured on, if they are apart."""
-    from vitlite.training.split import parts_of
+    from vitlite.training.split import data_parts
 
-    parts = parts_of(data)
+    parts = data_parts(data)
     if parts and "train" not in parts:
         names = ", ".join(shown(folder.name) for folder in parts.values())
         raise InputError(f"{shown(str(data))} has {names}, and no train to fit to. Call the folder to fit to train.")
@@ -144,10 +143,10 @@ def _parts(data: Path) -> tuple[Path, Path | None]:
 def _listed(folder: Path, classes: Sequence[str]) -> "tuple[list[Path], Tensor]":
     """The pictures below a folder per class, and their classes."""
     from vitlite.images.decode import read_image
-    from vitlite.training.datasets import files_of, read_folder
+    from vitlite.training.data import read_folder
 
     listed = read_folder(folder, read_image, classes)
-    return files_of(listed), listed.labels
+    return listed.files(), listed.labels
 
 
 def _measure(args: Namespace, pictures: Labelled, watch: Watch) -> Measured:

@@ -1,4 +1,4 @@
-"""What `vitlite train` says: a row an epoch, or a line of JSON; and at the end what came of it, and what to do next."""
+"""The output of `vitlite train`: a row or a line of JSON for each epoch, and a summary at the end."""
 
 import json
 import shlex
@@ -8,19 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from vitlite.cli.progress import Lines
 from vitlite.cli.tables import bold
-from vitlite.errors import MissingExtraError, fit_to_print, shown
+from vitlite.errors import MissingExtraError, fit_to_print
 from vitlite.plots import draw_curves
-from vitlite.training.best import is_better, is_done, why_best
-from vitlite.training.datasets import Pictures, Prepared, listed
-from vitlite.training.evaluate import Measured
-from vitlite.training.loop import so_far
-from vitlite.training.run import BEST, History, Run
+from vitlite.training.data import listed
+from vitlite.training.history import History, is_better, is_finished, why_best
 from vitlite.training.settings import Settings
-from vitlite.training.split import SPLIT, Split, parts_of, write_split
+from vitlite.training.split import SPLIT, Split, data_parts, write_split
+from vitlite.training.state import BEST, Run
+from vitlite.training.trainer import running_figures
 
 CURVES = "curves.png"
 COLUMNS = ("epoch", "train loss", "val loss", "val accuracy", "seconds")
@@ -34,53 +31,54 @@ class Report:
     split: Split
     settings: Settings
     out: Path
-    as_json: bool  # a line of JSON an epoch on stdout, and all else on stderr
+    as_json: bool  # a line of JSON per epoch on stdout, everything else on stderr
     rows: int = 0  # that were printed
     lines: Lines = field(default_factory=Lines)
 
     def begin(self) -> None:
-        """Says how many pictures of what are to be learned, and for how long."""
+        """Say what will be trained on, and for how long."""
         train, validation, settings = self.split.train, self.split.validation, self.settings
-        names = listed([shown(name) for name in train.classes])
-        held = f" (held out: {self.out / SPLIT} lists them)" if self.split.held_out else ""
-        test = parts_of(self.data).get("test")
-        left = f"; {test} is left for the end" if test else ""
+        held = f" (held out, listed in {self.out / SPLIT})" if self.split.held_out else ""
+        test = data_parts(self.data).get("test")
+        unused = f"; {test} is not used" if test else ""
         _say(
-            f"{len(train.classes)} classes ({names}); {len(train)} pictures to train on, "
-            f"{len(validation)} to compare epochs with{held}; {settings.epochs} epochs in batches of "
-            f"{min(settings.batch, len(train))}{left}"
+            f"{len(train.classes)} classes ({listed(train.classes)}), {len(train)} training images, "
+            f"{len(validation)} validation images{held}, {settings.epochs} epochs in batches of "
+            f"{min(settings.batch, len(train))}{unused}"
         )
 
     def resumed(self, run: Run) -> None:
-        """Says where a run goes on."""
+        """Say where a run is resumed."""
         done, progress, epochs = len(run.history), run.progress, self.settings.epochs
-        if is_done(run.history, self.settings):
-            _say(f"this run is finished, after {done} of {epochs} epochs; to train again, name another --out")
-        elif progress.step:
+        if progress.step:
             _say(
-                f"goes on in epoch {done + 1} of {epochs}, after step {progress.step} of {run.steps}, which took "
-                f"{progress.seconds:.1f} seconds: they count in its row"
+                f"resuming in epoch {done + 1} of {epochs}, after step {progress.step} of {run.steps} "
+                f"({progress.seconds:.1f} seconds)"
             )
+        elif is_finished(run.history, self.settings):
+            _say(f"this run is finished, after {done} of {epochs} epochs; to train again, choose another --out")
         else:
-            _say(f"goes on after epoch {done} of {epochs}")
+            _say(f"resuming after epoch {done} of {epochs}")
 
     def step(self, run: Run) -> None:
-        """Says now and then how far the epoch is; on a terminal, a bar does."""
-        known = ", ".join(f"{name} {value}" for name, value in so_far(run).items())
+        """Report the progress within an epoch now and then; on a terminal, a bar does."""
+        figures = ", ".join(f"{name} {value}" for name, value in running_figures(run).items())
         progress = run.progress
-        self.lines.say(f"epoch {progress.epoch + 1}/{self.settings.epochs}: step {progress.step}/{run.steps}, {known}")
+        self.lines.say(
+            f"epoch {progress.epoch + 1}/{self.settings.epochs}: step {progress.step}/{run.steps}, {figures}"
+        )
 
     def epoch(self, history: History) -> None:
-        """Shows what is new. When this is called first, it is known that `out` holds no other run."""
+        """Print the new epochs."""
         if not self.rows and self.split.held_out:
             write_split(self.out / SPLIT, self.data, self.split.held_out)
         if self.as_json:
             print(json.dumps(history[-1]), flush=True)
         else:
-            self._show_rows(history)
+            self._print_rows(history)
         self.rows = len(history)
 
-    def _show_rows(self, history: History) -> None:
+    def _print_rows(self, history: History) -> None:
         epochs = self.settings.epochs
         widths = [max(len(COLUMNS[0]), len(f"{epochs}/{epochs}")), *map(len, COLUMNS[1:])]
         if not self.rows:
@@ -89,47 +87,31 @@ class Report:
             best = "val_top1" in history[i] and is_better(history[i], history[:i])
             print(_row(_cells(history[i], epochs), widths) + "  best so far" * best, flush=True)
 
-    def end(self, history: History, measured: Measured) -> None:
-        """Draws the curves, and says which epoch is the best and why, what it confuses, and how to use it."""
+    def end(self, history: History) -> None:
+        """Draw the curves, say which epoch is the best and why, and suggest commands that use it."""
         try:
             draw_curves(history, self.out / CURVES)
         except MissingExtraError as error:
-            _say(f"no {CURVES}: {error.for_command_line()}")
-        text = summary(history, self.settings, measured, self.split.validation, self.out / BEST)
-        commands = "\n".join(f"  {command}" for command in self._commands())
-        stream = sys.stderr if self.as_json else sys.stdout
-        print(fit_to_print(f"\n{text}\n\nWhat you can do next:\n{commands}"), file=stream)
+            _say(f"no {CURVES}: {error}")
+        lines = [f"{why_best(history)} Its weights are in {self.out / BEST}.", "", "Next:"]
+        if len(history) < self.settings.epochs:
+            lines.insert(0, f"Stopped early, after {self.settings.patience} epochs without a better one (--patience).")
+        lines += [f"  {command}" for command in self._commands()]
+        print(fit_to_print("\n" + "\n".join(lines)), file=sys.stderr if self.as_json else sys.stdout)
 
     def _commands(self) -> list[str]:
-        """Each can be pasted as it is."""
-        best, images, photo = str(self.out / BEST), self.split.validation.images, "PHOTO.jpg"
-        if isinstance(images, Prepared) and not isinstance(images.pictures, Tensor):
-            photo = next((str(path) for path in images.pictures if str(path).isprintable()), photo)
-        only = ["--split", str(self.out / SPLIT)] if self.split.held_out else []
+        """Return commands that use the best epoch, quoted for a shell."""
+        best, photo = str(self.out / BEST), "PHOTO.jpg"
+        photo = next((str(path) for path in self.split.validation.files() if str(path).isprintable()), photo)
+        split = ["--split", str(self.out / SPLIT)] if self.split.held_out else []
         return [
             shlex.join(["vitlite", "classify", photo, "--model", best]),
-            shlex.join(["vitlite", "eval", str(self.data), *only, "--model", best, "--out", str(self.out / "eval")]),
+            shlex.join(["vitlite", "eval", str(self.data), *split, "--model", best, "--out", str(self.out / "eval")]),
             shlex.join(["vitlite", "export", best, "--to", "onnx", "--out", str(self.out / "model.onnx")]),
         ]
 
 
-def summary(history: History, settings: Settings, measured: Measured, validation: Pictures, best: Path) -> str:
-    """Some sentences about a run that is done, a line each."""
-    lines = []
-    if len(history) < settings.epochs:
-        lines.append(f"Ended early: none of the last {settings.patience} epochs was better (--patience).")
-    reason = why_best(history)
-    lines.append(f"{reason[0].upper()}{reason[1:]}.")
-    right, total, classes = int(measured.right.sum()), len(validation), [shown(name) for name in validation.classes]
-    lines.append(f"It is in {best}; measured again from there, it is right on {right} of {total} pictures.")
-    confused = [f"{classes[one]} taken for {classes[other]} ({times})" for one, other, times in measured.confused()]
-    if confused:
-        lines.append(f"Most confused: {', '.join(confused)}.")
-    return "\n".join(lines)
-
-
 def _cells(record: dict[str, Any], epochs: int) -> list[str]:
-    """A row of the table; an epoch of a run that was not measured at first has no accuracy."""
     return [
         f"{record['epoch']}/{epochs}",
         f"{record['loss']:.3f}",

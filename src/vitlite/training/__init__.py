@@ -1,20 +1,19 @@
-"""Labelled pictures become weights: `train` makes them, `measure` says how good they are."""
+"""Training on labelled images with `train`, and measuring accuracy with `measure`."""
 
-from vitlite.training.augment import STRENGTHS, Augmentation
-from vitlite.training.datasets import Pictures, class_names, read_cifar10, read_folder
+from vitlite.training.data import ImageData, class_names, read_cifar10, read_folder
 from vitlite.training.evaluate import Measured, measure
-from vitlite.training.loop import train
-from vitlite.training.run import History
-from vitlite.training.settings import Optimizer, Settings
+from vitlite.training.history import History
+from vitlite.training.settings import STRENGTHS, Augmentation, Optimizer, Settings
 from vitlite.training.split import hold_out
+from vitlite.training.trainer import train
 
 __all__ = [
     "STRENGTHS",
     "Augmentation",
     "History",
+    "ImageData",
     "Measured",
     "Optimizer",
-    "Pictures",
     "Settings",
     "class_names",
     "hold_out",

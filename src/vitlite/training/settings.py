@@ -1,99 +1,135 @@
-"""The recipe of a training run, and what is usual where it leaves something open."""
+"""The settings of a training run and of its augmentation, and the usual values of the command line."""
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from vitlite.errors import TrainError
-from vitlite.schema import Check, one_of
-from vitlite.training.augment import Augmentation
-from vitlite.training.recipe_checks import FLAG, check_fields, number, whole
 
 Optimizer = Literal["adamw", "muon"]
-FEW = 1000  # pictures
-CHECKS = {  # what each field of a recipe may be
-    "epochs": whole(1, 10**6),
-    "patience": whole(0, 10**6),
-    "batch": whole(1, 10**6),
-    "optimizer": one_of(*get_args(Optimizer)),
-    "lr": number(1e-9, 1e3),
-    "warmup": number(1e-3, 1e6),
-    "decay": number(1e-3, 1),
-    "weight_decay": number(0, 1e3),
-    "layer_decay": number(1e-3, 1),
-    "smoothing": number(0, 0.99),
-    "clip": number(1e-9, math.inf),
-    "accumulate": whole(1, 10**6),
-    "ema": number(0, 0.999999),
-    "balance": FLAG,
-    "frozen": FLAG,
-    "bfloat16": FLAG,
-    "seed": whole(-(10**12), 10**12),  # times a million, plus the step, torch takes it
-    "augmentation": Check(
-        "an Augmentation, such as vitlite.training.STRENGTHS['weak']", lambda value: isinstance(value, Augmentation)
-    ),
+Range = tuple[type[int] | type[float], float, float]  # type, lowest and highest value
+FEW = 1000  # images
+AUGMENTATION_RANGES: dict[str, Range] = dict.fromkeys(
+    ("flip", "shift", "warp", "colour", "erase", "mixup", "cutmix"), (float, 0, 1)
+)
+RANGES: dict[str, Range] = {
+    "epochs": (int, 1, 10**6),
+    "patience": (int, 0, 10**6),
+    "batch": (int, 1, 10**6),
+    "lr": (float, 1e-9, 1e3),
+    "warmup": (float, 1e-3, 1e6),
+    "decay": (float, 1e-3, 1),
+    "weight_decay": (float, 0, 1e3),
+    "layer_decay": (float, 1e-3, 1),
+    "smoothing": (float, 0, 0.99),
+    "clip": (float, 1e-9, float("inf")),
+    "accumulate": (int, 1, 10**6),
+    "ema": (float, 0, 0.999999),
+    "seed": (int, -(10**12), 10**12),
+}
+
+
+def _check_ranges(settings: object, ranges: Mapping[str, Range]) -> None:
+    for name, (kind, low, high) in ranges.items():
+        value = getattr(settings, name)
+        is_number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:
+            what = "an integer" if kind is int else "a number"
+            raise TrainError(f"{name} must be {what} from {low:g} to {high:g}, got {value!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """How training images are changed; zero turns a change off.
+
+    Raises:
+        TrainError: A value is not between 0 and 1, or mixup and cutmix add up to more than 1.
+    """
+
+    flip: float = 0.5  # share of images mirrored
+    shift: float = 0.125  # up to this share of the side, in whole pixels: 4 of 32
+    warp: float = 0.25  # share of images rotated, sheared and zoomed
+    colour: float = 0.25  # share of images with other brightness, contrast and saturation
+    erase: float = 0.1  # share of images with a rectangle blanked
+    mixup: float = 0.0  # share of images blended with another, Zhang et al. 2018
+    cutmix: float = 0.3  # share of images with a rectangle of another, Yun et al. 2019
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, AUGMENTATION_RANGES)
+        if self.mixup + self.cutmix > 1 + 1e-9:  # shares such as 0.9 and 0.1 add up to a little more than 1
+            raise TrainError(
+                f"mixup and cutmix must add up to at most 1, since an image gets one of them. Got {self.mixup:g} and "
+                f"{self.cutmix:g}."
+            )
+
+
+STRENGTHS = {
+    "none": Augmentation(flip=0, shift=0, warp=0, colour=0, erase=0, mixup=0, cutmix=0),
+    "weak": Augmentation(),  # for runs of a few dozen epochs
+    "strong": Augmentation(warp=0.5, colour=0.5, erase=0.25, mixup=0.25, cutmix=0.5),  # for hundreds
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A training recipe.
+    """The settings of a training run.
 
     Raises:
-        TrainError: A value is not what `CHECKS` says, or two do not go together.
+        TrainError: A value is out of its range, or two settings exclude each other.
     """
 
     epochs: int
-    patience: int = 0  # epochs in a row of which none was the best so far, after which a run ends; 0: it never does
-    batch: int = 128  # pictures of a step at most
-    optimizer: Optimizer = "adamw"  # muon takes the blocks' matrices, adamw the rest
-    lr: float = 1e-3  # at its highest
+    patience: int = 0  # stop after this many epochs without a better one; 0 never stops early
+    batch: int = 128  # largest number of images in a step
+    optimizer: Optimizer = "adamw"  # muon takes the matrices of the blocks, adamw the rest
+    lr: float = 1e-3  # highest learning rate
     warmup: float = 1.0  # epochs in which the learning rate rises
-    decay: float = 0.4  # last share of the epochs, in which it falls; before, it does not depend on how many they are
+    decay: float = 0.4  # last share of the epochs, in which it falls; before, it does not depend on their number
     weight_decay: float = 0.05
-    layer_decay: float = 1.0  # each block's learning rate, as a share of the next one's
+    layer_decay: float = 1.0  # learning rate of each block relative to the next one
     smoothing: float = 0.1  # label smoothing
     clip: float = 1.0  # largest norm of the gradient
-    accumulate: int = 1  # parts in which a batch is computed, to save memory
+    accumulate: int = 1  # compute a batch in this many parts, to save memory
     ema: float = 0.999  # share of the averaged weights kept at each step
-    balance: bool = False  # of classes of unequal size, count all alike, and not all pictures
-    frozen: bool = False  # train the head alone
+    balance: bool = False  # weigh classes of different sizes equally, instead of images
+    frozen: bool = False  # train the head only
     bfloat16: bool = True  # autocast
     seed: int = 0
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
-        check_fields(self, CHECKS)
+        _check_ranges(self, RANGES)
+        if self.optimizer not in get_args(Optimizer):
+            raise TrainError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}.")
         if self.frozen and self.optimizer == "muon":
             raise TrainError(
-                "Muon moves the matrices of the blocks, and frozen trains the head alone.",
-                python="Leave out optimizer= or frozen=.",
-                command="Leave out --optimizer or --frozen.",
+                "Muon trains the matrices of the blocks, and frozen trains the head only. Leave out optimizer= "
+                "(--optimizer) or frozen= (--frozen)."
             )
 
 
-def usual_epochs(pictures: int) -> int:
-    """Enough to see a trained model learn few pictures, or many."""
-    return 20 if pictures < FEW else 10
+def usual_epochs(images: int) -> int:
+    """Return the default number of epochs for so many images."""
+    return 20 if images < FEW else 10
 
 
-def usual_batch(pictures: int) -> int:
-    """Of few pictures, small ones, as an epoch has to take some steps."""
-    return 16 if pictures < FEW else 128
+def usual_batch(images: int) -> int:
+    """Return the default batch size: small for few images, so that an epoch has several steps."""
+    return 16 if images < FEW else 128
 
 
 def usual_optimizer(*, random_weights: bool, frozen: bool) -> Optimizer:
-    """Muon for matrices that begin with random weights; AdamW for fine-tuning, and for a head alone."""
+    """Return "muon" for training from random weights, "adamw" for fine-tuning and for a head alone."""
     return "muon" if random_weights and not frozen else "adamw"
 
 
 def usual_lr(optimizer: Optimizer, *, frozen: bool) -> float:
-    """The highest learning rate that suits most models."""
+    """Return the highest learning rate that suits most models."""
     if optimizer == "muon":
         return 3e-3
     return 1e-3 if frozen else 3e-4
 
 
 def usual_layer_decay(*, random_weights: bool) -> float:
-    """All blocks alike from random weights; when fine-tuning, early blocks are to change less than late ones."""
+    """Return 1 for random weights; less when fine-tuning, where early blocks should change less than late ones."""
     return 1.0 if random_weights else 0.75

@@ -1,249 +1,278 @@
-"""Which pictures of some data are trained on, and which the epochs are compared by: those of val/, or a share held out.
+"""Reading data for training and evaluation: its parts train, val and test, and the images held out for validation.
 
-What the folders train/, val/ and test/ may be called stands in `PARTS`.
-
-Whether a picture is held out depends on its name and the seed alone, so a run that goes on holds out the same ones.
-The list of them is kept with the run.
+Whether an image is held out depends on its name and the seed only, so a resumed run holds out the same ones. The list
+of them is kept with the run.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from vitlite import storage
-from vitlite.errors import TrainError, shown
-from vitlite.images import Preprocess
-from vitlite.schema import Check, read_json, several, table
-from vitlite.training.datasets import (
-    Pictures,
+from vitlite.errors import TrainError
+from vitlite.images.transform import Preprocess, preprocess_of
+from vitlite.nn.vit import ViT
+from vitlite.training.data import (
+    ImageData,
     cifar10_classes,
     cifar10_reader,
+    class_indices,
     class_names,
-    files_of,
     folders_in,
     is_cifar10,
     listed,
     read_cifar10,
     read_folder,
-    refuse_shared_files,
 )
 
-SHARE = 0.2  # of the pictures of each class
-SHARES = (0.01, 0.9)  # what a share is between
-MOST_BYTES = 2**28  # of a `SPLIT`: the names of a million pictures
+SHARE = 0.2  # of the images of each class
 SPLIT = "split.json"  # in the folder of a run
-PARTS = {  # what folders of parts of data are called, in capitals or not: the words that Hugging Face's datasets knows
-    "train": ("train", "training"),
-    "val": ("val", "valid", "validation", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
-NAME = Check("a text", lambda value: isinstance(value, str))  # of a file, whose letters need not be Unicode
-LISTED = table({"classes in": NAME, "held out": several(NAME, least=1)}, ("classes in", "held out"))  # in a `SPLIT`
+PARTS = {  # names of folders, upper or lower case: the words that Hugging Face's datasets knows
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
+}  # fmt: skip
 
 
 class Split(NamedTuple):
-    """What a run trains on, and what it measures after each epoch."""
+    """The data of a run."""
 
-    train: Pictures
-    validation: Pictures
-    held_out: list[str]  # where there was no val/: the pictures of the validation, below `folder_of_classes`
+    train: ImageData
+    validation: ImageData
+    held_out: list[str]  # names of the validation images that were held out; empty if the data have a val part
+
+    def with_classes(self, classes: Sequence[str]) -> "Split":
+        """Return the same images with the labels of a model, whose classes these are, in order."""
+        return Split(self.train.with_classes(classes), self.validation.with_classes(classes), self.held_out)
+
+    def renamed(self, classes: Sequence[str]) -> "Split":
+        """Return the same images and labels with other names for the classes."""
+        classes = tuple(classes)
+        return Split(replace(self.train, classes=classes), replace(self.validation, classes=classes), self.held_out)
 
 
-def parts_of(data: Path) -> dict[str, Path]:
-    """The folders of parts of data as "train", "val" and "test"; none where the folders of classes are right there.
-
-    Beside other classes, a folder that is called like a part and has no folders in it is a class, too.
+def data_parts(data: Path) -> dict[str, Path]:
+    """Return the folders train, val and test of some data; none if the class folders are directly inside.
 
     Raises:
-        TrainError: Other folders stand beside parts, or two folders are the same part.
+        TrainError: Other folders are beside these parts, or two folders are the same part.
     """
-    part_called = {word: part for part, words in PARTS.items() for word in words}
-    parts: list[str] = []
-    others: list[str] = []
-    for name in folders_in(data):
-        (parts if name.lower() in part_called else others).append(name)
+    names = folders_in(data)
+    parts = [name for name in names if name.lower() in PARTS]
+    others = [name for name in names if name.lower() not in PARTS]
     if others:
         if any(folders_in(data / name) for name in parts):
             raise TrainError(
-                f"{shown(str(data))} has {_named(parts)}, with folders inside, beside {_named(others)}: parts of the "
-                "data, or classes?",
-                python="Parts (train, val, test) stand alone, so move the others away; or put the folders of all "
-                "classes into train.",
+                f"{data} has both parts ({listed(parts)}) and other folders ({listed(others)}). Move the others away, "
+                "or move the folders of all classes into train."
             )
-        return {}
+        return {}  # a class may be called test
     found: dict[str, Path] = {}
     for name in parts:
-        part = part_called[name.lower()]
+        part = PARTS[name.lower()]
         if part in found:
-            raise TrainError(
-                f"{shown(str(data))} has {found[part].name} and {name}, which both mean {part}.",
-                python="Move one of them away, or put their pictures together.",
-            )
+            raise TrainError(f"{data} has {found[part].name} and {name}, which both mean {part}. Keep one of them.")
         found[part] = data / name
     return found
 
 
-def _named(folders: Sequence[str]) -> str:
-    return listed([shown(name) for name in folders])
-
-
-def folder_of_classes(data: Path) -> Path:
-    """Where the folders of the classes are that are trained on: in train/; or where there are no parts, right there."""
-    return parts_of(data).get("train", data)
-
-
-def folder_to_measure(data: Path) -> Path:
-    """Where the folders of the classes are that are measured on: in val/, else in test/, else right there.
+def training_folder(data: Path) -> Path:
+    """Return the folder with the class folders to train on: train/, or the data themselves.
 
     Raises:
-        TrainError: There is train/ alone.
+        TrainError: There are parts, but no train.
     """
-    parts = parts_of(data)
+    parts = data_parts(data)
+    if parts and "train" not in parts:
+        raise TrainError(
+            f"{data} has {listed([folder.name for folder in parts.values()])}, but no train. Name the folder to train "
+            "on train, and the one for validation val."
+        )
+    return parts.get("train", data)
+
+
+def evaluation_folder(data: Path) -> Path:
+    """Return the folder with the class folders to evaluate on: val/, else test/, else the data themselves.
+
+    Raises:
+        TrainError: There is only train.
+    """
+    parts = data_parts(data)
     if list(parts) == ["train"]:
         raise TrainError(
-            f"{shown(str(data))} has {parts['train'].name}, and no val or test to measure on.",
-            python=f"To measure on what was trained on, name {shown(str(parts['train']))}.",
+            f"{data} has {parts['train'].name}, but no val or test. To evaluate on the training images, pass "
+            f"{parts['train']}."
         )
     return parts.get("val", parts.get("test", data))
 
 
 def training_classes(data: Path) -> tuple[str, ...]:
-    """The classes of data to train on: of CIFAR-10, or of a folder with a folder for each.
+    """Return the names of the classes to train on.
 
     Raises:
         TrainError: There are no such data, or only one class.
     """
     if is_cifar10(data):
         return cifar10_classes(data)
-    parts = parts_of(data)
-    if parts and "train" not in parts:
-        raise TrainError(
-            f"{shown(str(data))} has {_named([folder.name for folder in parts.values()])}, and no train.",
-            python="Call the folder to train on train, and the one to compare epochs with val.",
-        )
-    folder = folder_of_classes(data)
+    folder = training_folder(data)
     classes = class_names(folder)
     if len(classes) < 2:
-        raise TrainError(f"{folder} has one class only, {classes[0]}.", python="Training needs at least two.")
+        raise TrainError(f"{folder} has only one class, {classes[0]}. Training needs at least two.")
     return classes
 
 
-def read_to_train(
-    data: Path, preprocess: Preprocess, classes: Sequence[str], *, share: float | None = None, seed: int = 0
-) -> Split:
-    """What to train on and what to compare epochs with.
-
-    Args:
-        data: train/ and val/; or train/ alone or the classes themselves, of which a share is held out; or CIFAR-10.
-        preprocess: Of the model.
-        classes: Those that the model knows, in order.
-        share: Of each class, what is held out where there is no val/; None: `SHARE`.
-        seed: Other ones with another seed.
+def read_class_list(file: Path) -> tuple[str, ...]:
+    """Read the file of --classes: the name of a class folder per line, in the order of the model's classes.
 
     Raises:
-        TrainError: A share is wanted of data that have a part to compare epochs with, or a picture is in both parts;
-            and as `hold_out`, `read_cifar10` and `read_folder` do.
+        TrainError: The file cannot be read, or is empty.
     """
-    val = parts_of(data).get("val")
+    try:
+        names = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainError(f"Cannot read --classes {file}: {error}.") from error
+    classes = tuple(name.strip() for name in names if name.strip())
+    if not classes:
+        raise TrainError(f"--classes {file} is empty. It should name a class folder per line.")
+    return classes
+
+
+def stand_for(folders: Sequence[str], labels: Sequence[str]) -> bool:
+    """Return whether folders are named after all the labels of a model, or after all their indices."""
+    try:
+        return sorted(class_indices(folders, labels)) == list(range(len(labels)))
+    except TrainError:
+        return False
+
+
+def read_training_data(
+    data: Path, preprocess: Preprocess, classes: Sequence[str], *, share: float | None = None, seed: int = 0
+) -> Split:
+    """Read the images to train on and the images for validation.
+
+    Args:
+        data: train/ and val/; train/ alone or class folders, of which a share is held out; or CIFAR-10.
+        preprocess: The preprocessing of the model.
+        classes: The names of the class folders, in the order of the classes.
+        share: The share of each class to hold out if there is no val/. Default: 0.2.
+        seed: Another seed holds out other images.
+
+    Raises:
+        TrainError: `share` is given and there is a val part; and as `hold_out`, `read_cifar10` and `read_folder`.
+    """
+    val = None if is_cifar10(data) else data_parts(data).get("val")
     if share is not None and (val or is_cifar10(data)):
-        raise TrainError(
-            f"val_share {share:g} would be held out, and {data} has pictures for that already.",
-            python="Leave the share out.",
-            command=f"Leave --val-share out{f', or move {val} away' if val else ''}.",
-            field="val_share",
-        )
+        raise TrainError(f"{data} has validation images already. Leave out share= (--val-share).")
     if is_cifar10(data):
         read, channels = cifar10_reader(preprocess), preprocess.model.config.channels
         return Split(read_cifar10(data, "train", read, channels), read_cifar10(data, "val", read, channels), [])
-    pictures = read_folder(folder_of_classes(data), preprocess.pixels, classes)
+    images = read_folder(training_folder(data), preprocess.pixels, classes)
     if val:
-        validation = read_folder(val, preprocess.pixels, classes)
-        refuse_shared_files(files_of(pictures), files_of(validation))
-        return Split(pictures, validation, [])
-    train, validation = hold_out(pictures, SHARE if share is None else share, seed)
+        return Split(images, read_folder(val, preprocess.pixels, classes), [])
+    train, validation = hold_out(images, SHARE if share is None else share, seed)
     return Split(train, validation, validation.names())
 
 
-def hold_out(pictures: Pictures, share: float = SHARE, seed: int = 0) -> tuple[Pictures, Pictures]:
-    """Parts pictures in two: to train on, and a share of each class to compare epochs with, one picture at least.
+def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[ImageData, ImageData]:
+    """Split images into those to train on and a share of each class, at least one image, for validation.
 
     Raises:
-        TrainError: A class has only one picture, or the share is none.
+        TrainError: A class has only one image, or the share is not from 0.01 to 0.9.
     """
-    least, most = SHARES
-    if not least <= share <= most:
-        raise TrainError(f"val_share must be from {least:g} to {most:g}, got {share:g}.", field="val_share")
-    names = pictures.names()
-    held = torch.zeros(len(pictures), dtype=torch.bool, device="cpu")
-    for k, name in enumerate(pictures.classes):
-        rows = (pictures.labels == k).nonzero()[:, 0].tolist()
+    if not 0.01 <= share <= 0.9:
+        raise TrainError(f"The share to hold out (--val-share) must be from 0.01 to 0.9, got {share:g}.")
+    names = data.names()
+    held = torch.zeros(len(data), dtype=torch.bool, device="cpu")
+    for k, name in enumerate(data.classes):
+        rows = (data.labels == k).nonzero()[:, 0].tolist()
         if len(rows) == 1:
-            raise TrainError(
-                f"{shown(name)} has one picture only, and of each class at least one is trained on and one held out.",
-                python="Add some, or remove the class.",
-            )
-        count = min(max(round(share * len(rows)), 1), len(rows) - 1)
-        rows.sort(key=lambda row: _lot(seed, names[row]))
-        held[rows[: max(count, 0)]] = True
-    return pictures.part(~held), pictures.part(held)
-
-
-def _lot(seed: int, name: str) -> bytes:
-    """A picture's place in a random order that other pictures do not change."""
-    return sha256(f"{seed} {name}".encode(errors="surrogateescape")).digest()
+            raise TrainError(f"{name} has only one image. Training and validation need one each; add some.")
+        if rows:
+            # The hash gives each image a random place that does not depend on the other images.
+            rows.sort(key=lambda row: sha256(f"{seed} {names[row]}".encode(errors="surrogateescape")).digest())
+            held[rows[: min(max(round(share * len(rows)), 1), len(rows) - 1)]] = True
+    return data.subset(~held), data.subset(held)
 
 
 def write_split(path: Path, data: Path, held_out: Sequence[str]) -> None:
-    """Keeps which pictures were held out; `read_held_out` reads them."""
-    content = {"classes in": str(folder_of_classes(data).resolve()), "held out": list(held_out)}
-    storage.write_text(path, json.dumps(content, indent=1) + "\n")  # in ASCII, as names need not be Unicode
+    """Write the list of held-out images, which `read_held_out` reads."""
+    content = {"classes in": str(training_folder(data).resolve()), "held out": list(held_out)}
+    storage.write_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def _read_list(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = read_json(path, LISTED, most_bytes=MOST_BYTES, error=TrainError)
-    return content
-
-
-def is_split(path: Path) -> bool:
-    """Whether a file is what `write_split` writes, with nothing else in it."""
-    try:
-        content = _read_list(path)
-    except TrainError:
-        return False
-    return set(content) == {"classes in", "held out"}
-
-
-def folder_of_split(path: Path) -> Path:
-    """The folder of classes that a run held pictures out of.
+def read_split(path: Path) -> tuple[Path, list[str]]:
+    """Read the list of held-out images: the folder with the class folders, and the names of the images.
 
     Raises:
-        TrainError: The list is damaged.
+        TrainError: The file cannot be read, or is not such a list.
     """
-    return Path(_read_list(path)["classes in"])
+    try:
+        content = json.loads(path.read_bytes())
+        return Path(content["classes in"]), [str(name) for name in content["held out"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TrainError(
+            f"{path} is not a list of held-out images ({type(error).__name__}: {error}). Pass the split.json that "
+            "a training run wrote."
+        ) from error
 
 
-def read_held_out(path: Path, data: Path, pictures: Pictures) -> Pictures:
-    """Of all pictures of some data, those that a run on them held out.
+def check_evaluation_data(data: Path, split: Path | None = None) -> None:
+    """Check that there are data to evaluate on, before a model is downloaded.
+
+    Raises:
+        TrainError: They are neither CIFAR-10 nor a folder per class, or the split does not apply.
+    """
+    if split is not None:
+        read_split(split)
+        if is_cifar10(data):
+            raise TrainError(f"{data} has test images of its own. Leave out split= (--split).")
+    if not is_cifar10(data):
+        class_names(evaluation_folder(data) if split is None else training_folder(data))
+
+
+def read_evaluation_data(
+    data: Path, model: ViT, split: Path | None = None, folders: Sequence[str] | None = None
+) -> ImageData:
+    """Read the test images of CIFAR-10, or those of a folder per class, or of its val/ or test/.
 
     Args:
-        path: A run's `SPLIT`.
-        data: The data.
-        pictures: Read from `folder_of_classes`.
+        data: The folder.
+        model: Its preprocessing prepares the images, and its labels are the classes.
+        split: The split.json of a run: evaluate on the images that it held out only.
+        folders: The names of the class folders, in the order of the model's classes, if they are neither labels nor
+            indices.
 
     Raises:
-        TrainError: The list is damaged, or names pictures that are not there.
+        TrainError: The data are damaged, or of other classes than the model's.
     """
-    wanted = _read_list(path)["held out"]
-    names = pictures.names()
-    missing = [shown(name) for name in sorted(set(wanted) - set(names))]
+    preprocess, k = preprocess_of(model), model.config.num_classes
+    classes = tuple(model.labels or map(str, range(k)))
+    if is_cifar10(data):
+        images = read_cifar10(data, "test", cifar10_reader(preprocess), model.config.channels)
+        return images.with_classes(classes) if model.labels else _in_order(images, images.classes, k)
+    folder = evaluation_folder(data) if split is None else training_folder(data)
+    images = read_folder(folder, preprocess.pixels, folders or class_names(folder))
+    images = images.with_classes(classes) if folders is None else _in_order(images, classes, k)
+    if split is None:
+        return images
+    wanted = set(read_split(split)[1])
+    names = images.names()
+    missing = sorted(wanted.difference(names))
     if missing:
         raise TrainError(
-            f"{shown(str(path))} names {len(missing)} pictures that {data} does not have ({listed(missing)}).",
-            python="Give the data that this run was trained on.",
+            f"{split} names {len(missing)} images that {data} does not have ({listed(missing)}). Pass the data that "
+            "the run was trained on."
         )
-    chosen = set(wanted)
-    return pictures.part(torch.tensor([name in chosen for name in names], device="cpu"))
+    return images.subset(torch.tensor([name in wanted for name in names], device="cpu"))
+
+
+def _in_order(data: ImageData, classes: Sequence[str], k: int) -> ImageData:
+    """Return images whose classes are a model's, in order, with the names that the model has for them."""
+    if len(data.classes) != k:
+        raise TrainError(f"The data have {len(data.classes)} classes, and the model {k}. Fine-tune it first.")
+    return replace(data, classes=tuple(classes))

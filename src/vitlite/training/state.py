@@ -1,157 +1,285 @@
-"""The file of a run's state: what it must hold, checked once, where it is read, before anything of a run is changed."""
+"""A training run that can be saved and resumed. Its state is one file, which is replaced atomically."""
 
+import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
-from vitlite.checkpoints.reader import Shape, open_weights
-from vitlite.errors import TrainError, VitliteError, shown
-from vitlite.schema import Check, number, optional, parse_json, several, table, text, whole
-from vitlite.training.datasets import digest
+from vitlite import storage
+from vitlite.checkpoints.reader import RUN_STATE, WEIGHTS
+from vitlite.checkpoints.save import check_savable, write_tensors
+from vitlite.errors import TrainError
+from vitlite.fast.kernels import float32_products, float32_products_are_exact
+from vitlite.images.transform import preprocess_of
+from vitlite.nn.vit import ViT
+from vitlite.training import distributed
+from vitlite.training.data import ImageData, digest
+from vitlite.training.history import History
+from vitlite.training.optim import optimizers, restore_optimizer, state_names, weights_of
+from vitlite.training.settings import Settings
 
-METADATA, CHECKSUM = "vitlite.run", "vitlite.checksum"  # in the header of the state
-MOST_BYTES = 100 * 2**20  # of it, which is what safetensors allows a header
-MOST_COUNTED = 2**24  # AdamW counts its steps in float32, in which one more is no more from there on
+STATE, LOG, LOCK = RUN_STATE, "log.jsonl", "train.lock"
+LAST, BEST = "last", "best"  # the folders of the weights of the last epoch and of the best one
+CONTENT, CHECKSUM = "vitlite.run", "vitlite.checksum"  # in the metadata of the state file
 
 
 @dataclass
 class Progress:
-    """Where a run is, and what it has seen of the present epoch."""
+    """The position of a run, and sums over the current epoch."""
 
-    epoch: int = 0  # epochs that are done
-    step: int = 0  # steps that are done of the next
+    epoch: int = 0  # finished epochs
+    step: int = 0  # finished steps of the current epoch
     loss: float = 0.0  # summed over these steps
-    right: float = 0.0  # share of pictures whose best class is the one they have most of, summed likewise
+    accuracy: float = 0.0  # summed over these steps
     seconds: float = 0.0
 
-    def add(self, loss: float, right: float, seconds: float) -> None:
-        """One more step is done."""
+    def add(self, loss: float, accuracy: float, seconds: float) -> None:
+        """Count one more step."""
         self.step += 1
         self.loss += loss
-        self.right += right
+        self.accuracy += accuracy
         self.seconds += seconds
 
 
-class Kept(NamedTuple):
-    """What a tensor of a state is to be."""
+@dataclass(frozen=True)
+class RunIdentity:
+    """Everything that must be the same for a run to be resumed, as JSON values."""
 
-    shape: Shape
-    dtype: torch.dtype
+    settings: dict[str, Any]  # without patience, which only says when a run ends
+    config: dict[str, Any]
+    transform: dict[str, Any]
+    classes: list[str]
+    weights: str  # sha256 of the file that they came from; else a hash of the frozen ones, which a state does not hold
+    images: str  # number, and hash of labels and pixels or files
+    validation: str | None
 
+    @classmethod
+    def of(cls, model: ViT, data: ImageData, settings: Settings, validation: ImageData | None) -> "RunIdentity":
+        """Return the identity of a run that trains `model` on `data`."""
+        preprocess = preprocess_of(model)
+        frozen = (weight for weight in model.parameters() if not weight.requires_grad)
+        identity = cls(
+            settings={name: value for name, value in asdict(settings).items() if name != "patience"},
+            config=model.config.to_dict(),
+            transform=preprocess.transform.to_dict() | {"quick_decode": preprocess.quick_decode},
+            classes=list(data.classes),
+            weights=model.source.sha256 if model.source else digest(frozen),
+            images=f"{len(data)}, {data.digest()}",
+            validation=f"{len(validation)}, {validation.digest()}" if validation else None,
+        )
+        return cls(**json.loads(json.dumps(asdict(identity))))
 
-STEP = Kept((), torch.float32)  # how many of them AdamW has taken
+    def differences(self, saved: "RunIdentity") -> list[str]:
+        """Name the fields that differ from those of a saved run, with both values."""
+        found = []
+        for field in fields(self):
+            old, new = getattr(saved, field.name), getattr(self, field.name)
+            if not isinstance(new, dict):
+                old, new = {field.name: old}, {field.name: new}
+            for name in sorted(old.keys() | new.keys()):
+                if old.get(name) != new.get(name):
+                    found.append(f"{name} was {old.get(name)!r} and is {new.get(name)!r}")
+        return found
 
 
 class State(NamedTuple):
-    """What the file holds."""
+    """The content of a state file."""
 
-    identity: dict[str, Any]  # what must be the same for a run to go on
+    identity: RunIdentity
     progress: Progress
-    history: list[dict[str, Any]]
-    unmoved: frozenset[str]  # weights that had no gradient so far
-    tensors: dict[str, Tensor]
-
-
-_float = Check("a number", lambda value: type(value) in (int, float))  # of a loss that was measured: also NaN
-_progress = {"epoch": whole(), "step": whole(), "loss": number(), "right": number(0), "seconds": number(0)}
-_record = {
-    "epoch": whole(1),
-    "loss": number(),
-    "accuracy": number(0, 1.001),
-    "lr": number(0),
-    "seconds": number(0),
-}
-_measured = {"val_loss": optional(_float), "val_top1": optional(number(0, 1))}
-_header = table(
-    {
-        "identity": table({"epochs": whole(1)}, ("epochs",)),
-        "progress": table(_progress, tuple(_progress)),
-        "history": several(table(_record | _measured, tuple(_record))),
-        "unmoved": several(text()),
-    },
-    ("identity", "progress", "history"),
-)
+    history: History
+    tensors: dict[str, Tensor]  # by "kind.name", such as "average.head.bias"
 
 
 def read_state(path: Path) -> State:
-    """Reads all of a state, without mapping the file, since it is to be replaced.
+    """Read a state file.
 
     Raises:
-        TrainError: It is none, or damaged: the file and the field are named.
+        TrainError: It is not the state of a run, or is damaged.
     """
-    with damaged(path):
-        with open_weights(path) as weights:
-            metadata = weights.metadata
-            if METADATA not in metadata:
-                raise TrainError(f"its header has no {METADATA}")
-            weights.check_dtypes(list(weights.entries))
-            tensors = {name: weights.read(name) for name in weights.entries}
-        saved = parse_json(metadata[METADATA], _header, "its header", most_bytes=MOST_BYTES, error=TrainError)
-        progress = Progress(**{field.name: saved["progress"][field.name] for field in fields(Progress)})
-        if len(saved["history"]) != progress.epoch:
-            raise TrainError(f"its history has {len(saved['history'])} epochs, and progress.epoch is {progress.epoch}")
-        if CHECKSUM in metadata and metadata[CHECKSUM] != checksum(metadata[METADATA], tensors):  # older ones have none
-            raise TrainError("its checksum is that of other content")
-    return State(saved["identity"], progress, saved["history"], frozenset(saved.get("unmoved", ())), tensors)
+    with _damage_explained(path):
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            # Copies: the file must not stay mapped, since it will be replaced.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        if metadata[CHECKSUM] != _checksum(metadata[CONTENT], tensors):
+            raise ValueError("its checksum does not match its content")
+        content = json.loads(metadata[CONTENT])
+        identity, progress = RunIdentity(**content["identity"]), Progress(**content["progress"])
+        return State(identity, progress, content["history"], tensors)
 
 
-def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
-    """A hash of all that a state holds, by which damage is noticed."""
-    parts: list[str | Tensor] = [header]
+def _checksum(content: str, tensors: Mapping[str, Tensor]) -> str:
+    parts: list[str | Tensor] = [content]
     for name in sorted(tensors):
         parts += [f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}", tensors[name]]
     return digest(parts)
 
 
-def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Kept], steps: int) -> None:
-    """Makes sure that these are the tensors of a run, and make sense.
+class Run:
+    """A model with its averaged weights, optimizers and progress, which can be saved and resumed."""
+
+    def __init__(self, model: ViT, data: ImageData, settings: Settings, validation: ImageData | None = None) -> None:
+        self.model, self.data, self.settings = model, data, settings
+        self.transform = preprocess_of(model).transform
+        if type(model) is ViT:
+            check_savable(model, Path(WEIGHTS))  # now rather than after the first epoch
+        self.steps = -(-len(data) // settings.batch)  # of an epoch, rounded up
+        self.class_weights = class_weights(data, balance=settings.balance)  # (k,)
+        self.progress = Progress()
+        self.history: History = []
+        if settings.frozen:
+            model.requires_grad_(False)
+            model.head.requires_grad_(True)
+        self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.names = {weight: name for name, weight in self.weights.items()}
+        self.identity = RunIdentity.of(model, data, settings, validation)
+        self.optimizers = optimizers(model, self.weights, settings)
+        self.matmul_context = _matmul_context(model, settings)
+        distributed.assert_equal_on_all_ranks(asdict(self.identity) | {"patience": settings.patience})
+        self.network = distributed.wrap_ddp(model)  # gives all ranks the random weights of the first
+        self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the buffers, the weights, their averages, and the state of the optimizers, by "kind.name"."""
+        tensors = {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
+        for optimizer in self.optimizers:
+            for weight in weights_of(optimizer):
+                name = self.names[weight]
+                tensors[f"weight.{name}"] = weight.detach()
+                tensors[f"average.{name}"] = self.averages[name]
+                for kind in state_names(optimizer):
+                    if kind in optimizer.state[weight]:  # not before the first gradient
+                        tensors[f"{kind}.{name}"] = optimizer.state[weight][kind]
+        return tensors
+
+    def save(self, path: Path) -> None:
+        """Write everything that a resumed run needs."""
+        if not distributed.is_main():
+            return
+        tensors = self.tensors()
+        content = json.dumps(
+            {"identity": asdict(self.identity), "progress": asdict(self.progress), "history": self.history}
+        )
+        with _write_errors_explained(path):
+            write_tensors(path, tensors, {CONTENT: content, CHECKSUM: _checksum(content, tensors)})
+
+    def write_log(self, path: Path) -> None:
+        """Write the history, a line of JSON per epoch."""
+        if distributed.is_main():
+            with _write_errors_explained(path):
+                storage.write_text(path, "".join(json.dumps(record) + "\n" for record in self.history))
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write the model to a folder that `vitlite.load` opens."""
+        if distributed.is_main():
+            with _write_errors_explained(folder):
+                self.model.save(folder)
+
+    def resume(self, path: Path) -> bool:
+        """Restore what `save` wrote and return True; return False if no step had been taken by then.
+
+        Raises:
+            TrainError: It is the state of another run, or damaged.
+        """
+        saved = read_state(path)
+        if saved.progress == Progress():
+            return False
+        self._check_identity(saved, path.parent)
+        with _damage_explained(path), torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(saved.tensors[f"buffer.{name}"])
+            for name, weight in self.weights.items():
+                weight.copy_(saved.tensors[f"weight.{name}"])
+                self.averages[name].copy_(saved.tensors[f"average.{name}"])
+            for optimizer in self.optimizers:
+                restore_optimizer(optimizer, self.names, saved.tensors)
+        self.progress, self.history = saved.progress, saved.history
+        return True
+
+    def _check_identity(self, saved: State, out: Path) -> None:
+        identity, epochs = saved.identity, self.settings.epochs
+        done = saved.progress.epoch + saved.progress.step / self.steps
+        if done <= min(identity.settings["epochs"], epochs) * (1 - self.settings.decay):
+            # Until the learning rate begins to fall, it does not depend on the number of epochs.
+            identity = replace(identity, settings=identity.settings | {"epochs": epochs})
+        differences = self.identity.differences(identity)
+        if differences:
+            raise TrainError(
+                f"{out} holds another run: {'; '.join(differences)}. Use the same arguments to resume it, or start "
+                f"another run with another out= (--out), perhaps from the weights in {out / LAST}."
+            )
+
+    def average(self, step: int) -> None:
+        """Move the averages towards the weights; fast at first, since early weights are worth little."""
+        keep = min(self.settings.ema, (1 + step) / (10 + step))
+        weights = [weight.detach() for weight in self.weights.values()]
+        torch._foreach_lerp_(list(self.averages.values()), weights, 1 - keep)
+
+    @contextmanager
+    def averaged(self) -> Iterator[ViT]:
+        """Give the model its averaged weights for a while."""
+        self.swap_averages()
+        try:
+            yield self.model
+        finally:
+            self.swap_averages()
+
+    def swap_averages(self) -> None:
+        """Exchange the weights of the model and their averages."""
+        for name, weight in self.weights.items():
+            weight.data, self.averages[name] = self.averages[name], weight.data
+
+
+def class_weights(data: ImageData, *, balance: bool) -> Tensor:
+    """Return how much an image of each class counts, on average 1: (k,).
 
     Args:
-        path: Where they are from.
-        tensors: By "kind.name", such as "average.head.bias".
-        wanted: What the run has by these names.
-        steps: How many it has taken.
-
-    Raises:
-        TrainError: One is missing, is one too many, or is of another shape, type or range.
+        data: The training images.
+        balance: Give the classes that have images equal weight, however many they have. An epoch still sees each image
+            once.
     """
-    with damaged(path):
-        missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
-        if missing:
-            raise TrainError(f"it lacks {shown(min(missing))}")
-        if extra:
-            raise TrainError(f"{shown(min(extra))} belongs to no weight of the run")
-        for name, tensor in tensors.items():
-            _check_tensor(shown(name), tensor, wanted[name])
-            if name.startswith("step.") and tensor.item() != min(steps, MOST_COUNTED):
-                raise TrainError(f"{shown(name)} is {tensor.item():g}, and the run has taken {steps} steps")
+    count = torch.bincount(data.labels, minlength=len(data.classes))
+    if not balance:
+        return torch.ones_like(count, dtype=torch.float32)
+    present = int((count > 0).sum())
+    return torch.where(count > 0, len(data) / (present * count.clamp(min=1)).float(), 0.0)
 
 
-def _check_tensor(name: str, tensor: Tensor, wanted: Kept) -> None:
-    if (tuple(tensor.shape), tensor.dtype) != wanted:
-        raise TrainError(
-            f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, and {wanted.shape} of {wanted.dtype} in the run"
-        )
-    if tensor.isnan().any():
-        raise TrainError(f"{name} has NaN in it")
+def _matmul_context(model: ViT, settings: Settings) -> AbstractContextManager[Any]:
+    """Return a context in which float32 steps on a CPU use oneDNN, if it is exact.
+
+    Speed is not a criterion: a resumed run must compute as before.
+    """
+    if model.device.type != "cpu" or settings.bfloat16:
+        return nullcontext()
+    exact = float32_products_are_exact(model.config.tokens, model.config.head_width)
+    return float32_products if exact else nullcontext()
 
 
 @contextmanager
-def damaged(path: Path) -> Iterator[None]:
-    """Says of whatever is wrong with a state which file it is, and what to do."""
+def _damage_explained(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a damaged file makes readers raise nearly anything
-        reason = error.text if isinstance(error, VitliteError) else shown(f"{type(error).__name__}: {error}")
         raise TrainError(
-            f"{shown(str(path))} is not the state of a run, or is damaged ({reason.rstrip('.')}).",
-            python=f"Remove it to begin anew; or begin another run, perhaps from {path.parent / 'last'}, with "
-            "another `out`.",
-            command="Remove it to begin anew; or begin another run, perhaps with --model "
-            f"{path.parent / 'last'} and another --out.",
+            f"{path} is damaged or not the state of a run ({type(error).__name__}: {error}). Start another run with "
+            f"another out= (--out), perhaps from the weights in {path.parent / LAST}."
         ) from None
+
+
+@contextmanager
+def _write_errors_explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TrainError(
+            f"Cannot write {path}: {error}. The last state of the run is intact. Make room, and run the same command "
+            "again to resume."
+        ) from error

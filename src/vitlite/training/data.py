@@ -1,0 +1,330 @@
+"""Labelled images to train and to evaluate on: a folder per class, or CIFAR-10's binary version.
+
+Shapes: n images in all, b of them in a batch, c channels, h and w pixels.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from logging import getLogger
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitlite.checkpoints.fingerprint import bytes_of
+from vitlite.errors import TrainError, counted
+from vitlite.images.decode import SUFFIXES
+from vitlite.images.transform import Preprocess
+from vitlite.inference.find import by_ending, files_below
+from vitlite.inference.predict import readers
+from vitlite.training import distributed
+
+_log = getLogger("vitlite")
+CACHE = 2**31  # bytes of prepared images kept in memory
+RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 image: its label, then the red, green and blue planes
+CIFAR10_NAMES = "batches.meta.txt"
+HOLDOUT = 1000  # CIFAR-10 training images used for validation; the test images are for the end
+
+Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
+
+
+class PreparedImages:
+    """Images that are indexed like a uint8 tensor (n, c, h, w), prepared on demand and cached."""
+
+    def __init__(self, sources: Sequence[Path] | Tensor, read: Read, folder: Path | None = None) -> None:
+        self.sources, self.read = sources, read
+        self.folder = folder  # the names of files are relative to it
+        self._cache: dict[int, Tensor] = {}
+        self._free = CACHE
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        with readers() as pool:
+            images = list(pool.map(self._image, rows.tolist()))
+        return torch.stack(images)  # (b, c, h, w)
+
+    def _image(self, row: int) -> Tensor:
+        image = self._cache.get(row)
+        if image is None:
+            image = self.read(self.sources[row])
+            if image.dtype != torch.uint8:
+                raise TrainError(f"Images must be read as uint8, got {image.dtype}. Use model.preprocess.pixels.")
+            if self._free >= image.nbytes:
+                self._free -= image.nbytes
+                self._cache[row] = image
+        return image
+
+    def subset(self, rows: Sequence[int]) -> "PreparedImages":
+        """Return some of the images, in the order of the rows."""
+        if isinstance(self.sources, Tensor):
+            return PreparedImages(self.sources[rows], self.read)
+        return PreparedImages([self.sources[row] for row in rows], self.read, self.folder)
+
+    def names(self) -> list[str]:
+        """Return the path of each image relative to the folder, such as "cat/1.jpg"; the number of those in memory."""
+        if isinstance(self.sources, Tensor):
+            return [str(row) for row in range(len(self))]
+        return [(path.relative_to(self.folder) if self.folder else path).as_posix() for path in self.sources]
+
+    def origin(self) -> list[Tensor | str]:
+        """Return what identifies the images: their pixels, or the names and sizes of their files."""
+        if isinstance(self.sources, Tensor):
+            return [self.sources]
+        files: list[Tensor | str] = []
+        for path, name in zip(self.sources, self.names(), strict=True):
+            size = path.stat().st_size if path.exists() else -1  # a missing file is an error when it is read
+            files.append(f"{size} {name}")
+        return files
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images with their labels and the names of the classes.
+
+    Raises:
+        TrainError: There are no images, they are not uint8, or a label is missing or out of range.
+    """
+
+    images: Tensor | PreparedImages  # (n, c, h, w) uint8
+    labels: Tensor  # (n,) int64
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        images, labels, k = self.images, self.labels, len(self.classes)
+        if isinstance(images, Tensor) and (images.dtype != torch.uint8 or images.ndim != 4):
+            raise TrainError(
+                f"ImageData needs uint8 images (n, c, h, w), got {tuple(images.shape)} of {images.dtype}. Convert "
+                "values from 0 to 1 with (255 * images).round().to(torch.uint8)."
+            )
+        if labels.shape != (len(images),) or labels.dtype != torch.int64 or not len(images):
+            raise TrainError(
+                f"ImageData needs at least one image and an int64 label for each, got {len(images)} images and labels "
+                f"{tuple(labels.shape)} of {labels.dtype}."
+            )
+        lowest, highest = labels.min().item(), labels.max().item()
+        if lowest < 0 or highest >= k:
+            raise TrainError(
+                f"ImageData has {k} classes, so labels must be from 0 to {k - 1}, got {lowest} to {highest}. Name "
+                "every class in classes=, in the order of the labels."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def fetch(self, rows: Tensor) -> Tensor:
+        """Return some of the images, with values from 0 to 1: (b,) -> (b, c, h, w)."""
+        return self.images[rows].float().div_(255)
+
+    def subset(self, chosen: Tensor) -> "ImageData":
+        """Return the images for which `chosen` is True: (n,) bool."""
+        rows = chosen.nonzero()[:, 0]
+        images = self.images.subset(rows.tolist()) if isinstance(self.images, PreparedImages) else self.images[rows]
+        return ImageData(images, self.labels[rows], self.classes)
+
+    def with_classes(self, classes: Sequence[str]) -> "ImageData":
+        """Return the same images with the labels of a model, whose classes these are, in order.
+
+        Raises:
+            TrainError: A class of the images is not among them.
+        """
+        indices = class_indices(self.classes, classes)
+        return ImageData(self.images, torch.tensor(indices, device="cpu")[self.labels], tuple(classes))
+
+    def names(self) -> list[str]:
+        """Return the path of each image relative to its folder, such as "cat/1.jpg"; the number of those in memory."""
+        if isinstance(self.images, PreparedImages):
+            return self.images.names()
+        return [str(row) for row in range(len(self))]
+
+    def files(self) -> list[Path]:
+        """Return the files of the images; an empty list for images in memory."""
+        if isinstance(self.images, Tensor) or isinstance(self.images.sources, Tensor):
+            return []
+        return list(self.images.sources)
+
+    def digest(self) -> str:
+        """Return a hash of the labels and pixels; of files, their names below the folder and their sizes are used."""
+        origin = self.images.origin() if isinstance(self.images, PreparedImages) else [self.images]
+        return digest([self.labels, *origin])
+
+
+def digest(values: Iterable[Tensor | str]) -> str:
+    """Return a hash of tensors and texts."""
+    found = sha256()
+    for value in values:
+        if isinstance(value, str):
+            found.update(value.encode(errors="surrogateescape") + b"\0")
+        else:
+            found.update(bytes_of(value))
+    return f"sha256 {found.hexdigest()[:16]}"
+
+
+def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
+    """Return the index of the class that each folder stands for: folders are named after classes, or after indices.
+
+    >>> class_indices(["cat", "ship"], ["ship", "cat", "dog"]), class_indices(["000", "002"], ["ship", "cat", "dog"])
+    ([1, 0], [0, 2])
+
+    Raises:
+        TrainError: A name is neither, or is the name of several classes.
+    """
+    count = Counter(classes)
+    unknown = [name for name in names if not count[name]]
+    if len(unknown) == len(names) and all(name.isdecimal() and int(name) < len(classes) for name in names):
+        return [int(name) for name in names]
+    if unknown:
+        raise TrainError(
+            f"The model has {len(classes)} classes ({listed(classes)}), and none is named {listed(unknown)}. Name each "
+            "folder after a class or its index, or list the folders in the order of the classes in a file: "
+            "--classes FILE."
+        )
+    shared = [name for name in names if count[name] > 1]
+    if shared:
+        raise TrainError(
+            f"The model has {count[shared[0]]} classes named {shared[0]}. Name the folders after the indices of the "
+            "classes, or list them in the order of the classes in a file: --classes FILE."
+        )
+    return [classes.index(name) for name in names]
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """Return the sorted names of the class folders in a folder.
+
+    Raises:
+        TrainError: The folder does not exist or holds no folders.
+    """
+    names = folders_in(folder)
+    if not names:
+        problem = "holds no folders" if folder.is_dir() else "does not exist"
+        raise TrainError(f"{folder} {problem}. It should hold a folder of images for each class.")
+    return tuple(names)
+
+
+def folders_in(folder: Path) -> list[str]:
+    """Return the sorted names of the folders in a folder, without hidden ones; none if it does not exist."""
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> ImageData:
+    """List the images of a folder per class. Hidden files and folders are left out.
+
+    Args:
+        folder: Holds a folder for each class, with images anywhere below.
+        read: `model.preprocess.pixels`, or a function like it. It is called in several threads.
+        classes: The names of the folders, in the order of the classes. A folder may be missing.
+
+    Raises:
+        TrainError: A folder is not one of the classes, or holds no images.
+    """
+    names = class_names(folder)
+    unknown = [name for name in names if name not in classes]
+    if unknown:
+        raise TrainError(
+            f"{folder} has the folders {listed(unknown)}, and the classes are {listed(classes)}. Rename or remove "
+            "these folders."
+        )
+    paths: list[Path] = []
+    labels: list[int] = []
+    skipped: Counter[str] = Counter()
+    for name in names:
+        found, others = _images_below(folder / name)
+        paths += found
+        labels += [classes.index(name)] * len(found)
+        skipped += others
+    if skipped and distributed.is_main():
+        _log.warning("vitlite: %s: skipped files that are not images: %s", folder, counted(skipped))
+    return ImageData(PreparedImages(paths, read, folder), torch.tensor(labels, device="cpu"), tuple(classes))
+
+
+def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """Return the sorted images below a folder, and how many other files there are of each ending."""
+    try:
+        # Hidden folders such as .ipynb_checkpoints hold copies, which would be held out beside their originals.
+        found, others = by_ending(files_below(str(folder), hidden=False), SUFFIXES)
+    except OSError as error:
+        raise TrainError(f"Cannot read the folder {folder}: {error}.") from error
+    if not found:
+        there = f", but {counted(others)}" if others else ""
+        raise TrainError(
+            f"{folder} holds no images ({' '.join(sorted(SUFFIXES))}){there}. Add some, convert those that are there "
+            "to JPEG or PNG, or remove the folder."
+        )
+    return sorted(map(Path, found), key=lambda path: path.parts), others  # by letters, also on Windows
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the names as a text, shortened to the first eight."""
+    first = ", ".join(names[:8])
+    return first if len(names) <= 8 else f"{first}, … ({len(names)} in all)"
+
+
+def is_cifar10(folder: Path) -> bool:
+    """Return whether a folder holds CIFAR-10's binary version."""
+    return (folder / "test_batch.bin").exists()
+
+
+def read_cifar10(
+    folder: Path, split: Literal["train", "val", "test"], read: Read | None = None, channels: int = 3
+) -> ImageData:
+    """Read one part of CIFAR-10's binary version.
+
+    Args:
+        folder: Holds the .bin files and batches.meta.txt.
+        split: The first 49,000 training images, the last 1,000, or the 10,000 test images.
+        read: `model.preprocess.pixels`; None keeps the images as they are, 32 x 32.
+        channels: 1 converts the images to grey.
+
+    Raises:
+        TrainError: A file is missing or damaged.
+    """
+    names = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
+    rows = torch.cat([_cifar10_batch(folder / f"{name}.bin") for name in names])  # (n, RECORD)
+    classes, highest = cifar10_classes(folder), int(rows[:, 0].max())
+    if highest >= len(classes):
+        raise TrainError(f"{folder} has the label {highest}, but {CIFAR10_NAMES} names {len(classes)} classes.")
+    part = {"train": slice(-HOLDOUT), "val": slice(-HOLDOUT, None), "test": slice(None)}[split]
+    images = rows[:, 1:].reshape(-1, 3, 32, 32).contiguous()[part]
+    if channels == 1:
+        images = torch.cat([_grey(images[first : first + 5000]) for first in range(0, len(images), 5000)])
+    return ImageData(PreparedImages(images, read) if read else images, rows[part, 0].long(), classes)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """Convert RGB to grey in Pillow's arithmetic: (n, 3, h, w) -> (n, 1, h, w) uint8."""
+    red, green, blue = images.int().unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8)[:, None]
+
+
+def cifar10_reader(preprocess: Preprocess) -> Read | None:
+    """Return the function that prepares CIFAR-10's images for a model; None if they can stay as they are."""
+    transform = preprocess.transform
+    return None if transform.size == transform.resize == (32, 32) else preprocess.pixels
+
+
+def _cifar10_batch(path: Path) -> Tensor:
+    """Read the records of one file: (n, RECORD)."""
+    if not path.exists():
+        raise TrainError(f"{path} is missing. CIFAR-10's binary version has six .bin files; unpack it again.")
+    data = path.read_bytes()
+    if not data or len(data) % RECORD:
+        raise TrainError(f"{path} has {len(data):,} bytes, not a multiple of {RECORD:,}. Unpack the data again.")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, RECORD)
+
+
+def cifar10_classes(folder: Path) -> tuple[str, ...]:
+    """Return the names of CIFAR-10's classes.
+
+    Raises:
+        TrainError: The file with the names is missing.
+    """
+    file = folder / CIFAR10_NAMES
+    if not file.exists():
+        raise TrainError(f"{file} is missing, which names CIFAR-10's classes. Unpack the data again.")
+    return tuple(file.read_text(encoding="utf-8").split())

@@ -1,0 +1,59 @@
+"""The history of a run, a record for each epoch, and which epoch is the best."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vitlite.training.settings import Settings
+
+History = list[dict[str, Any]]
+
+
+def best_epoch(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the record of the best epoch, by validation accuracy and then by loss; None without validation.
+
+    Accuracy alone would keep the first epoch that has all images right, however unsure it is of them.
+    """
+    return min((record for record in history if "val_top1" in record), key=_rank, default=None)
+
+
+def is_better(record: dict[str, Any], past: Sequence[dict[str, Any]]) -> bool:
+    """Return whether an epoch beats all earlier ones."""
+    best = best_epoch(past)
+    return best is None or _rank(record) < _rank(best)
+
+
+def _rank(record: dict[str, Any]) -> tuple[float, float]:
+    """Return the sort key of an epoch; the best one has the lowest."""
+    loss = record["val_loss"]
+    return -record["val_top1"], math.inf if math.isnan(loss) else loss
+
+
+def is_finished(history: Sequence[dict[str, Any]], settings: Settings) -> bool:
+    """Return whether a run has all its epochs, or its patience is over.
+
+    >>> accuracies = [0.5, 0.7, 0.6, 0.7]  # the last two are no better than the second
+    >>> history = [{"epoch": i, "val_top1": top1, "val_loss": 1.0} for i, top1 in enumerate(accuracies, 1)]
+    >>> [is_finished(history, Settings(epochs=9, patience=patience)) for patience in (0, 2, 3)]
+    [False, True, False]
+    """
+    if len(history) >= settings.epochs:
+        return True
+    best = best_epoch(history)
+    return best is not None and 0 < settings.patience <= len(history) - best["epoch"]
+
+
+def why_best(history: Sequence[dict[str, Any]]) -> str:
+    """Say which epoch is the best and why; return an empty text without validation.
+
+    >>> why_best([{"epoch": 1, "val_top1": 1.0, "val_loss": 0.6}, {"epoch": 2, "val_top1": 1.0, "val_loss": 0.1}])
+    'Best epoch: 2 of 2, with the highest validation accuracy (100.00%) and, of 2 such epochs, the lowest loss (0.1).'
+    """
+    best = best_epoch(history)
+    if best is None:
+        return ""
+    tied = [record for record in history if record.get("val_top1") == best["val_top1"]]
+    why = f"the highest validation accuracy ({best['val_top1']:.2%})"
+    if len(tied) > 1:
+        why += f" and, of {len(tied)} such epochs, the lowest loss ({best['val_loss']:g})"
+    return f"Best epoch: {best['epoch']} of {len(history)}, with {why}."

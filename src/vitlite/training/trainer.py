@@ -1,0 +1,345 @@
+"""Training a `ViT`, from scratch or from weights.
+
+Every random number is a function of (seed, epoch, sample) or, for dropout and stochastic depth, of (seed, step, rank).
+A run that is resumed on the same machine therefore ends with the same weights, bit for bit.
+Shapes: b images in a batch, or in this rank's share of it; c channels, h and w pixels, k classes.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from logging import getLogger
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlite import storage
+from vitlite.errors import TrainError
+from vitlite.images.transform import normalise
+from vitlite.nn.vit import ViT
+from vitlite.training import distributed
+from vitlite.training.augment import SampleRandom, augment, mix, shuffled
+from vitlite.training.data import ImageData, listed
+from vitlite.training.evaluate import check_data_fits, measure
+from vitlite.training.history import History, is_better, is_finished
+from vitlite.training.optim import learning_rate
+from vitlite.training.settings import Settings
+from vitlite.training.state import BEST, LAST, LOCK, LOG, STATE, Progress, Run
+
+_log = getLogger("vitlite")
+
+
+class Callbacks(NamedTuple):
+    """Functions that the main process calls while it trains."""
+
+    after_resume: Callable[[Run], None]
+    after_step: Callable[[Run], None]
+    after_epoch: Callable[[History], None]
+
+
+def train(
+    model: ViT,
+    data: ImageData,
+    out: Path,
+    settings: Settings,
+    *,
+    validation: ImageData | None = None,
+    after_resume: Callable[[Run], None] = lambda run: None,
+    after_step: Callable[[Run], None] = lambda run: None,
+    after_epoch: Callable[[History], None] = lambda history: None,
+    save_every: float = 60.0,
+) -> History:
+    """Train a model, or resume the run in `out`.
+
+    Args:
+        model: A model with preprocessing and as many classes as the data, in float32. If its labels are not the
+            classes of the data, it gets a new head.
+        data: The images to train on.
+        out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
+        settings: How to train.
+        validation: Images to measure after each epoch, of the same classes. The best epoch, by accuracy and then by
+            loss, is kept in `best`.
+        after_resume: Called with a run that is resumed, even if it is finished.
+        after_step: Called with the run after each step.
+        after_epoch: Called with the history after each epoch, and when a run is resumed.
+        save_every: Seconds between two writings of the state.
+
+    Returns:
+        The history: a dictionary for each epoch. The model ends with the averaged weights.
+
+    Raises:
+        TrainError: The data do not fit the model, the loss diverged, the disk is full, or `out` holds another run.
+        ImageError: An image cannot be read.
+    """
+    _check_start(model, data, settings, validation)
+    check_folder(out)
+    trainable = {weight: weight.requires_grad for weight in model.parameters()}
+    try:
+        with _locked(out):
+            model.zero_grad()
+            _match_head(model, data.classes)
+            for images in (data, validation):
+                if images is not None:
+                    check_data_fits(model, images)
+            run = Run(model, data, settings, validation)
+            _run_epochs(run, out, validation, Callbacks(after_resume, after_step, after_epoch), save_every)
+            # A barrier: `best` and `last` are complete on all ranks when this returns.
+            distributed.assert_equal_on_all_ranks({"epochs": run.progress.epoch})
+    finally:
+        model.zero_grad()
+        for weight, was_trainable in trainable.items():  # `frozen` is for this run only
+            weight.requires_grad_(was_trainable)
+    run.swap_averages()
+    model.eval()
+    return run.history
+
+
+def _check_start(model: ViT, data: ImageData, settings: Settings, validation: ImageData | None) -> None:
+    """Check that model, data, settings and processes go together."""
+    for name, weight in model.named_parameters():
+        if weight.dtype != torch.float32:
+            raise TrainError(
+                f"The model must be in float32 for training, but {name} is {weight.dtype}. Use model.float(); with "
+                "bfloat16=True in Settings it still computes in bfloat16."
+            )
+    if len(data.classes) < 2 or model.config.num_classes != len(data.classes):
+        raise TrainError(
+            f"The data have {len(data.classes)} classes and the model {model.config.num_classes}. Both need the same "
+            "number, at least 2: create the model with num_classes=."
+        )
+    if settings.patience and validation is None:
+        raise TrainError(f"patience={settings.patience} needs validation images.")
+    processes, steps = distributed.world_size(), math.ceil(len(data) / settings.batch)
+    if 1 < processes > len(data) // steps // 2:
+        raise TrainError(
+            f"{len(data)} images in batches of {settings.batch} are too few for {processes} processes, each of which "
+            "needs two of every batch. Raise batch= (--batch), or start fewer processes."
+        )
+
+
+def check_folder(out: Path, others: Sequence[str] = ()) -> None:
+    """Check that a run may write to a folder: it holds the state of a run, or none of the files of one.
+
+    Args:
+        out: The folder of the run.
+        others: Names of further files that will be written there.
+
+    Raises:
+        TrainError: It holds such files, but no state.
+    """
+    found = [name for name in (BEST, LAST, LOG, *others) if (out / name).exists()]
+    if found and not (out / STATE).exists():
+        raise TrainError(
+            f"{out} holds {', '.join(found)}, but no {STATE} of a run that could be resumed. Choose another out= "
+            "(--out)."
+        )
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Make the folder of a run, and keep other processes from training in it."""
+    with ExitStack() as held:
+        if distributed.is_main():
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                held.enter_context(storage.lock(out / LOCK, timeout=0))
+            except TimeoutError as error:
+                raise TrainError(
+                    f"Another process is training in {out}. Wait for it, or use another out= (--out)."
+                ) from error
+            except OSError as error:
+                raise TrainError(f"Cannot write to {out}: {error}. Choose another out= (--out).") from error
+        yield
+
+
+def _match_head(model: ViT, classes: Sequence[str]) -> None:
+    """Give a model the classes of the data as labels, and a new head if its labels were others."""
+    if model.labels is not None and tuple(model.labels) != tuple(classes):
+        if distributed.is_main():
+            _log.warning(
+                "vitlite: the model gets a new head, since its labels (%s) are not the classes of the data (%s)",
+                listed(model.labels),
+                listed(classes),
+            )
+        model.reset_head(len(classes))
+    model.labels = classes
+
+
+def _run_epochs(run: Run, out: Path, validation: ImageData | None, callbacks: Callbacks, save_every: float) -> None:
+    resumed = (out / STATE).exists() and run.resume(out / STATE)
+    distributed.assert_equal_on_all_ranks({"epoch": run.progress.epoch, "step": run.progress.step})
+    if not resumed:
+        run.save(out / STATE)  # before any other file, as `check_folder` expects
+    elif distributed.is_main():
+        storage.remove_leftovers(out / STATE)
+        callbacks.after_resume(run)
+        if run.history:
+            if run.progress.step == 0:  # it may have been killed before these were written
+                _save_models(run, out)
+            run.write_log(out / LOG)
+            callbacks.after_epoch(run.history)
+    while run.progress.step or not is_finished(run.history, run.settings):
+        _take_steps(run, out, callbacks.after_step, save_every)
+        _end_epoch(run, out, validation)
+        if distributed.is_main():
+            callbacks.after_epoch(run.history)
+
+
+def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_every: float) -> None:
+    """Take the remaining steps of the current epoch, and save the state now and then."""
+    from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
+
+    settings, progress = run.settings, run.progress
+    order = shuffled(settings.seed, progress.epoch, len(run.data))
+    saved = time.monotonic()
+    bar = tqdm(
+        total=run.steps,
+        initial=progress.step,
+        desc=f"epoch {progress.epoch + 1}/{settings.epochs}",
+        disable=None if distributed.is_main() else True,  # None: only shown on a terminal
+        leave=False,
+        file=sys.stderr,
+    )
+    with bar:
+        while progress.step < run.steps:
+            start = time.perf_counter()
+            run.model.train(not settings.frozen)  # a frozen backbone gives the features that it will give later
+            with run.matmul_context:
+                loss, accuracy = _step(run, batch_of(order, progress.step, run.steps))
+            if not math.isfinite(loss):
+                last = f" {out / LAST} holds the weights of the epoch before." if run.history else ""
+                raise TrainError(
+                    f"The loss became {loss} in epoch {progress.epoch + 1}, step {progress.step + 1}, at a learning "
+                    f"rate of up to {settings.lr:g}. Start another run with a lower lr= (--lr).{last}"
+                )
+            progress.add(loss, accuracy, time.perf_counter() - start)
+            if time.monotonic() - saved >= save_every:
+                run.save(out / STATE)
+                saved = time.monotonic()
+            bar.set_postfix(running_figures(run))
+            bar.update()
+            if distributed.is_main():
+                after_step(run)
+
+
+def batch_of(order: Tensor, step: int, steps: int) -> Tensor:
+    """Return the images of one step. Batches differ by one image at most, so none is tiny.
+
+    >>> [len(batch_of(torch.arange(65), step, steps=3)) for step in range(3)]  # rather than 32, 32 and 1
+    [21, 22, 22]
+    """
+    n = len(order)
+    return order[step * n // steps : (step + 1) * n // steps]
+
+
+def running_figures(run: Run) -> dict[str, str]:
+    """Return the loss, accuracy and speed of the current epoch, as texts."""
+    progress, batch = run.progress, len(run.data) / run.steps  # images in a batch, on average
+    return {
+        "loss": f"{progress.loss / progress.step:.3f}",
+        "accuracy": f"{progress.accuracy / progress.step:.3f}",
+        "images/s": f"{progress.step * batch / progress.seconds:.0f}",
+    }
+
+
+def _end_epoch(run: Run, out: Path, validation: ImageData | None) -> None:
+    """Measure the averaged weights, then write the state, the checkpoints and the log.
+
+    The state comes first: a resumed run may go on differently, for example to another number of epochs, so a checkpoint
+    must not be of an epoch that the state does not have.
+    """
+    progress = run.progress
+    record: dict[str, Any] = {
+        "epoch": progress.epoch + 1,
+        "loss": round(progress.loss / run.steps, 5),
+        "accuracy": round(progress.accuracy / run.steps, 5),
+        "lr": learning_rate(run.settings, progress.epoch + 1),
+        "seconds": round(progress.seconds, 1),
+    }
+    if validation is not None:
+        with run.averaged() as model:
+            measured = measure(model, validation, bfloat16=run.settings.bfloat16)
+        record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
+    run.history.append(record)
+    run.progress = Progress(epoch=progress.epoch + 1)
+    run.save(out / STATE)
+    _save_models(run, out)
+    run.write_log(out / LOG)
+
+
+def _save_models(run: Run, out: Path) -> None:
+    """Write the checkpoints of the epoch that has just ended."""
+    *past, record = run.history
+    with run.averaged():
+        if "val_top1" in record and is_better(record, past):
+            run.save_checkpoint(out / BEST)
+        run.save_checkpoint(out / LAST)
+
+
+def _step(run: Run, rows: Tensor) -> tuple[float, float]:
+    """Take one step on some of the images, and return its loss and accuracy."""
+    settings = run.settings
+    done = run.progress.epoch * run.steps + run.progress.step
+    images, labels = _batch(run, rows[distributed.paired_share(len(rows))])
+    # torch's generator goes on afterwards as if the model had drawn nothing.
+    with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
+        torch.manual_seed(_dropout_seed(settings.seed, done, distributed.rank()))
+        loss, accuracy = _add_gradients(run, images, labels)
+    norm = nn.utils.clip_grad_norm_(run.weights.values(), settings.clip)
+    if not math.isfinite(norm):
+        return math.nan, accuracy
+    lr = learning_rate(settings, done / run.steps)
+    for optimizer in run.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["scale"] * lr
+        optimizer.step()
+        optimizer.zero_grad()
+    run.average(done)
+    return loss, accuracy
+
+
+def _dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Return the seed of dropout and stochastic depth. torch's CPU generator uses only its last 32 bits."""
+    return seed * 1_000_003 + step + rank * 0x9E3779B1
+
+
+def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return augmented and mixed images, and their class shares times their weights: (b, c, h, w) and (b, k)."""
+    settings, k = run.settings, len(run.data.classes)
+    random = SampleRandom(settings.seed, run.progress.epoch, rows)
+    images = augment(run.data.fetch(rows), random, settings.augmentation)
+    shares = F.one_hot(run.data.labels[rows], k).float()
+    images, shares = mix(images, shares, images.flip(0), shares.flip(0), random, settings.augmentation)
+    smooth = shares * (1 - settings.smoothing) + settings.smoothing / k
+    labels = smooth * (shares @ run.class_weights)[:, None]
+    images = normalise(images * 255, run.transform, run.model.config.channels)
+    return images.to(run.model.device), labels.to(run.model.device)
+
+
+def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Run the forward and backward pass, in parts if asked for, and return the loss and accuracy over all ranks.
+
+    Both are sums over the images divided by the average size of a batch. So each image of an epoch counts alike, even
+    where one batch has an image more than another, and the mean over the steps is the mean over the images.
+    """
+    total = len(run.data) / run.steps
+    sums = torch.zeros(2, dtype=torch.float64, device="cpu")  # loss and accuracy
+    parts = list(zip(images.chunk(run.settings.accumulate), labels.chunk(run.settings.accumulate), strict=True))
+    for i, (x, y) in enumerate(parts, 1):
+        is_last = i == len(parts)
+        with nullcontext() if is_last else distributed.no_sync(run.network):
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=run.settings.bfloat16):
+                logits = run.network(x).float()  # (b, k)
+            loss = F.cross_entropy(logits, y, reduction="sum") / total
+            accuracy = (logits.argmax(1) == y.argmax(1)).sum().float() / total
+            scaled = loss * distributed.world_size()  # DDP averages the gradients of the ranks; their sum is needed
+            scaled.backward()  # type: ignore[no-untyped-call]
+        sums += torch.stack([loss.detach(), accuracy]).cpu()
+    distributed.all_reduce(sums)
+    loss_of_all, accuracy_of_all = sums.tolist()
+    return loss_of_all, accuracy_of_all
