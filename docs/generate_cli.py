@@ -1,20 +1,19 @@
-"""Writes the tables of options into docs/cli.md from the commands' own parsers; with --check only compares."""
+"""Write the tables of options in docs/cli.md from the commands' own parsers; with --check only compare."""
 
 import argparse
 import re
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-
-from vitlite.cli.main import command
 
 PAGE = Path(__file__).with_name("cli.md")
 
 
 def table(name: str) -> Iterator[str]:
-    """The options of one command, those first that must be given."""
+    """Yield the table of one command, the required arguments first."""
     parser = argparse.ArgumentParser(add_help=False)
-    command(name).add_arguments(parser)
+    import_module(f"vitlite.cli.{name}").add_arguments(parser)
     yield "| option | |"
     yield "|---|---|"
     for action in sorted(parser._actions, key=lambda action: bool(action.option_strings)):
@@ -24,7 +23,7 @@ def table(name: str) -> Iterator[str]:
 
 
 def words(action: argparse.Action) -> str:
-    """What one writes for an option, and the value that belongs to it."""
+    """Return an option as one types it, with its value."""
     if not action.option_strings:
         return str(action.metavar or action.dest)
     names = ", ".join(action.option_strings)
@@ -36,12 +35,12 @@ def words(action: argparse.Action) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text without what ends a cell, or begins bold type."""
+    """Escape what ends a cell or begins bold type."""
     return re.sub(r"([|*])", r"\\\1", text)
 
 
 def page(text: str) -> str:
-    """The page with every table made anew."""
+    """Return the page with new tables."""
 
     def fresh(match: re.Match[str]) -> str:
         return f"{match[1]}\n{chr(10).join(table(match[2]))}\n{match[3]}"
@@ -54,6 +53,6 @@ if __name__ == "__main__":
     after = page(before)
     if sys.argv[1:] == ["--check"]:
         if before != after:
-            sys.exit(f"{PAGE.name} is not what the commands say. Run: python docs/{Path(__file__).name}")
+            sys.exit(f"{PAGE.name} is out of date. Run: python docs/{Path(__file__).name}")
     else:
         PAGE.write_text(after, encoding="utf-8")

@@ -25,7 +25,10 @@ def test_attention_and_positions(run: Run, model: Path, pictures: Path, tmp_path
     for layer in (-1, 0):  # also where it is the usual one
         words = ("--rollout", "--layer", layer, "--out", out)
         assert "not allowed with argument" in run("attention", pictures / "a.png", "--model", model, *words)[2]
-    assert "--layer has 7;" in run("attention", pictures / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
+    assert (
+        "layers (--layer) has 7"
+        in run("attention", pictures / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
+    )
     assert run("positions", model, "--out", out)[0] == 0
     code, _, err = run("positions", model, "--out", tmp_path / "none" / "map.png")
     assert code == 1
@@ -56,9 +59,9 @@ def test_distances(run: Run, model: Path, pictures: Path, tmp_path: Path) -> Non
     assert "No such file" in run("distances", "none.png", "--model", model, "--out", out)[2]
     code, _, err = run("distances", pictures, "--model", model, "--out", out)
     assert code == 0
-    assert "skipped, as they are no files whose names end as pictures' do: 1 .txt" in err
+    assert "skipped 1 file that is not an image: 1 .txt" in err
     kept = files[0].read_bytes()
-    assert "is to be read, too" in run("distances", pictures, "--model", model, "--out", files[0])[2]
+    assert "is also an input" in run("distances", pictures, "--model", model, "--out", files[0])[2]
     assert files[0].read_bytes() == kept
 
 

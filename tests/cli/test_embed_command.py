@@ -98,7 +98,7 @@ def test_embed_goes_on_only_where_it_stood(
     assert code == 1
     assert "out.jsonl.partial was left by a run with another working folder. Repeat that command" in err
     monkeypatch.chdir(tmp_path / "a")
-    assert "4 pictures are done" in run(*interrupted)[2]
+    assert "4 images are done" in run(*interrupted)[2]
 
 
 def test_embed_goes_on_only_with_the_same_kernels(
@@ -114,14 +114,14 @@ def test_embed_goes_on_only_with_the_same_kernels(
         f"another choice of kernels. It had {names}, and this machine now takes {names}: vectors would", err
     )
     assert "VITLITE_KERNELS. Repeat that command" in err
-    assert "4 pictures are done" in run(*interrupted)[2]
+    assert "4 images are done" in run(*interrupted)[2]
 
 
 def test_embed_does_a_changed_picture_again(run: Run, interrupted: tuple[object, ...], tmp_path: Path) -> None:
     shutil.copy(tmp_path / "b" / "2.bmp", tmp_path / "a" / "2.bmp")
     code, shown, err = run(*interrupted)
     assert (code, shown) == (0, f"wrote {tmp_path / 'out.jsonl'}: 6 vectors of 32\n")
-    assert "3 pictures are done" in err
+    assert "3 images are done" in err
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["path"] for row in rows] == [f"{j}.bmp" for j in range(6)]
     assert run(*interrupted)[0] == 0  # a run of its own
@@ -142,7 +142,7 @@ def test_embed_of_other_pictures_leaves_the_vectors_of_an_interrupted_run(
     assert "out.jsonl.partial stays: it has the vectors of 3 other pictures, such as 1.bmp." in err
     code, shown, err = run(*interrupted)
     assert (code, shown) == (0, f"wrote {tmp_path / 'out.jsonl'}: 6 vectors of 32\n")
-    assert "4 pictures are done" in err
+    assert "4 images are done" in err
     assert not list(tmp_path.glob("out.jsonl?*"))
 
 
@@ -169,7 +169,7 @@ def test_embed_refuses_a_file_that_another_writes(run: Run, model: Path, picture
     with open_journal(tmp_path / "out.npz", {}):
         code, shown, err = run(*words)
         assert (code, shown) == (1, "")
-        assert re.search(r"vitlite: error: --out .*out\.npz: another process is writing it\. .*\n\Z", err)
+        assert re.search(r"vitlite: error: .*out\.npz: another process is writing it\. .*\n\Z", err)
     assert run(*words)[0] == 0
     assert not list(tmp_path.glob("out.npz?*"))
 

@@ -65,7 +65,7 @@ def test_what_the_engine_is_given_and_what_is_said_of_it(
     monkeypatch.setattr(jobs, function, work)
     words += ["list.txt", "--engine", "ray", "--out", "folder", "--model", name, "--batch", "4", "--workers", "3"]
     code, out, err = run(*words, "--dtype", "bfloat16", "--device", "cpu")
-    assert (code, err) == (1, "vitlite: continuing folder: 7 pictures are done\n")
+    assert (code, err) == (1, "vitlite: continuing folder: 7 images are done\n")
     assert out == "folder: 9 pictures, 1 of them broken (column error); 2 new in 0 s\n"
     broken = 0
     assert run(*words, "--dtype", "bfloat16", "--device", "cpu")[0] == 0

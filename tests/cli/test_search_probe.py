@@ -80,7 +80,7 @@ def test_a_contact_sheet_replaces_no_picture_that_is_asked_for_or_searched(
         before = out.read_bytes()
         code, printed, err = run("search", vectors, asked, "--out", out)
         assert (code, printed) == (1, "")
-        assert f"--out {out} is to be read, too. Name another file." in err
+        assert f"--out {out} is also an input. Name another file." in err
         assert out.read_bytes() == before
 
 
@@ -178,7 +178,7 @@ def test_probe_draws_over_nothing_that_it_reads(run: Run, model: Path, colours: 
     for out in (colours / "red" / "0.png", colours / "few.png", tmp_path / "link" / "0.png"):
         code, printed, err = run("probe", colours, "--model", model, "--out", out)
         assert (code, printed) == (1, "")
-        assert f"--out {out} is in the data" in err
+        assert f"--out {out} is inside the data" in err
     assert (colours / "red" / "0.png").read_bytes() == before
     assert "Cannot write the picture" in run("probe", colours, "--model", model, "--out", tmp_path / "few.safe")[2]
     code, _, err = run("probe", colours, "--model", model, "--shots", 50, "--out", tmp_path / "few.png")

@@ -213,7 +213,7 @@ def test_killed_and_started_again_continues(
     torn.write_bytes(file.read_bytes()[:-50])
 
     assert embed(model, pictures, out) == 1
-    assert f"continuing {out}: {held} pictures are done" in capsys.readouterr().err
+    assert f"continuing {out}: {held} images are done" in capsys.readouterr().err
     check(out, vectors, pictures)
     assert not torn.exists()
     assert embed(model, pictures, out) == 1

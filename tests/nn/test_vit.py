@@ -765,7 +765,7 @@ def test_wrong_images(images: Any, text: str, method: str) -> None:
 @pytest.mark.parametrize("layer", [3, -4, 1.0, "0", None, True])
 @pytest.mark.parametrize("method", ["features", "attention_maps"])
 def test_wrong_layers(layer: Any, method: str) -> None:
-    with pytest.raises(InputError, match=rf"layers has {layer!r}, and the 3 blocks are 0 to 2, or -3 to -1\."):
+    with pytest.raises(InputError, match=rf"has {layer!r}, and the 3 blocks are 0 to 2, or -3 to -1\."):
         getattr(tiny(), method)(random_images(), layers=[layer])
 
 
@@ -775,7 +775,7 @@ def test_layers_of_a_truncated_model() -> None:
     model.blocks = model.blocks[:2]
     assert torch.equal(model.features(random_images(), layers=(-1,)).layers[0], whole)
     assert model.attention_maps(random_images()).shape[0] == 1
-    with pytest.raises(InputError, match="layers has 2, and the 2 blocks are 0 to 1, or -2 to -1"):
+    with pytest.raises(InputError, match="has 2, and the 2 blocks are 0 to 1, or -2 to -1"):
         model.features(random_images(), layers=2)
 
 

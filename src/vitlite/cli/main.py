@@ -1,11 +1,9 @@
-"""The command `vitlite`: which subcommands there are, and how any of them ends.
+"""The command `vitlite`: its subcommands, its exit codes, and how it reports errors.
 
-A subcommand's module is imported only when it is used, so that `--help`, `list` and `info` start at once.
+A subcommand's module is imported only when it is used, so that `--help`, `list` and `info` start without torch.
 """
 
 import argparse
-import codecs
-import errno
 import io
 import os
 import re
@@ -14,55 +12,35 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import Any, NoReturn
 
 from vitlite import __version__
-from vitlite.errors import VitliteError, closest, fit_to_print
+from vitlite.errors import VitliteError, closest, printable
 
-COMMANDS = {  # each is a module of this folder: `add_arguments` fills its parser, `run` returns the exit code
-    "list": "the models of the zoo",
-    "info": "all about one model, with its layers",
-    "classify": "say what is in pictures",
-    "embed": "write a vector for each picture",
-    "search": "find the pictures that look like another",
-    "probe": "measure how well a model's vectors tell classes apart",
-    "attention": "draw where the model looked",
+COMMANDS = {  # each is a module of this package: `add_arguments` fills its parser, `run` returns the exit code
+    "list": "list the models of the zoo",
+    "info": "show one model with its layers",
+    "classify": "classify images",
+    "embed": "write a vector for each image",
+    "search": "find the images that look like another",
+    "probe": "measure how well a model's vectors separate classes",
+    "attention": "draw where the model looks",
     "distances": "draw how far each head looks",
     "positions": "draw a model's position embeddings",
-    "filters": "draw what a model's patch embedding looks for",
-    "download": "fetch weights ahead of use",
-    "verify": "hash weights again",
-    "convert": "rewrite weights for another library",
-    "export": "write a model for ONNX or torch.export",
+    "filters": "draw the filters of a model's patch embedding",
+    "download": "download weights ahead of use",
+    "verify": "hash downloaded weights again",
+    "convert": "convert weights to another library's format",
+    "export": "export a model to ONNX or torch.export",
     "bench": "measure speed on this machine",
-    "train": "train or fine-tune on a folder of pictures",
-    "eval": "measure accuracy on labelled pictures",
+    "train": "train or fine-tune on a folder of images",
+    "eval": "measure accuracy on labelled images",
 }
 RESUMABLE = ("embed", "train")
-MODEL_FIRST = ("info", "positions", "filters", "export")  # whose model is their first word, without --model
-
-OPTION_OF = {  # what an error's field is called on the command line
-    "image_size": "--size",
-    "layers": "--layer",
-    "target": "--out",
-    "epochs": "--epochs",
-    "patience": "--patience",
-    "val_share": "--val-share",
-    "batch": "--batch",
-    "lr": "--lr",
-    "layer_decay": "--layer-decay",
-    "weight_decay": "--weight-decay",
-    "drop_path": "--drop-path",
-    "smoothing": "--smoothing",
-    "clip": "--clip",
-    "ema": "--ema",
-    "accumulate": "--accumulate",
-}
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors are one line, and whose options are never guessed from their beginning."""
+    """A parser that reports an error in one line and does not accept abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
         def wide(prog: str) -> argparse.HelpFormatter:
@@ -71,144 +49,91 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=wide, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"vitlite: error: {fit_to_print(message)} (see: {self.prog} --help)\n")
+        self.exit(2, f"vitlite: error: {printable(message)} (see: {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line.
+    """Run one command line.
 
     Args:
-        argv: The words after `vitlite`; None takes the process's own.
+        argv: The words after `vitlite`; None takes those of the process.
 
     Returns:
-        The exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 the reader of a pipe went away.
+        The exit code: 0 for success, 1 for failure, 2 for wrong usage, 130 after Ctrl-C, 141 after a broken pipe.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, where it is not installed: not needed
-    _prepare_streams()
+    name = next((word for word in words if not word.startswith("-")), "")
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's warning; numpy is optional here
+    _accept_any_file_name()
     try:
-        args = _parse(words)
-        code = args.run(args)
+        args = _parse(words, name)
+        code: int = args.run(args)
         sys.stdout.flush()
-        return int(code)
-    except SystemExit as stop:  # argparse: --help is 0, a mistake 2
+        return code
+    except SystemExit as stop:  # argparse: 0 after --help, 2 after an error
         return int(stop.code or 0)
+    except BrokenPipeError:  # the reader of a pipe ended, such as `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it exits
+        return 141
     except (Exception, KeyboardInterrupt) as error:
-        if _reader_is_gone(error):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it exits
-            return 141
-        return _failed(error, words)
+        if _is_interrupt(error):
+            hint = ". Run the same command again to continue." if name in RESUMABLE else ""
+            print(f"vitlite: interrupted{hint}", file=sys.stderr)
+            return 130
+        if "--debug" in words:
+            traceback.print_exc()
+        print(f"vitlite: error: {_describe(error)}", file=sys.stderr)
+        return 1
 
 
-def command(name: str) -> ModuleType:
-    """The module of a subcommand."""
-    return import_module(f"vitlite.cli.{name}")
-
-
-def _parse(words: list[str]) -> argparse.Namespace:
-    """Parses a command line; only the command that it names is imported."""
-    parser, parser_of = _parsers()
-    wanted = next((word for word in words if not word.startswith("-")), None)
-    if wanted is None:
-        return parser.parse_args(words)  # --help and --version, or the error that a command is missing
-    if wanted not in COMMANDS:
-        parser.error(f"No command {wanted!r}.{closest(wanted, COMMANDS)} Commands: {', '.join(COMMANDS)}")
-    module = command(wanted)
-    module.add_arguments(parser_of[wanted])
+def _parse(words: list[str], name: str) -> argparse.Namespace:
+    """Parse a command line, with the arguments of the command that it names."""
+    debug = Parser(add_help=False)
+    debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
+    parser = Parser(prog="vitlite", description="Vision Transformers on the command line.", parents=[debug])
+    parser.add_argument("--version", action="version", version=f"vitlite {__version__}")
+    if name and name not in COMMANDS:
+        parser.error(f"No command {name!r}.{closest(name, COMMANDS)} Commands: {', '.join(COMMANDS)}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    subparsers = {}
+    for command, summary in COMMANDS.items():
+        description = f"{summary[0].upper()}{summary[1:]}."
+        subparsers[command] = commands.add_parser(command, help=summary, description=description, parents=[debug])
+    if not name:
+        return parser.parse_args(words)  # --help, --version, or the error that a command is missing
+    module = import_module(f"vitlite.cli.{name}")
+    module.add_arguments(subparsers[name])
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        parser_of[wanted].error(f"unrecognized arguments: {' '.join(unknown)}.{_nearest(unknown, parser_of[wanted])}")
+        options = [option for action in subparsers[name]._actions for option in action.option_strings]
+        hint = closest(unknown[0].partition("=")[0], options, count=1) if unknown[0].startswith("-") else ""
+        subparsers[name].error(f"unrecognized arguments: {' '.join(unknown)}.{hint}")
     args.run = module.run
     return args
 
 
-def _nearest(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """The hint for an option that is misspelt: one of the command's own that comes near."""
-    options = [name for action in parser._actions for name in action.option_strings]
-    misspelt = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-    return closest(misspelt[0], options, count=1) if misspelt else ""
-
-
-def _parsers() -> tuple[Parser, dict[str, Parser]]:
-    """The parser of the whole line, and that of each command, which has no arguments of its own yet."""
-    debug = Parser(add_help=False)
-    debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error came from")
-    parser = Parser(prog="vitlite", description="Vision Transformers on the command line.", parents=[debug])
-    parser.add_argument("--version", action="version", version=f"vitlite {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    parser_of = {}
-    for name, summary in COMMANDS.items():
-        description = f"{summary[0].upper()}{summary[1:]}."
-        parser_of[name] = commands.add_parser(name, help=summary, description=description, parents=[debug])
-    return parser, parser_of
-
-
-def _prepare_streams() -> None:
-    """Lets any text be read and printed: names of files that are no Unicode, and letters that an encoding lacks."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by the shell
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # to the end of the process
+def _accept_any_file_name() -> None:
+    """Let file names that are not Unicode be read, and printed with replacement characters."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        unicode = codecs.lookup(sys.stdout.encoding).name == "utf-8"
-        sys.stdout.reconfigure(errors="surrogateescape" if unicode else "replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
-def _failed(error: BaseException, words: list[str]) -> int:
-    """Says in one line on stderr why a command ended, and returns its exit code."""
-    if "--debug" in words:
-        traceback.print_exc()
-    name = next((word for word in words if not word.startswith("-")), "")
-    if _by_ctrl_c(error):
-        goes_on = "; the same command goes on" if name in RESUMABLE else ""
-        print(f"vitlite: interrupted{goes_on}", file=sys.stderr)
-        return 130
-    text = _explained(error)
-    if name in MODEL_FIRST:
-        text = re.sub(r"--model (?=[A-Z])", "", text)  # NAME --weights PATH
-    print(f"vitlite: error: {fit_to_print(text)}", file=sys.stderr)
-    return 1
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C is the cause of an error: importing torch replaces it by another one."""
+    if error is None or isinstance(error, KeyboardInterrupt):
+        return error is not None
+    return _is_interrupt(error.__cause__) or _is_interrupt(error.__context__)
 
 
-def _reader_is_gone(error: BaseException) -> bool:
-    """Whether what reads our output ended, which Windows calls an invalid argument, as it does much else."""
-    if isinstance(error, BrokenPipeError):
-        return True
-    if not isinstance(error, OSError) or error.errno != errno.EINVAL or error.filename is not None:
-        return False
-    try:
-        print(flush=True)
-    except OSError:
-        return True
-    return False
-
-
-def _by_ctrl_c(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an error; torch catches it now and then, and raises something else."""
-    if error is None:
-        return False
-    return isinstance(error, KeyboardInterrupt) or _by_ctrl_c(error.__cause__) or _by_ctrl_c(error.__context__)
-
-
-def _explained(error: BaseException) -> str:
-    """An error in the words of the command line; one that is a mistake of vitlite's own as such."""
+def _describe(error: BaseException) -> str:
+    """Return one line about an error, without the type if the user can do something about it."""
     if isinstance(error, VitliteError):
-        return _with_its_option(error)
+        return error.for_command_line()
     if isinstance(error, OSError):
-        return str(error)
-    first_line = str(error).partition("\n")[0]
+        return printable(str(error))
+    first_line = printable(str(error).partition("\n")[0])
     if isinstance(error, MemoryError) or re.search("can't allocate memory|out of memory", first_line, re.IGNORECASE):
-        return f"There is not enough memory. A smaller --size or --batch, or another model takes less. {first_line}"
-    return f"{type(error).__name__}: {first_line} (--debug shows where)"
-
-
-def _with_its_option(error: VitliteError) -> str:
-    """The error's text; where it begins with a field that an option sets, with the option in its place."""
-    text, field = error.for_command_line(), error.field
-    if field is None or field not in OPTION_OF:
-        return text
-    without_class = text.removeprefix("ViTConfig: ")
-    if not without_class.startswith(field):
-        return text
-    return OPTION_OF[field] + without_class.removeprefix(field)
+        return f"There is not enough memory. Use a smaller --size or --batch, or a smaller model. {first_line}"
+    return f"{type(error).__name__}: {first_line} (--debug shows the traceback)"

@@ -1,4 +1,4 @@
-"""What several commands share: which model, how fast, which pictures, and the values of their options."""
+"""Options that several commands share, and what they mean."""
 
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -7,20 +7,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlite.errors import CheckpointError, ConfigError, InputError, shown
-from vitlite.inference.find import folders_below
+from vitlite.errors import CheckpointError, ConfigError, InputError
 from vitlite.zoo import registry
 
 if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
 
-CALIBRATION = 32  # pictures
+CALIBRATION_IMAGES = 32
 
 
 def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default: str = "") -> None:
-    """Which model a command uses, and how; with `named` it is the command's first word instead of an option.
+    """Add the options that name a model.
 
-    `default` are the words for a default that the command itself works out where `args.model` is None.
+    Args:
+        parser: The parser of a command.
+        named: If True, the model is the first argument of the command instead of the option --model.
+        default: The help text for a default that the command itself finds if `args.model` is None.
     """
     what = "a name of `vitlite list`, a folder, a file, or a repository of the Hub (owner/name)"
     if named:
@@ -37,31 +39,27 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
 
 
 def add_weights(parser: ArgumentParser) -> None:
-    """Whose weights a named model gets."""
+    """Add --weights."""
     parser.add_argument(
-        "--weights", type=expanded, metavar="PATH", help="a file to fill the named model with, in place of its own"
+        "--weights", type=expanded, metavar="PATH", help="a file to load into the named model instead of its own"
     )
 
 
 def add_speed_arguments(parser: ArgumentParser) -> None:
-    """How fast, and with which precision, a command runs its model."""
+    """Add the options for speed and precision."""
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "int8"), help="default: float32")
-    parser.add_argument(
-        "--batch", type=positive, default=32, metavar="N", help="pictures at once; default: %(default)s"
-    )
-    parser.add_argument(
-        "--fast", action="store_true", help="optimize the model first: quicker from some 100 pictures on"
-    )
+    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="images at once; default: %(default)s")
+    parser.add_argument("--fast", action="store_true", help="optimize the model first: faster from about 100 images on")
     parser.add_argument(
         "--calibrate",
         type=expanded,
         metavar="FOLDER",
-        help=f"for --fast --dtype int8: pictures like those to come, of which {CALIBRATION} are looked at",
+        help=f"for --fast --dtype int8: typical images, of which {CALIBRATION_IMAGES} are used",
     )
 
 
 def add_paths(parser: ArgumentParser) -> None:
-    """Which pictures a command takes."""
+    """Add the arguments that name images."""
     parser.add_argument(
         "paths",
         type=expanded,
@@ -72,118 +70,41 @@ def add_paths(parser: ArgumentParser) -> None:
 
 
 def open_model(args: Namespace) -> "ViT":
-    """The model that the arguments of `add_model_arguments` and `add_speed_arguments` name, ready for inference."""
+    """Return the model of `add_model_arguments`, prepared as `add_speed_arguments` says."""
     import torch
 
-    check_device(args.device)
-    dtype_name = getattr(args, "dtype", None)
-    dtype = getattr(torch, dtype_name) if dtype_name else None
-    calibrate = _calibration_pictures(args)
-    if not getattr(args, "fast", False):
-        return create_or_load(args, device=args.device, dtype=dtype)
+    dtype = getattr(args, "dtype", None)
+    fast = getattr(args, "fast", False)
+    calibrate = getattr(args, "calibrate", None)
+    if dtype == "int8" and not (fast and calibrate):
+        raise ConfigError(f"--dtype int8 needs --fast and --calibrate FOLDER, with about {CALIBRATION_IMAGES} images.")
+    if calibrate and dtype != "int8":
+        raise ConfigError("--calibrate is only used with --fast --dtype int8.")
+    torch_dtype = getattr(torch, dtype) if dtype else None
+    if not fast:
+        return create_or_load(args, device=args.device, dtype=torch_dtype)
 
     from vitlite.fast.optimize import optimize
 
-    return optimize(create_or_load(args, device=args.device), dtype=dtype, calibrate=calibrate)
+    images = _calibration_images(calibrate) if calibrate else None
+    return optimize(create_or_load(args, device=args.device), dtype=torch_dtype, calibrate=images)
 
 
-def _calibration_pictures(args: Namespace) -> list[str] | None:
-    """Some pictures of the folder of --calibrate, evenly spaced, where the other options ask for it."""
-    folder = getattr(args, "calibrate", None)
-    in_bytes = getattr(args, "dtype", None) == "int8"
-    if in_bytes and not args.fast:
-        raise ConfigError("--dtype int8 needs --fast: bytes are what an optimized model computes in.")
-    if in_bytes and not folder:
-        raise ConfigError(
-            f"--dtype int8 needs --calibrate FOLDER, with some {CALIBRATION} pictures like those to come."
-        )
-    if not folder:
-        return None
-    if not in_bytes:
-        raise ConfigError("--calibrate belongs to --fast --dtype int8.")
-
+def _calibration_images(folder: str) -> list[str]:
+    """Return images of a folder, evenly spaced, because the first ones may be of one class."""
     from vitlite.inference.embed import gather
 
     paths = gather([folder])
-    count = min(len(paths), CALIBRATION)
-    return [paths[place * len(paths) // count] for place in range(count)]
-
-
-def refuse_inputs(out: Path, args: Namespace, pictures: Iterable[str] = ()) -> None:
-    """Makes sure that a file to be written is none of those to be read, by whatever name.
-
-    `pictures` are those that the paths of the command mean, and others that it reads.
-
-    Raises:
-        InputError: It is.
-    """
-    if not out.exists():
-        return
-    read = [Path(path) for path in (*args.paths, *pictures)]
-    for word in (args.model, args.weights):
-        read += weights_of(Path(word)) if word else []
-    for file in read:
-        if file.exists() and out.samefile(file):
-            raise InputError(f"--out {shown(str(out))} is to be read, too. Name another file.")
-
-
-def weights_of(place: Path) -> list[Path]:
-    """A place, and the files with its weights, where it is one on this disk: an index or a folder names several."""
-    from vitlite.checkpoints.reader import files_of
-
-    with suppress(CheckpointError, OSError):
-        return [place, *files_of(place)[1]]
-    return [place]
-
-
-def refuse_inside(out: Path, data: Path, *, hidden: bool = False) -> None:
-    """Makes sure that what is written is no data the next time.
-
-    Args:
-        out: The folder or the file to write.
-        data: The folder with the data, which goes on where links in it lead.
-        hidden: Whether folders whose names begin with a dot are data, too.
-
-    Raises:
-        InputError: It is the data, or in it, by whatever name.
-    """
-    folder = _first_around(out, folders_below(str(data), hidden=hidden))
-    if folder is not None:
-        raise InputError(f"--out {shown(str(out))} is in the data, {shown(folder)}. Name another folder.")
-
-
-def refuse_among(out: Path, words: Iterable[str]) -> None:
-    """The same of a picture, and the folders among the words that name pictures, which are searched for them.
-
-    Raises:
-        InputError: It would be found there.
-    """
-    for word in words:
-        if os.path.isdir(word):
-            refuse_inside(out, Path(word), hidden=True)
-
-
-def _first_around(out: Path, folders: Iterable[str]) -> str | None:
-    """The first of the folders that something to be written would be in, or in a folder of it."""
-    place = out.resolve()
-    around = {_number_of(folder) for folder in (place, *place.parents) if os.path.isdir(folder)}
-    with suppress(OSError):  # one that cannot be looked into: whoever reads the data says so
-        return next((folder for folder in folders if _number_of(folder) in around), None)
-    return None
-
-
-def _number_of(folder: Path | str) -> tuple[int, int]:
-    """What a folder has in common under all its names."""
-    stat = os.stat(folder)
-    return stat.st_dev, stat.st_ino
+    count = min(len(paths), CALIBRATION_IMAGES)
+    return [paths[i * len(paths) // count] for i in range(count)]
 
 
 def create_or_load(args: Namespace, **options: Any) -> "ViT":
-    """What --model, --weights and --size name, as it is stored but for these options of `create` and `load`."""
+    """Return the model that --model, --weights and --size name, with these options of `create` and `load`."""
     from vitlite.factory import create, load
 
     options["image_size"] = args.size
-    if args.weights is not None:  # an empty one is a mistake, not a wish for the model's own
+    if args.weights is not None:  # an empty one is an error of `create`
         model = create(args.model, weights=args.weights, **options)
     elif is_place(args.model):
         model = load(args.model, **options)
@@ -196,47 +117,91 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
     return model
 
 
-def check_device(device: str | None) -> None:
-    """Makes sure that torch has this device here.
+def is_place(model: str) -> bool:
+    """Return whether a model is a path or a repository, for `load`, and not a name of the zoo."""
+    return model not in registry.NAMES and (Path(model).exists() or "/" in model)
+
+
+def check_not_an_input(out: Path, args: Namespace, images: Iterable[str] = ()) -> None:
+    """Check that an output file is not one of the files that a command reads.
+
+    Args:
+        out: The file to write.
+        args: The arguments of the command: its paths, model and weights are inputs.
+        images: Other inputs.
 
     Raises:
-        ConfigError: It has not, and these it has.
+        InputError: It is, under any name.
+    """
+    if not out.exists():
+        return
+    inputs = [Path(path) for path in (*args.paths, *images)]
+    for place in (args.model, args.weights):
+        if place and Path(place).exists():
+            inputs += _weights_files(Path(place))
+    if any(file.exists() and out.samefile(file) for file in inputs):
+        raise InputError(f"--out {out} is also an input. Name another file.")
+
+
+def _weights_files(place: Path) -> list[Path]:
+    """Return a file or folder, and the files that hold its weights."""
+    from vitlite.checkpoints.reader import files_of
+
+    with suppress(CheckpointError, OSError):
+        return [place, *files_of(place)[1]]
+    return [place]
+
+
+def check_outside(out: Path, data: Path) -> None:
+    """Check that an output is not inside the folder of the data, where the next run would read it as data.
+
+    Raises:
+        InputError: It is.
+    """
+    if data.resolve() in (out.resolve(), *out.resolve().parents):
+        raise InputError(f"--out {out} is inside the data, {data}. Name another folder.")
+
+
+refuse_inputs = check_not_an_input  # deprecated names, until every command uses the new ones
+refuse_inside = check_outside
+
+
+def refuse_among(out: Path, words: Iterable[str]) -> None:
+    """Deprecated."""
+    for word in words:
+        if os.path.isdir(word):
+            check_outside(out, Path(word))
+
+
+def check_device(device: str | None) -> None:
+    """Check that torch has this device.
+
+    Raises:
+        ConfigError: It has not.
     """
     import torch
 
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch's answer, depending on how it was built
-        names = ["cpu"]
-        if torch.cuda.is_available():
-            names.append("cuda")
-        if torch.backends.mps.is_available():
-            names.append("mps")
-        raise ConfigError(f"--device {device} cannot be used here. This machine has: {', '.join(names)}.") from error
-
-
-def is_place(model: str) -> bool:
-    """Whether this is a path or a repository, for `load`, and no name of the zoo."""
-    return model not in registry.NAMES and (Path(model).exists() or "/" in model)
+    except (RuntimeError, AssertionError) as error:  # depending on how torch was built
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ConfigError(f"The device {device!r} cannot be used here: {reason}. Use --device cpu.") from error
 
 
 def expanded(text: str) -> str:
-    """The value of an option that names a file or a folder, or may do so: with ~ spelt out.
-
-    A shell does that for words of their own alone, and not in `--out=~/run`.
-    """
+    """Return a path with ~ expanded, which a shell does not do in `--out=~/run`."""
     return os.path.expanduser(text)
 
 
 def expanded_path(text: str) -> Path:
-    """The same, for what can be no name; an empty one is no path: Python would take the current folder."""
-    if not text.strip():
-        raise ArgumentTypeError(f"{text!r} is no path (was a variable not set?). The current folder is '.'")
+    """Return a path with ~ expanded. An empty text is an error, because Path takes it for the current folder."""
+    if not text:
+        raise ArgumentTypeError("the path is empty (is a variable not set?); the current folder is '.'")
     return Path(expanded(text))
 
 
 def image_size(text: str) -> int | tuple[int, int]:
-    """The value of --size: one side of a square, or HEIGHTxWIDTH.
+    """Return the value of --size: one side of a square, or HEIGHTxWIDTH.
 
     >>> image_size("384"), image_size("384x512")
     (384, (384, 512))
@@ -246,32 +211,20 @@ def image_size(text: str) -> int | tuple[int, int]:
     except ValueError:
         sides = []
     if len(sides) not in (1, 2) or min(sides) < 1:
-        raise ArgumentTypeError(f"a size is a number of pixels or HEIGHTxWIDTH, such as 384 or 384x512, not {text!r}")
+        raise ArgumentTypeError(f"a size is a number of pixels or HEIGHTxWIDTH, such as 384 or 384x512, got {text!r}")
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
 def positive(text: str) -> int:
-    """The value of an option that counts something."""
-    if not text.isdecimal() or not any(map(int, text)):
+    """Return the value of an option that is a positive integer."""
+    if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"must be a positive integer, got {text!r}")
-    return _of_few_digits(text, 9)
-
-
-def seed(text: str) -> int:
-    """The value of --seed."""
-    if not text.removeprefix("-").isdecimal():
-        raise ArgumentTypeError(f"a whole number, not {text!r}")
-    return _of_few_digits(text, 12)
-
-
-def _of_few_digits(text: str, most: int) -> int:
-    """Such a number; with ever more digits, it is none that torch could take."""
-    digits = len(text.removeprefix("-"))
-    if digits > most:
-        raise ArgumentTypeError(f"a whole number of at most {most} digits, not one of {digits}")
     return int(text)
 
 
 def positives(text: str) -> list[int]:
-    """The value of an option that lists such numbers: "1,8"."""
+    """Return the value of an option that lists positive integers, such as "1,8"."""
     return [positive(part) for part in text.split(",")]
+
+
+seed = int  # deprecated: use type=int

@@ -1,4 +1,4 @@
-"""What a long run says on stderr while it works."""
+"""What a long run prints on stderr while it works."""
 
 import sys
 import time
@@ -7,68 +7,69 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
-from vitlite.errors import ImageError, counted, fit_to_print, shown
+from vitlite.errors import ImageError, counted, printable
 
 if TYPE_CHECKING:
     from vitlite.inference.predict import Outcomes
 
 T = TypeVar("T")
-EVERY = 30.0  # seconds between two lines that say how far a run is, where there is no terminal for a bar
+EVERY = 30.0  # seconds between two lines where there is no terminal for a bar
 
 
 def say_skipped(skipped: Counter[str]) -> None:
-    """Says which files of folders are not looked at, and how they would be."""
+    """Print which files of folders are not read."""
+    number = sum(skipped.values())
+    files = "1 file that is not an image" if number == 1 else f"{number} files that are not images"
     print(
-        f"vitlite: skipped, as they are no files whose names end as pictures' do: {counted(skipped)}. If they are "
-        "pictures: convert those of other formats (HEIC, raw), and name the others one by one, or by a pattern.",
+        f"vitlite: skipped {files}: {counted(skipped)}. Name a file to read it whatever its extension. Convert HEIC "
+        "and raw photos first.",
         file=sys.stderr,
     )
 
 
 def say_resumed(out: str, done: int) -> None:
-    """Says that an interrupted run goes on."""
-    print(f"vitlite: continuing {shown(out, 1000)}: {done} pictures are done", file=sys.stderr)
+    """Print that an interrupted run continues."""
+    print(f"vitlite: continuing {out}: {done} images are done", file=sys.stderr)
 
 
 class Lines:
-    """A line on stderr now and then, where that is no terminal: a log shows that something is being done."""
+    """Prints a line now and then if stderr is not a terminal, so that a log shows progress."""
 
     def __init__(self) -> None:
-        self.said = time.monotonic()
+        self.last = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Says this, unless something was said less than half a minute ago."""
+        """Print a line, unless one was printed less than half a minute ago."""
         now = time.monotonic()
-        if now - self.said >= EVERY and not sys.stderr.isatty():
-            self.said = now
+        if now - self.last >= EVERY and not sys.stderr.isatty():
+            self.last = now
             print(f"vitlite: {text}", file=sys.stderr, flush=True)
 
 
 class Progress:
-    """How far a run over pictures is: a bar on a terminal, and elsewhere a line now and then."""
+    """Shows how many images are done: as a bar on a terminal, elsewhere as a line now and then."""
 
     def __init__(self, total: int, *, visible: bool = True) -> None:
-        """Nothing is to be seen without `visible`, nor on a terminal where it is a batch or two."""
+        """Show nothing if not `visible`, and no bar for a batch or two."""
         from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
 
         self.total, self.done = total, 0
-        self.bar = tqdm(total=total, unit=" pictures", disable=not (visible and total > 50 and sys.stderr.isatty()))
+        self.bar = tqdm(total=total, unit=" images", disable=not (visible and total > 50 and sys.stderr.isatty()))
         self.lines = Lines() if visible else None
 
-    def add(self, pictures: int) -> None:
-        """So many more are done."""
-        self.done += pictures
-        self.bar.update(pictures)
+    def add(self, images: int) -> None:
+        """Count more images as done."""
+        self.done += images
+        self.bar.update(images)
         if self.lines is not None:
-            self.lines.say(f"{self.done} of {self.total} pictures are done")
+            self.lines.say(f"{self.done} of {self.total} images are done")
 
 
-class Watch:
-    """Says which pictures are broken, and how far a long run is."""
+class ImageProgress:
+    """Shows the progress of a run over images, and prints the images that cannot be read."""
 
     def __init__(self, total: int, *, bar: bool) -> None:
-        """With `bar`, a progress bar where stderr is a terminal and there is more than a batch or two to do."""
-        from vitlite.inference.predict import Timings  # here, since it imports torch
+        from vitlite.inference.predict import Timings  # here, because it imports torch
 
         self.broken = 0
         self.timings, self.begun = Timings(), time.monotonic()
@@ -76,41 +77,37 @@ class Watch:
         self.bar = self.progress.bar
 
     def outcomes(self, outcomes: "Outcomes[T]") -> "Outcomes[T]":
-        """Every outcome, as it came."""
+        """Yield every outcome unchanged."""
         with closing(outcomes), self.bar:
             for path, outcome in outcomes:
                 if isinstance(outcome, ImageError):
-                    self._say_broken(path, outcome)
+                    self.broken += 1
+                    text = outcome.for_command_line()
+                    if printable(path) not in text:
+                        text = f"{printable(path)}: {text}"
+                    self.bar.write(f"vitlite: {text}", file=sys.stderr)
                 self.progress.add(1)
                 yield path, outcome
-            self._say_timings()
-
-    def _say_timings(self) -> None:
-        """How quick it was, and what to do about it."""
-        waited, worked = self.timings.waited, self.timings.worked
-        if self.bar.disable or not waited + worked:
-            return
-        share = round(100 * waited / (waited + worked))
-        if waited > worked:
-            text = f"reading them is what takes long: the model waited for pictures {share} % of the time"
-        else:
-            text = f"the model is what takes long: it waited for pictures {share} % of the time"
-        seconds = max(time.monotonic() - self.begun, 1e-3)
-        line = f"vitlite: {self.progress.done / seconds:.1f} pictures a second; {text}"
-        self.bar.write(line, file=sys.stderr)
-
-    def _say_broken(self, path: str, error: ImageError) -> None:
-        self.broken += 1
-        text, name = error.for_command_line(), shown(path, 1000)
-        named = text if name in text else f"{name}: {text}"
-        self.bar.write(f"vitlite: {fit_to_print(named)}", file=sys.stderr)
+            self._say_speed()
 
     def answers(self, outcomes: "Outcomes[T]") -> Iterator[tuple[str, T]]:
-        """The outcomes that are no errors."""
+        """Yield the outcomes that are not errors."""
         for path, outcome in self.outcomes(outcomes):
             if not isinstance(outcome, ImageError):
                 yield path, outcome
 
     def exit_code(self) -> int:
-        """1 where a picture was broken."""
+        """Return 1 if an image could not be read, else 0."""
         return int(self.broken > 0)
+
+    def _say_speed(self) -> None:
+        waited, worked = self.timings.waited, self.timings.worked
+        if self.bar.disable or not waited + worked:
+            return
+        speed = self.progress.done / max(time.monotonic() - self.begun, 1e-3)
+        share = round(100 * waited / (waited + worked))
+        line = f"vitlite: {speed:.1f} images/s; the model waited {share} % of the time for images to be read"
+        self.bar.write(line, file=sys.stderr)
+
+
+Watch = ImageProgress  # deprecated name

@@ -237,7 +237,7 @@ class ViT(nn.Module):
         for i in wanted:
             if type(i) is not int or not -depth <= i < depth:
                 raise InputError(
-                    f"layers has {i!r}, and the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1. "
+                    f"layers (--layer) has {i!r}, and the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1. "
                     "layers takes block indices, not a count: for the last two, layers=(-2, -1)."
                 )
         return [i % depth for i in wanted]
