@@ -32,7 +32,7 @@ from vitlite.errors import ConfigError, UnknownNameError, shown
 from vitlite.images.transform import MissingPreprocess, Preprocess, TransformConfig
 from vitlite.nn.vit import ViT
 from vitlite.presets import PRESETS
-from vitlite.zoo import registry, stamps
+from vitlite.zoo import registry, verify
 from vitlite.zoo.labels import labels_of
 
 P = ParamSpec("P")
@@ -297,20 +297,20 @@ def _has_its_classes(
 
 def _fill(file: WeightsFile, mapping: KeyMapping, resolved: Resolved, wish: BuildOptions) -> tuple[ViT, LoadReport]:
     """The model that is wished for, and what became of each tensor; a file is scanned for damage once."""
-    scan = not all(stamps.is_scanned(path) for path in file.files)
+    scan = not all(verify.was_scanned(path) for path in file.files)
     model, report = build(file, mapping, resolved.config, wish, resolved.provenance, scan=scan)
     file.refuse_changes()
     if scan and not report.dropped:
         for path in file.files:
-            stamps.mark_scanned(path)
+            verify.mark_scanned(path)
     return model, report
 
 
 def _verify(file: WeightsFile, location: Location) -> str:
     """The sha256 of the bytes, compared where there is something to compare with; of shards: of all their hashes."""
     if len(file.files) == 1:
-        return stamps.check_file(file.files[0], location.sha256)
-    hashes = [stamps.check_file(path) for path in file.files]
+        return verify.check_sha256(file.files[0], location.sha256)
+    hashes = [verify.sha256_of(path) for path in file.files]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from vitlite.checkpoints.metadata import BESIDE_WEIGHTS
 from vitlite.checkpoints.reader import INDEX, PICKLES, WEIGHTS, exists, files_of, metadata_folder, path_of
 from vitlite.errors import CheckpointError, DownloadError, closest, shown
-from vitlite.zoo import hub, registry
-from vitlite.zoo.stamps import Verified
+from vitlite.zoo import download, registry
+from vitlite.zoo.verify import Verified
 
 REPOSITORY = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?")
 
@@ -34,7 +34,7 @@ def locate_record(record: registry.Record) -> Location:
     """
     if record.file:
         return Location(registry.DATA / record.file, sha256=record.sha256, verified="record")
-    got = hub.fetch(record.repo, record.filename, revision=record.commit, sha256=record.sha256, pin=record.name)
+    got = download.fetch(record.repo, record.filename, revision=record.commit, sha256=record.sha256, prefer_cache=True)
     return Location(got.path, None, record.repo, got.commit, got.sha256, got.verified)
 
 
@@ -63,7 +63,9 @@ def locate(source: str | PathLike[str]) -> Location:
 
 
 def _fetch_repository(repo: str, revision: str | None) -> Location:
-    fetch_first = partial(hub.fetch_optional, repo, revision=revision, moves_branch=False)  # until all files are here
+    fetch_first = partial(
+        download.fetch_optional, repo, revision=revision, moves_branch=False
+    )  # until all files are here
     weights = fetch_first(WEIGHTS) or fetch_first(INDEX)
     if weights is None:
         raise DownloadError(
@@ -72,20 +74,20 @@ def _fetch_repository(repo: str, revision: str | None) -> Location:
         )
     commit = weights.commit or revision  # all files of one commit
     for name in BESIDE_WEIGHTS:
-        hub.fetch_optional(repo, name, revision=commit)
+        download.fetch_optional(repo, name, revision=commit)
     sha256: str | None = weights.sha256
     verified = weights.verified
     if weights.path.name == INDEX:
         sha256, verified = None, _fetch_shards(repo, commit, weights)  # each shard was compared with a hash of its own
     if weights.commit is not None:
-        hub.arrive(repo, revision, weights.commit)
+        download.move_branch(repo, revision, weights.commit)
     return Location(weights.path, weights.path.parent, repo, weights.commit, sha256, verified)
 
 
-def _fetch_shards(repo: str, commit: str | None, index: hub.Fetched) -> Verified:
+def _fetch_shards(repo: str, commit: str | None, index: download.Downloaded) -> Verified:
     """Fetches what an index names; who vouches for the least vouched of it, the index included."""
     _, shards = files_of(index.path)
     fetched = [index]
     for shard in shards:
-        fetched.append(hub.fetch(repo, shard.name, revision=commit))
+        fetched.append(download.fetch(repo, shard.name, revision=commit))
     return "hub" if all(file.verified == "hub" for file in fetched) else "first use"

@@ -53,8 +53,7 @@ from vitlite.images.transform import transform_to_save
 from vitlite.nn.vit import ViT, model_on_meta
 from vitlite.schema import anything, by_name, read_json
 from vitlite.storage import atomic_write, lock, remove_leftovers
-from vitlite.zoo.network import first_line, is_offline, prepare_client, transport_error
-from vitlite.zoo.remote import RemoteFile, checked_token, endpoint
+from vitlite.zoo.download import endpoint, is_offline
 
 _log = getLogger("vitlite")
 
@@ -364,11 +363,9 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
         raise DownloadError(
             f"Cannot upload to {endpoint()}/{shown(repo)}: HF_HUB_OFFLINE is set.", python="Set it to 0."
         )
-    prepare_client()
     from huggingface_hub import HfApi
 
-    repo = RemoteFile(repo, CARD, "main").repo  # checked
-    hub = HfApi(endpoint=endpoint(), token=checked_token(token))
+    hub = HfApi(endpoint=endpoint(), token=token)
     with TemporaryDirectory() as folder:
         save(model, folder)
         try:
@@ -376,9 +373,9 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
             if not hub.file_exists(repo, CARD):
                 (Path(folder) / CARD).write_text(card(model, repo), encoding="utf-8", newline="")
             commit = hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload with vitlite")
-        except (OSError, transport_error()) as error:
+        except Exception as error:  # requests, httpx and the client have no base class in common
             raise DownloadError(
-                f"Cannot upload to {endpoint()}/{repo}: {first_line(error)}.",
+                f"Cannot upload to {endpoint()}/{repo}: {str(error).strip().splitlines()[0]}.",
                 python="Check the name and the network. It takes a login, hf auth login, or a token that may write.",
             ) from error
     return str(commit.commit_url)

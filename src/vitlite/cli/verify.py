@@ -1,42 +1,60 @@
 """`vitlite verify`: hash weights again."""
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from vitlite.cli.options import expanded
-from vitlite.errors import UnknownNameError, VitliteError, fit_to_print
-from vitlite.zoo import hub, registry
-from vitlite.zoo.pins import pinned_names
+from vitlite.errors import DownloadError, VitliteError, fit_to_print
+from vitlite.zoo import registry
+from vitlite.zoo.download import find_cached, stated_hash
+from vitlite.zoo.verify import hash_again
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Of `vitlite verify`."""
+    """Add the arguments of `vitlite verify`."""
     parser.add_argument(
-        "targets", type=expanded, nargs="*", metavar="NAME|PATH", help="default: every name downloaded so far"
+        "targets", type=expanded, nargs="*", metavar="NAME|PATH", help="default: every checkpoint in the cache"
     )
 
 
 def run(args: Namespace) -> int:
-    """Hashes files again and compares, each on its own line; 1 where any is not what it should be."""
-    targets = args.targets or pinned_names()
-    if not targets:
-        raise UnknownNameError("Nothing to verify: no name was downloaded so far. Give a name or the path of a file.")
+    """Hash files again and compare. Return 1 if any file has other bytes than it should have."""
+    targets = args.targets or [record.name for record in registry.RECORDS.values() if _file_of(record) is not None]
     failed = 0
     for target in targets:
         try:
-            fetched = _verify(target)
+            line = _verify(target)
         except VitliteError as error:
             failed = 1
-            print(fit_to_print(f"{target}: FAILED: {error.for_command_line()}"))
-        else:
-            print(fit_to_print(f"{target}: good, sha256 {fetched.sha256} ({fetched.verified}), {fetched.path}"))
+            line = f"{target}: FAILED: {error}"
+        print(fit_to_print(line))
     return failed
 
 
-def _verify(target: str) -> hub.Fetched:
-    """The file of a name or path, as it is now."""
-    if target not in registry.NAMES:
-        return hub.verify(target)
-    record = registry.find(target)
-    if record.file:  # comes with vitlite
-        return hub.verify(registry.DATA / record.file, record.sha256)
-    return hub.verify(record.name)
+def _file_of(record: registry.Record) -> Path | None:
+    if record.file:
+        return registry.DATA / record.file
+    return find_cached(record.repo, record.filename, record.commit)
+
+
+def _verify(target: str) -> str:
+    """Return a line about a file whose bytes are right.
+
+    Raises:
+        DownloadError: They are wrong, or there is no such file.
+    """
+    expected = None
+    path: Path | None = Path(target)
+    if target in registry.NAMES:
+        record = registry.find(target)
+        path, expected = _file_of(record), record.sha256
+    if path is None or not path.is_file():
+        raise DownloadError(
+            f"Cannot verify {target}: it is neither a file nor a checkpoint in the cache. Check the path, or download "
+            "the checkpoint: vitlite download NAME."
+        )
+    verified = "record" if expected else "first use"
+    stated = stated_hash(path)
+    if expected is None and stated is not None and len(stated) == 64:
+        expected, verified = stated, "hub"
+    return f"{target}: good, sha256 {hash_again(path, expected)} ({verified}), {path}"

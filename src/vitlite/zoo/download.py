@@ -1,395 +1,346 @@
-"""Bytes from the Hub over a bad network: what it states of a file, and the file itself, from where it stopped before.
+"""Download files from the Hugging Face Hub into its cache, and verify them.
 
-The bytes are asked for here, over plain HTTP, because the client cannot resume after a killed process and waits as long
-as any Retry-After says. Whatever the Hub sends is held to what it stated; whether the bytes are right, a hash decides.
+The Hub's client provides the cache layout, tokens, endpoints, retries and offline switches. This module adds what the
+client lacks: every file is compared with a hash, and a download resumes after a killed process (which the client gave
+up: huggingface_hub #4196 and #3648). A file that is complete and verified is handed to the client as a blob of its
+cache; the client then adds the entries for the commit.
 """
 
 import errno
+import hashlib
 import os
 import re
-import shutil
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing
-from functools import partial
-from io import FileIO
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitlite.errors import DownloadError, shown
-from vitlite.zoo.folders import is_no_file
-from vitlite.zoo.network import (
-    FIRST_WORD,
-    TRIES,
-    StatusError,
-    UnreachableError,
-    first_line,
-    headers_with,
-    is_offline,
-    next_pause,
-    patience,
-    prepare_client,
-    said_after_a_while,
-    transport_error,
-    with_retries,
-)
-from vitlite.zoo.remote import COMMIT, AbsentError, RemoteFile, endpoint, is_hash
-
-NEVER_HEARD = 20.0  # s of silence after which a Hub that has sent nothing is given up
-HEARD_BEFORE = 60.0  # s, where it has sent something: a network may come back
-LEAST_PROGRESS = 1 << 16  # bytes that a try has to bring, or it has failed
-SLOWEST = 1000  # bytes a second; what is slower for PACE seconds is no download
-PACE = 20.0  # s
-NEXT_WORD = 30.0  # s between two lines about a long download, where there is no bar
-PIECE = 1 << 18  # bytes written at once, at most
+from vitlite.errors import DownloadError
+from vitlite.storage import cache_folder, lock, write_text
+from vitlite.zoo.verify import Verified, WrongBytesError, check_sha256, hash_of, sha256_of
 
 _log = getLogger("vitlite")
-_ETAG = re.compile(r"\w[\w.-]{0,199}", re.ASCII)  # it becomes a file's name
-_HASH = re.compile(r"([0-9a-f]{64}|[0-9a-f]{40})(?![0-9a-z])", re.ASCII | re.IGNORECASE)
+_COMMIT = re.compile("[0-9a-f]{40}")
+_HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # git's sha1 of a small file, the sha256 of a large one
+_REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_PATH = re.compile(r"\w[\w.+=@-]*(/\w[\w.+=@-]*)*", re.ASCII)  # no part begins with a dot: none leads to a parent
+_BUSY = (408, 429, 500, 502, 503, 504)
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
-class Statement(NamedTuple):
-    """What the Hub states of a file, and the token to go on with."""
+class Downloaded(NamedTuple):
+    """A verified file in the cache, and what its hash was compared with."""
 
+    path: Path
     commit: str
-    etag: str  # the sha256 of a large file, git's own hash of a small one
-    size: int
-    token: bool | None  # as the client takes it: None is the user's, False is none
+    sha256: str
+    verified: Verified
 
 
-def ask_hub(file: RemoteFile, *, patient: bool) -> Statement:
-    """What the Hub states of a file: its commit, hash and size.
+class AbsentError(DownloadError):
+    """The repository has no such file."""
 
-    A refused token is left out and the question asked again: one that has expired must not lock out public weights.
+
+class UnreachableError(DownloadError):
+    """The Hub did not answer, or is busy, or offline mode is set."""
+
+    def __init__(self, file: "_File", reason: str) -> None:
+        super().__init__(
+            f"Cannot download {file}: {reason}. It is not in the cache {cache_folder()}. Without a network, copy that "
+            f"folder from another machine, or download {file.url} there and pass the file: create(name, weights=FILE) "
+            "(--weights FILE). HF_ENDPOINT names a mirror."
+        )
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of a repository at a branch, tag or commit."""
+
+    repo: str
+    name: str
+    revision: str
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        for value, pattern, meaning in (
+            (self.repo, _REPO, "repository of the Hub (owner/name)"),
+            (self.name, _PATH, "file name"),
+            (self.revision, _PATH, "branch, tag or commit"),
+        ):
+            if not isinstance(value, str) or not pattern.fullmatch(value):
+                raise DownloadError(f"{value!r} is not the name of a {meaning}.")
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.repo}@{self.revision}"
+
+    @property
+    def url(self) -> str:
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(self.repo, self.name, revision=self.revision, endpoint=endpoint())
+
+    @property
+    def folder(self) -> Path:
+        return cache_folder() / f"models--{self.repo.replace('/', '--')}"
+
+
+def fetch(
+    repo: str,
+    filename: str,
+    *,
+    revision: str | None = None,
+    sha256: str | None = None,
+    prefer_cache: bool = False,
+    moves_branch: bool = True,
+) -> Downloaded:
+    """Return a file of a repository from the cache or the Hub. Its hash is always checked.
 
     Args:
-        file: The file, at a branch, tag or commit.
-        patient: Whether to go on asking a Hub that is busy or silent.
+        repo: "owner/name".
+        filename: The path in the repository.
+        revision: A branch, tag or commit; None is "main". With a cached commit no connection is opened.
+        sha256: The expected hash; None is the hash that the Hub states.
+        prefer_cache: If True, use a cached file of a branch without asking the Hub for a newer commit.
+        moves_branch: If False, the caller notes the branch's new commit with `move_branch`, once all files are there.
 
     Raises:
         AbsentError: The repository has no such file.
-        UnreachableError: There is no answer.
-        DownloadError: The Hub refuses, or it is no Hub that answers.
+        DownloadError: The file cannot be downloaded, or its bytes are wrong.
     """
+    file = _File(repo, filename, revision or "main", sha256)
+    damage = None
+    if prefer_cache or _COMMIT.fullmatch(file.revision):
+        try:
+            cached = _find_in_cache(file)
+        except WrongBytesError as error:
+            damage = error
+            _log.warning("%s", error)
+        else:
+            if cached is not None:
+                return cached
+    try:
+        found = _fetch_from_hub(file)
+    except UnreachableError as error:
+        if damage is not None:
+            raise damage from None
+        cached = _find_in_cache(file)
+        if cached is None:
+            raise
+        _log.warning("%s: %s. Using the cached commit %s.", file, error.reason, cached.commit)
+        return cached
+    if moves_branch:
+        move_branch(repo, revision, found.commit)
+    return found
+
+
+def fetch_optional(repo: str, filename: str, **options: Any) -> Downloaded | None:
+    """Return a file as `fetch` does, or None if the Hub says that the repository does not have it."""
+    try:
+        return fetch(repo, filename, **options)
+    except AbsentError:
+        return None
+
+
+def move_branch(repo: str, revision: str | None, commit: str) -> None:
+    """Note in the cache which commit a branch has, for when the Hub cannot be reached."""
+    file = _File(repo, "any", revision or "main")
+    reference = file.folder / "refs" / file.revision
+    with suppress(OSError):
+        if not _COMMIT.fullmatch(file.revision) and not (reference.exists() and reference.read_text() == commit):
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            write_text(reference, commit)
+
+
+def find_cached(repo: str, filename: str, revision: str | None = None) -> Path | None:
+    """Return the path of a cached file, unverified; None if it is not in the cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(repo, filename, cache_dir=cache_folder(), revision=revision or "main")
+    return Path(path) if isinstance(path, str) else None
+
+
+def stated_hash(path: Path) -> str | None:
+    """Return the hash that the Hub stated for a cached file: the name of its blob. None if it is not known."""
+    blob = path.parent / os.readlink(path) if path.is_symlink() else path
+    return blob.name if blob.parent.name == "blobs" and _HASH.fullmatch(blob.name) else None
+
+
+def endpoint() -> str:
+    """Return the address of the Hub, or of the mirror that HF_ENDPOINT names."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def is_offline() -> bool:
+    """Return True if HF_HUB_OFFLINE is set, now or when the Hub's client was imported."""
+    from huggingface_hub import constants
+
+    now = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return bool(constants.HF_HUB_OFFLINE) or now.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _find_in_cache(file: _File) -> Downloaded | None:
+    """Return the cached file of a commit, or of the commit that a branch had last; None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(file.repo, file.name, cache_dir=cache_folder(), revision=file.revision)
+    if found is None:
+        return None
+    if not isinstance(found, str):  # the client's note that the commit has no such file
+        raise AbsentError(f"{file.repo}@{file.revision} has no file {file.name}.")
+    path = Path(found)
+    return _checked(path, path.relative_to(file.folder / "snapshots").parts[0], file)
+
+
+def _checked(path: Path, commit: str, file: _File) -> Downloaded:
+    """Compare a cached file with the expected hash, or with the one that the Hub stated."""
+    stated = stated_hash(path)
+    if file.sha256:
+        return Downloaded(path, commit, check_sha256(path, file.sha256), "record")
+    if stated is None:
+        return Downloaded(path, commit, sha256_of(path), "first use")
+    _check(path, stated)
+    return Downloaded(path, commit, sha256_of(path), "hub")
+
+
+def _check(path: Path, stated: str) -> None:
+    if len(stated) == 64:
+        check_sha256(path, stated)
+        return
+    found = hash_of(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False))
+    if found != stated:
+        raise WrongBytesError(path, stated, found)
+
+
+def _fetch_from_hub(file: _File) -> Downloaded:
+    with _explained(file):
+        metadata = _ask(file)
+        commit, etag = str(metadata.commit_hash), str(metadata.etag)
+        if not _COMMIT.fullmatch(commit):
+            raise DownloadError(
+                f"Cannot download {file}: {endpoint()} does not answer like a Hub. Check HF_ENDPOINT, your proxy, and "
+                "whether the network needs a login."
+            )
+        if file.sha256 and len(etag) == 64 and etag != file.sha256:
+            raise DownloadError(
+                f"Wrong bytes on the Hub: expected sha256 {file.sha256}, but {endpoint()} has {etag} for {file}. "
+                "Nothing was downloaded."
+            )
+        _add_to_cache(replace(file, revision=commit), etag, metadata.size)
+        return _checked(file.folder / "snapshots" / commit / file.name, commit, file)
+
+
+def _add_to_cache(file: _File, etag: str, size: int | None) -> None:
+    """Download the file of a commit if it is not there, or not right, and let the client add it to its cache."""
+    path = file.folder / "snapshots" / file.revision / file.name
+    if not _HASH.fullmatch(etag):  # a mirror that states no hashes: there is nothing to verify
+        _ask_client(file)
+    elif not _is_right(path, etag):
+        blob = file.folder / "blobs" / etag
+        with _one_process(blob):
+            if not _is_right(blob, etag):
+                _download(file, size, blob)
+        if not path.is_symlink():
+            path.unlink(missing_ok=True)  # where there are no links, it is a damaged copy
+        _ask_client(file)
+        if not path.is_symlink():
+            blob.unlink()  # the client has copied it
+
+
+def _ask_client(file: _File) -> None:
+    from huggingface_hub import hf_hub_download
+
+    hf_hub_download(file.repo, file.name, revision=file.revision, cache_dir=cache_folder(), endpoint=endpoint())
+
+
+def _ask(file: _File) -> Any:
+    """Return what the Hub states about a file: its commit, hash and size."""
+    from huggingface_hub import get_hf_file_metadata
+    from huggingface_hub.errors import EntryNotFoundError
+
     if is_offline():
         raise UnreachableError(file, "HF_HUB_OFFLINE is set")
-    prepare_client()
-    from huggingface_hub.errors import HfHubHTTPError
-
-    tries = TRIES if patient else 1
     try:
-        return _ask(file, tries, token=None)
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        if status not in (401, 403) or "authorization" not in headers_with(None):
-            raise _explained(file, error) from error
+        return get_hf_file_metadata(file.url)
+    except EntryNotFoundError as error:
+        commit = error.response.headers.get("X-Repo-Commit")  # type: ignore[attr-defined]
+        if commit is not None:  # the client notes in its cache that the commit has no such file
+            with suppress(Exception):
+                _ask_client(replace(file, revision=commit))
+        raise AbsentError(f"{file.repo}@{file.revision} has no file {file.name}.") from None
+
+
+@contextmanager
+def _one_process(blob: Path) -> Iterator[None]:
+    """Hold the client's own lock for a blob, so that one process downloads it and the others wait."""
+    path = cache_folder() / ".locks" / blob.parents[1].name / f"{blob.name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lock(path):
+        yield
+
+
+def _is_right(path: Path, stated: str) -> bool:
     try:
-        statement = _ask(file, tries, token=False)
-    except HfHubHTTPError as error:
-        raise _explained(file, error) from error
-    _log.warning("The Hub refuses your token (HTTP %d); going on without it.", status)
-    return statement
+        _check(path, stated)
+    except (OSError, WrongBytesError):  # DownloadError is an OSError, too
+        return False
+    return True
 
 
-def _ask(file: RemoteFile, tries: int, token: bool | None) -> Statement:
-    from huggingface_hub import get_hf_file_metadata
+def _download(file: _File, size: int | None, blob: Path) -> None:
+    """Download a blob, starting with what an earlier process left. Bytes with another hash are removed."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
 
-    def send(timeout: float) -> Any:
-        headers_with(token)  # checked before the client does the same
-        return get_hf_file_metadata(file.url, token=token, timeout=timeout)
-
-    how = patience("HF_HUB_ETAG_TIMEOUT", NEVER_HEARD, tries=tries)
-    waiting = f"{file}: waiting for {endpoint()}, which is given up after {how.silence:.0f} s without an answer."
-    with said_after_a_while(f"{waiting} Ctrl-C stops at once."):
-        stated = with_retries(file, send, how)
-    commit, etag, size = stated.commit_hash or "", _plain(stated.etag or ""), stated.size
-    if file.is_at_commit and commit != file.revision:
-        raise _no_hub(file, f"asked for that commit, it has {shown(commit)}")
-    if not COMMIT.fullmatch(commit) or size is None or size < 0 or not _ETAG.fullmatch(etag):
-        raise _no_hub(file, "no commit, hash or size")
-    return Statement(commit, etag, size, token)
-
-
-def _plain(etag: str) -> str:
-    """The hash in an ETag, which a mirror may write in capitals, or with an ending; where there is none, all of it."""
-    found = _HASH.match(etag)
-    return found[1].lower() if found else etag
-
-
-def _no_hub(file: RemoteFile, why: str) -> DownloadError:
-    return DownloadError(
-        f"Cannot fetch {file}: {endpoint()} does not answer like a Hub ({why}).",
-        python="Check HF_ENDPOINT, your proxy, and whether the network wants a login.",
-    )
-
-
-def _explained(file: RemoteFile, error: Any) -> DownloadError:
-    """The Hub's refusal, as an error that says what to do."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    response = error.response
-    if isinstance(error, GatedRepoError):
-        return _gated(file, response.status_code)
-    if isinstance(error, EntryNotFoundError):
-        commit = response.headers.get("x-repo-commit") or ""
-        return AbsentError(file, commit if COMMIT.fullmatch(commit) else None)
-    is_elsewhere = isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError))
-    if response.status_code == 404 and not is_elsewhere:  # of a proxy, who knows nothing of the repository
-        return _no_hub(file, "HTTP 404, and no word of which is absent, the file, the repository or the revision")
-    why = shown(str(error).strip().partition("\n")[0])
-    return _refused(file, why)
-
-
-def _gated(file: RemoteFile, status: int) -> DownloadError:
-    return DownloadError(
-        f"Cannot fetch {file}: its repository is gated, and the Hub does not know you as one who may read it "
-        f"(HTTP {status}).",
-        python=f"Accept its licence on {endpoint()}/{file.repo} in a browser, and wait where access has to be granted. "
-        "Then log in here with the same account, hf auth login, or set HF_TOKEN to a token of it.",
-    )
-
-
-def _refused(file: RemoteFile, why: str) -> DownloadError:
-    return DownloadError(
-        f"Cannot fetch {file}: {why} ({file.url}).",
-        python="Check the names of repository and revision. A private or gated repository needs its licence accepted, "
-        "and a login: hf auth login, or HF_TOKEN.",
-    )
-
-
-# ---- the bytes
-
-
-class _Progress:
-    """How much of a file is there: shown by a bar on a terminal, else said now and then; and whether more comes."""
-
-    def __init__(self, file: RemoteFile, size: int, have: int) -> None:
-        from huggingface_hub.utils import are_progress_bars_disabled, tqdm
-
-        self.file, self.size, self.have, self.began_with = file, size, have, have
-        self.most = have  # a server without ranges begins anew each time
-        self.heard = time.monotonic()  # when the last bytes came
-        self.etag = ""  # of the answer that they came with
-        self.bar = tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=file.filename[-40:], disable=None)
-        self.speaks = self.bar.disable and not are_progress_bars_disabled()
-        self.ended = threading.Event()
-
-    def __enter__(self) -> "_Progress":
-        threading.Thread(target=self._speak, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        self.bar.close()
-
-    def reach(self, have: int) -> None:
-        """So many bytes are there now."""
-        self.have, self.most, self.heard = have, max(have, self.most), time.monotonic()
-        self.bar.update(have - self.bar.n)
-
-    @property
-    def longest_silence(self) -> float:
-        """How long nothing may come, in seconds."""
-        return NEVER_HEARD if self.have == self.began_with else HEARD_BEFORE
-
-    def _speak(self) -> None:
-        next_line, told = time.monotonic() + FIRST_WORD, 0.0
-        while not self.ended.wait(FIRST_WORD / 10):
-            now, heard = time.monotonic(), self.heard
-            if now - heard > FIRST_WORD and told != heard:
-                told = heard
-                _log.warning("%s: nothing has come for %.0f s. Still trying; Ctrl-C stops.", self.file, FIRST_WORD)
-            elif self.speaks and now > next_line:
-                next_line = now + NEXT_WORD
-                share = f"{self.have:,} of {self.size:,} bytes"
-                _log.warning("%s: %s are here. Ctrl-C stops, and the next call goes on from there.", self.file, share)
-
-
-class _Pace:
-    """Whether bytes come quickly enough to be worth waiting for."""
-
-    def __init__(self) -> None:
-        self.began, self.bytes = time.monotonic(), 0
-
-    def is_too_slow(self, count: int) -> bool:
-        """Whether it is, with `count` bytes more, over the last seconds."""
-        self.bytes += count
-        seconds = time.monotonic() - self.began
-        if seconds < PACE:
-            return False
-        too_slow = self.bytes < SLOWEST * seconds
-        self.began, self.bytes = time.monotonic(), 0
-        return too_slow
-
-
-class _CutError(Exception):
-    """A connection ended before its bytes did."""
-
-
-def finish_download(file: RemoteFile, statement: Statement, incomplete: Path) -> None:
-    """Completes `incomplete`, going on from where an earlier call or process stopped.
-
-    Bytes are written at their own offset: processes that do not see each other's lock (some network disks) can only
-    write the same bytes twice.
-
-    Raises:
-        UnreachableError: They do not come, or too slowly.
-        DownloadError: The server sends something else than it was asked for.
-        OSError: They cannot be written.
-    """
+    incomplete = blob.with_name(f"{blob.name}.incomplete")
     incomplete.parent.mkdir(parents=True, exist_ok=True)
-    if incomplete.is_symlink():  # what it leads to is not ours to write to
-        incomplete.unlink()
-    if is_no_file(incomplete):  # what is written to a pipe is never read
-        raise FileExistsError(errno.EEXIST, "Is no file; move it away", str(incomplete))
-    incomplete.touch()
-    have, size = incomplete.stat().st_size, statement.size
-    _refuse_a_full_disk(incomplete.parent, size - have)
-    with incomplete.open("r+b", buffering=0) as out:
-        if have > size or not is_hash(statement.etag):  # of something else; or perhaps, and no hash would tell
-            have = out.truncate(0)
-        with _Progress(file, size, have) as progress:
-            _receive_all(statement, out, progress)
-        os.fsync(out.fileno())
-
-
-def _refuse_a_full_disk(folder: Path, missing: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < missing:
-        raise OSError(errno.ENOSPC, f"the disk is full ({missing:,} bytes to come, {free:,} free)")
-
-
-def _receive_all(statement: Statement, out: FileIO, progress: _Progress) -> None:
-    """Asks for what is missing until all is there; a try that brings next to nothing has failed."""
-    failed, pause = 0, 0.0
-    while progress.have < progress.size:
-        before, most = progress.have, progress.most
+    for attempt in ("resumed", "from the start"):
+        with open(incomplete, "ab") as out:
+            if size is not None and out.tell() > size:
+                out.truncate(0)
+            resume_size = out.seek(0, os.SEEK_END)
+            headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+            http_get(file.url, out, resume_size=resume_size, headers=headers, expected_size=size)
+            out.flush()
+            os.fsync(out.fileno())
         try:
-            _receive(statement, out, progress)
-        except _CutError as cut:
-            why = str(cut)
+            _check(incomplete, blob.name)
+        except WrongBytesError:
+            incomplete.unlink()
+            if attempt == "from the start":
+                raise
         else:
-            why = f"{progress.have - before:,} bytes came instead of {progress.size - before:,}"
-        if progress.most - most >= LEAST_PROGRESS or progress.have == progress.size:
-            failed, pause = 0, 0.0
-            continue
-        failed, pause = failed + 1, next_pause(pause)
-        if failed == TRIES or time.monotonic() - progress.heard + pause > progress.longest_silence:
-            raise UnreachableError(progress.file, f"{endpoint()} does not send it ({why})")
-        _log.info("%s: %s; trying again in %.1f s.", progress.file, why, pause)
-        time.sleep(pause)
+            os.replace(incomplete, blob)
+            return
 
 
-def _receive(statement: Statement, out: FileIO, progress: _Progress) -> None:
-    """Asks once, and writes what comes."""
-    send = partial(_open, progress.file, progress.have, progress.size, statement.token)
-    how = patience("HF_HUB_DOWNLOAD_TIMEOUT", progress.longest_silence, was_reachable=True)
-    pace = _Pace()
+@contextmanager
+def _explained(file: _File) -> Iterator[None]:
+    """Turn the errors of the client, of HTTP and of the disk into one error that says what to do."""
     try:
-        answer = with_retries(progress.file, send, how)
-    except StatusError as error:
-        raise _refused(progress.file, str(error)) from error
-    with closing(answer) as response:
-        have = _offset(response, progress)
-        _begin_anew_with_another(response, statement, progress, have)
-        for piece in _pieces(response):
-            wanted = piece[: progress.size - have]
-            if len(piece) > len(wanted) and not is_hash(statement.etag):  # else the hash decides about what is here
-                raise _no_hub(progress.file, f"it states {progress.size:,} bytes and sends more")
-            _write(out, have, wanted)
-            have += len(wanted)
-            progress.reach(have)
-            if have == progress.size:
-                return
-            if pace.is_too_slow(len(piece)):
-                raise UnreachableError(progress.file, f"{endpoint()} sends less than {SLOWEST:,} bytes a second")
+        yield
+    except DownloadError:
+        raise
+    except Exception as error:  # requests, httpx and the client have no base class in common
+        _log.debug("%s", file, exc_info=True)
+        raise _explanation(file, error) from None
 
 
-def _open(file: RemoteFile, have: int, size: int, token: bool | None, timeout: float) -> Any:
-    """The answer to a request for the bytes from `have` on; its body is not read yet."""
-    from huggingface_hub.utils import get_session
+def _explanation(file: _File, error: Exception) -> DownloadError:
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
-    headers = headers_with(token) | {"Accept-Encoding": "identity", "Range": f"bytes={have}-{size - 1}"}
-    session: Any = get_session()
-    if hasattr(session, "build_request"):  # httpx
-        request = session.build_request("GET", file.url, headers=headers, timeout=timeout)
-        response = session.send(request, stream=True, follow_redirects=True)
-    else:  # requests, before version 1.0 of the client
-        response = session.get(file.url, headers=headers, timeout=timeout, stream=True)
-    if response.status_code not in (200, 206):
-        response.close()
-        raise StatusError(response)
-    return response
-
-
-def _offset(response: Any, progress: _Progress) -> int:
-    """Where in the file the body of an answer begins.
-
-    Raises:
-        DownloadError: It is another part than the one asked for, or another file.
-    """
-    file, size, headers = progress.file, progress.size, response.headers
-    if "html" in headers.get("content-type", "") and not file.filename.endswith(".html"):
-        raise _no_hub(file, "it sends a web page instead")
-    if response.status_code == 200:  # the server knows no ranges, and sends the whole file
-        return 0
-    expected = f"bytes {progress.have}-{size - 1}/{size}"
-    part = headers.get("content-range", expected)
-    wanted = re.fullmatch(rf"bytes {progress.have}-\d+/(?:{size}|\*)", part)
-    if wanted is None or headers.get("content-encoding", "identity") != "identity":
-        raise _no_hub(file, f"asked for {expected}, it sends {shown(part)}")
-    return progress.have
-
-
-def _begin_anew_with_another(response: Any, statement: Statement, progress: _Progress, have: int) -> None:
-    """Goes on with the bytes of one version only, where no hash will tell two versions of a file from one.
-
-    Raises:
-        _CutError: An answer that goes on is not known to be of the version of which there are bytes.
-    """
-    etag = response.headers.get("x-linked-etag") or response.headers.get("etag") or ""
-    if have > 0 and not is_hash(statement.etag) and (not etag or etag != progress.etag):
-        progress.reach(0)
-        raise _CutError(f"{endpoint()} may send another version of it by now")
-    progress.etag = etag
-
-
-def _pieces(response: Any) -> Iterator[bytes]:
-    """The body of an answer as it comes in.
-
-    Raises:
-        _CutError: The connection ended early, or nothing more comes.
-    """
-    try:
-        yield from _raw_pieces(response)
-    except (OSError, RuntimeError, transport_error()) as error:  # the second: another thread has closed the session
-        raise _CutError(first_line(error)) from error
-
-
-def _raw_pieces(response: Any) -> Iterator[bytes]:
-    if hasattr(response, "iter_bytes"):  # httpx
-        yield from response.iter_bytes()
-        return
-    from urllib3.exceptions import HTTPError  # of requests
-
-    raw = response.raw
-    read = partial(raw.read1, PIECE) if hasattr(raw, "read1") else partial(raw.read, 1 << 10)
-    try:
-        while piece := read(decode_content=True):
-            yield piece
-    except HTTPError as error:
-        raise OSError(str(error)) from error
-
-
-def _write(out: FileIO, offset: int, piece: bytes) -> None:
-    out.seek(offset)
-    while piece:  # on a disk that is nearly full, a write may be short
-        written = out.write(piece)
-        piece = piece[written:]
+    reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+    text = f"Cannot download {file}: {reason}."
+    if isinstance(error, GatedRepoError):
+        page = f"{endpoint()}/{file.repo}"
+        return DownloadError(f"{text} Accept its licence at {page}, then log in: hf auth login, or set HF_TOKEN.")
+    if isinstance(error, HfHubHTTPError) and error.response.status_code not in _BUSY:
+        return DownloadError(
+            f"{text} Check the repository and the revision. A private repository needs a login (hf auth login, or "
+            "HF_TOKEN); an expired token has to be renewed or unset."
+        )
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return DownloadError(f"{text} Free some space, or set VITLITE_CACHE to a folder that can be written.")
+    return UnreachableError(file, reason)
