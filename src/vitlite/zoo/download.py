@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from vitlite.errors import DownloadError
 from vitlite.storage import cache_folder, lock, write_text
-from vitlite.zoo.verify import Verified, WrongBytesError, check_sha256, hash_of, sha256_of
+from vitlite.zoo.verify import Verified, WrongBytesError, check_sha256, hash_of, remember, sha256_of
 
 _log = getLogger("vitlite")
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -156,10 +156,9 @@ def move_branch(repo: str, revision: str | None, commit: str) -> None:
 
 def find_cached(repo: str, filename: str, revision: str | None = None) -> Path | None:
     """Return the path of a cached file, unverified; None if it is not in the cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(repo, filename, cache_dir=cache_folder(), revision=revision or "main")
-    return Path(path) if isinstance(path, str) else None
+    file = _File(repo, filename, revision or "main")
+    path = file.folder / "snapshots" / _cached_commit(file) / filename
+    return path if path.is_file() else None
 
 
 def stated_hash(path: Path) -> str | None:
@@ -181,17 +180,29 @@ def is_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE) or now.upper() in ("1", "ON", "YES", "TRUE")
 
 
+def _cached_commit(file: _File) -> str:
+    """Return the commit of a file: its revision, or the commit that a branch had last, or "none".
+
+    The client could tell, but importing it takes longer than loading a model.
+    """
+    if _COMMIT.fullmatch(file.revision):
+        return file.revision
+    with suppress(OSError, ValueError):
+        commit = (file.folder / "refs" / file.revision).read_text().strip()
+        if _COMMIT.fullmatch(commit):
+            return commit
+    return "none"
+
+
 def _find_in_cache(file: _File) -> Downloaded | None:
     """Return the cached file of a commit, or of the commit that a branch had last; None if it is not there."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(file.repo, file.name, cache_dir=cache_folder(), revision=file.revision)
-    if found is None:
-        return None
-    if not isinstance(found, str):  # the client's note that the commit has no such file
+    commit = _cached_commit(file)
+    path = file.folder / "snapshots" / commit / file.name
+    if path.is_file():
+        return _checked(path, commit, file)
+    if (file.folder / ".no_exist" / commit / file.name).is_file():
         raise AbsentError(f"{file.repo}@{file.revision} has no file {file.name}.")
-    path = Path(found)
-    return _checked(path, path.relative_to(file.folder / "snapshots").parts[0], file)
+    return None
 
 
 def _checked(path: Path, commit: str, file: _File) -> Downloaded:
@@ -206,12 +217,14 @@ def _checked(path: Path, commit: str, file: _File) -> Downloaded:
 
 
 def _check(path: Path, stated: str) -> None:
-    if len(stated) == 64:
-        check_sha256(path, stated)
-        return
-    found = hash_of(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False))
+    found = sha256_of(path) if len(stated) == 64 else _git_hash(path)
     if found != stated:
         raise WrongBytesError(path, stated, found)
+
+
+def _git_hash(path: Path) -> str:
+    """Return the hash that git, and the Hub, give to the content of a small file."""
+    return hash_of(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False))
 
 
 def _fetch_from_hub(file: _File) -> Downloaded:
@@ -296,7 +309,7 @@ def _download(file: _File, size: int | None, blob: Path) -> None:
 
     incomplete = blob.with_name(f"{blob.name}.incomplete")
     incomplete.parent.mkdir(parents=True, exist_ok=True)
-    for attempt in ("resumed", "from the start"):
+    for _ in ("resumed", "from the start"):
         with open(incomplete, "ab") as out:
             if size is not None and out.tell() > size:
                 out.truncate(0)
@@ -305,15 +318,14 @@ def _download(file: _File, size: int | None, blob: Path) -> None:
             http_get(file.url, out, resume_size=resume_size, headers=headers, expected_size=size)
             out.flush()
             os.fsync(out.fileno())
-        try:
-            _check(incomplete, blob.name)
-        except WrongBytesError:
-            incomplete.unlink()
-            if attempt == "from the start":
-                raise
-        else:
+        found = hash_of(incomplete, hashlib.sha256()) if len(blob.name) == 64 else _git_hash(incomplete)
+        if found == blob.name:
             os.replace(incomplete, blob)
+            if len(found) == 64:
+                remember(blob, blob.stat(), found)
             return
+        incomplete.unlink()
+    raise WrongBytesError(incomplete, blob.name, found)
 
 
 @contextmanager

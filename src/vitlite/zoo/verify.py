@@ -39,7 +39,7 @@ def sha256_of(path: Path) -> str:
     if known:
         return str(known["sha256"])
     stat, digest = _hash_file(path)
-    _remember(path, stat, digest, finite=False)
+    remember(path, stat, digest)
     return digest
 
 
@@ -69,7 +69,7 @@ def hash_again(path: Path, expected: str | None = None) -> str:
     if found != expected:
         raise WrongBytesError(path, expected, found)
     if not known:
-        _remember(path, stat, found, finite=False)
+        remember(path, stat, found)
     return found
 
 
@@ -82,7 +82,7 @@ def mark_scanned(path: Path) -> None:
     """Remember that all tensors of a file are finite. The file must have been hashed before."""
     known = _remembered(path)
     if known:
-        _remember(path, path.stat(), known["sha256"], finite=True)
+        remember(path, path.stat(), known["sha256"], finite=True)
 
 
 def hash_of(path: Path, digest: Any) -> str:
@@ -118,7 +118,8 @@ def _remembered(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _remember(path: Path, stat: os.stat_result, sha256: str, *, finite: bool) -> None:
+def remember(path: Path, stat: os.stat_result, sha256: str, *, finite: bool = False) -> None:
+    """Write the cache entry of a file, whose metadata was read before it was hashed."""
     with suppress(OSError):
         entry = _entry_of(path)
         entry.parent.mkdir(parents=True, exist_ok=True)
