@@ -1,6 +1,7 @@
-"""What is in some photos: python examples/classify.py PHOTO...
+"""Classify photos: python examples/classify.py PHOTO...
 
-The model comes with vitlite and knows the ten classes of CIFAR-10. With a network, try "vit_base_16": a thousand.
+The model comes with vitlite and knows the ten classes of CIFAR-10. With network access, try "vit_base_16", which knows
+a thousand.
 """
 
 import sys

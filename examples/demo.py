@@ -1,4 +1,4 @@
-"""What `make demo` runs: two commands of vitlite, with the model that comes with it and no network."""
+"""Run two commands of vitlite, with the model that comes with it and without network access: make demo"""
 
 import os
 import sys
@@ -14,14 +14,14 @@ TARGET = Path("demo")
 
 
 def run(*words: str) -> None:
-    """Shows a command as one would type it, and runs it."""
+    """Print a command and run it."""
     print(f"\n$ vitlite {' '.join(words)}", flush=True)
     if code := cli.main(words):
         sys.exit(code)
 
 
 TARGET.mkdir(exist_ok=True)
-print(f"{MODEL} comes with vitlite and knows ten things only: {', '.join(labels_of(info(MODEL)) or ())}.")
-print("With a network, leave --model out: vit_base_16 knows a thousand.")
+print(f"{MODEL} comes with vitlite and knows ten classes: {', '.join(labels_of(info(MODEL)) or ())}.")
+print("With network access, leave out --model: vit_base_16 knows a thousand.")
 run("classify", PHOTO, "--model", MODEL)
 run("attention", PHOTO, "--model", MODEL, "--size", "96", "--out", str(TARGET / "attention.png"))

@@ -1,4 +1,4 @@
-"""vitlite inside another program: an index that finds the most similar photo."""
+"""Use vitlite in another program: an index that finds the most similar photo."""
 
 import torch
 
@@ -6,7 +6,7 @@ import vitlite
 
 
 class PhotoIndex:
-    """Finds the most similar photo by vectors."""
+    """An index of photos by their vectors."""
 
     def __init__(self, model: str = "vit_nano_4.cifar10") -> None:
         self.model = vitlite.optimize(vitlite.create(model, num_classes=0))  # no head: the model returns vectors
@@ -18,13 +18,13 @@ class PhotoIndex:
         return torch.nn.functional.normalize(self.model(self.model.preprocess(path)).float(), dim=-1).cpu()
 
     def add(self, paths: list[str]) -> dict[str, str]:
-        """Adds photos; returns those that could not be read, with the reason."""
+        """Add photos, and return those that could not be read, with the reason."""
         failed = {}
         for path in paths:
             try:
                 self.vectors = torch.cat([self.vectors, self.vector(path)])
                 self.paths.append(path)
-            except vitlite.VitliteError as error:  # the class of all of vitlite's errors
+            except vitlite.VitliteError as error:  # the base class of vitlite's errors
                 failed[path] = str(error)
         return failed
 

@@ -1,7 +1,4 @@
-"""Vectors of photos: one a photo to compare photos by, one a patch, and those of blocks on the way.
-
-python examples/features.py PHOTO PHOTO...
-"""
+"""Compute vectors of photos, of their patches, and of inner blocks: python examples/features.py PHOTO PHOTO..."""
 
 import sys
 
@@ -17,7 +14,7 @@ with torch.inference_mode():
     vectors = model.embed(images)
     features = model.features(images, layers=(2, -1))
 
-print(f"embed: {tuple(vectors.shape)}, what the head sees")
+print(f"embed: {tuple(vectors.shape)}, the input of the head")
 print(f"patches: {tuple(features.patches.shape)}, of a grid of {features.grid}")
 print(f"blocks 2 and -1: {[tuple(layer.shape) for layer in features.layers]}")
 

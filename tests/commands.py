@@ -1,4 +1,4 @@
-"""The command `vitlite` as a process, or on a terminal."""
+"""Run the command `vitlite` in a process or on a terminal."""
 
 import fcntl
 import json
@@ -21,14 +21,14 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def start(*words: object, **options: Any) -> "subprocess.Popen[str]":
-    """The command as a process of its own."""
+    """Start the command in a new process."""
     line = [sys.executable, "-m", "vitlite", *map(str, words)]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 @contextmanager
 def terminal(columns: int, monkeypatch: pytest.MonkeyPatch, **environment: str) -> Iterator[list[str]]:
-    """Puts stdout and stderr on a terminal; afterwards the list holds what it showed."""
+    """Redirect stdout and stderr to a terminal; afterwards the list holds its output."""
     for name in ("NO_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"TERM": "xterm"} | environment).items():
@@ -55,7 +55,7 @@ def terminal(columns: int, monkeypatch: pytest.MonkeyPatch, **environment: str) 
 
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, *words: object, columns: int = 60, code: int = 0, **env: str) -> str:
-    """What a command shows on a terminal of so many columns."""
+    """Return what a command prints on a terminal with so many columns."""
     with terminal(columns, monkeypatch, **env) as shown:
         assert cli.main([str(word) for word in words]) == code
     return shown[0]

@@ -1,4 +1,4 @@
-"""Fixtures that more than one test file uses."""
+"""Fixtures of several test files."""
 
 import os
 import re
@@ -16,7 +16,7 @@ Reports = Generator[None, pytest.CollectReport, pytest.CollectReport]
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """In environments that lack libraries on purpose (`tests/matrix.py`), skips the files that need them."""
+    """Skip files that need a library which an environment of `tests/matrix.py` lacks."""
     report = yield
     if report.failed and "VITLITE_TESTS_MAY_SKIP" in os.environ:
         missing = re.search(r"(ModuleNotFoundError|ImportError): ([^\n]*)", str(report.longrepr))
@@ -27,7 +27,7 @@ def pytest_make_collect_report(
 
 
 @contextmanager
-def _what_is_lacking_is_skipped() -> Iterator[None]:
+def _skip_without_library() -> Iterator[None]:
     try:
         yield
     except (ModuleNotFoundError, RuntimeError) as error:
@@ -39,21 +39,21 @@ def _what_is_lacking_is_skipped() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None, None, None]:
-    """The same for what single tests begin with."""
-    with _what_is_lacking_is_skipped():
+    """The same for fixtures."""
+    with _skip_without_library():
         yield
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, None, None]:
     """The same for single tests."""
-    with _what_is_lacking_is_skipped():
+    with _skip_without_library():
         yield
 
 
 @pytest.fixture
 def across_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow since version 13 resizes some tall pictures down before across; every one before it went across first."""
+    """Resize across first, as Pillow did before version 13, which resizes some tall images down first."""
     from PIL import Image
 
     resize = Image.Image.resize
@@ -66,15 +66,15 @@ def across_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder with trained weights and photos that are not in the repository; without it the test is skipped."""
+    """The folder with trained weights and photos that are not in the repository; skip without it."""
     folder = Path(os.environ.get("VITLITE_TEST_DATA") or Path(__file__).parents[2] / "shared")
     if not folder.is_dir():
-        pytest.skip(f"needs the test data of VITLITE_TEST_DATA, and {folder} is not there")
+        pytest.skip(f"needs the test data of VITLITE_TEST_DATA; there is no folder {folder}")
     return folder
 
 
 @pytest.fixture
 def uncovered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that a test starts are not measured for coverage, which takes time, memory, and files of its own."""
+    """Do not measure the coverage of programs that a test starts: it takes time, memory and files."""
     for name in ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""Every example runs, is short, and says what it should."""
+"""Every example runs and is short."""
 
 import os
 import runpy
@@ -16,7 +16,7 @@ import vitlite
 ROOT = Path(__file__).parents[1]
 WITH_LIGHTNING = ROOT / "examples" / "with_lightning.py"
 EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {WITH_LIGHTNING})
-SAYS = {  # a line of each, and the files it leaves
+OUTPUT = {  # a line that each prints, and the files it writes
     "attention": ("head 2 looks most at patch (", ["attention.png", "rollout.png"]),
     "classify": ("examples/photos/chelsea.png\n", []),
     "demo": ("\n$ vitlite attention ", ["demo/attention.png"]),
@@ -28,16 +28,16 @@ SAYS = {  # a line of each, and the files it leaves
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder like a checkout, where examples may leave files; without a network."""
+    """A folder with the photos, where examples may write files; there is no network."""
     shutil.copytree(ROOT / "examples" / "photos", tmp_path / "examples" / "photos")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # no server
     return tmp_path
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_example_is_short_and_runs(
+def test_example_runs(
     example: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(example.read_text(encoding="utf-8").splitlines()) <= 40
@@ -47,8 +47,8 @@ def test_example_is_short_and_runs(
         runpy.run_path(str(example), run_name="__main__")
     finally:
         torch.set_rng_state(state)
-    said, files = SAYS[example.stem]
-    assert said in capsys.readouterr().out
+    line, files = OUTPUT[example.stem]
+    assert line in capsys.readouterr().out
     assert sorted(files) == sorted(
         str(path.relative_to(workplace))
         for path in workplace.rglob("*")

@@ -1,4 +1,4 @@
-"""The wheel as a user gets it: installed apart from the checkout, it imports, creates, saves and loads."""
+"""The wheel, installed outside the checkout, imports, creates, saves and loads."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
+def test_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     assert wheel.stat().st_size <= 8e6
     package = ROOT / "src"
     files = {
@@ -45,11 +45,11 @@ def test_the_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     beside = {name for name in names if name.startswith("vitlite-")}
     assert names - beside == files
-    assert {"vitlite/py.typed", "vitlite/weights/data/zoo.txt", "vitlite/weights/data/labels/imagenet-1k.txt"} <= names
+    assert {"vitlite/py.typed", "vitlite/zoo/data/zoo.txt", "vitlite/zoo/data/labels/imagenet-1k.txt"} <= names
     assert {Path(name).name for name in beside} == {"METADATA", "WHEEL", "entry_points.txt", "LICENSE", "RECORD"}
 
 
-def test_the_metadata_asks_for_four_packages(wheel: Path) -> None:
+def test_wheel_requires_four_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
         lines = archive.read(name).decode().splitlines()
@@ -61,7 +61,7 @@ def test_the_metadata_asks_for_four_packages(wheel: Path) -> None:
         "torch",
     ]
     assert "License-Expression: Apache-2.0" in lines
-    assert "Requires-Dist: onnxruntime; extra == 'onnx'" in lines  # by which an export is compared
+    assert "Requires-Dist: onnxruntime; extra == 'onnx'" in lines
 
 
 USE = """
@@ -77,15 +77,15 @@ print(len(vitlite.list_models()))
 """
 
 
-def test_installed_elsewhere_it_creates_saves_and_loads(installed: Path) -> None:
+def test_installed_package_creates_saves_and_loads(installed: Path) -> None:
     assert int(run(sys.executable, "-c", USE, folder=installed, path=str(installed))) > 200
 
 
-def test_the_command_runs(installed: Path) -> None:
+def test_installed_command_runs(installed: Path) -> None:
     assert "vit_base_16" in run(installed / "bin" / "vitlite", "list", folder=installed, path=str(installed))
 
 
-def test_the_model_in_the_wheel_answers_offline(installed: Path) -> None:
+def test_embedded_model_works_offline(installed: Path) -> None:
     code = (
         "import socket, torch, vitlite; socket.socket.connect = None\n"
         "model = vitlite.create('vit_nano_4.cifar10')\n"

@@ -1,4 +1,4 @@
-"""`python -m vitlite` is the command `vitlite`."""
+"""Run the command `vitlite` with `python -m vitlite`."""
 
 import sys
 

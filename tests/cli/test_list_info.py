@@ -94,7 +94,7 @@ def test_info_of_a_folder_and_a_file(run: Run, model: Path, tmp_path: Path) -> N
     assert out.startswith(f"{model}\ncomes from  {model / 'model.safetensors'}\n")
     assert "classes     3 (one, two, or more, three)\n" in out
     assert "network     dim 32, depth 2, heads 2, mlp_dim 64, patch 8, pool cls\n" in out
-    assert "pictures    16 x 16 px, resized to 16 x 16, bilinear, mean 0.5 0.5 0.5, std 0.5 0.5 0.5\n" in out
+    assert "images      16 x 16 px, resized to 16 x 16, bilinear, mean 0.5 0.5 0.5, std 0.5 0.5 0.5\n" in out
     fields = json.loads(run("info", model / "model.safetensors", "--json")[1])
     assert fields["config"]["image_size"] == 16
     assert fields["labels"] == ["one", "two, or more", "three"]

@@ -1,4 +1,4 @@
-"""`vitlite info`: all about one model, with its layers: of the zoo, on this disk, or in a repository of the Hub."""
+"""`vitlite info`: show one model with its layers, of the zoo, on this disk, or in a repository of the Hub."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from vitlite.cli.options import add_weights, expanded, is_place
 from vitlite.cli.tables import bold, count, table, terminal_width, with_bold_header
 from vitlite.config import ViTConfig
-from vitlite.errors import fit_to_print, shown
+from vitlite.errors import printable
 from vitlite.nn import costs
 from vitlite.nn.costs import Layer, layers
 from vitlite.presets import PRESETS
@@ -24,16 +24,16 @@ NAMED_FIELDS = {"image_size", "patch_size", "dim", "depth", "heads", "mlp_dim", 
 
 
 class About(NamedTuple):
-    """What is known of a model."""
+    """What is known about a model."""
 
     title: str
     config: ViTConfig
     fields: dict[str, Any]  # for programs
-    facts: dict[str, str]  # for readers, a line each; what is empty is left out
+    facts: dict[str, str]  # for readers, a line each; empty ones are left out
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Of `vitlite info`."""
+    """Add the arguments of `vitlite info`."""
     parser.add_argument(
         "name",
         type=expanded,
@@ -44,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """One record or one file, and the network layer by layer."""
+    """Print a record or a file, and the network layer by layer."""
     if args.weights is not None or is_place(args.name):
         about = _about_file(args)
     else:
@@ -59,7 +59,7 @@ def run(args: Namespace) -> int:
 
 
 def _about_file(args: Namespace) -> About:
-    """By what `load` makes of a place, or `create` of a name and a file."""
+    """Describe the model that `load` or `create` returns."""
     from vitlite.factory import create, load
     from vitlite.images import Preprocess
 
@@ -80,21 +80,20 @@ def _about_file(args: Namespace) -> About:
         "commit": origin.commit or "",
         "sha256": origin.sha256,
         "classes": f"{config.num_classes} ({_first_few(labels)})" if labels else str(config.num_classes),
-        "labels": f"not used: {shown(origin.report.unlabelled)}" if origin.report.unlabelled else "",
+        "labels": f"not used: {origin.report.unlabelled}" if origin.report.unlabelled else "",
         "network": _network(config),
-        "also": ", ".join(_unlike_the_usual(config)),
-        "pictures": _prepared_by(transform) if transform else "it does not say how they are prepared",
+        "also": ", ".join(_unusual_fields(config)),
+        "images": _preprocessing(transform) if transform else "no preprocessing is known",
         "size": f"{count(costs.params(config))} parameters, {costs.gmacs(config):.2f} GMACs an image",
     }
     return About(args.weights or args.name, config, fields, facts)
 
 
 def _first_few(labels: Sequence[str]) -> str:
-    return ", ".join(shown(label, 20) for label in labels[:3]) + (", ..." if len(labels) > 3 else "")
+    return ", ".join(label[:20] for label in labels[:3]) + (", ..." if len(labels) > 3 else "")
 
 
-def _prepared_by(transform: "TransformConfig") -> str:
-    """How a picture becomes the network's input."""
+def _preprocessing(transform: "TransformConfig") -> str:
     (height, width), (rows, columns) = transform.size, transform.resize
     resized = f"resized to {rows} x {columns}" if transform.mode == "squash" else f"resized to cover {rows} x {columns}"
     mean, std = _spaced(transform.mean), _spaced(transform.std)
@@ -102,16 +101,16 @@ def _prepared_by(transform: "TransformConfig") -> str:
 
 
 def fields_of(record: registry.Record) -> dict[str, Any]:
-    """The record as JSON takes it, with what its network costs."""
+    """Return a record as JSON fields, with the size and cost of its network."""
     return asdict(record) | {"params": record.params, "gmacs": round(record.gmacs, 6)}
 
 
 def _print_facts(about: About) -> None:
     known = {name: value for name, value in about.facts.items() if value}
     widest = max(len(name) for name in known)
-    print(bold(shown(about.title, 1000)))
+    print(bold(printable(about.title)))
     for name, value in known.items():
-        print(fit_to_print(f"{name:<{widest}}  {value}"))
+        print(printable(f"{name:<{widest}}  {value}"))
 
 
 def _about_record(record: registry.Record) -> About:
@@ -127,8 +126,8 @@ def _about_record(record: registry.Record) -> About:
         "top-1": "" if record.top1 is None else f"{record.top1:g} %",
         "classes": _classes(record),
         "network": _network(record.config),
-        "also": ", ".join(_unlike_the_usual(record.config)),
-        "pictures": _preparation(record),
+        "also": ", ".join(_unusual_fields(record.config)),
+        "images": _preprocessing_of(record),
         "size": f"{count(record.params)} parameters, {record.gmacs:.2f} GMACs an image",
         "note": record.note,
     }
@@ -144,18 +143,17 @@ def _network(c: ViTConfig) -> str:
     return f"dim {c.dim}, depth {c.depth}, heads {c.heads}, mlp_dim {c.mlp_dim}, patch {c.patch_size}, pool {c.pool}"
 
 
-def _unlike_the_usual(config: ViTConfig) -> list[str]:
-    """The fields that no other line names, where they are not those of the plain preset."""
+def _unusual_fields(config: ViTConfig) -> list[str]:
+    """Return the fields that no other line names and that differ from a plain ViT."""
     usual = PRESETS["vit_base_16"].to_dict()
-    unlike = []
+    unusual = []
     for field, value in config.to_dict().items():
         if field not in NAMED_FIELDS and value != usual[field]:
-            unlike.append(f"{field}={value}")
-    return unlike
+            unusual.append(f"{field}={value}")
+    return unusual
 
 
-def _preparation(record: registry.Record) -> str:
-    """How a picture becomes the network's input."""
+def _preprocessing_of(record: registry.Record) -> str:
     height, width = record.config.size
     crop = f"resized for a centre crop of {record.crop_pct:g}" if record.crop_mode == "center" else "squashed"
     mean, std = _spaced(record.mean), _spaced(record.std)

@@ -1,4 +1,4 @@
-"""`vitlite list`: the models of the zoo."""
+"""`vitlite list`: list the models of the zoo."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -11,28 +11,28 @@ from vitlite.errors import UnknownNameError
 from vitlite.zoo import registry
 from vitlite.zoo.purposes import in_words
 
-SORTS: dict[str, Callable[[registry.Record], float]] = {  # what comes first has the smallest
+SORTS: dict[str, Callable[[registry.Record], float]] = {  # the smallest value comes first
     "top1": lambda record: -(record.top1 or 0),
-    "time": lambda record: record.gmacs,  # which time follows
+    "time": lambda record: record.gmacs,  # proportional to time
     "size": lambda record: record.params,
 }
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Of `vitlite list`."""
+    """Add the arguments of `vitlite list`."""
     parser.add_argument(
         "words",
         nargs="*",
         metavar="WORD",
-        help="parts of a name, of a licence, of what a model is good for, or 'vit_*.dino*'; all of them must fit: "
-        "free classification",
+        help="parts of a name, a licence or a purpose, or a pattern such as 'vit_*.dino*'; all must match: free "
+        "classification",
     )
     parser.add_argument("--sort", choices=tuple(SORTS), help="best first; default: by family")
     parser.add_argument("--json", action="store_true", help="all fields of each record, for programs")
 
 
 def run(args: Namespace) -> int:
-    """The zoo's checkpoints as a table."""
+    """Print the checkpoints of the zoo as a table."""
     records = _matching(args.words)
     if args.sort:
         records.sort(key=SORTS[args.sort])
@@ -44,24 +44,24 @@ def run(args: Namespace) -> int:
 
 
 def _matching(words: Sequence[str]) -> list[registry.Record]:
-    """The records that every word fits.
+    """Return the records that match every word.
 
     Raises:
         UnknownNameError: There are none.
     """
-    found = [record for record in registry.RECORDS.values() if all(_fits(word.lower(), record) for word in words)]
+    found = [record for record in registry.RECORDS.values() if all(_matches(word.lower(), record) for word in words)]
     if not found:
         text = " ".join(words)
         hint = registry.did_you_mean(text.strip("*"))
         raise UnknownNameError(
-            f"No model matches {text!r}.{hint} Any part of a name will do, of a licence, or of what models are good "
-            "for, and * and ?, such as 'vit_*.dino*'; without a word, all are listed."
+            f"No model matches {text!r}.{hint} Give any part of a name, a licence or a purpose, or a pattern such as "
+            "'vit_*.dino*'."
         )
     return found
 
 
-def _fits(word: str, record: registry.Record) -> bool:
-    """Whether a word, or a pattern of whole names, is meant of this record."""
+def _matches(word: str, record: registry.Record) -> bool:
+    """Return whether a word is part of what is known of a record, or a pattern matches its name."""
     if not any(character in word for character in "*?["):
         return word in in_words(record)
     names = [record.name, record.alias, record.preset if record.default else ""]
@@ -69,12 +69,12 @@ def _fits(word: str, record: registry.Record) -> bool:
 
 
 def _print_table(records: Sequence[registry.Record]) -> None:
-    header = ["name", "top-1", "licence", "size", "GMACs", "image"]  # of a narrow terminal, the last are left out
+    header = ["name", "top-1", "licence", "size", "GMACs", "image"]  # a narrow terminal leaves out the last ones
     rows = [_row(record) for record in records]
     print(with_bold_header(table(header, rows, terminal_width())))
     default = next((record for record in records if record.default), None)
     if default is not None:
-        print(f"* what the preset's own name stands for: {default.preset} is {default.name}")
+        print(f"* the default of its preset: {default.preset} is {default.name}")
 
 
 def _row(record: registry.Record) -> list[str]:
