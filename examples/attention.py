@@ -11,8 +11,8 @@ from vitlite import plots
 photo = sys.argv[1] if len(sys.argv) > 1 else "examples/photos/chelsea.png"
 model = vitlite.create("vit_nano_4.cifar10", image_size=96)  # larger than it was trained for: a finer grid
 
-plots.picture_of_attention(model, photo).save("attention.png")
-plots.picture_of_attention(model, photo, rolled_out=True).save("rollout.png")
+plots.draw_attention(model, photo).save("attention.png")
+plots.draw_attention(model, photo, rolled_out=True).save("rollout.png")
 
 # The same as numbers:
 grids = plots.attention(model, model.preprocess(photo))[0]  # (heads, h, w)

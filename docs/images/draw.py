@@ -11,10 +11,10 @@ import vitlite
 from vitlite.plots import (
     arrange,
     attention_distances,
-    picture_of_attention,
-    picture_of_distances,
-    picture_of_filters,
-    picture_of_positions,
+    draw_attention,
+    draw_distances,
+    draw_filters,
+    draw_positions,
 )
 
 HERE = Path(__file__).parent
@@ -42,7 +42,7 @@ def photo_of_the_notebook() -> None:
 
 def filters() -> None:
     """The first principal components of the patch embedding's columns."""
-    picture_of_filters(vitlite.create(MODEL)).save(HERE / "filters.png")
+    draw_filters(vitlite.create(MODEL)).save(HERE / "filters.png")
 
 
 def distances() -> None:
@@ -50,24 +50,24 @@ def distances() -> None:
     model = vitlite.create(MODEL)
     photos = sorted([*PHOTOS.glob("*.png"), *PHOTOS.glob("*.jpg")])
     by_photo = [attention_distances(model, model.preprocess(photo))[0] for photo in photos]
-    picture_of_distances(torch.stack(by_photo).mean(0)).save(HERE / "distances.png")
+    draw_distances(torch.stack(by_photo).mean(0)).save(HERE / "distances.png")
 
 
 def positions() -> None:
     """How similar the position embeddings are."""
-    picture_of_positions(vitlite.create(MODEL)).save(HERE / "positions.png")
+    draw_positions(vitlite.create(MODEL)).save(HERE / "positions.png")
 
 
 def attention() -> None:
     """Where the last block looks, at a finer grid than the model's own."""
-    picture_of_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png").save(
+    draw_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png").save(
         HERE / "attention.jpg", quality=90
     )
 
 
 def rollout() -> None:
     """The attention of all blocks, multiplied."""
-    picture = picture_of_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png", rolled_out=True)
+    picture = draw_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png", rolled_out=True)
     picture.save(HERE / "rollout.jpg", quality=90)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import vitlite
 from vitlite.inference.predict import embed
-from vitlite.plots import picture_of_few_shots
+from vitlite.plots import draw_few_shots
 from vitlite.retrieval import probe
 from vitlite.training import ImageData, read_cifar10
 
@@ -63,7 +63,7 @@ def main() -> None:
         results[name] = {str(n): [round(mean(draws), 4), round(stdev(draws), 4)] for n, draws in found.items()}
         print(name, results[name], flush=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    picture_of_few_shots(curves).save(PICTURE)
+    draw_few_shots(curves).save(PICTURE)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a model looks for, where it looks and what it knows of positions, as tensors and as pictures.
+"""Attention maps, position embeddings and filters of a model, as tensors and drawn; and the plots of a training run.
 
-And the pictures of a training run. Photos are drawn on with Pillow, plots with matplotlib. Shapes: b images, h and w
-patches down and across (or pixels, for pictures), n tokens.
+Pillow draws on images, matplotlib draws plots. Shapes: b images, n tokens, h and w patches down and across (or pixels,
+for images).
 """
 
 import io
@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from einops import rearrange, reduce
 from torch import Tensor
 
-from vitlite.errors import ImageError, InputError, check_count, missing_extra, shown
-from vitlite.images.decode import read_image
+from vitlite.errors import ImageError, InputError, check_count, missing_extra, printable
 from vitlite.images.transform import Preprocess, image_list
 from vitlite.inference.predict import evaluating
 from vitlite.nn.positions import sincos_positions
@@ -29,18 +28,18 @@ if TYPE_CHECKING:
 
     from vitlite.nn.vit import ViT
 
-# Matplotlib's colour maps of these names, at every eighth of the way.
+# Matplotlib's colour maps with these names, at nine evenly spaced values.
 INFERNO = "000004 210c4a 57106e 8a226a bc3754 e45a31 f98e09 f9cb35 fcffa4"
 VIRIDIS = "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"
-PANEL = 256  # pixels of one panel's longer side
-GAP = 12  # between panels
-CAPTION = 21  # pixels of the letters below a panel: to be read also where the picture is as wide as a phone
-SHEET = 800  # pixels of one side of the picture of positions, about
-FILTER = 96  # of one filter, about
-FILTERS_IN_A_ROW = 7  # four rows of them, as in the paper
-PLOT = 5.25, 3.5  # inches: its letters can be read also on a phone
-INK = "#333333"  # of captions
-FORMATS = {  # that hold a drawing as it is, by the endings of their names: an icon would be scaled, a GIF lose colours
+PANEL = 256  # pixels of a panel's longer side
+GAP = 12  # pixels between panels
+CAPTION = 21  # pixels of a caption's letters, which are readable on a phone
+SHEET = 800  # pixels of a side of the sheet of positions, approximately
+FILTER = 96  # pixels of a side of a filter, approximately
+FILTERS_PER_ROW = 7  # four rows, as in the paper
+PLOT = 5.25, 3.5  # inches
+INK = "#333333"  # colour of captions
+FORMATS = {  # those that keep a drawing as it is: icons are scaled, and GIFs have 256 colours
     ".png": "PNG",
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
@@ -51,15 +50,12 @@ FORMATS = {  # that hold a drawing as it is, by the endings of their names: an i
     ".ppm": "PPM",
     ".pdf": "PDF",
 }
-PNG = b"\x89PNG\r\n\x1a\n"  # how a file of this kind begins
-MARKED, MARK = "Software", "vitlite"  # what plots say of themselves, by which it is known which may be replaced
-WHITE = -1.0  # stands for what no colour map has
 
 
 def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
-    """How much the output of each head depends on each patch in one block, (b, c, h, w) -> (b, heads, h, w).
+    """Return how much the output depends on each patch, for each head of one block: (b, c, h, w) -> (b, heads, h, w).
 
-    That is the class token's row of the attention map; with mean pooling the mean row of all patches.
+    This is the class token's row of the attention map, or with mean pooling the mean row of all patches.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -72,9 +68,10 @@ def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
 
 
 def rollout(model: "ViT", images: Tensor) -> Tensor:
-    """Attention followed through all blocks down to the pixels, (b, c, h, w) -> (b, h, w).
+    """Return attention followed through all blocks down to the patches: (b, c, h, w) -> (b, h, w).
 
-    Abnar and Zuidema 2020: heads averaged, half of each token kept for the residual path, blocks multiplied.
+    As in Abnar and Zuidema 2020: the heads are averaged, the residual path keeps half of each token, and the blocks are
+    multiplied.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -85,14 +82,14 @@ def rollout(model: "ViT", images: Tensor) -> Tensor:
         maps = model.attention_maps(images, layers=range(model.config.depth)).float().mean(2)  # (layers, b, n, n)
     keep = torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
     rolled = keep
-    with torch.autocast(maps.device.type, enabled=False):  # one around may round the model, and nothing after it
+    with torch.autocast(maps.device.type, enabled=False):  # the caller's autocast applies to the model only
         for layer in maps:
             rolled = (layer + keep) / 2 @ rolled
     return _as_grid(model, rolled[:, None], images)[:, 0]
 
 
 def position_similarity(model: "ViT") -> Tensor:
-    """The cosine similarity of every patch's position embedding to every other: (h, w, h, w).
+    """Return the cosine similarity of each patch's position embedding to every other: (h, w, h, w).
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -101,8 +98,7 @@ def position_similarity(model: "ViT") -> Tensor:
     """
     h, w = model.config.grid
     if model.config.positions in ("none", "rope"):
-        kind = model.config.positions
-        raise InputError(f"This model has no position embeddings (positions={kind!r}), so there is nothing to compare.")
+        raise InputError(f"This model has no position embeddings (positions={model.config.positions!r}).")
     learned = model.pos_embed
     table = sincos_positions((h, w), model.config.dim) if learned is None else learned.detach()
     rows = F.normalize(table[0, -h * w :].float(), dim=-1)
@@ -112,10 +108,10 @@ def position_similarity(model: "ViT") -> Tensor:
 
 
 def attention_distances(model: "ViT", images: Tensor) -> Tensor:
-    """How far each head looks, on average, in pixels of the images: (b, c, h, w) -> (b, depth, heads).
+    """Return how far each head looks on average, in pixels of the images: (b, c, h, w) -> (b, depth, heads).
 
-    Dosovitskiy et al. 2021, Figure 7 (right): the distances between the centres of patches, averaged with the attention
-    that patches pay to patches as weights. A class token and registers are nowhere, and left out.
+    As in Dosovitskiy et al. 2021, Figure 7 (right): the mean distance between the centres of patches, weighted by the
+    attention from patch to patch. Class tokens and registers have no place and are left out.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -135,16 +131,21 @@ def attention_distances(model: "ViT", images: Tensor) -> Tensor:
 
 
 class Filters(NamedTuple):
-    """The principal components of a patch embedding's filters, the strongest first."""
+    """The principal components of the filters of a patch embedding, strongest first.
 
-    components: Tensor  # (k, c, h, w), each of length 1
-    shares: Tensor  # (k,), of the filters' variance; those of all components add up to 1
+    Attributes:
+        components: The components (k, c, h, w), each with norm 1.
+        shares: The share of the variance of each (k,). All components together have 1.
+    """
+
+    components: Tensor
+    shares: Tensor
 
 
 def patch_filters(model: "ViT", count: int = 28) -> Filters:
-    """What the patch embedding looks for: its first `count` principal components, or as many as there are.
+    """Return the first `count` principal components of the patch embedding, or all if there are fewer.
 
-    Dosovitskiy et al. 2021, Figure 7 (left), with the mean filter taken off.
+    As in Dosovitskiy et al. 2021, Figure 7 (left), after the mean filter is subtracted.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -153,7 +154,9 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
     """
     check_count(count, "count")
     if model.config.stem is not None:
-        raise InputError("A hybrid's patches are cut from the features of a ResNet, so its filters are no pictures.")
+        raise InputError(
+            "The patches of a hybrid model come from the features of a ResNet: its filters are not images."
+        )
     weight = model.patch_embed.proj.weight.detach().float().cpu()  # (d, c, h, w)
     filters = weight.flatten(1)
     _, lengths, components = torch.linalg.svd(filters - filters.mean(0), full_matrices=False)
@@ -163,7 +166,7 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
 
 
 def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
-    """The rows that the output is read from, on the patches only: (b, heads, n, n) -> (b, heads, h, w)."""
+    """Return the mean of the rows that the output is read from, for patches: (b, heads, n, n) -> (b, heads, h, w)."""
     first, p = model.config.prefix_tokens, model.config.patch_size
     if model.config.pool in ("mean", "map"):
         read = slice(first, None)
@@ -176,22 +179,20 @@ def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
     return rearrange(patches, "b heads (h w) -> b heads h w", h=h, w=w).cpu()
 
 
-def picture_of_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled_out: bool = False) -> "Image":
-    """The photo as the model saw it, and the attention laid over it: all heads together, then each.
+def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled_out: bool = False) -> "Image":
+    """Draw the image as the model sees it, and its attention over it: all heads together, then each.
 
-    Every panel is scaled by its own range, so that its colours show where a head looks, not how strongly.
+    Each panel is scaled to its own range: its colours show where a head looks, not how strongly.
 
     Args:
-        model: With its preprocessing.
-        image: Anything that `model.preprocess` takes, but no more than one.
-        layer: The block, from 0, or from the last with -1; None: the last.
-        rolled_out: Draws `rollout` instead, through all blocks.
+        model: A model with preprocessing.
+        image: One image, as `model.preprocess` takes it.
+        layer: Index of the block, from 0, or from the last with -1. None is the last.
+        rolled_out: If True, draw `rollout` through all blocks instead.
     """
     if rolled_out and layer is not None:
         raise InputError(
-            f"A rollout goes through all blocks, and not through {layer} alone.",
-            python="Leave out layer= or rolled_out=.",
-            command="Leave out --layer or --rollout.",
+            f"A rollout follows all blocks, got layer {layer}. Leave out layer= or rolled_out= (--rollout)."
         )
     layer = -1 if layer is None else layer
     several = image_list(image)
@@ -199,55 +200,45 @@ def picture_of_attention(model: "ViT", image: Any, *, layer: int | None = None, 
         if len(several) != 1:
             raise InputError(f"Attention is drawn for one image, got {len(several)}. Pass one at a time.")
         (image,) = several
-    if hasattr(image, "read"):  # an open file may not be readable twice
-        image = read_image(image, model.config.channels)
-    images, photo = model.preprocess(image), _photo(model, image)
+    if hasattr(image, "read"):  # it is used twice
+        image = image.read()
+    images, photo = model.preprocess(image), _as_seen(model, image)
     if rolled_out:
         grids = {"rollout through all blocks": rollout(model, images)[0]}
     else:
         heads = attention(model, images, layer)[0]
         grids = {f"block {layer % model.config.depth}, all heads": heads.mean(0)}
-        for i, head in enumerate(heads):
-            grids[f"head {i}"] = head
-    panels = {"photo": photo}
-    for caption, grid in grids.items():
-        panels[caption] = overlaid(photo, grid)
-    return arrange(panels, columns=_columns(len(panels)))
+        grids |= {f"head {i}": head for i, head in enumerate(heads)}
+    panels = {"image": photo} | {caption: overlay(photo, grid) for caption, grid in grids.items()}
+    columns = len(panels) if len(panels) <= 4 else round((1.8 * len(panels)) ** 0.5)  # twice as wide as high
+    return arrange(panels, columns)
 
 
-def _columns(panels: int) -> int:
-    """All in one row where they are few, else about twice as many across as down."""
-    if panels <= 4:
-        return panels
-    return max(2, round((1.8 * panels) ** 0.5))
+def draw_positions(model: "ViT") -> "Image":
+    """Draw one tile per patch: the similarity of its position embedding to those of all patches.
 
-
-def picture_of_positions(model: "ViT") -> "Image":
-    """One tile a patch: how similar its position embedding is to those of all patches, itself brightest.
-
-    After Figure 7 (centre) of Dosovitskiy et al. 2021.
+    As Figure 7 (centre) of Dosovitskiy et al. 2021.
     """
     similarity = position_similarity(model)
     low = similarity.min().item()
-    tiles = (similarity - low) / max(1 - low, 1e-6)  # (h, w, i, j): one tile for each patch, itself a grid of patches
+    tiles = (similarity - low) / max(1 - low, 1e-6)  # (h, w, i, j): the tile of each patch is a grid of patches
     side = max(1, SHEET // max(similarity.shape) ** 2)  # pixels of a patch within a tile
     gap = max(2, side)
     tiles = tiles.repeat_interleave(side, 2).repeat_interleave(side, 3)
-    framed = F.pad(tiles, (0, gap, 0, gap), value=WHITE)  # to the right of each and below
-    sheet = rearrange(framed, "h w i j -> (h i) (w j)")
-    sheet = F.pad(sheet, (gap, 0, gap, 0), value=WHITE)  # to the left and above all
+    framed = F.pad(tiles, (0, gap, 0, gap), value=-1.0)  # -1 becomes white below
+    sheet = F.pad(rearrange(framed, "h w i j -> (h i) (w j)"), (gap, 0, gap, 0), value=-1.0)
     colors = colored(sheet.clamp(0, 1), VIRIDIS)
-    colors[sheet == WHITE] = 255.0
+    colors[sheet < 0] = 255.0
     return _with_scale(to_pillow(colors), low)
 
 
-def picture_of_filters(model: "ViT") -> "Image":
-    """The principal components of the patch embedding, each scaled by its own range, with its share of the variance.
+def draw_filters(model: "ViT") -> "Image":
+    """Draw the principal components of the patch embedding with their shares of the variance.
 
-    After Figure 7 (left) of Dosovitskiy et al. 2021.
+    As Figure 7 (left) of Dosovitskiy et al. 2021. Each component is scaled to its own range.
     """
     if model.config.channels not in (1, 3):
-        raise InputError(f"Filters are drawn in grey or in colours, of 1 or 3 channels, not {model.config.channels}.")
+        raise InputError(f"Filters are drawn for 1 or 3 channels, got {model.config.channels}.")
     panels = {}
     for i, (component, share) in enumerate(zip(*patch_filters(model), strict=True), 1):
         low, high = component.aminmax()
@@ -255,38 +246,38 @@ def picture_of_filters(model: "ViT") -> "Image":
         times = max(1, FILTER // model.config.patch_size)
         large = pixels.repeat_interleave(times, 1).repeat_interleave(times, 2)
         panels[f"{i}: {share:.1%}"] = rearrange(large, "c h w -> h w c").expand(-1, -1, 3)
-    return arrange(panels, columns=FILTERS_IN_A_ROW)
+    return arrange(panels, columns=FILTERS_PER_ROW)
 
 
-def picture_of_distances(distances: Tensor) -> "Image":
-    """A dot for each head, block by block: (depth, heads), such as the mean of `attention_distances` over pictures.
+def draw_distances(distances: Tensor) -> "Image":
+    """Draw a dot for each head, block by block: (depth, heads), such as the mean of `attention_distances` over images.
 
-    After Figure 7 (right) of Dosovitskiy et al. 2021.
+    As Figure 7 (right) of Dosovitskiy et al. 2021.
     """
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     heads = distances.shape[1]
     for head, by_block in enumerate(distances.T.tolist()):
-        aside = 0.4 * ((head + 0.5) / heads - 0.5)  # so that no dot hides another
+        aside = 0.4 * ((head + 0.5) / heads - 0.5)  # side by side, or dots would hide others
         axes.plot([block + aside for block in range(len(by_block))], by_block, ".", markersize=9, label=f"head {head}")
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     axes.grid(alpha=0.3)
     if heads <= 16:
         figure.legend(loc="outside right upper")
-    return _drawn(figure)
+    return _to_image(figure)
 
 
-def picture_of_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) -> "Image":
-    """A curve for each model: right answers by the pictures a class that were fitted to, mean and deviation.
+def draw_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) -> "Image":
+    """Draw a curve for each model: accuracy by the number of images of a class, with its standard deviation.
 
     Args:
-        curves: The name of each model, and for each number of pictures the shares of right answers by draw, such as
+        curves: The name of each model, and for each number of images the accuracy of each draw, such as
             `vitlite.retrieval.probe(...).few`.
     """
     counts = sorted({count for _, few in curves for count in few})
     if not counts:
-        raise InputError("There is no curve to draw: no number of pictures a class was measured.")
+        raise InputError("There is no curve to draw: every class has fewer images than --shots asks for.")
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     for name, few in curves:
@@ -294,57 +285,51 @@ def picture_of_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float
         means = [float(share.mean()) for share in shares]
         deviations = [float(share.std(correction=0)) for share in shares]
         axes.errorbar(sorted(few), means, deviations, marker=".", markersize=9, capsize=4, label=_plain(name))
-    axes.set(xlabel="pictures of each class", ylabel="right (percent)", xscale="log")
+    axes.set(xlabel="images of each class", ylabel="accuracy (percent)", xscale="log")
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xticks([], minor=True)
     axes.grid(alpha=0.3)
     axes.legend()
-    return _drawn(figure)
+    return _to_image(figure)
 
 
-def _drawn(figure: "Figure") -> "Image":
-    """The pixels of a plot."""
+def _to_image(figure: "Figure") -> "Image":
     pixels = io.BytesIO()
     figure.savefig(pixels, dpi=160, format="png")
-    picture: Image = _pillow().image.open(pixels).convert("RGB")
-    return picture
+    image: Image = _pillow().image.open(pixels).convert("RGB")
+    return image
 
 
-def _photo(model: "ViT", image: Any) -> Tensor:
-    """What the model saw of a picture, large enough to look at: float (h, w, 3), 0..255."""
+def _as_seen(model: "ViT", image: Any) -> Tensor:
+    """Return the part of an image that the model sees, enlarged: float (h, w, 3), 0..255."""
     if not isinstance(model.preprocess, Preprocess):
-        raise ImageError(
-            "To draw on a picture, model.preprocess must be a vitlite.images.Preprocess, with its transform."
-        )
+        raise ImageError("To draw on an image, model.preprocess must be a vitlite.images.Preprocess.")
     channels = model.config.channels
     if channels not in (1, 3):
-        raise InputError(f"Attention is drawn on pictures of 1 or 3 channels, and the model takes {channels}.")
+        raise InputError(f"Attention is drawn on images with 1 or 3 channels; the model takes {channels}.")
     transform = model.preprocess.transform
     factor = PANEL / max(transform.size)
-    cut = transform.cut and _enlarged(transform.cut, factor)
-    large = replace(
-        transform, size=_enlarged(transform.size, factor), resize=_enlarged(transform.resize, factor), cut=cut
-    )
+
+    def enlarged(sides: tuple[int, int]) -> tuple[int, int]:
+        return round(sides[0] * factor), round(sides[1] * factor)
+
+    cut = transform.cut and enlarged(transform.cut)
+    large = replace(transform, size=enlarged(transform.size), resize=enlarged(transform.resize), cut=cut)
     pixels = model.preprocess.replace(transform=large).pixels(image)
     return rearrange(pixels, "c h w -> h w c").float().expand(-1, -1, 3)
 
 
-def _enlarged(sides: tuple[int, int], factor: float) -> tuple[int, int]:
-    height, width = sides
-    return round(height * factor), round(width * factor)
-
-
-def overlaid(photo: Tensor, grid: Tensor) -> Tensor:
-    """Attention as light on a dimmed photo: (h, w, 3) and a grid of patches -> (h, w, 3)."""
+def overlay(photo: Tensor, grid: Tensor) -> Tensor:
+    """Return the photo (h, w, 3), dimmed, with attention to its patches as light: (h, w, 3)."""
     lowest = (grid - grid.min())[None, None]
     smooth = F.interpolate(lowest, photo.shape[:2], mode="bicubic", align_corners=False)[0, 0].clamp(min=0)
-    heat = (smooth / smooth.max().clamp(min=1e-12)).sqrt()[..., None]  # the root: one bright patch hides no others
+    heat = (smooth / smooth.max().clamp(min=1e-12)).sqrt()[..., None]  # the root keeps weaker patches visible
     dimmed = 0.5 * photo.mean(-1, keepdim=True) + 0.15 * photo
     return dimmed * (1 - 0.8 * heat) + colored(heat[..., 0], INFERNO) * 0.9 * heat
 
 
 def colored(values: Tensor, anchors: str) -> Tensor:
-    """Numbers from 0 to 1 in a colour map: (...) -> (..., 3), 0..255."""
+    """Return numbers from 0 to 1 in a colour map: (...) -> (..., 3), 0..255."""
     colors = torch.tensor(
         [list(bytes.fromhex(anchor)) for anchor in anchors.split()], dtype=torch.float32, device=values.device
     )
@@ -354,7 +339,7 @@ def colored(values: Tensor, anchors: str) -> Tensor:
 
 
 def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> "Image":
-    """Panels with their captions, of a line or more each, row by row on white."""
+    """Return panels (h, w, 3) of one size with captions below them, row by row on white."""
     pillow = _pillow()
     h, w = next(iter(panels.values())).shape[:2]
     rows = -(-len(panels) // columns)
@@ -372,9 +357,9 @@ def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> 
 
 
 def _with_scale(sheet: "Image", low: float) -> "Image":
-    """The sheet with its colour scale to the right, from `low` to 1."""
+    """Return the sheet with its colour scale to the right, from `low` to 1."""
     pillow = _pillow()
-    height = max(sheet.height, 2 * GAP + 3 * CAPTION)  # room for both numbers beside a narrow strip
+    height = max(sheet.height, 2 * GAP + 3 * CAPTION)  # enough for both numbers
     wide = pillow.image.new("RGB", (sheet.width + 80, height), "white")
     wide.paste(sheet, (0, 0))
     falling = torch.linspace(1, 0, height - 2 * GAP, dtype=torch.float32, device="cpu")
@@ -388,18 +373,18 @@ def _with_scale(sheet: "Image", low: float) -> "Image":
 
 
 def to_pillow(pixels: Tensor) -> "Image":
-    """Floats (h, w, 3), 0..255."""
+    """Return floats (h, w, 3), 0..255, as an image."""
     h, w, _ = pixels.shape
     data = pixels.round().clamp(0, 255).to(torch.uint8).contiguous().view(-1)
     return _pillow().image.frombytes("RGB", (w, h), bytes(data.tolist()))
 
 
 class Pillow(NamedTuple):
-    """The parts of Pillow that draw."""
+    """The parts of Pillow that draw: two modules, and the function that loads a font."""
 
-    image: Any  # its module Image
-    draw: Any  # its module ImageDraw
-    font: Any  # of letters of a height
+    image: Any
+    draw: Any
+    font: Any
 
 
 def _pillow() -> Pillow:
@@ -411,42 +396,33 @@ def _pillow() -> Pillow:
 
 
 def check_target(path: str | PathLike[str]) -> None:
-    """Refuses, before a model is fetched for nothing, a picture that could not be written."""
+    """Check before any work that an image can be written at the end.
+
+    Raises:
+        InputError: Its format is unknown, or its folder does not exist or cannot be written.
+    """
     target = Path(path)
-    in_the_way = obstacle(target)
-    if not in_the_way and target.suffix.lower() not in _formats():
-        in_the_way = f"its name ends in none of {' '.join(_formats())}"
-    if in_the_way:
-        raise InputError(
-            f"Cannot write the picture {path}: {in_the_way}. Name a .png file in a folder that exists and can be "
-            "written."
-        )
+    reason = obstacle(target)
+    if not reason and target.suffix.lower() not in FORMATS:
+        reason = f"its name must end in one of {' '.join(FORMATS)}"
+    if reason:
+        raise InputError(f"Cannot write the image {path}: {reason}. Name a .png file in an existing folder.")
 
 
-def save_picture(picture: "Image", path: str | PathLike[str]) -> None:
-    """Writes a picture in the format that the path's suffix names, whole or not at all."""
+def save_image(image: "Image", path: str | PathLike[str]) -> None:
+    """Write an image atomically, in the format that the suffix names."""
     check_target(path)
     target = Path(path)
     try:
         with atomic_write(target) as temporary:
-            picture.save(temporary, _formats()[target.suffix.lower()])
+            image.save(temporary, FORMATS[target.suffix.lower()])
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"Cannot write the picture {path}: {reason}. Name a .png file in a folder that exists, can be "
-            "written and has room for it."
-        ) from error
-
-
-def _formats() -> dict[str, str]:
-    """Those of the `FORMATS` that this Pillow writes."""
-    image = _pillow().image
-    image.init()  # before, it does not know all that it can write
-    return {suffix: name for suffix, name in FORMATS.items() if name in image.SAVE}
+        raise InputError(f"Cannot write the image {path}: {reason}. Name a .png file in an existing folder.") from error
 
 
 def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Loss and accuracy by epoch; `history` is what `train` returns."""
+    """Draw loss and accuracy by epoch. `history` is what `train` returns."""
     figure = need_matplotlib()(figsize=(9, 3.5), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
     _draw_by_epoch(loss, "loss", history, "loss", "val_loss")
@@ -455,12 +431,12 @@ def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], training: str, validation: str) -> None:
-    """Two fields of the history, as far as it has them."""
-    labels = {training: "training, pictures as augmented", validation: "validation, averaged weights"}
+    """Draw two fields of the history, where it has them."""
+    labels = {training: "training, augmented images", validation: "validation, averaged weights"}
     for field, label in labels.items():
-        there = [(record["epoch"], record[field]) for record in history if field in record]
-        if there:
-            axes.plot(*zip(*there, strict=True), marker=".", label=label)
+        points = [(record["epoch"], record[field]) for record in history if field in record]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=".", label=label)
     axes.set(title=title, xlabel="epoch")
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     axes.grid(alpha=0.3)
@@ -468,14 +444,14 @@ def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], tra
 
 
 def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> None:
-    """Rows are what the pictures show, columns what they were taken for, in shares of the row."""
+    """Draw a confusion matrix: rows are the true classes, columns the predictions, in shares of the row."""
     k = len(classes)
     side = min(max(3.0, 0.55 * k + 1.5), 14)
     figure = need_matplotlib()(figsize=(side + 1, side), layout="constrained")
     axes = figure.subplots()
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
     figure.colorbar(axes.imshow(shares.tolist(), cmap="Blues", vmin=0, vmax=1), label="share of the row")
-    axes.set(xlabel="taken for", ylabel="is")
+    axes.set(xlabel="predicted", ylabel="true class")
     if k <= 40:
         names = [_plain(name) for name in classes]
         axes.set_xticks(range(k), names, rotation=90)
@@ -489,25 +465,17 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> Non
 
 
 def _plain(name: str) -> str:
-    """A name as matplotlib draws it letter by letter: what stands between two dollars would be a formula."""
-    return shown(name).replace("$", r"\$")
+    """Escape a name for matplotlib, which reads text between two dollar signs as a formula."""
+    return printable(name).replace("$", r"\$")
 
 
 def _save_figure(figure: "Figure", path: Path) -> None:
-    mark = {MARKED: MARK} if path.suffix == ".png" else None
     with atomic_write(path) as temporary:
-        figure.savefig(temporary, dpi=120, format=path.suffix.lstrip("."), metadata=mark)
-
-
-def is_plot_of_ours(path: Path) -> bool:
-    """Whether a file is a .png that `draw_curves` or `draw_confusion` wrote: it says so before its pixels."""
-    with open(path, "rb") as file:
-        beginning = file.read(1000)
-    return beginning.startswith(PNG) and f"tEXt{MARKED}\0{MARK}".encode() in beginning
+        figure.savefig(temporary, dpi=120, format=path.suffix.lstrip("."))
 
 
 def need_matplotlib() -> "type[Figure]":
-    """matplotlib's Figure, which needs no screen."""
+    """Return matplotlib's Figure, which works without a screen."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

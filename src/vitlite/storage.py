@@ -18,12 +18,15 @@ PARTIAL = ".partial"  # the suffix of temporary files
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder, and move the file written there to `path` at the end.
 
-    If writing fails, or the process is killed, the old file stays. mkstemp would make the file readable by its owner
-    only, and the replacement with it, so the temporary file gets its name here and its mode from the umask.
+    If writing fails, or the process is killed, the old file stays. mkstemp and safetensors make files that only their
+    owner can read, so the temporary file gets its name here and its mode from the umask.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    temporary.touch()
+    mode = temporary.stat().st_mode
     try:
         yield temporary
+        temporary.chmod(mode)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""`--engine`, as far as it goes without Ray; tests/cluster has the rest."""
+"""`--engine` without Ray. The other tests are in tests/cluster."""
 
 import sys
 from collections import Counter
@@ -27,45 +27,46 @@ def test_without_ray_the_error_names_the_extra(
         )
 
 
-def test_what_belongs_to_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_the_other_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", str(tmp_path), "--out", "labels"]) == 1
-    assert "--out belongs to --engine ray" in capsys.readouterr().err
+    assert "--out needs --engine ray" in capsys.readouterr().err
     for words in (["classify"], ["embed", "--out", "vectors.npz"]):
         assert main([*words, str(tmp_path), "--workers", "3"]) == 1
-        assert "--workers belongs to --engine ray" in capsys.readouterr().err
+        assert "--workers needs --engine ray" in capsys.readouterr().err
     assert main(["classify", str(tmp_path), "--format", "table", "--engine", "ray", "--out", "labels"]) == 1
-    assert "--format is of what is printed, and --engine ray writes Parquet" in capsys.readouterr().err
+    assert "--format needs --engine local, because --engine ray writes Parquet" in capsys.readouterr().err
     assert main(["classify", str(tmp_path), "--engine", "ray"]) == 1
     assert main(["embed", "a.png", "b.png", "--engine", "ray", "--out", "vectors"]) == 1
-    assert capsys.readouterr().err.count("takes one folder, list or Parquet file as PATH, and --out with a folder") == 2
+    assert capsys.readouterr().err.count("needs one folder, list or Parquet file as PATH, and a folder as --out") == 2
 
 
 @pytest.mark.parametrize(
     ("words", "function", "given"),
     [
-        (["embed", "--fast"], "embed_pictures", {}),
-        (["classify", "--top", "2"], "classify_pictures", {"top": 2}),
+        (["embed", "--fast"], "embed_images", {}),
+        (["classify", "--top", "2"], "classify_images", {"top": 2}),
     ],
     ids=["embed", "classify"],
 )
-def test_what_the_engine_is_given_and_what_is_said_of_it(
+def test_the_engine_gets_the_options_and_its_result_is_printed(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], function: str, given: dict[str, Any]
 ) -> None:
     def work(model: Any, source: Any, out: Any, actors: Any, *, on_resume: Any, **options: Any) -> jobs.Summary:
         assert (type(model), model.dtype) == (vitlite.ViT, torch.float32)  # the actors optimize it, in their dtype
         assert (source, out) == (sources.Source("list.txt", None, Counter()), "folder")
         assert actors == jobs.Actors(batch=4, dtype="bfloat16", device="cpu", count=3)
-        assert options == {"name": name} | given
+        assert options == given
         on_resume(7)
-        return jobs.Summary(pictures=9, broken=broken, new=2)
+        return jobs.Summary(images=9, broken=broken, new=2)
 
     name, broken = str(model), 1
     monkeypatch.setattr(jobs, "check_installed", lambda: None)
-    monkeypatch.setattr(sources, "find_pictures", lambda name: sources.Source(name, None, Counter()))
+    monkeypatch.setattr(sources, "find_source", lambda name: sources.Source(name, None, Counter()))
     monkeypatch.setattr(jobs, function, work)
     words += ["list.txt", "--engine", "ray", "--out", "folder", "--model", name, "--batch", "4", "--workers", "3"]
     code, out, err = run(*words, "--dtype", "bfloat16", "--device", "cpu")
-    assert (code, err) == (1, "vitlite: continuing folder: 7 images are done\n")
-    assert out == "folder: 9 pictures, 1 of them broken (column error); 2 new in 0 s\n"
+    assert code == 1
+    assert err.startswith("vitlite: continuing folder: 7 ")
+    assert out == "folder: 9 images, 1 of them broken (column error); 2 new in 0 s\n"
     broken = 0
     assert run(*words, "--dtype", "bfloat16", "--device", "cpu")[0] == 0

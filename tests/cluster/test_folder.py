@@ -1,4 +1,4 @@
-"""The folder of a job on Ray: what is there already stays, and only what bears its mark is taken for its own."""
+"""The output folder of a job on Ray: files of others stay, and a job resumes only in its own folder."""
 
 import os
 import re
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from vitlite.cluster.folder import LOCK, MARK, MARK_BEGUN, claimed, count
+from vitlite.cluster.folder import LOCK, MARK, MARK_BEGUN, open_output
+from vitlite.cluster.jobs import _summary
 from vitlite.errors import InputError
 
 pa = pytest.importorskip("pyarrow")
@@ -19,7 +20,7 @@ IDENTITY = {"weights": "ab", "dtype": None, "config": {"size": (8, 8)}}
 
 
 def claim(out: Path, identity: dict[str, Any] = IDENTITY) -> Any:
-    return claimed(LocalFileSystem(), str(out), COLUMNS, identity)
+    return open_output(LocalFileSystem(), str(out), COLUMNS, identity)
 
 
 def write(output: Any, name: str, *paths: str, schema: Any = None) -> Path:
@@ -31,7 +32,7 @@ def write(output: Any, name: str, *paths: str, schema: Any = None) -> Path:
 
 
 def whole(out: Path) -> Any:
-    """A folder with two files of two pictures."""
+    """Write two files of two images."""
     with claim(out) as output:
         write(output, "0", "a", "b")
         write(output, "1", "c", "d")
@@ -42,17 +43,18 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_run_goes_on_in_its_folder(tmp_path: Path) -> None:
+def test_a_run_resumes_in_its_folder(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     before = whole(out)
     assert sorted(os.listdir(out)) == sorted([MARK, *(f"{before.prefix}_{i}.parquet" for i in "01")])
     with claim(out) as output:
         assert sorted(output.done.to_pylist()) == ["a", "b", "c", "d"]
-        assert (output.prefix, count(output, distinct=True)) == (before.prefix, (4, 0))
-    assert pq.read_table(out).column_names == ["path", "vector", "error"]  # the mark is no data to others
+        assert output.prefix == before.prefix
+        assert _summary(output) == (4, 0, 0)
+    assert pq.read_table(out).column_names == ["path", "vector", "error"]  # readers skip the mark
 
 
-def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_job_are_removed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     output = whole(out)
     torn = write(output, "2", "e")
@@ -70,91 +72,68 @@ def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
     assert os.listdir(begun) == [MARK]
 
 
-def others(out: Path) -> dict[str, Any]:
-    """Ways in which something else is in a folder."""
-    torn = b"PAR1 of another program that is still writing"
-    return {
-        "torn.parquet": lambda: (out / "torn.parquet").write_bytes(torn),
-        "data.parquet": lambda: pq.write_table(pa.table({"number": [1]}), out / "data.parquet"),
-        "vitlite-0123456789abcdef_0.parquet": lambda: (out / "vitlite-0123456789abcdef_0.parquet").write_bytes(torn),
-        "notes.txt": lambda: (out / "notes.txt").write_text("mine"),
-        ".hidden": lambda: (out / ".hidden").write_text("mine"),
-        "inner": lambda: (out / "inner").mkdir(),
-        "two\\nlines": lambda: (out / "two\nlines").write_text("mine"),
-    }
-
-
-@pytest.mark.parametrize("marked", [False, True])
-@pytest.mark.parametrize("name", sorted(others(Path())))
-def test_a_folder_with_anything_else_is_refused_and_left_as_it_is(tmp_path: Path, name: str, marked: bool) -> None:
+@pytest.mark.parametrize("name", ["torn.parquet", "notes.txt", ".hidden"])
+def test_a_folder_of_another_program_is_an_error(tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    if marked:
-        whole(out)
-    others(out)[name]()
-    before, names = contents(out), sorted(os.listdir(out))
-    refused = re.escape(f"{out} holds {name}, which this command did not write. Choose a folder that is new.")
-    with pytest.raises(InputError, match=refused), claim(out):
-        pass
-    assert (contents(out), sorted(os.listdir(out))) == (before, names)
-
-
-def test_another_commands_folder_is_refused(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    output = whole(out)
+    (out / name).write_bytes(b"PAR1 of another program that is still writing")
     before = contents(out)
-    wrong = "was not written by this command with these weights and options. Choose another folder."
-    with pytest.raises(InputError, match=re.escape(f"{MARK} {wrong}")), claim(out, {"weights": "other"}):
+    error = re.escape(f"{out} has files that vitlite did not write, such as {name}. Choose a new folder (--out).")
+    with pytest.raises(InputError, match=error), claim(out):
         pass
     assert contents(out) == before
-    file = write(output, "2", "e", schema=COLUMNS)  # under our name, and without what decided its numbers
-    with pytest.raises(InputError, match=re.escape(f"{file} {wrong}")), claim(out):
-        pass
-    assert file.exists()
-    alone = tmp_path / "file"
-    alone.write_text("mine")
-    with pytest.raises(InputError, match="file is a file"), claim(alone):
-        pass
-    assert alone.read_text() == "mine"
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"{}", b"[" * 10**5, b'{"written by": "vitlite", "files": "", "identity": {}}',
-    b'{"written by": "vitlite", "files": 3, "identity": {}}', b'{"written by": "vitlite", "files": "x", "identity": 3}',
-    b'{"written by": "vitlite", "files": "\\u001b[31m", "identity": {}}', b"\xff\xfe", b"9" * 5000,
-])  # fmt: skip
-def test_a_mark_that_is_none(tmp_path: Path, content: bytes) -> None:
+def test_files_of_other_programs_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    whole(out)
+    pq.write_table(pa.table({"number": [1]}), out / "data.parquet")
+    (out / "torn.parquet").write_bytes(b"PAR1")
+    before = contents(out)
+    with claim(out) as output:
+        assert _summary(output) == (4, 0, 0)
+    assert contents(out) == before
+
+
+def test_the_folder_of_another_job_is_an_error(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    whole(out)
+    before = contents(out)
+    wrong = f"{out} was written with another model or other options. Repeat that command, or choose another --out."
+    with pytest.raises(InputError, match=re.escape(wrong)), claim(out, {"weights": "other"}):
+        pass
+    assert contents(out) == before
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(InputError, match="file is a file"), claim(file):
+        pass
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 10**5, b"\xff\xfe", b'{"prefix": "x"}', b"5"])
+def test_a_damaged_mark_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / MARK).write_bytes(content)
     (tmp_path / "photo.parquet").write_bytes(b"mine")
-    with pytest.raises(InputError, match=re.escape(str(tmp_path / MARK))) as error, claim(tmp_path):
+    with pytest.raises(InputError, match=re.escape(f"{tmp_path / MARK} is damaged")), claim(tmp_path):
         pass
-    assert str(error.value).isprintable()
     assert contents(tmp_path) == {MARK: content, "photo.parquet": b"mine"}
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    refused = pytest.raises(InputError, match="another process is writing it")
+    refused = pytest.raises(InputError, match="Another process is writing")
     with claim(tmp_path / "out"), refused, claim(tmp_path / "out"):
         pass
 
 
-def test_what_is_torn_where_nothing_can_be_locked_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_file_without_a_lock_is_an_error(tmp_path: Path) -> None:
     output = whole(tmp_path / "out")
     torn = write(output, "2", "e")
     torn.write_bytes(torn.read_bytes()[:-50])
-    remote = SubTreeFileSystem(str(tmp_path), LocalFileSystem())  # no local one, as S3 is none
-    refused = pytest.raises(InputError, match="is cut short: its job was killed, or still writes it")
-    with refused, claimed(remote, "out", COLUMNS, IDENTITY):
+    remote = SubTreeFileSystem(str(tmp_path), LocalFileSystem())  # not local, like S3
+    refused = pytest.raises(InputError, match="is incomplete: its job was killed or is still running")
+    with refused, open_output(remote, "out", COLUMNS, IDENTITY):
         pass
     assert torn.exists()
     torn.unlink()
-    with claimed(remote, "out", COLUMNS, IDENTITY) as output:
+    with open_output(remote, "out", COLUMNS, IDENTITY) as output:
         assert len(output.done) == 4
-
-
-def test_pictures_that_are_there_twice(tmp_path: Path) -> None:
-    output = whole(tmp_path / "out")
-    write(output, "2", "a")
-    with claim(tmp_path / "out") as output, pytest.raises(InputError, match="has some pictures twice"):
-        count(output, distinct=True)
-    assert count(output, distinct=False) == (5, 0)

@@ -1,7 +1,8 @@
-"""Any file of vectors: the nearest by all cosines, or one error that names it."""
+"""Any file of vectors gives the largest cosines, or one error that names the file."""
 
 import json
 import struct
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ def good() -> tuple[dict[str, Any], bytes]:
     content = save({"vectors": vectors})
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    identity = json.loads(json.dumps(identity_of(tiny_model(), dtype=None, fast=False)))
+    identity = json.loads(json.dumps(asdict(identity_of(tiny_model()))))
     header[METADATA] = {"paths": [f"{row}.png" for row in range(ROWS)], "identity": identity, "model": "tiny"}
     return header, content[8 + length :]
 
@@ -58,7 +59,7 @@ def check(content: bytes) -> None:
                 queries = torch.randn(2, opened.dim, generator=torch.Generator().manual_seed(1))
                 found = nearest(opened, queries, top=3)
                 size = opened.image_size
-                opened.refuse_other_model(tiny_model())
+                opened.check_model(tiny_model())
             except VitliteError as error:
                 said, found = str(error), None
         if found is None:
@@ -68,15 +69,15 @@ def check(content: bytes) -> None:
             return
         assert size == tiny_model().config.image_size
         with safe_open(path, "pt") as file:
-            pictures = json.loads(file.metadata()["paths"])
+            paths = json.loads(file.metadata()["paths"])
         vectors = load_file(path)["vectors"].double()
         lengths = vectors.norm(dim=1).clamp_min(1e-300)
         cosines = queries.double() @ vectors.T / lengths / queries.double().norm(dim=1, keepdim=True)
         for matches, right in zip(found, cosines, strict=True):
-            best = right.topk(min(3, len(pictures))).values
+            best = right.topk(min(3, len(paths))).values
             assert [match.score for match in matches] == pytest.approx(best.tolist(), abs=1e-5)
             for match in matches:
-                rows = [row for row, picture in enumerate(pictures) if picture == match.picture]
+                rows = [row for row, path in enumerate(paths) if path == match.path]
                 assert min(abs(match.score - right[row].item()) for row in rows) < 1e-5
 
 

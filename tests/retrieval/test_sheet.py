@@ -1,4 +1,4 @@
-"""A contact sheet names what is on it."""
+"""The captions and the limits of a contact sheet."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from vitlite.retrieval.sheet import LETTERS, SIDE, check_size, contact_sheet, sh
 
 def test_captions_have_the_folder_and_both_ends_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (str(tmp_path / "cat" / f"IMG_20240131_0777_{i}.jpeg") for i in (17, 18))
-    odd = str(tmp_path / "a folder of a long name" / "\n.png")
+    odd = str(tmp_path / "a folder of a long name" / "\x1b.png")
     captions: list[str] = []
     drawn = sheet.arrange
 
@@ -22,12 +22,12 @@ def test_captions_have_the_folder_and_both_ends_of_a_name(tmp_path: Path, monkey
         return drawn(panels, columns, letters)
 
     monkeypatch.setattr(sheet, "arrange", arrange)
-    contact_sheet([first], [[Match(picture, 0.5) for picture in (first, second, odd, "0.png")]])
+    contact_sheet([first], [[Match(path, 0.5) for path in (first, second, odd, "0.png")]])
     assert captions == [
         "? cat\nIMG_202401...7_17.jpeg",
         "1. 0.500 cat\nIMG_202401...7_17.jpeg",
         "2. 0.500 cat\nIMG_202401...7_18.jpeg",
-        "3. 0.500 a fol... name\n\\n.png",
+        "3. 0.500 a fol... name\n\\x1b.png",
         "4. 0.500 \n0.png",
     ]
     assert max(len(line) for caption in captions for line in caption.split("\n")) == LETTERS
@@ -49,9 +49,9 @@ def test_a_short_name_stays() -> None:
 @pytest.mark.parametrize(("asked", "found", "fits"), [
     (250, 15, True), (16, 249, True), (251, 3, False), (1, 250, False), (250, 16, False),
 ])  # fmt: skip
-def test_a_sheet_too_large_to_be_written_is_refused_at_once(asked: int, found: int, fits: bool) -> None:
+def test_a_sheet_that_is_too_large_is_an_error(asked: int, found: int, fits: bool) -> None:
     if fits:
         check_size(asked, found)
         return
-    with pytest.raises(InputError, match=f"A contact sheet of {asked} pictures with {found} beside each is too large"):
+    with pytest.raises(InputError, match=f"A contact sheet of {asked} images with {found} matches each is too large"):
         check_size(asked, found)

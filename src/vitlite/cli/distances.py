@@ -3,48 +3,35 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vitlite.cli import picture
-from vitlite.cli.options import add_model_arguments, add_paths, open_model, refuse_among, refuse_inputs
+from vitlite.cli.options import add_model_arguments, add_paths, open_model, check_not_an_input
+from vitlite.cli.plot_options import add_out, save_and_report
 from vitlite.cli.progress import say_skipped
-from vitlite.inference.embed import gather
-from vitlite.plots import attention_distances, check_target, need_matplotlib, picture_of_distances
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from vitlite.inference.find import find_images
+from vitlite.plots import attention_distances, check_target, draw_distances, need_matplotlib
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Of `vitlite distances`."""
+    """Add the arguments of `vitlite distances`."""
     add_paths(parser)
-    picture.add_out(parser)
+    add_out(parser)
     add_model_arguments(parser)
 
 
 def run(args: Namespace) -> int:
-    """Draws the mean attention distance of each head over some pictures, and prints it."""
+    """Draw and print the mean attention distance of each head over some images."""
     import torch
 
     check_target(args.out)
     need_matplotlib()
-    words, args.paths = args.paths, gather(args.paths, sys.stdin, say_skipped)
-    refuse_inputs(Path(args.out), args)
-    refuse_among(Path(args.out), words)
+    paths = find_images(args.paths, sys.stdin, say_skipped)
+    check_not_an_input(Path(args.out), args, paths)
     model = open_model(args)
-    by_picture = []
-    for path in args.paths:
-        images = model.preprocess(path)
-        by_picture.append(attention_distances(model, images)[0])
-    mean = torch.stack(by_picture).mean(0)  # (depth, heads)
-    _print(mean, len(by_picture))
-    picture.write(picture_of_distances(mean), args.out)
-    return 0
-
-
-def _print(distances: "Tensor", pictures: int) -> None:
-    """A line for each block, with a number for each head."""
-    print(f"mean attention distance in pixels over {pictures} picture{'s' * (pictures != 1)}, a column for each head")
-    for block, heads in enumerate(distances.tolist()):
+    mean = torch.stack([attention_distances(model, model.preprocess(path))[0] for path in paths]).mean(0)
+    images = f"{len(paths)} image{'s' * (len(paths) != 1)}"
+    print(f"mean attention distance in pixels over {images}, one column per head")
+    for block, heads in enumerate(mean.tolist()):  # mean: (depth, heads)
         numbers = "  ".join(f"{distance:5.1f}" for distance in heads)
         print(f"block {block:2}:  {numbers}")
+    save_and_report(draw_distances(mean), args.out)
+    return 0

@@ -1,79 +1,65 @@
-"""`vitlite embed`: write a vector for each picture."""
+"""`vitlite embed`: write a vector for each image."""
 
 import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
 
-from vitlite.cli.engine import add_work_arguments, refuse_what_ray_takes, run_on_ray
-from vitlite.cli.options import add_paths, expanded, open_model, refuse_inputs
+from vitlite.cli.engine import add_work_arguments, check_local_options, run_on_ray
+from vitlite.cli.options import add_paths, expanded, open_model, check_not_an_input
 from vitlite.cli.progress import Watch, say_resumed, say_skipped
-from vitlite.errors import shown
-from vitlite.inference.embed import embed_into, gather, identity_of
-from vitlite.inference.journal import KERNELS, WRITERS, Journal, Picture, check_names, check_target, open_journal
+from vitlite.inference.embed import embed_into, identity_of
+from vitlite.inference.find import find_images
+from vitlite.inference.journal import WRITERS, ImageFile, check_names, check_target, open_journal
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Of `vitlite embed`."""
+    """Add the arguments of `vitlite embed`."""
     add_paths(parser)
-    suffixes = ", ".join(WRITERS)
     parser.add_argument(
         "--out",
         type=expanded,
         required=True,
         metavar="FILE",
-        help=f"ends in {suffixes}; replaced if it is there; with --engine ray a folder",
+        help=f"a name that ends in {', '.join(WRITERS)}; an existing file is replaced; with --engine ray a folder",
     )
     add_work_arguments(parser)
 
 
 def run(args: Namespace) -> int:
-    """Writes a vector for each picture, and continues where an interrupted run stopped."""
+    """Write a vector for each image, and resume an interrupted run."""
     if args.engine == "ray":
-        from vitlite.cluster.jobs import embed_pictures
+        from vitlite.cluster.jobs import embed_images
 
-        return run_on_ray(args, embed_pictures)
-    refuse_what_ray_takes(args)
-    return _run_here(args)
-
-
-def _run_here(args: Namespace) -> int:
-    from vitlite.fast.optimize import kernels_of  # here, since it imports torch, and `--help` is to be quick
-
-    target = check_target(Path(args.out))
-    refuse_inputs(target, args)
-    paths = gather(args.paths, sys.stdin, say_skipped)
+        return run_on_ray(args, embed_images)
+    check_local_options(args)
+    target = Path(args.out)
+    check_target(target)
+    check_not_an_input(target, args)
+    paths = find_images(args.paths, sys.stdin, say_skipped)
     check_names(target, paths)
+
+    from vitlite.fast.optimize import kernels_of  # imports torch, which `--help` does without
+
     model = open_model(args)
-    pictures = [Picture.at(path) for path in paths]
-    identity = identity_of(model, dtype=args.dtype, fast=args.fast)
-    of_this_run = {"working folder": os.getcwd(), KERNELS: kernels_of(model)} | identity
-    with open_journal(target, of_this_run) as journal:
-        missing = journal.missing(pictures)
-        if journal.tried:
-            say_resumed(str(journal.path), len(pictures) - len(missing))
-        watch = Watch(len(missing), bar=True)
-        for _ in watch.outcomes(embed_into(journal, model, missing, args.batch, watch.timings)):
-            pass  # each stands in the journal, or was said to be broken
+    identity = asdict(identity_of(model, dtype=args.dtype, fast=args.fast))
+    inputs = [source if source == "-" else os.path.abspath(source) for source in args.paths]
+    run_identity = identity | {"kernels": kernels_of(model), "inputs": inputs}
+    with open_journal(target, run_identity, model.config.embed_dim) as journal:
+        images = [ImageFile.at(path) for path in paths]
+        done = sum(image in journal.rows for image in images)
+        if done:
+            say_resumed(str(journal.folder), done)
+        watch = Watch(len(images) - done, bar=True)
+        for _ in watch.outcomes(embed_into(journal, model, images, args.batch, watch.timings)):
+            pass
         metadata = {
             "model": args.model,
             "sha256": model.source.sha256 if model.source else "",
-            "identity": json.dumps(identity),  # by which `search` knows whether another vector may be compared
+            "identity": json.dumps(identity),  # `search` compares it with the model it is given
         }
-        count = journal.finish(pictures, metadata)
-        others = journal.others(paths)
-    if others:
-        _say_what_stays(journal, others)
-    print(f"wrote {shown(str(target), 1000)}: {count} vectors of {model.config.embed_dim}")
+        count = journal.finish(images, metadata)
+    print(f"wrote {target}: {count} vectors of {model.config.embed_dim}")
     return watch.exit_code()
-
-
-def _say_what_stays(journal: Journal, others: Collection[str]) -> None:
-    """Says that an earlier run embedded pictures of which this one has not been told."""
-    print(
-        f"vitlite: {shown(str(journal.path), 1000)} stays: it has the vectors of {len(others)} other pictures, such as "
-        f"{shown(min(others))}. The command that began them goes on from there; if none shall, delete it.",
-        file=sys.stderr,
-    )

@@ -1,46 +1,29 @@
-"""What `embed` and `classify` share: their options, and the same work on Ray, which gives a folder of Parquet files."""
+"""The options that `embed` and `classify` share, and their work on Ray."""
 
 import time
 from argparse import ArgumentParser, Namespace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from vitlite.cli.options import add_model_arguments, add_speed_arguments, create_or_load, positive
 from vitlite.cli.progress import say_resumed, say_skipped
-from vitlite.errors import InputError, shown
+from vitlite.errors import InputError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vitlite.cluster.jobs import Actors, Summary
-    from vitlite.cluster.sources import Source
-    from vitlite.nn.vit import ViT
-
-
-class Work(Protocol):
-    """`embed_pictures` of `vitlite.cluster.jobs`, or `classify_pictures` that knows how many labels it gives."""
-
-    def __call__(
-        self,
-        model: "ViT",
-        source: "Source",
-        out: str,
-        actors: "Actors",
-        *,
-        name: str,
-        on_resume: "Callable[[int], None]",
-    ) -> "Summary": ...
+    from vitlite.cluster.jobs import Summary
 
 
 def add_work_arguments(parser: ArgumentParser) -> None:
-    """Which model works through the pictures, how fast, and where."""
+    """Add the options for the model, its speed, and the engine."""
     add_model_arguments(parser)
     add_speed_arguments(parser)
     parser.add_argument(
         "--quick-decode",
         action="store_true",
-        help="scale JPEGs while they are decoded, to no less than twice what the model needs: several times as "
-        "quick on large photos, with answers that differ a little; files of other formats are decoded whole",
+        help="scale large JPEGs down while they are decoded, to no less than twice what the model needs: several "
+        "times faster on large photos, with slightly different results; other formats are decoded in full",
     )
     parser.add_argument(
         "--engine",
@@ -54,37 +37,38 @@ def add_work_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def refuse_what_ray_takes(args: Namespace) -> None:
-    """Makes sure that nothing is asked for which only `run_on_ray` does.
-
-    Raises:
-        InputError: Something is.
-    """
+def check_local_options(args: Namespace) -> None:
+    """Raise `InputError` if an option needs --engine ray."""
     if args.workers is not None:
-        raise InputError("--workers belongs to --engine ray. Without it, one model uses all cores.")
+        raise InputError("--workers needs --engine ray. Without it, one model uses all cores.")
 
 
-def run_on_ray(args: Namespace, work: Work) -> int:
-    """Does the work of a command on Ray, and says what its output holds then."""
+def run_on_ray(args: Namespace, work: "Callable[..., Summary]") -> int:
+    """Run a command on Ray and print what its output contains then.
+
+    Args:
+        args: The arguments of the command.
+        work: `embed_images` or `classify_images` of `vitlite.cluster.jobs`.
+    """
     from vitlite.cluster.jobs import Actors, check_installed
-    from vitlite.cluster.sources import find_pictures
+    from vitlite.cluster.sources import find_source
 
     if len(args.paths) != 1 or not args.out:
-        raise InputError("--engine ray takes one folder, list or Parquet file as PATH, and --out with a folder.")
+        raise InputError("--engine ray needs one folder, list or Parquet file as PATH, and a folder as --out.")
     if args.dtype == "int8":
-        raise InputError("--dtype int8 belongs to --engine local: on Ray, each process would choose scales of its own.")
+        raise InputError("--dtype int8 needs --engine local. On Ray, each process would choose other scales.")
     check_installed()
 
     begun = time.monotonic()
-    source = find_pictures(args.paths[0])  # before a model is fetched for nothing
+    source = find_source(args.paths[0])
     if source.skipped:
         say_skipped(source.skipped)
-    model = create_or_load(args)  # each worker brings it to its device, precision and speed
+    model = create_or_load(args)  # each actor moves it to its device and optimizes it
     actors = Actors(args.batch, args.dtype, args.device, args.workers)
-    held = work(model, source, args.out, actors, name=args.model, on_resume=partial(say_resumed, args.out))
+    result = work(model, source, args.out, actors, on_resume=partial(say_resumed, args.out))
     seconds = time.monotonic() - begun
     print(
-        f"{shown(args.out, 1000)}: {held.pictures} pictures, {held.broken} of them broken (column error); "
-        f"{held.new} new in {seconds:.0f} s"
+        f"{printable(args.out)}: {result.images} images, {result.broken} of them broken (column error); "
+        f"{result.new} new in {seconds:.0f} s"
     )
-    return int(held.broken > 0)
+    return int(result.broken > 0)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitlite import storage
-from vitlite.cli.options import add_model_arguments, add_speed_arguments, expanded_path, open_model, refuse_inside
+from vitlite.cli.options import add_model_arguments, add_speed_arguments, expanded_path, open_model, check_outside
 from vitlite.cli.progress import Progress
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.cli.train import CLASSES
@@ -63,7 +63,7 @@ def run(args: Namespace) -> int:
 
 def _evaluate(args: Namespace) -> int:
     if args.out:
-        refuse_inside(args.out, args.data)
+        check_outside(args.out, args.data)
         _check_out(args.out)
         need_matplotlib()  # an error now if it is missing
     check_evaluation_data(args.data, args.split)  # before the model is downloaded

@@ -92,9 +92,9 @@ def open_model(args: Namespace) -> "ViT":
 
 def _calibration_images(folder: str) -> list[str]:
     """Return images of a folder, evenly spaced, because the first ones may be of one class."""
-    from vitlite.inference.embed import gather
+    from vitlite.inference.find import find_images
 
-    paths = gather([folder])
+    paths = find_images([folder])
     count = min(len(paths), CALIBRATION_IMAGES)
     return [paths[i * len(paths) // count] for i in range(count)]
 
@@ -164,13 +164,6 @@ def check_outside(out: Path, data: Path) -> None:
 
 refuse_inputs = check_not_an_input  # deprecated names, until every command uses the new ones
 refuse_inside = check_outside
-
-
-def refuse_among(out: Path, words: Iterable[str]) -> None:
-    """Deprecated."""
-    for word in words:
-        if os.path.isdir(word):
-            check_outside(out, Path(word))
 
 
 def check_device(device: str | None) -> None:

@@ -2,19 +2,19 @@
 
 from argparse import ArgumentParser, Namespace
 
-from vitlite.cli import picture
 from vitlite.cli.options import add_model_arguments, open_model
-from vitlite.plots import check_target, picture_of_positions
+from vitlite.cli.plot_options import add_out, save_and_report
+from vitlite.plots import check_target, draw_positions
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Of `vitlite positions`."""
-    picture.add_out(parser)
+    """Add the arguments of `vitlite positions`."""
+    add_out(parser)
     add_model_arguments(parser, named=True)
 
 
 def run(args: Namespace) -> int:
-    """Draws what a model knows of positions."""
+    """Draw the similarity of a model's position embeddings."""
     check_target(args.out)
-    picture.write(picture_of_positions(open_model(args)), args.out)
+    save_and_report(draw_positions(open_model(args)), args.out)
     return 0

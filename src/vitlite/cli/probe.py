@@ -1,4 +1,4 @@
-"""`vitlite probe`: how well the vectors of models tell classes apart."""
+"""`vitlite probe`: measure how well the vectors of models tell classes apart."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -13,55 +13,60 @@ from vitlite.cli.options import (
     expanded_path,
     open_model,
     positives,
-    refuse_inside,
+    check_outside,
     seed,
 )
 from vitlite.cli.progress import Watch
 from vitlite.cli.tables import table, with_bold_header
-from vitlite.errors import InputError, shown
-from vitlite.plots import check_target, need_matplotlib, picture_of_few_shots, save_picture
+from vitlite.errors import ImageError, InputError, printable
+from vitlite.plots import check_target, draw_few_shots, need_matplotlib, save_image
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitlite.retrieval.probe import Probed
-
-SHOTS = "1,5,10,25"
+    from vitlite.retrieval.probe import ProbeResult
 
 
-class Labelled(NamedTuple):
-    """Pictures whose classes are known."""
+class LabelledImages(NamedTuple):
+    """Images with known classes.
+
+    Attributes:
+        paths: The files.
+        labels: Their classes (n,).
+        is_test: True for the images to measure on (n,).
+        classes: The names of the classes.
+    """
 
     paths: list[str]
-    labels: "Tensor"  # (n,)
-    aside: "Tensor"  # (n,) of bool: those to measure on
+    labels: "Tensor"
+    is_test: "Tensor"
     classes: Sequence[str]
 
 
-class Measured(NamedTuple):
-    """What was found out about a model."""
+class Measurement(NamedTuple):
+    """The result for one model."""
 
     name: str
-    width: int  # of its vectors
-    fitted_to: int  # pictures
-    measured_on: int
-    found: "Probed"
+    dim: int
+    train_images: int
+    test_images: int
+    result: "ProbeResult"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Of `vitlite probe`."""
+    """Add the arguments of `vitlite probe`."""
     parser.add_argument(
         "data",
         type=expanded_path,
         metavar="FOLDER",
-        help="a folder per class, a fifth of each to measure on; or train/ and val/ (or test/) with such folders",
+        help="one folder per class, a fifth of each to measure on; or train/ and val/ (or test/) with such folders",
     )
     parser.add_argument(
         "--shots",
         type=positives,
-        default=SHOTS,
+        default="1,5,10,25",
         metavar="N,...",
-        help="how few pictures of each class to fit to, beside all; default: %(default)s",
+        help="also fit to only so many images of each class; default: %(default)s",
     )
     parser.add_argument(
         "--beside",
@@ -69,149 +74,136 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODEL",
-        help="another model for the same pictures; repeatable",
+        help="another model for the same images; repeatable",
     )
     parser.add_argument(
-        "--out", type=expanded, metavar="PNG", help="a curve for each model by --shots, replaced if it is there"
+        "--out", type=expanded, metavar="PNG", help="a curve for each model by --shots; an existing file is replaced"
     )
     parser.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="which pictures are drawn; default: %(default)s"
+        "--seed", type=seed, default=0, metavar="N", help="which images are drawn; default: %(default)s"
     )
-    parser.add_argument("--json", action="store_true", help="the figures, a line for each model, for programs")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each model")
     add_model_arguments(parser)
     add_speed_arguments(parser)
 
 
 def run(args: Namespace) -> int:
-    """Embeds the pictures once with each model, and measures what classifiers make of the vectors."""
+    """Embed the images with each model and measure classifiers of the vectors."""
     if args.out:
         check_target(args.out)
         need_matplotlib()
-        refuse_inside(Path(args.out), args.data)
-    pictures = _labelled(args.data, args.seed)
+        check_outside(Path(args.out), args.data)
+    images = _find_labelled(args.data, args.seed)
+    models = [args, *(Namespace(**{**vars(args), "model": name, "weights": None}) for name in args.beside)]
     measured, code = [], 0
-    for words in (args, *_other_models(args)):
-        watch = Watch(len(pictures.paths), bar=True)
-        measured.append(_measure(words, pictures, watch))
+    for model_args in models:
+        watch = Watch(len(images.paths), bar=True)
+        measured.append(_measure(model_args, images, watch))
         code = max(code, watch.exit_code())
     if args.json:
         for one in measured:
-            print(json.dumps(_fields(one, pictures.classes)))
+            print(json.dumps(_fields(one, images.classes)))
     else:
-        _print(measured, pictures, args.shots)
+        _print_table(measured, images.classes, args.shots)
     if args.out:
-        picture = picture_of_few_shots([(one.name, one.found.few) for one in measured])
-        save_picture(picture, args.out)
+        save_image(draw_few_shots([(one.name, one.result.few) for one in measured]), args.out)
     return code
 
 
-def _other_models(args: Namespace) -> list[Namespace]:
-    """The arguments for each model of --beside: --weights is the first one's."""
-    return [Namespace(**{**vars(args), "model": name, "weights": None}) for name in args.beside]
-
-
-def _labelled(data: Path, seed: int) -> Labelled:
-    """The pictures of the folder, and which of them are to measure on."""
+def _find_labelled(data: Path, seed: int) -> LabelledImages:
+    """Find the images below one folder per class, and choose those to measure on."""
     import torch
 
     from vitlite.retrieval.probe import held_out
     from vitlite.training.data import class_names
-
-    to_fit, to_measure = _parts(data)
-    classes = class_names(to_fit)
-    paths, labels = _listed(to_fit, classes)
-    if to_measure is None:
-        return Labelled([str(path) for path in paths], labels, held_out(labels, seed), classes)
-    more_paths, more_labels = _listed(to_measure, classes)
-    paths += more_paths
-    labels = torch.cat([labels, more_labels])
-    aside = torch.arange(len(paths), device="cpu") >= len(paths) - len(more_paths)
-    return Labelled([str(path) for path in paths], labels, aside, classes)
-
-
-def _parts(data: Path) -> tuple[Path, Path | None]:
-    """Where the classes are that are fitted to, and those that are measured on, if they are apart."""
     from vitlite.training.split import data_parts
 
     parts = data_parts(data)
     if parts and "train" not in parts:
-        names = ", ".join(shown(folder.name) for folder in parts.values())
-        raise InputError(f"{shown(str(data))} has {names}, and no train to fit to. Call the folder to fit to train.")
-    return parts.get("train", data), parts.get("val", parts.get("test"))
+        names = ", ".join(folder.name for folder in parts.values())
+        raise InputError(f"{data} has {names}, but no folder train to fit to. Rename the folder to fit to.")
+    train, test = parts.get("train", data), parts.get("val", parts.get("test"))
+    classes = class_names(train)
+    paths, labels = _read_classes(train, classes)
+    if test is None:
+        return LabelledImages([str(path) for path in paths], labels, held_out(labels, seed), classes)
+    test_paths, test_labels = _read_classes(test, classes)
+    is_test = torch.arange(len(paths) + len(test_paths), device="cpu") >= len(paths)
+    return LabelledImages(
+        [str(path) for path in (*paths, *test_paths)], torch.cat([labels, test_labels]), is_test, classes
+    )
 
 
-def _listed(folder: Path, classes: Sequence[str]) -> "tuple[list[Path], Tensor]":
-    """The pictures below a folder per class, and their classes."""
+def _read_classes(folder: Path, classes: Sequence[str]) -> "tuple[list[Path], Tensor]":
     from vitlite.images.decode import read_image
     from vitlite.training.data import read_folder
 
-    listed = read_folder(folder, read_image, classes)
-    return listed.files(), listed.labels
+    dataset = read_folder(folder, read_image, classes)
+    return dataset.files(), dataset.labels
 
 
-def _measure(args: Namespace, pictures: Labelled, watch: Watch) -> Measured:
-    """What classifiers make of a model's vectors of those pictures that can be read."""
+def _measure(args: Namespace, images: LabelledImages, watch: Watch) -> Measurement:
+    """Embed the images that can be read with one model, and measure classifiers of the vectors."""
     import torch
 
-    from vitlite.errors import ImageError
     from vitlite.inference.predict import embed
     from vitlite.retrieval.probe import probe
 
     found, rows = [], []
-    outcomes = embed(open_model(args), pictures.paths, args.batch, watch.timings)
+    outcomes = embed(open_model(args), images.paths, args.batch, watch.timings)
     for row, (_, vector) in enumerate(watch.outcomes(outcomes)):
         if not isinstance(vector, ImageError):
             found.append(vector)
             rows.append(row)
     if not found:
-        raise InputError("No picture could be read.")
-    vectors, labels, aside = torch.stack(found), pictures.labels[rows], pictures.aside[rows]
-    if aside.all() or not aside.any():
+        raise InputError("No image could be read.")
+    vectors, labels, is_test = torch.stack(found), images.labels[rows], images.is_test[rows]
+    tests = int(is_test.sum())
+    if tests in (0, len(rows)):
         raise InputError(
-            f"Of {len(rows)} pictures that can be read, {int(aside.sum())} are to measure on, the others to fit to: "
-            "it takes some of both. Give each class two pictures or more."
+            f"{tests} of the {len(rows)} images that can be read are to measure on, and the others to fit to. "
+            "Provide at least two images of each class."
         )
-    fitted, others = (vectors[~aside], labels[~aside]), (vectors[aside], labels[aside])
-    probed = probe(*fitted, *others, shots=args.shots, seed=args.seed)
-    return Measured(args.model, vectors.shape[1], len(fitted[1]), len(others[1]), probed)
+    result = probe(
+        vectors[~is_test], labels[~is_test], vectors[is_test], labels[is_test], shots=args.shots, seed=args.seed
+    )
+    return Measurement(args.model, vectors.shape[1], len(rows) - tests, tests, result)
 
 
-def _fields(one: Measured, classes: Sequence[str]) -> dict[str, object]:
+def _fields(one: Measurement, classes: Sequence[str]) -> dict[str, object]:
     return {
         "model": one.name,
         "classes": len(classes),
-        "fitted_to": one.fitted_to,
-        "measured_on": one.measured_on,
-        "linear": one.found.linear,
-        "penalty": one.found.penalty,
-        "neighbours": one.found.neighbours,
-        "commonest": one.found.commonest,
-        "few": one.found.few,
+        "fitted_to": one.train_images,
+        "measured_on": one.test_images,
+        "linear": one.result.linear,
+        "penalty": one.result.penalty,
+        "neighbours": one.result.neighbours,
+        "commonest": one.result.commonest,
+        "few": one.result.few,
     }
 
 
-def _print(measured: Sequence[Measured], pictures: Labelled, shots: Sequence[int]) -> None:
-    """A column for each model."""
+def _print_table(measured: Sequence[Measurement], classes: Sequence[str], shots: Sequence[int]) -> None:
+    """Print a column for each model."""
     first = measured[0]
-    print(
-        f"{len(pictures.classes)} classes, fitted to {first.fitted_to} pictures, measured on {first.measured_on} others"
-    )
+    print(f"{len(classes)} classes, fitted to {first.train_images} images, measured on {first.test_images} others")
     rows = [
-        ["a linear classifier", *(_percent(one.found.linear) for one in measured)],
-        ["the nearest neighbours", *(_percent(one.found.neighbours) for one in measured)],
-        ["always the commonest class", *(_percent(one.found.commonest) for one in measured)],
+        ["linear classifier", *(_percent(one.result.linear) for one in measured)],
+        ["nearest neighbours", *(_percent(one.result.neighbours) for one in measured)],
+        ["always the commonest class", *(_percent(one.result.commonest) for one in measured)],
     ]
-    few = [one.found.few_in_words() for one in measured]
+    few = [one.result.mean_and_deviation() for one in measured]
     for count in few[0]:
-        cells = (f"{_percent(words[count][0])} ± {100 * words[count][1]:4.1f}" for words in few)
-        rows.append([f"the linear one, with {count} a class", *cells])
-    rows.append(["numbers in a vector", *(str(one.width) for one in measured)])
-    print(with_bold_header(table(["right of those measured on", *(shown(one.name) for one in measured)], rows)))
+        cells = [f"{_percent(by_count[count][0])} ± {100 * by_count[count][1]:4.1f}" for by_count in few]
+        rows.append([f"linear, {count} per class", *cells])
+    rows.append(["vector width", *(str(one.dim) for one in measured)])
+    print(with_bold_header(table(["accuracy", *(printable(one.name) for one in measured)], rows)))
     if few[0]:
-        print("with few pictures a class: mean and deviation of five draws")
+        print("per class: mean and standard deviation of five draws")
     too_many = [str(count) for count in shots if count not in few[0]]
     if too_many:
-        print(f"not with {', '.join(too_many)} a class: the smallest class has fewer to fit to")
+        print(f"left out: {', '.join(too_many)} per class, because the smallest class has fewer images to fit to")
 
 
 def _percent(share: float) -> str:

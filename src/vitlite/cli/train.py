@@ -14,7 +14,7 @@ from vitlite.cli.options import (
     expanded_path,
     image_size,
     positive,
-    refuse_inside,
+    check_outside,
     seed,
 )
 from vitlite.cli.run_report import CURVES, Report
@@ -119,7 +119,7 @@ def run(args: Namespace) -> int:
 
 
 def _train(args: Namespace) -> int:
-    refuse_inside(args.out, args.data)
+    check_outside(args.out, args.data)
     check_folder(args.out, (SPLIT, CURVES))
     folders = read_class_list(args.classes) if args.classes else training_classes(args.data)
     model = _model(args, len(folders))

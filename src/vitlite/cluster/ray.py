@@ -1,17 +1,16 @@
-"""Workers on Ray: `Embedder` and `Classifier` for Ray Data's `map_batches`.
+"""Actors on Ray: `Embedder` and `Classifier` for Ray Data's `map_batches`.
 
-Scheduling, memory limits, and recovery from lost actors and nodes are Ray's. Paths travel through it, and each actor
-reads its own pictures: `ray.data.read_binary_files` ends the whole job at the first file that it cannot open.
+Ray does the scheduling, limits memory, and replaces lost actors and nodes. Only paths travel through it, and each actor
+reads its own images: `ray.data.read_binary_files` would end the whole job at the first file that it cannot open.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from io import BytesIO
 from typing import TYPE_CHECKING, TypeVar
 
 from vitlite.cluster.folder import READERS
-from vitlite.cluster.sources import CONTENT, TEXT, check_kind, locate
+from vitlite.cluster.sources import locate
 from vitlite.errors import ImageError, InputError, check_count
 
 if TYPE_CHECKING:
@@ -25,9 +24,9 @@ T = TypeVar("T")
 
 
 class Embedder:
-    """Gives each picture of a table its vector: columns `path`, and `bytes` if they are there -> `vector`, `error`.
+    """Adds a vector to each image of a table: columns `path`, and `bytes` if present -> `vector`, `error`.
 
-    Other columns stay; `bytes` goes. A broken picture gets an error and no vector.
+    Other columns stay; `bytes` is removed. An image that cannot be read gets an error and no vector.
 
         ds = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)
         ds.map_batches(vitlite.cluster.ray.Embedder, fn_constructor_args=(ray.put(model),), batch_format="pyarrow",
@@ -43,36 +42,34 @@ class Embedder:
         device: str | None = None,
         threads: int = 1,
     ) -> None:
-        """Optimizes the actor's own copy of a model.
+        """Optimize the actor's own copy of a model.
 
         Args:
-            model: With preprocessing, not optimized yet. `ray.put(model)` brings its weights to each node only once.
-            batch: Pictures at a time.
-            dtype: What to compute in, such as "bfloat16"; None: the model's own.
-            device: Such as "cuda"; None: where the model is.
-            threads: Of this process: the actor's `num_cpus`.
+            model: A model with preprocessing, not optimized yet. `ray.put(model)` sends its weights to each node once.
+            batch: Images at a time.
+            dtype: What to compute in, such as "bfloat16"; None for the model's own.
+            device: Such as "cuda"; None for where the model is.
+            threads: Threads of this process: the actor's `num_cpus`.
 
         Raises:
-            InputError: `batch` or `threads` is no positive number.
+            InputError: `batch` or `threads` is not positive.
         """
         check_count(batch, "batch")
-        self.model, self.batch = _ready(model, dtype, device, threads), batch
+        self.model, self.batch = _prepare(model, dtype, device, threads), batch
 
     def __call__(self, table: "pa.Table") -> "pa.Table":
         import pyarrow as pa
 
         from vitlite.inference.predict import embed
 
-        table, answers, errors = _answered(
-            table, ("vector", "error"), lambda files: embed(self.model, files, self.batch)
-        )
+        table, answers, errors = _work_through(table, lambda files: embed(self.model, files, self.batch))
         vectors = [None if vector is None else vector.numpy() for vector in answers]
         table = table.append_column("vector", pa.array(vectors, pa.list_(pa.float32())))
         return table.append_column("error", errors)
 
 
 class Classifier:
-    """Gives each picture of a table its best labels, as `Embedder` gives vectors: -> `labels`, `scores`, `error`."""
+    """Adds the best labels to each image of a table, as `Embedder` adds vectors: -> `labels`, `scores`, `error`."""
 
     def __init__(
         self,
@@ -84,19 +81,17 @@ class Classifier:
         device: str | None = None,
         threads: int = 1,
     ) -> None:
-        """As `Embedder`; the model has labels, and `top` is how many of them a picture gets."""
+        """Optimize the actor's own copy of a model. `top` is the number of labels; for the rest see `Embedder`."""
         check_count(top, "top")
         check_count(batch, "batch")
-        self.model, self.top, self.batch = _ready(model, dtype, device, threads), top, batch
+        self.model, self.top, self.batch = _prepare(model, dtype, device, threads), top, batch
 
     def __call__(self, table: "pa.Table") -> "pa.Table":
         import pyarrow as pa
 
         from vitlite.inference.predict import classify
 
-        table, answers, errors = _answered(
-            table, ("labels", "scores", "error"), lambda files: classify(self.model, files, self.top, self.batch)
-        )
+        table, answers, errors = _work_through(table, lambda files: classify(self.model, files, self.top, self.batch))
         labels = [None if best is None else [prediction.label for prediction in best] for best in answers]
         scores = [None if best is None else [prediction.score for prediction in best] for best in answers]
         table = table.append_column("labels", pa.array(labels, pa.list_(pa.string())))
@@ -104,8 +99,8 @@ class Classifier:
         return table.append_column("error", errors)
 
 
-def _ready(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None, threads: int) -> "ViT":
-    """The actor's own copy of the model, where it computes, and optimized."""
+def _prepare(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None, threads: int) -> "ViT":
+    """Return the actor's own copy of the model, on its device and optimized."""
     import torch
 
     from vitlite.fast.optimize import optimize
@@ -120,86 +115,56 @@ def _ready(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None,
     return optimize(model.to(device or model.device), dtype=getattr(torch, dtype) if dtype else None)
 
 
-def _answered(
-    table: "pa.Table", added: Sequence[str], work: "Callable[[Iterator[BytesIO]], Outcomes[T]]"
+def _work_through(
+    table: "pa.Table", work: "Callable[[Iterator[bytes]], Outcomes[T]]"
 ) -> "tuple[pa.Table, list[T | None], pa.Array]":
-    """The table without `bytes`, what `work` makes of each picture, and the errors of those that it cannot take."""
+    """Return the table without `bytes`, the result of each image, and the error of each that cannot be read."""
     import pyarrow as pa
 
-    _check_table(table, added)
+    if not isinstance(table, pa.Table) or "path" not in table.column_names:
+        given = table.column_names if isinstance(table, pa.Table) else type(table).__name__
+        raise InputError(
+            f"This takes Arrow tables with a column path, got {given}. "
+            'Pass batch_format="pyarrow" to map_batches and include_paths=True to read_binary_files.'
+        )
     paths = table["path"].to_pylist()
-    if "bytes" in table.column_names:
-        files: Iterator[BytesIO] = map(_Picture, paths, table["bytes"].to_pylist())
-    else:
-        files = _read_ahead(paths)
-    answers: list[T | None] = []
-    errors: list[str | None] = []
-    for _, outcome in work(files):
+    results: list[T | None] = [None] * len(paths)
+    errors: list[str | None] = [None] * len(paths)
+    rows: list[int] = []  # of the images that could be read, in the order in which `work` takes them
+
+    def readable() -> Iterator[bytes]:
+        contents = iter(table["bytes"].to_pylist()) if "bytes" in table.column_names else _read_ahead(paths)
+        for row, content in enumerate(contents):
+            if isinstance(content, bytes):
+                rows.append(row)
+                yield content
+            else:
+                errors[row] = f"Cannot read {paths[row]}: {content or 'the column bytes is null'}"
+
+    for position, (_, outcome) in enumerate(work(readable())):
+        row = rows[position]
         if isinstance(outcome, ImageError):
-            answers.append(None)
-            errors.append(str(outcome))
+            errors[row] = str(outcome.within(str(paths[row])))
         else:
-            answers.append(outcome)
-            errors.append(None)
+            results[row] = outcome
     kept = [name for name in table.column_names if name != "bytes"]
-    return table.select(kept), answers, pa.array(errors, pa.string())
+    return table.select(kept), results, pa.array(errors, pa.string())
 
 
-def _check_table(table: "pa.Table", added: Sequence[str]) -> None:
-    import pyarrow as pa
-
-    columns = table.column_names if isinstance(table, pa.Table) else ()
-    if "path" not in columns:
-        given = f"the columns {', '.join(columns)}" if columns else type(table).__name__
-        raise InputError(
-            f"This takes Arrow tables with a column path, got {given}.",
-            python='In map_batches, say batch_format="pyarrow"; in read_binary_files, include_paths=True.',
-        )
-    check_kind("path", table["path"].type, TEXT)
-    if "bytes" in columns:
-        check_kind("bytes", table["bytes"].type, CONTENT)
-    there = [name for name in added if name in columns]
-    if there:
-        raise InputError(
-            f"This adds the columns {', '.join(added)} to a table, and it has {', '.join(there)} already.",
-            python="Rename or drop what is there: table.rename_columns(...), table.drop_columns(...).",
-            command="",
-        )
-
-
-class _Picture(BytesIO):
-    """A picture file in memory, by its name. One that could not be read says why when it is opened, as a broken one."""
-
-    def __init__(self, name: str | None, content: bytes | Exception | None) -> None:
-        super().__init__(content if isinstance(content, bytes) else b"")
-        self.name = str(name)
-        self.error: Exception | None = None
-        if not isinstance(content, bytes):
-            self.error = content or InputError("the column bytes is null")
-
-    def read(self, size: int | None = -1) -> bytes:
-        if self.error:
-            raise self.error
-        return super().read(size)
-
-    def __repr__(self) -> str:  # Pillow quotes it where it knows no such format
-        return repr(self.name)
-
-
-def _read_ahead(paths: Sequence[str | None]) -> Iterator[BytesIO]:
-    """The pictures in their order, some of them read while others are decoded."""
-    reading: deque[tuple[str | None, Future[bytes | Exception]]] = deque()
+def _read_ahead(paths: Sequence[str | None]) -> Iterator[bytes | Exception]:
+    """Read files in their order, some of them while others are decoded."""
+    reading: deque[Future[bytes | Exception]] = deque()
     with ThreadPoolExecutor(READERS, "vitlite-files") as readers:
         for path in paths:
-            reading.append((path, readers.submit(_contents, path)))
+            reading.append(readers.submit(_read, path))
             if len(reading) > READERS:
-                first, content = reading.popleft()
-                yield _Picture(first, content.result())
-        for path, content in reading:
-            yield _Picture(path, content.result())
+                yield reading.popleft().result()
+        for content in reading:
+            yield content.result()
 
 
-def _contents(path: str | None) -> bytes | Exception:
+def _read(path: str | None) -> bytes | Exception:
+    """Return the content of a file, or the reason why it cannot be read."""
     import pyarrow as pa
 
     if path is None:

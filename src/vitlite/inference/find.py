@@ -1,8 +1,82 @@
-"""Find image files below folders."""
+"""Find the image files that a user names."""
 
+import glob
 import os
+import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from vitlite.errors import ImageError, counted, missing_extra
+
+
+def find_images(
+    sources: Sequence[str], listing: Iterable[str] = (), on_skip: Callable[[Counter[str]], None] = lambda skipped: None
+) -> list[str]:
+    """Return the image files that the sources name, each once.
+
+    Args:
+        sources: Files; folders, which are searched for names that end as those of images do; patterns such as
+            'photos/**/*.jpg'; or '-' for the files of `listing`.
+        listing: One file a line, such as standard input.
+        on_skip: Called with the number of other files in the folders, by suffix, if there are any.
+
+    Raises:
+        ImageError: A folder or a pattern has no images, or none of the files exists.
+        MissingExtraError: Pillow is not installed.
+    """
+    found: list[str] = []
+    skipped: Counter[str] = Counter()
+    for source in sources:
+        if source == "-":
+            found += read_listing(listing)
+        elif os.path.isdir(source):
+            found += _in_folder(source, skipped)
+        elif glob.has_magic(source) and not os.path.exists(source):
+            matches = sorted(path for path in glob.glob(source, recursive=True) if not os.path.isdir(path))
+            if not matches:
+                raise missing_file(source, f"No file matches {source}.")
+            found += matches
+        else:
+            found.append(source)
+    found = list(dict.fromkeys(found))
+    if not found:
+        raise ImageError("There are no images: the list is empty.")
+    if not any(map(os.path.exists, found)):
+        raise missing_file(found[0])
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise missing_extra("Opening images", "images") from error
+    if skipped:
+        on_skip(skipped)
+    return found
+
+
+def read_listing(lines: Iterable[str]) -> list[str]:
+    """Return the files that the lines name."""
+    return [line.rstrip("\r\n") for line in lines if line.strip()]
+
+
+def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
+    """Return the images below a folder, and count the other files that are not hidden."""
+    from vitlite.images.decode import SUFFIXES  # imports torch, which `vitlite classify --help` does without
+
+    try:
+        found, others = by_ending(files_below(folder), SUFFIXES)
+    except OSError as error:
+        raise ImageError(f"Cannot read the folder {error.filename}: {error.strerror}.") from error
+    if not found:
+        there = f" There are {counted(others)}." if others else ""
+        raise ImageError(f"No images in the folder {folder}. Looked for {' '.join(sorted(SUFFIXES))}.{there}")
+    skipped.update(others)
+    return sorted(map(os.path.normpath, found))
+
+
+def missing_file(path: str, text: str = "") -> ImageError:
+    """Return the error for a path that does not exist."""
+    if "://" in path:
+        return ImageError(f"{path} is a URL. Download it first: curl --location --remote-name {shlex.quote(path)}")
+    return ImageError(text or f"No such file: {path}")
 
 
 def folders_below(folder: str, *, hidden: bool = True) -> Iterator[str]:

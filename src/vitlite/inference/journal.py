@@ -1,471 +1,333 @@
-"""Vectors of many pictures as one file, of whatever kind, and the journal that an interrupted run leaves.
+"""The vectors of many images as one file, and the journal from which an interrupted run resumes."""
 
-The journal holds one line for each batch, so that a killed run continues at a batch's edge and ends with the same
-numbers. The files are written in one pass, whatever their size, and all but Parquet with the standard library.
-"""
-
-import base64
+import errno
 import json
 import os
-import struct
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from vitlite import schema
-from vitlite.errors import InputError, missing_extra, shown
-from vitlite.storage import PARTIAL, atomic_write, lock, obstacle, remove_leftovers
+from vitlite.errors import InputError, missing_extra
+from vitlite.storage import atomic_write, lock, obstacle, remove_leftovers
 
-MOST_LINE = 2**28  # bytes of a line of the journal: 50,000 vectors of 1,024 numbers
-MOST_NAMES = 99_000_000  # bytes in a .safetensors file: its whole header may have 100 million, says its library
-ROW_GROUP = 2**14  # vectors of a Parquet file that are in memory together
-ANY_NUMBER = schema.whole(-(2**63), 2**128)
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
-
-def _is_path(value: Any) -> bool:
-    """A name as the system gives it: of bytes that are no text, too, which Python keeps as lone surrogates."""
-    return isinstance(value, str) and 0 < len(value) <= schema.LONGEST_TEXT and "\0" not in value
+IMAGES, VECTORS, ORDERED = "images.jsonl", "vectors.f32", "ordered.f32"  # the files of a journal
+MAX_NAME_BYTES = 99_000_000  # of paths in a .safetensors file: the library reads headers of up to 100 MB
+CHUNK = 2**14  # rows that are in memory together while the file is written
 
 
-def _picture_parts(value: list[Any]) -> Iterator[schema.Part]:
-    return zip(("[0]", "[1]", "[2]", "[3]", "[4]"), value, (PATH, *[ANY_NUMBER] * 4), strict=True)
-
-
-PATH = schema.Check("the path of a picture", _is_path)
-PICTURE = schema.Check(
-    "a picture: its path, size, two times and number",
-    lambda value: isinstance(value, list) and len(value) == 5,
-    _picture_parts,
-)
-BATCH = schema.table(
-    {"pictures": schema.several(PICTURE), "vectors": schema.text(MOST_LINE), "broken": schema.several(PATH)},
-    required=("pictures", "vectors", "broken"),
-)
-IDENTITY = schema.by_name(schema.anything, most=100)
-KERNELS = "choice of kernels"  # in an identity: what computes, in words
-BEGINNING, CHECKSUM = b'{"pictures": ', b', "crc32": '  # of every line but the first; the second before its last number
-
-
-def check_target(target: Path) -> Path:
-    """Refuses, before any work is done, a file that could not be written at its end."""
-    if target.suffix not in WRITERS:
-        raise _refused(target, f": the name must end in one of {', '.join(WRITERS)}.")
-    if target.suffix == ".parquet":
-        need_pyarrow()
-    in_the_way = obstacle(target)
-    if in_the_way:
-        raise _refused(target, f": {in_the_way}. Name a file in a folder that exists and can be written.")
-    return target
-
-
-def _journal_of(target: Path) -> Path:
-    return target.with_name(target.name + PARTIAL)
-
-
-def _lock_of(target: Path) -> Path:
-    return target.with_name(target.name + ".lock")
-
-
-def check_names(target: Path, paths: Sequence[str]) -> None:
-    """Refuses, before any work is done, names that cannot be read again from the kind of file.
-
-    Raises:
-        InputError: They are too many for a .safetensors file, or one is no Unicode, and Parquet has text alone.
-    """
-    if target.suffix == ".parquet":
-        _refuse_other_than_text(target, paths)
-    if target.suffix == ".safetensors":
-        _refuse_too_many(target, paths)
-
-
-def _refuse_other_than_text(target: Path, paths: Sequence[str]) -> None:
-    for path in paths:
-        try:
-            path.encode()
-        except UnicodeEncodeError as error:
-            raise _refused(
-                target,
-                f": {shown(path, 1000)} is a name that is no Unicode, and paths go into Parquet as text. Rename it, or "
-                "name a file that ends in .safetensors, .npz, .npy or .jsonl.",
-            ) from error
-
-
-def _refuse_too_many(target: Path, paths: Sequence[str]) -> None:
-    size = len(json.dumps(json.dumps(paths)))  # as `_write_safetensors` writes them
-    if size > MOST_NAMES:
-        raise _refused(
-            target,
-            f": the names of {len(paths)} pictures take {size} bytes, and may take {MOST_NAMES} there. Name a file "
-            "that ends in .npz, .npy, .jsonl or .parquet; or embed some of the pictures at a time.",
-        )
-
-
-def _refused(target: Path, reason: str) -> InputError:
-    return InputError(f"target {target}{reason}", field="target")
-
-
-class Picture(NamedTuple):
-    """A file as it was before it was read. Changed or replaced, also by a link to another, it is another picture."""
+class ImageFile(NamedTuple):
+    """An image file as it was when the run started. A file that changed later counts as another image."""
 
     path: str
     size: int
     mtime_ns: int
-    ctime_ns: int
-    inode: int
 
     @classmethod
-    def at(cls, path: str) -> "Picture":
-        """The file as it is now; -1 for all that is not known of one that is not there."""
+    def at(cls, path: str) -> "ImageFile":
+        """Return the file as it is now; a missing one has size -1."""
         try:
             stat = os.stat(path)
-        except (OSError, ValueError):  # the latter for a name that cannot be
-            return cls(path, -1, -1, -1, -1)
-        return cls(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-
-
-class Batch(NamedTuple):
-    """Where a line of the journal begins, and the pictures whose vectors it holds."""
-
-    offset: int
-    pictures: list[Picture]
-
-
-class Row(NamedTuple):
-    """Where a picture's vector stands: where its line of the journal begins, and how many vectors there precede it."""
-
-    offset: int
-    position: int
+        except (OSError, ValueError):  # ValueError: a null byte in the name
+            return cls(path, -1, -1)
+        return cls(path, stat.st_size, stat.st_mtime_ns)
 
 
 class Journal:
-    """Batches of (pictures, float32 bytes) beside the file that they will become."""
+    """The vectors that a run has computed so far, in the folder `<target>.partial`.
 
-    def __init__(self, target: Path, identity: dict[str, Any]) -> None:
-        """Opens the journal of `target`, new or left by an interrupted run.
+    `vectors.f32` holds the raw rows. `images.jsonl` begins with a line about the run, followed by a line for each batch
+    with its images. Rows reach the disk before their line does, so that a run can resume from whatever a killed process
+    leaves: rows without a complete line are cut off.
+    """
+
+    def __init__(self, target: Path, identity: Mapping[str, Any], dim: int) -> None:
+        """Open the journal of `target`, new or left by an interrupted run.
 
         Args:
-            target: The file to be written.
-            identity: What decides the numbers: the weights' hash, config, preprocessing, precision, where names begin.
+            target: The file that the vectors are for.
+            identity: Everything that determines the vectors, as JSON values: see `VectorIdentity`.
+            dim: The width of a vector.
 
         Raises:
-            InputError: The journal was left by a run with other weights or options, or elsewhere.
+            InputError: The journal was left by a run with another identity, or is damaged.
         """
-        self.target = target
-        self.path = _journal_of(target)
-        self.batches: list[Batch] = []
-        self.broken: list[str] = []  # paths that gave no vector
-        self._width = 0  # bytes of a vector, once one is known
-        end = self._read(identity) if self.path.exists() else 0
-        self._file = self.path.open("a+b")
-        self._file.truncate(end)  # cuts off a line that was not finished
+        self.target, self.dim = target, dim
+        self.folder = target.with_name(target.name + ".partial")
+        self.rows: dict[ImageFile, int] = {}
+        self.failed: set[str] = set()  # paths of images that could not be read
+        self._count = 0  # rows in vectors.f32, including those of images that changed since
+        self.folder.mkdir(exist_ok=True)
+        end = self._read(json.loads(json.dumps(identity)))
+        self._images = open(self.folder / IMAGES, "ab")  # noqa: SIM115  # closed by __exit__
+        self._vectors = open(self.folder / VECTORS, "ab")  # noqa: SIM115
+        self._images.truncate(end)
+        self._vectors.truncate(self._count * 4 * dim)
         if end == 0:
-            self._append(json.dumps(identity).encode() + b"\n")
+            self._append_line(dict(identity))
+
+    def _read(self, identity: dict[str, Any]) -> int:
+        """Read what an earlier run left, and return the position after the last usable line."""
+        images, vectors = self.folder / IMAGES, self.folder / VECTORS
+        if not images.exists():
+            return 0
+        available = vectors.stat().st_size // (4 * self.dim) if vectors.exists() else 0
+        end = 0
+        with open(images, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):  # the run was killed while it wrote this line
+                    break
+                record = self._parse(line, number)
+                if number == 1:
+                    self._check_identity(record, identity)
+                elif self._count + len(record["images"]) > available:
+                    break
+                else:
+                    self._note(record["images"], record["failed"])
+                end += len(line)
+        return end
+
+    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+        """Return the identity in the first line, or a batch."""
+        try:
+            record = dict(json.loads(line))
+            if number > 1:
+                images = [ImageFile(*fields) for fields in record["images"]]
+                record = {"images": dict.fromkeys(images), "failed": set(record["failed"])}
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            place = f"{self.folder / IMAGES}, line {number}"
+            raise InputError(f"The journal is damaged: {place}. Delete {self.folder} to start over.") from error
+        return record
+
+    def _check_identity(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        changed = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+        if changed:
+            raise InputError(
+                f"{self.folder} was left by a run with different {', '.join(changed)}. "
+                "Repeat that command to continue it, or delete the folder to start over."
+            )
+
+    def _note(self, images: Iterable[ImageFile], failed: Iterable[str]) -> None:
+        for image in images:
+            self.rows[image] = self._count
+            self._count += 1
+        self.failed.update(failed)
 
     def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves an unfinished journal where it is, for another run, if there is any vector in it."""
-        self._file.close()
-        if not self.done:
-            self.path.unlink()
+        """Close the journal. It stays for another run if it holds any vector."""
+        self._images.close()
+        self._vectors.close()
+        if not self.rows:
+            self._remove()
 
-    def _read(self, identity: dict[str, Any]) -> int:
-        """Notes the batches of an earlier run, and returns where the last whole line ends."""
-        first = json.dumps(identity).encode()
-        end, number = 0, 1
-        with self.path.open("rb") as file:
-            while line := file.readline(MOST_LINE + 1):
-                place = f"{self.path}, line {number}"
-                if not line.endswith(b"\n") and len(line) <= MOST_LINE:
-                    self._check_torn(line, BEGINNING if end else first, place)
-                    break
-                if end == 0:
-                    self._check_identity(self._parsed(line, IDENTITY, place), json.loads(first))
-                else:
-                    record, _ = self._batch(line, place)
-                    self.batches.append(Batch(end, [Picture(*fields) for fields in record["pictures"]]))
-                    self.broken += record["broken"]
-                end += len(line)
-                number += 1
-        return end
+    def add(self, images: Sequence[ImageFile], vectors: "Sequence[Tensor]", failed: Sequence[str] = ()) -> None:
+        """Append one batch: its images, their vectors (d,), and the paths that could not be read.
 
-    def _parsed(self, line: bytes, check: schema.Check, place: str) -> dict[str, Any]:
-        try:
-            record: dict[str, Any] = schema.parse_json(line, check, place, most_bytes=MOST_LINE, error=InputError)
-        except InputError as error:
-            raise self._no_journal(error.text) from error
-        return record
-
-    def _batch(self, line: bytes, place: str) -> tuple[dict[str, Any], bytes]:
-        """A line of the journal, and the vectors in it."""
-        content, mark, end = line.rpartition(CHECKSUM)
-        if mark and end != _checksum(content):  # an older vitlite wrote none
-            raise self._no_journal(f"{shown(place)}: its checksum is that of other content.")
-        record = self._parsed(line, BATCH, place)
-        try:
-            vectors = base64.b64decode(record["vectors"], validate=True)
-        except ValueError as error:
-            raise self._no_journal(f"{shown(place)}: vectors must be base64.") from error
-        pictures = len(record["pictures"])
-        width = self._width or (len(vectors) // pictures if pictures else 0)
-        if len(vectors) != pictures * width or width % 4 or (pictures and not width):
-            raise self._no_journal(f"{shown(place)}: {len(vectors)} bytes of vectors for {pictures} pictures.")
-        self._width = width
-        return record, vectors
-
-    def _check_torn(self, line: bytes, beginning: bytes, place: str) -> None:
-        """Makes sure that a line without its end is one that a killed run was writing, before it is cut off."""
-        ours = line.startswith(beginning) or beginning.startswith(line)
-        if not ours and line.strip(b"\0"):  # zeros are what some file systems leave where the power went
-            raise self._no_journal(f"{shown(place)}: it has no end, and is none that vitlite began.")
-
-    def _no_journal(self, reason: str) -> InputError:
-        return InputError(
-            f"{reason} {shown(str(self.path))} is not the journal of an interrupted run, or damaged. Move it away."
-        )
-
-    def _check_identity(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        def written(identity: dict[str, Any], key: str) -> str:
-            return json.dumps(identity.get(key), sort_keys=True)  # in Python, 1 is True, and 1.0 too
-
-        changed = sorted(key for key in {*found, *wanted} if written(found, key) != written(wanted, key))
-        if changed or not wanted.keys() == found.keys():
-            raise InputError(
-                f"{shown(str(self.path))} was left by a run with another {shown(', '.join(changed))}. "
-                f"{_on_kernels(found, wanted)}"
-                "Repeat that command to continue it, or delete the file to start afresh."
-            )
-
-    @property
-    def done(self) -> set[Picture]:
-        """The pictures whose vectors are in the journal."""
-        return {picture for batch in self.batches for picture in batch.pictures}
-
-    @property
-    def tried(self) -> set[str]:
-        """The paths that this run or an earlier one came to, whether they gave a vector or not."""
-        return {picture.path for picture in self.done}.union(self.broken)
-
-    def missing(self, wanted: Iterable[Picture]) -> list[Picture]:
-        """Those of `wanted` whose vectors are not in the journal yet."""
-        done = self.done
-        return [picture for picture in wanted if picture not in done]
-
-    def add(self, pictures: Sequence[Picture], vectors: bytes, broken: Sequence[str] = ()) -> None:
-        """Keeps one batch: pictures, as many rows of little-endian float32 numbers, and the paths that gave none."""
-        end = self._file.seek(0, os.SEEK_END)
-        self._width = self._width or len(vectors) // max(1, len(pictures))
-        encoded = base64.b64encode(vectors).decode()
-        record = {"pictures": list(pictures), "vectors": encoded, "broken": list(broken)}
-        content = json.dumps(record).encode().removesuffix(b"}")
-        self._append(content + CHECKSUM + _checksum(content))
-        self.batches.append(Batch(end, list(pictures)))
-        self.broken += broken
-
-    def _append(self, line: bytes) -> None:
-        if len(line) > MOST_LINE:
-            raise InputError(f"A batch takes {len(line)} bytes, and may take {MOST_LINE}. Choose a smaller one.")
-        try:
-            self._file.write(line)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            with suppress(OSError):  # it tries once more
-                self._file.close()
-            raise InputError(
-                f"Cannot write {shown(str(self.path))}: {error.strerror}. The vectors in it so far are kept: make "
-                "room, and start the same command."
-            ) from error
-
-    def finish(self, wanted: Iterable[Picture], metadata: dict[str, str]) -> int:
-        """Writes the target with the vectors of `wanted`, in that order, and says how many.
-
-        The journal is removed, but where it has other pictures, too: a later run may ask for them.
+        Raises:
+            InputError: The disk is full, for example.
         """
-        rows = self._rows(wanted)
-        if not rows:
-            raise InputError(f"There is nothing to write to {self.target}: no picture could be read.")
-        paths = [picture.path for picture in rows]
-        write = WRITERS[self.target.suffix]
         try:
-            with atomic_write(self.target) as temporary, temporary.open("wb") as file:
-                write(file, paths, self._vectors(rows), metadata)
+            for vector in vectors:
+                self._vectors.write(vector.numpy().astype("<f4").tobytes())
+            self._vectors.flush()
+            os.fsync(self._vectors.fileno())
+            self._append_line({"images": images, "failed": failed})
         except OSError as error:
             raise InputError(
-                f"Cannot write {self.target}: {error.strerror}. The vectors stay in {self.path}: make room, and start "
-                "the same command."
+                f"Cannot write {self.folder}: {error.strerror}. The vectors so far are kept: "
+                "free some space and run the same command again."
             ) from error
-        self._file.close()
-        if not self.others(paths):
-            self.path.unlink()
-        return len(paths)
+        self._note(images, failed)
 
-    def others(self, paths: Iterable[str]) -> set[str]:
-        """The paths of the pictures whose vectors are here, but for these."""
-        return {picture.path for picture in self.done}.difference(paths)
+    def _append_line(self, content: dict[str, Any]) -> None:
+        self._images.write(json.dumps(content).encode() + b"\n")
+        self._images.flush()
+        os.fsync(self._images.fileno())
 
-    def _rows(self, wanted: Iterable[Picture]) -> dict[Picture, Row]:
-        """Where the vectors of `wanted` stand, as far as there are any."""
-        rows = {}
-        for batch in self.batches:
-            for position, picture in enumerate(batch.pictures):
-                rows[picture] = Row(batch.offset, position)
-        return {picture: rows[picture] for picture in wanted if picture in rows}
+    def finish(self, images: Iterable[ImageFile], metadata: dict[str, str]) -> int:
+        """Write the target with the vectors of `images`, in their order, and remove the journal.
 
-    def _vectors(self, rows: dict[Picture, Row]) -> Iterator[bytes]:
-        """The vectors one after the other; a line is read once for all that follow each other in it."""
-        offset = -1
-        for picture, row in rows.items():
-            if row.offset != offset:
-                offset = row.offset
-                pictures, vectors = self._read_batch(offset)
-                width = self._width
-            if pictures[row.position : row.position + 1] != [picture]:
-                raise InputError(f"{self.path} was changed while it was in use. Delete it, and start afresh.")
-            yield vectors[row.position * width : (row.position + 1) * width]
+        Returns:
+            The number of vectors. Images that could not be read have none.
 
-    def _read_batch(self, offset: int) -> tuple[list[tuple[Any, ...]], bytes]:
-        """The pictures and the vectors of the line that begins here."""
-        self._file.seek(offset)
-        record, vectors = self._batch(self._file.readline(MOST_LINE + 1), str(self.path))
-        return [tuple(fields) for fields in record["pictures"]], vectors
+        Raises:
+            InputError: There is no vector, or the target cannot be written. Then the journal stays.
+        """
+        rows = {image.path: self.rows[image] for image in images if image in self.rows}
+        if not rows:
+            raise InputError(f"No image could be read, so {self.target} is not written.")
+        try:
+            vectors = self._ordered(list(rows.values()))
+            with atomic_write(self.target) as temporary:
+                WRITERS[self.target.suffix](temporary, list(rows), vectors, metadata)
+        except OSError as error:
+            raise InputError(
+                f"Cannot write {self.target}: {error.strerror}. The vectors are kept in {self.folder}: "
+                "free some space and run the same command again."
+            ) from error
+        self.rows = {}  # they are in the target now
+        return len(rows)
 
+    def _ordered(self, rows: list[int]) -> "np.ndarray":
+        """Return these rows as an array (n, d) that stays on the disk."""
+        import numpy as np
 
-def _on_kernels(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """What to say where other kernels computed the vectors of a journal: the command alone does not name them."""
-    then, now = found.get(KERNELS), wanted.get(KERNELS)
-    if then is None or then == now:
-        return ""
-    return (
-        f"It had {shown(str(then))}, and this machine now takes {shown(str(now))}: vectors would differ in the last "
-        "digits. Kernels are chosen once for a machine, torch and number of threads, and by VITLITE_KERNELS. "
-    )
+        path = self.folder / VECTORS
+        vectors = np.memmap(path, "<f4", "r", shape=(self._count, self.dim))
+        if rows == list(range(len(rows))):
+            return vectors[: len(rows)]
+        with open(self.folder / ORDERED, "wb") as file:
+            for part in _chunks(len(rows)):
+                file.write(vectors[rows[part]].tobytes())
+        return np.memmap(self.folder / ORDERED, "<f4", "r", shape=(len(rows), self.dim))
 
-
-def _checksum(content: bytes) -> bytes:
-    """How a line ends whose beginning this is."""
-    return b"%d}\n" % zlib.crc32(content)
+    def _remove(self) -> None:
+        for name in (ORDERED, VECTORS, IMAGES):
+            (self.folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else's file is in it
+            self.folder.rmdir()
 
 
 @contextmanager
-def open_journal(target: Path, identity: dict[str, Any]) -> Iterator[Journal]:
-    """The journal of `target`, and the right to write it: every other process that asks for it is refused.
+def open_journal(target: Path, identity: Mapping[str, Any], dim: int) -> Iterator[Journal]:
+    """Open the journal of `target` and lock it against other processes.
 
     Raises:
-        InputError: Another process is writing `target`; the journal there is one of other weights or options; or it, or
-            its lock, cannot be opened.
+        InputError: Another process is writing `target`, or the journal cannot be used: see `Journal`.
     """
-    check_target(target)  # again: what is there may be another's by now
-    lock_file = _lock_of(target)
     with ExitStack() as stack:
         try:
-            stack.enter_context(lock(lock_file, timeout=0))
+            stack.enter_context(lock(target.with_name(target.name + ".lock"), timeout=0))
             remove_leftovers(target)
+            journal = stack.enter_context(Journal(target, identity, dim))
         except TimeoutError as error:
-            raise _refused(
-                target,
-                f": another process is writing it. Wait for it, or name another file. If there is none, delete "
-                f"{lock_file}.",
+            raise InputError(f"Another process is writing {target}. Wait for it, or choose another --out.") from error
+        except OSError as error:
+            raise InputError(
+                f"Cannot write {target}.partial: {error.strerror}. Free some space, or choose another --out."
             ) from error
-        except OSError as error:
-            raise _closed(target, lock_file, error) from error
-        try:
-            journal = Journal(target, identity)
-        except OSError as error:
-            raise _closed(target, _journal_of(target), error) from error
-        yield stack.enter_context(journal)
+        yield journal
 
 
-def _closed(target: Path, beside: Path, error: OSError) -> InputError:
-    """The error for a journal or a lock that cannot be opened."""
-    return _refused(
-        target, f": {shown(str(beside))} cannot be used: {error.strerror}. Name another file, or see to it that it can."
-    )
-
-
-def _write_safetensors(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
-    """One tensor, `vectors` (n, d); the paths are a JSON list in the metadata."""
-    first = next(vectors)
-    shape = [len(paths), len(first) // 4]
-    tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, len(paths) * len(first)]}
-    header = json.dumps({"__metadata__": metadata | {"paths": json.dumps(paths)}, "vectors": tensor}).encode()
-    header += b" " * (-len(header) % 8)
-    file.write(struct.pack("<Q", len(header)) + header + first)
-    file.writelines(vectors)
-
-
-def _write_npz(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
-    """Two arrays, `paths` (n) and `vectors` (n, d)."""
-    first = next(vectors)
-    longest = max(len(path) for path in paths)
-    names = (path.encode("utf-32-le", "surrogatepass").ljust(4 * longest, b"\0") for path in paths)
-    with zipfile.ZipFile(file, "w") as archive:
-        _write_array(archive, "paths", f"<U{longest}", f"({len(paths)},)", names)
-        _write_array(archive, "vectors", "<f4", f"({len(paths)}, {len(first) // 4})", chain([first], vectors))
-
-
-def _write_array(archive: zipfile.ZipFile, name: str, dtype: str, shape: str, rows: Iterable[bytes]) -> None:
-    """One array as `numpy.save` writes it."""
-    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-        member.write(_array_header(repr(dtype), shape))
-        for row in rows:
-            member.write(row)
-
-
-def _array_header(dtype: str, shape: str) -> bytes:
-    """What stands before an array's numbers, as `numpy.save` writes it."""
-    header = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}"
-    size = max(128, -(-(len(header) + 11) // 64) * 64)  # with the ten bytes before: a multiple of 64
-    header = header.ljust(size - 11) + "\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
-
-
-def _write_jsonl(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
-    """A line for each picture: its path, and its vector with the nine digits that float32 has."""
-    for path, vector in zip(paths, vectors, strict=True):
-        numbers = [float(f"{number:.9g}") for (number,) in struct.iter_unpack("<f", vector)]
-        file.write(json.dumps({"path": path, "vector": numbers}).encode() + b"\n")
-
-
-def _write_npy(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
-    """One array with two fields, `path` and `vector` (d)."""
-    first = next(vectors)
-    longest = max(len(path) for path in paths)
-    fields = [("path", f"<U{longest}"), ("vector", "<f4", (len(first) // 4,))]
-    file.write(_array_header(repr(fields), f"({len(paths)},)"))
-    for path, vector in zip(paths, chain([first], vectors), strict=True):
-        file.write(path.encode("utf-32-le", "surrogatepass").ljust(4 * longest, b"\0") + vector)
-
-
-def _write_parquet(file: BinaryIO, paths: list[str], vectors: Iterator[bytes], metadata: dict[str, str]) -> None:
-    """Columns `path` and `vector`, a list of d float32 numbers; the metadata are the schema's."""
-    pyarrow, parquet = need_pyarrow()
-    first = next(vectors)
-    numbers, rows = len(first) // 4, chain([first], vectors)
-    columns = [("path", pyarrow.string()), ("vector", pyarrow.list_(pyarrow.float32(), numbers))]
-    with parquet.ParquetWriter(file, pyarrow.schema(columns, metadata)) as writer:
-        for begin in range(0, len(paths), ROW_GROUP):
-            some = paths[begin : begin + ROW_GROUP]
-            values = pyarrow.Array.from_buffers(
-                pyarrow.float32(),
-                len(some) * numbers,
-                [None, pyarrow.py_buffer(b"".join(islice(rows, len(some))))],
-            )
-            lists = pyarrow.FixedSizeListArray.from_arrays(values, numbers)
-            writer.write_batch(pyarrow.record_batch([pyarrow.array(some), lists], schema=writer.schema))
-
-
-def need_pyarrow() -> tuple[Any, Any]:
-    """pyarrow, and its module for Parquet.
+def check_target(target: Path) -> None:
+    """Check before any work that the file can be written at the end.
 
     Raises:
-        MissingExtraError: It is not installed.
+        InputError: Its name ends in an unknown suffix, or its folder does not exist or cannot be written.
+        MissingExtraError: The library that writes this format is not installed.
     """
+    if target.suffix not in WRITERS:
+        raise InputError(f"Cannot write {target}: the name must end in {', '.join(WRITERS)}.")
+    in_the_way = obstacle(target)
+    if in_the_way:
+        raise InputError(
+            f"Cannot write {target}: {in_the_way}. Name a file in a folder that exists and can be written."
+        )
+    if target.suffix == ".parquet":
+        _import_pyarrow()
+    try:
+        import numpy  # noqa: F401  # ICN001
+    except ImportError as error:
+        raise missing_extra("Writing vectors", "images") from error
+
+
+def check_names(target: Path, paths: Sequence[str]) -> None:
+    """Check before any work that the paths fit into the header of a .safetensors file.
+
+    Raises:
+        InputError: They do not.
+    """
+    size = len(json.dumps(json.dumps(paths))) if target.suffix == ".safetensors" else 0
+    if size > MAX_NAME_BYTES:
+        raise InputError(
+            f"The paths of {len(paths)} images take {size} bytes, and a .safetensors file has room for "
+            f"{MAX_NAME_BYTES}. Write .npz, .npy, .jsonl or .parquet instead."
+        )
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    for start in range(0, count, CHUNK):
+        yield slice(start, start + CHUNK)
+
+
+def _write_safetensors(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
+    """Write one tensor, `vectors` (n, d). The paths are a JSON list in the metadata."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file({"vectors": vectors}, target, {**metadata, "paths": json.dumps(paths)})
+    except SafetensorError as error:  # a full disk, for example
+        raise OSError(errno.EIO, str(error)) from error
+
+
+def _write_npz(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
+    """Write two arrays, `paths` (n) and `vectors` (n, d)."""
+    import numpy as np
+
+    text = np.dtype(("<U", max(map(len, paths))))
+    with zipfile.ZipFile(target, "w") as archive:
+        with archive.open("paths.npy", "w", force_zip64=True) as file:
+            _write_array(file, text, (len(paths),), (np.array(paths[part], text) for part in _chunks(len(paths))))
+        with archive.open("vectors.npy", "w", force_zip64=True) as file:
+            _write_array(file, vectors.dtype, vectors.shape, (vectors[part] for part in _chunks(len(paths))))
+
+
+def _write_npy(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
+    """Write one array with two fields, `path` and `vector` (d)."""
+    import numpy as np
+
+    fields = np.dtype([("path", "<U", max(map(len, paths))), ("vector", "<f4", vectors.shape[1:])])
+
+    def chunks() -> "Iterator[np.ndarray]":
+        for part in _chunks(len(paths)):
+            chunk = np.empty(len(paths[part]), fields)
+            chunk["path"], chunk["vector"] = paths[part], vectors[part]
+            yield chunk
+
+    with open(target, "wb") as file:
+        _write_array(file, fields, (len(paths),), chunks())
+
+
+def _write_array(file: IO[bytes], dtype: "np.dtype", shape: tuple[int, ...], chunks: "Iterable[np.ndarray]") -> None:
+    """Write an array of any size in the .npy format, chunk by chunk."""
+    from numpy.lib import format as npy
+
+    header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(file, header)
+    for chunk in chunks:
+        file.write(chunk.tobytes())
+
+
+def _write_jsonl(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
+    """Write a line for each image: its path, and its vector with the nine digits that float32 has."""
+    with open(target, "w", encoding="utf-8", newline="\n") as file:
+        for path, vector in zip(paths, vectors, strict=True):
+            numbers = [float(f"{number:.9g}") for number in vector.tolist()]
+            file.write(json.dumps({"path": path, "vector": numbers}) + "\n")
+
+
+def _write_parquet(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
+    """Write the columns `path` and `vector`, a list of d float32 numbers."""
+    pyarrow, parquet = _import_pyarrow()
+    vector = pyarrow.list_(pyarrow.float32(), vectors.shape[1])
+    schema = pyarrow.schema([("path", pyarrow.string()), ("vector", vector)], metadata)
+    with parquet.ParquetWriter(target, schema) as writer:
+        for part in _chunks(len(paths)):
+            names = [path.encode(errors="replace").decode() for path in paths[part]]  # Parquet has valid Unicode only
+            rows = pyarrow.FixedSizeListArray.from_arrays(vectors[part].reshape(-1), type=vector)
+            writer.write_batch(pyarrow.record_batch([pyarrow.array(names), rows], schema=schema))
+
+
+def _import_pyarrow() -> tuple[Any, Any]:
     try:
         import pyarrow
         from pyarrow import parquet

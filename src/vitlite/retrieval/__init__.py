@@ -1,7 +1,7 @@
-"""What vectors of pictures are made for: finding pictures that look alike, and telling how good the vectors are."""
+"""Uses of the vectors of images: find similar images, and measure how well vectors tell classes apart."""
 
-from vitlite.retrieval.probe import Probed, probe
+from vitlite.retrieval.probe import ProbeResult, probe
 from vitlite.retrieval.search import Match, nearest, search
 from vitlite.retrieval.store import Vectors, open_vectors
 
-__all__ = ["Match", "Probed", "Vectors", "nearest", "open_vectors", "probe", "search"]
+__all__ = ["Match", "ProbeResult", "Vectors", "nearest", "open_vectors", "probe", "search"]

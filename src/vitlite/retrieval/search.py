@@ -1,4 +1,4 @@
-"""The pictures whose vectors point most nearly where another's does: exact, and in constant memory."""
+"""Find the images whose vectors have the largest cosine with others: exact, and in constant memory."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,36 +15,35 @@ from vitlite.retrieval.store import Vectors
 if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
 
-TOGETHER = 256  # vectors that are compared with others at once
+QUERIES = 256  # queries that are compared with a part of the vectors at once
 
 
 class Match(NamedTuple):
-    """A picture, and the cosine between its vector and the one asked for: 1 where both point the same way."""
+    """An image that was found, and the cosine between its vector and that of the query."""
 
-    picture: str
+    path: str
     score: float
 
 
 def search(vectors: Vectors, model: "ViT", images: Any, top: int = 10) -> list[list[Match]]:
-    """The pictures that look most like each of some others, most alike first.
+    """Find the images that look most like each of some others, most similar first.
 
     Args:
-        vectors: `open_vectors(path)`.
-        model: That which made them. If its weights were changed since they were read, as by training, or its layers or
-            settings, it is refused; but for hooks, and single numbers of a large weight, not all of which are compared.
-        images: What `model.preprocess` takes: one picture, or a list.
-        top: How many; all of them where there are fewer.
+        vectors: The result of `open_vectors(path)`.
+        model: The model that made them.
+        images: One image or a list, as `model.preprocess` takes it.
+        top: The number of matches. If there are fewer vectors, all of them are returned.
 
     Raises:
-        InputError: Another model made the vectors, or `top` is not a positive whole number.
-        ImageError: A picture cannot be read.
+        InputError: Another model made the vectors, or `top` is not positive.
+        ImageError: An image cannot be read.
     """
-    vectors.refuse_other_model(model)
+    vectors.check_model(model)
     several = image_list(images)
-    return nearest(vectors, _vectors_of(model, [images] if several is None else several), top)
+    return nearest(vectors, _embed_all(model, [images] if several is None else several), top)
 
 
-def _vectors_of(model: "ViT", images: Iterable[Any]) -> Tensor:
+def _embed_all(model: "ViT", images: Iterable[Any]) -> Tensor:
     found = []
     for _, vector in embed(model, images):
         if isinstance(vector, ImageError):
@@ -54,65 +53,66 @@ def _vectors_of(model: "ViT", images: Iterable[Any]) -> Tensor:
 
 
 def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match]]:
-    """The pictures whose vectors have the largest cosine with each of some vectors (q, d), the largest first.
+    """Find the images whose vectors have the largest cosine with each query (q, d), largest first.
 
     Raises:
-        InputError: The vectors are of another width, complex or not finite; or `top` is not a positive whole number.
+        InputError: The queries are of another width, complex or not finite; or `top` is not positive.
     """
     check_count(top, "top")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
-        raise InputError(f"The vectors are (n, {vectors.dim}), got {tuple(queries.shape)} to compare with them.")
-    refuse_complex(queries)
-    if not queries.isfinite().all():
-        raise InputError("Some of the vectors to compare with are not finite numbers: nothing is near to them.")
-    queries = of_length_one(queries.detach().cpu())
-    directions = [queries[i : i + TOGETHER] for i in range(0, len(queries), TOGETHER)]
-    best = [_Best(some.new_zeros(len(some), 0), some.new_zeros(len(some), 0, dtype=torch.int64)) for some in directions]
+        raise InputError(f"queries must have the shape (n, {vectors.dim}), got {tuple(queries.shape)}.")
+    check_real(queries)
+    queries = normalized(queries.detach().cpu())
+    groups = torch.split(queries, QUERIES)
+    best = [
+        _Best(group.new_zeros(len(group), 0), group.new_zeros(len(group), 0, dtype=torch.int64)) for group in groups
+    ]
     first = 0
     for part in vectors.parts():
-        known = of_length_one(part)
-        for i, some in enumerate(directions):
-            best[i] = _better(best[i], cosines(some, known), first, top)
+        known = normalized(part)
+        best = [_update(found, cosines(group, known), first, top) for found, group in zip(best, groups, strict=True)]
         first += len(part)
     matches = []
     for scores, rows in best:
-        for row_of_scores, row_of_rows in zip(scores.tolist(), rows.tolist(), strict=True):
-            found = zip(row_of_rows, row_of_scores, strict=True)
-            matches.append([Match(vectors.pictures[row], score) for row, score in found])
+        for query_scores, query_rows in zip(scores.tolist(), rows.tolist(), strict=True):
+            found = zip(query_rows, query_scores, strict=True)
+            matches.append([Match(vectors.paths[row], score) for row, score in found])
     return matches
 
 
 class _Best(NamedTuple):
-    """The largest cosines of some queries so far, and the vectors that have them."""
+    """The largest cosines of some queries so far (q, top), and the rows of the vectors that have them (q, top)."""
 
-    scores: Tensor  # (q, top), the largest first
-    rows: Tensor  # (q, top)
-
-
-def _better(best: _Best, found: Tensor, first: int, top: int) -> _Best:
-    """The same once the cosines (q, n) with further vectors are found, of which the first is number `first`."""
-    numbers = torch.arange(first, first + found.shape[1], device="cpu").expand(len(found), -1)
-    both = torch.cat([best.scores, found], dim=1)
-    scores, places = both.topk(min(top, both.shape[1]))
-    return _Best(scores, torch.cat([best.rows, numbers], dim=1).gather(1, places))
+    scores: Tensor
+    rows: Tensor
 
 
-def cosines(some: Tensor, known: Tensor) -> Tensor:
-    """Between each of some directions (q, d) and each of others (n, d): (q, n), not rounded by an autocast around."""
-    with torch.autocast(some.device.type, enabled=False):
-        return some @ known.mT
+def _update(best: _Best, scores: Tensor, first: int, top: int) -> _Best:
+    """Return the best of what was found and the cosines (q, n) with further vectors, which begin with row `first`."""
+    rows = torch.arange(first, first + scores.shape[1], device="cpu").expand(len(scores), -1)
+    all_scores, all_rows = torch.cat([best.scores, scores], dim=1), torch.cat([best.rows, rows], dim=1)
+    largest, places = all_scores.topk(min(top, all_scores.shape[1]))
+    return _Best(largest, all_rows.gather(1, places))
 
 
-def refuse_complex(vectors: Tensor) -> None:
-    """Makes sure that vectors are of real numbers: of others, torch would drop a half."""
+def cosines(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of normalized vectors (q, d) and (n, d): (q, n). A caller's autocast does not apply."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b.mT
+
+
+def check_real(vectors: Tensor) -> None:
+    """Raise `InputError` for vectors that are complex or not finite."""
     if vectors.is_complex():
-        raise InputError(f"Vectors are real numbers, got {vectors.dtype}.", python="No model gives others.")
+        raise InputError(f"Vectors must be real, got {vectors.dtype}.")
+    if not vectors.isfinite().all():
+        raise InputError("Vectors must be finite, got nan or infinity.")
 
 
-def of_length_one(vectors: Tensor) -> Tensor:
-    """The directions of vectors (n, d), in float32; zeros stay.
+def normalized(vectors: Tensor) -> Tensor:
+    """Return vectors (n, d) in float32, scaled to length 1. Vectors of zeros stay.
 
-    The largest number of each becomes 1 first, in float64 where they are: its square then is a number in float32, too.
+    The division by the largest number avoids overflow of its square, which very large numbers would have.
     """
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     largest = vectors.abs().amax(1, keepdim=True)

@@ -1,0 +1,24 @@
+"""The option and the output that the commands which draw share."""
+
+from argparse import ArgumentParser
+from typing import TYPE_CHECKING
+
+from vitlite.cli.options import expanded
+from vitlite.errors import printable
+from vitlite.plots import save_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def add_out(parser: ArgumentParser) -> None:
+    """Add --out. `vitlite.plots.check_target` checks at the start whether the file can be written."""
+    parser.add_argument(
+        "--out", type=expanded, required=True, metavar="PNG", help="the image to write; an existing file is replaced"
+    )
+
+
+def save_and_report(image: "Image", out: str) -> None:
+    """Write the image and print its name and size."""
+    save_image(image, out)
+    print(f"wrote {printable(out)}, {image.width} x {image.height} pixels")
