@@ -186,10 +186,6 @@ def test_probe_fits_to_train_and_measures_on_val(run: Run, model: Path, colours:
     shutil.copy(colours / "red" / "1.png", tmp_path / "data" / "val" / "red")
     found = json.loads(run("probe", tmp_path / "data", "--model", model, "--json")[1])
     assert (found["fitted_to"], found["measured_on"]) == (20, 1)
-    (tmp_path / "data" / "val" / "red" / "more").symlink_to(tmp_path / "data" / "train" / "red")
-    code, _, err = run("probe", tmp_path / "data", "--model", model)
-    assert code == 1
-    assert "error: 10 of the pictures to measure on are files that are trained on, by a link, such as" in err
     (tmp_path / "data" / "train").rename(tmp_path / "data" / "testing")
     code, _, err = run("probe", tmp_path / "data", "--model", model)
     assert code == 1

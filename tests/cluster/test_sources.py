@@ -10,7 +10,7 @@ import torch
 from models import tiny_model
 from PIL import Image
 
-from vitlite.errors import ImageError, InputError
+from vitlite.errors import InputError
 from vitlite.inference.find import find_images
 
 pa = pytest.importorskip("pyarrow")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitlite.errors import InputError
-from vitlite.retrieval.probe import PENALTIES, fit, held_out, left_out_error, probe, draw_per_class, votes
+from vitlite.retrieval.probe import PENALTIES, draw_per_class, fit, held_out, left_out_error, probe, votes
 
 
 def clusters(

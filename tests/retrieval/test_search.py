@@ -111,7 +111,7 @@ def test_images_are_found_by_their_content(tmp_path: Path) -> None:
     for top in (0, -1, 2.0):
         with pytest.raises(InputError, match=f"top must be a positive integer, got {top}"):
             search(opened, model, photos[2], top=top)  # type: ignore[arg-type]
-    with pytest.raises(ImageError, match="(?i)no such file"):
+    with pytest.raises(ImageError, match=r"(?i)no such file"):
         search(opened, model, "none.png")
 
 

@@ -2,7 +2,6 @@
 
 import glob
 import os
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -34,7 +33,7 @@ def find_images(
         elif glob.has_magic(source) and not os.path.exists(source):
             matches = sorted(path for path in glob.glob(source, recursive=True) if not os.path.isdir(path))
             if not matches:
-                raise missing_file(source, f"No file matches {source}.")
+                raise ImageError(f"No file matches {source}.")
             found += matches
         else:
             found.append(source)
@@ -42,7 +41,9 @@ def find_images(
     if not found:
         raise ImageError("There are no images: the list is empty.")
     if not any(map(os.path.exists, found)):
-        raise missing_file(found[0])
+        from vitlite.images.decode import no_such_file  # imports torch, which `vitlite classify --help` does without
+
+        raise no_such_file(found[0])
     try:
         import PIL  # noqa: F401
     except ImportError as error:
@@ -59,7 +60,7 @@ def read_listing(lines: Iterable[str]) -> list[str]:
 
 def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
     """Return the images below a folder, and count the other files that are not hidden."""
-    from vitlite.images.decode import SUFFIXES  # imports torch, which `vitlite classify --help` does without
+    from vitlite.images.decode import SUFFIXES  # imports torch, as above
 
     try:
         found, others = by_ending(files_below(folder), SUFFIXES)
@@ -70,13 +71,6 @@ def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
         raise ImageError(f"No images in the folder {folder}. Looked for {' '.join(sorted(SUFFIXES))}.{there}")
     skipped.update(others)
     return sorted(map(os.path.normpath, found))
-
-
-def missing_file(path: str, text: str = "") -> ImageError:
-    """Return the error for a path that does not exist."""
-    if "://" in path:
-        return ImageError(f"{path} is a URL. Download it first: curl --location --remote-name {shlex.quote(path)}")
-    return ImageError(text or f"No such file: {path}")
 
 
 def folders_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
