@@ -171,7 +171,7 @@ def test_probe_does_not_replace_an_input(run: Run, model: Path, colours: Path, t
     for out in (colours / "red" / "0.png", colours / "few.png", tmp_path / "link" / "0.png"):
         code, printed, err = run("probe", colours, "--model", model, "--out", out)
         assert (code, printed) == (1, "")
-        assert f"--out {out} is in the data" in err
+        assert f"--out {out} is inside the data" in err
     assert (colours / "red" / "0.png").read_bytes() == before
     assert "Cannot write the image" in run("probe", colours, "--model", model, "--out", tmp_path / "few.safe")[2]
     code, _, err = run("probe", colours, "--model", model, "--shots", 50, "--out", tmp_path / "few.png")

@@ -4,7 +4,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from vitlite.cli.options import add_model_arguments, add_paths, open_model, check_not_an_input
+from vitlite.cli.options import add_model_arguments, add_paths, check_not_an_input, open_model
 from vitlite.cli.plot_options import add_out, save_and_report
 from vitlite.cli.progress import say_skipped
 from vitlite.inference.find import find_images

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vitlite.cli.engine import add_work_arguments, check_local_options, run_on_ray
-from vitlite.cli.options import add_paths, expanded, open_model, check_not_an_input
+from vitlite.cli.options import add_paths, check_not_an_input, expanded, open_model
 from vitlite.cli.progress import Watch, say_resumed, say_skipped
 from vitlite.inference.embed import embed_into, identity_of
 from vitlite.inference.find import find_images

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vitlite import storage
-from vitlite.cli.options import add_model_arguments, add_speed_arguments, expanded_path, open_model, check_outside
+from vitlite.cli.options import add_model_arguments, add_speed_arguments, check_outside, expanded_path, open_model
 from vitlite.cli.progress import Progress
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.cli.train import CLASSES

@@ -162,10 +162,6 @@ def check_outside(out: Path, data: Path) -> None:
         raise InputError(f"--out {out} is inside the data, {data}. Name another folder.")
 
 
-refuse_inputs = check_not_an_input  # deprecated names, until every command uses the new ones
-refuse_inside = check_outside
-
-
 def check_device(device: str | None) -> None:
     """Check that torch has this device.
 
@@ -218,6 +214,3 @@ def positive(text: str) -> int:
 def positives(text: str) -> list[int]:
     """Return the value of an option that lists positive integers, such as "1,8"."""
     return [positive(part) for part in text.split(",")]
-
-
-seed = int  # deprecated: use type=int

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from vitlite.cli.options import (
     add_model_arguments,
     add_speed_arguments,
+    check_outside,
     expanded,
     expanded_path,
     open_model,
     positives,
-    check_outside,
-    seed,
 )
 from vitlite.cli.progress import Watch
 from vitlite.cli.tables import table, with_bold_header
@@ -79,9 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=expanded, metavar="PNG", help="a curve for each model by --shots; an existing file is replaced"
     )
-    parser.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="which images are drawn; default: %(default)s"
-    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which images are drawn; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each model")
     add_model_arguments(parser)
     add_speed_arguments(parser)

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitlite.cli.options import add_model_arguments, add_paths, expanded, open_model, positive, check_not_an_input
+from vitlite.cli.options import add_model_arguments, add_paths, check_not_an_input, expanded, open_model, positive
 from vitlite.cli.progress import say_skipped
 from vitlite.cli.tables import bold
 from vitlite.errors import InputError, VitliteError, printable

@@ -9,13 +9,12 @@ import torch
 from vitlite.checkpoints.formats.timm import transform_from_record
 from vitlite.cli.options import (
     check_device,
+    check_outside,
     create_or_load,
     expanded,
     expanded_path,
     image_size,
     positive,
-    check_outside,
-    seed,
 )
 from vitlite.cli.run_report import CURVES, Report
 from vitlite.config import ViTConfig
@@ -100,7 +99,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--size", type=image_size, metavar="PIXELS", help="image size other than the model's")
     add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
     add("--device", help="such as cpu, cuda, mps; default: cpu")
-    add("--seed", type=seed, default=0, metavar="N", help="default: %(default)s")
+    add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     add("--format", choices=("table", "jsonl"), default="table", help="output per epoch; default: %(default)s")
     add(
         "--save-every",
