@@ -6,7 +6,6 @@ from pathlib import Path
 
 from vitlite import info
 from vitlite.cli import main as cli
-from vitlite.zoo.labels import labels_of
 
 PHOTO = os.path.relpath(Path(__file__).with_name("photos") / "chelsea.png")
 MODEL = "vit_nano_4.cifar10"
@@ -21,7 +20,7 @@ def run(*words: str) -> None:
 
 
 TARGET.mkdir(exist_ok=True)
-print(f"{MODEL} comes with vitlite and knows ten classes: {', '.join(labels_of(info(MODEL)) or ())}.")
+print(f"{MODEL} comes with vitlite and knows ten classes: {', '.join(info(MODEL).labels or ())}.")
 print("With network access, leave out --model: vit_base_16 knows a thousand.")
 run("classify", PHOTO, "--model", MODEL)
 run("attention", PHOTO, "--model", MODEL, "--size", "96", "--out", str(TARGET / "attention.png"))

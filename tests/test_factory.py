@@ -29,7 +29,6 @@ from vitlite.errors import CheckpointError, ConfigError, DownloadError, ImageErr
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.presets import PRESETS
 from vitlite.zoo import registry
-from vitlite.zoo.labels import labels_of
 
 DEIT = "vit_tiny_16.deit_fb_in1k"
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
@@ -265,7 +264,7 @@ def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:
     weights = shared / "weights" / "deit_tiny_16.timm.safetensors"
     for name in (DEIT, "timm/deit_tiny_patch16_224.fb_in1k"):
         model = create(name, weights=weights)
-        assert model.labels == labels_of(registry.info(DEIT))
+        assert model.labels == registry.info(DEIT).labels
         assert model.preprocess.transform == transform_from_record(registry.info(DEIT), (224, 224))
         assert model.source.name == DEIT
     top = model.predict([shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"], top=2)

@@ -33,7 +33,6 @@ from vitlite.images.transform import MissingPreprocess, Preprocess, TransformCon
 from vitlite.nn.vit import ViT
 from vitlite.presets import PRESETS
 from vitlite.zoo import registry, verify
-from vitlite.zoo.labels import labels_of
 
 P = ParamSpec("P")
 Size = int | tuple[int, int]
@@ -358,7 +357,7 @@ def _refuse_another_fine_tune(
     Raises:
         ConfigError: It does; where they differ, up to three places.
     """
-    labels = labels_of(record) if labels_count else None
+    labels = record.labels if labels_count else None
     transform = transform_from_record(record, record.config.size)
     different = contradictions(metadata, labels, transform, record.config.patch_size)
     if different:
@@ -374,11 +373,11 @@ def _labels(
     record: registry.Record | None, metadata: Metadata, location: Location, classes: int, *, same_classes: bool
 ) -> tuple[Sequence[str] | None, str]:
     """The record's, else those beside the file, else those of the checkpoint that it names; or none, and why."""
-    labels = labels_of(record) if record and same_classes else None
+    labels = record.labels if record and same_classes else None
     labels = labels or metadata.labels
     named = registry.ALIASES.get(metadata.architecture or "")
     if not labels and named is not None and registry.RECORDS[named].repo == location.repo:
-        labels = labels_of(registry.RECORDS[named])  # of this very repository: a fine-tune keeps the name of its origin
+        labels = registry.RECORDS[named].labels  # of this very repository: a fine-tune keeps the name of its origin
     if not labels and record and not same_classes:
         return None, f"{record.name} has {record.config.num_classes} classes, and this fine-tune {classes} of its own"
     if not labels:

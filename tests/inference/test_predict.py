@@ -109,13 +109,12 @@ def test_deit_tiny_knows_the_photos(shared):
     from safetensors.torch import load_file
 
     from vitlite.zoo import registry
-    from vitlite.zoo.labels import labels_of
 
     model = ViT(preset("vit_tiny_16")).eval()
     model.load_state_dict(load_file(shared / "weights" / "deit_tiny_16.timm.safetensors"))
     record = registry.find("deit_tiny_patch16_224.fb_in1k")
     model.preprocess = Preprocess(transform_from_record(record, (224, 224)), model)
-    model.labels = labels_of(record)
+    model.labels = record.labels
     cat, coffee = model.predict([shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"])
     assert [(p.label, p.index) for p in cat[:3]] == [("Egyptian cat", 285), ("tabby", 281), ("tiger cat", 282)]
     assert [p.score for p in cat[:3]] == pytest.approx([0.4388, 0.2272, 0.1866], abs=5e-4)

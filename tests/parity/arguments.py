@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from vitlite import ViT, ViTConfig, create, load
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.zoo import registry
-from vitlite.zoo.labels import labels_of
 
 EQUAL = 1e-5
 REFUSALS = (RuntimeError, ValueError)
@@ -458,7 +457,7 @@ CLIP = {
 }
 SMALL = dict(
     hidden_size=64, num_hidden_layers=6, num_attention_heads=2, intermediate_size=192, mlp_ratio=3, image_size=160,
-    patch_size=16, attn_implementation="eager", id2label=dict(enumerate(labels_of(CHECKPOINT) or ())),
+    patch_size=16, attn_implementation="eager", id2label=dict(enumerate(CHECKPOINT.labels or ())),
 )  # fmt: skip
 
 

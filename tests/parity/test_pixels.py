@@ -21,7 +21,6 @@ from vitlite.errors import ConfigError, ImageError
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.presets import preset
 from vitlite.zoo import registry
-from vitlite.zoo.labels import labels_of
 
 PHOTOS = sorted((Path(__file__).parents[2] / "examples" / "photos").glob("*.[jp][pn]g"))
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -144,7 +143,7 @@ def test_answers(shared):
     ours, theirs = ViT(preset("vit_tiny_16")).eval(), timm.create_model("deit_tiny_patch16_224").eval()
     ours.load_state_dict(weights)
     theirs.load_state_dict(weights)
-    ours.labels = labels_of(record)
+    ours.labels = record.labels
     ours.preprocess = Preprocess(transform_from_record(record, (224, 224)), ours)
     transform = timm.data.create_transform(**timm.data.resolve_data_config(model=theirs))
     for path in sorted((shared / "photos").iterdir()):

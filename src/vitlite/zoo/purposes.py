@@ -1,4 +1,4 @@
-"""What checkpoints are good for, and what their licences allow: for `vitlite list`, and for docs/models.md."""
+"""The purposes of checkpoints and the terms of their licences, for `vitlite list` and docs/models.md."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -19,7 +19,7 @@ COMMERCIAL = {  # whether a licence allows commercial use, as far as its name sa
 
 
 class Purpose(NamedTuple):
-    """What checkpoints are good for: those of these patterns that serve no purpose before."""
+    """A purpose, and patterns of the checkpoints that serve it. A checkpoint belongs to the first one that fits."""
 
     title: str
     patterns: Sequence[str]
@@ -41,14 +41,14 @@ PURPOSES = (
 
 
 def purpose_of(record: Record) -> str:
-    """The title of what a checkpoint is good for: heads that name things classify, whatever began their training."""
+    """Return the title of a checkpoint's purpose. Checkpoints with labels classify, however they were pretrained."""
     purposes = PURPOSES if record.labels_name is None else (TESTS, CLASSIFICATION)
     serving = [each.title for each in purposes if any(fnmatchcase(record.name, pattern) for pattern in each.patterns)]
     return serving[0]
 
 
 def in_words(record: Record) -> str:
-    """All that a checkpoint may be looked for by, in small letters."""
+    """Return the text that `vitlite list` searches, in lower case."""
     free = "free" if COMMERCIAL[record.license] == "yes" else ""
     texts = (record.name, record.alias, record.license, free, record.labels_name or "", purpose_of(record), record.note)
     return " ".join(texts).lower()

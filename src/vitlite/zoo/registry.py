@@ -1,24 +1,23 @@
-"""The zoo: one frozen record for each checkpoint, read from the table in data/zoo.txt, and finding one by name.
+"""The registry: one frozen record for each checkpoint, read from data/zoo.txt, and finding a record by name.
 
-Nothing here imports torch. To add a checkpoint is to add a row to the table; `make pin` then fills in its hash.
+Nothing here imports torch. To add a checkpoint, add a row to the table and run `make pin`, which adds its hash.
 """
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import log
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from vitlite.config import ViTConfig
-from vitlite.errors import UnknownNameError, closest, shown
+from vitlite.errors import UnknownNameError, closest
 from vitlite.nn import costs
 from vitlite.presets import PRESETS
 
 DATA = Path(__file__).parent / "data"
-MOST_NAMES = 16  # that an error lists
+LISTED = 16  # names in an error, at most
+SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant"}  # abbreviations of others
 
 Color = tuple[float, float, float]
 CropMode = Literal["center", "squash"]
@@ -27,33 +26,33 @@ Interpolation = Literal["bicubic", "bilinear"]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """All that is known of one checkpoint: what it is, where it is, and how its pictures are prepared."""
+    """A checkpoint: its architecture, where its file is, and how its images are prepared."""
 
     name: str
     preset: str
     default: bool  # whether the preset's own name means this checkpoint
     alias: str  # timm's full name, or the repository; "" for a checkpoint that comes with vitlite
-    repo: str  # on the Hugging Face Hub; "" for one that comes with vitlite
-    file: str | None  # its file in vitlite's data folder, where it comes with vitlite
-    layout: str  # whose tensor names the file has
+    repo: str  # on the Hugging Face Hub; "" for a checkpoint that comes with vitlite
+    file: str | None  # the file in vitlite's data folder, for a checkpoint that comes with vitlite
+    layout: str  # the format of the file
     config: ViTConfig
-    pixels: int  # of a side of its pictures; its image_size is what whole patches see of them
+    pixels: int  # height and width of its images; config.image_size is the part that whole patches cover
     mean: Color
     std: Color
     crop_pct: float
     crop_mode: CropMode
     interpolation: Interpolation
     license: str
-    top1: float | None  # percent, in this preprocessing: of CIFAR-10 for its labels, of ImageNet-1k for all others
-    labels_name: str | None  # the label set that `labels.labels_of` reads; None where the classes have no names
+    top1: float | None  # percent, on CIFAR-10 for its labels and on ImageNet-1k for all others
+    labels_name: str | None  # the file in data/labels; None if the classes have no names
     note: str
-    commit: str | None  # None: not pinned yet, the first download pins it for this user
+    commit: str | None  # None: not pinned yet, so the first download decides
     sha256: str | None
     filename: str = "model.safetensors"  # in the repository
 
     @property
     def params(self) -> int:
-        """How many numbers the model learns."""
+        """The number of parameters."""
         return costs.params(self.config)
 
     @property
@@ -61,52 +60,54 @@ class Record:
         """Billions of multiply-adds for one image of the checkpoint's own size."""
         return costs.gmacs(self.config)
 
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The names of the classes in the order of the head; None if they have no names.
 
-class Row(NamedTuple):
-    """A row of a data file: its cells, and the remark after '#'."""
-
-    cells: list[str]
-    remark: str
+        >>> info("vit_base_16").labels[285]
+        'Egyptian cat'
+        """
+        return None if self.labels_name is None else read_labels(self.labels_name)
 
 
 class Refusal(NamedTuple):
-    """A row of refused.txt: checkpoints that the zoo does not have, and why."""
+    """A row of refused.txt: checkpoints that are not in the registry, and why."""
 
     name: str  # or a pattern of names
-    nearest: str | None  # of the zoo
-    instead: str | None  # who runs the very checkpoint: timm, or load
+    nearest: str | None  # a checkpoint of the registry for the same work
+    instead: str | None  # the library that runs the checkpoint itself: timm, or load for vitlite.load
     reason: str
 
     def fits(self, name: str) -> bool:
-        """Whether a name is meant, with its tag or without."""
-        return fnmatchcase(name, self.name) or name == _architecture(self.name)
+        """Return True if the row is about a name, with its tag or without."""
+        return fnmatchcase(name, self.name) or name == self.name.partition(".")[0]
 
 
-def _read_rows(table: str) -> list[Row]:
+def read_labels(name: str) -> tuple[str, ...]:
+    """Return a label set of data/labels, such as "imagenet-1k"."""
+    return tuple((DATA / "labels" / f"{name}.txt").read_text(encoding="utf-8").splitlines())
+
+
+def _read_rows(table: str) -> list[tuple[list[str], str]]:
+    """Return the cells of each row of a data file, and the remark behind its "#"."""
     rows = []
     for line in (DATA / table).read_text(encoding="utf-8").splitlines():
         cells, _, remark = line.partition("#")
         if cells.strip():
-            rows.append(Row(cells.split(), remark.strip()))
+            rows.append((cells.split(), remark.strip()))
     return rows
 
 
 def _read_records() -> dict[str, Record]:
-    """The table zoo.txt, whose head explains its columns, with the pins of pins.txt."""
+    """Read zoo.txt, whose head explains its columns, and the pins of pins.txt."""
     words = json.loads((DATA / "words.json").read_text(encoding="utf-8"))
-    pins = _read_pins()
-    header, *rows = _read_rows("zoo.txt")
+    pins = {name: (_cell(commit), _cell(sha256)) for (name, commit, sha256), _ in _read_rows("pins.txt")}
+    (header, _), *rows = _read_rows("zoo.txt")
     records = {}
-    for row in rows:
-        cells = dict(zip(header.cells, row.cells, strict=True))
-        record = _record(cells, row.remark, words, pins)
+    for cells, note in rows:
+        record = _record(dict(zip(header, cells, strict=True)), note, words, pins)
         records[record.name] = record
     return records
-
-
-def _read_pins() -> dict[str, tuple[str | None, str | None]]:
-    """The commit and the sha256 of each checkpoint's file."""
-    return {name: (_cell(commit), _cell(sha256)) for (name, commit, sha256), _ in _read_rows("pins.txt")}
 
 
 def _record(
@@ -114,26 +115,33 @@ def _record(
 ) -> Record:
     name = cells["name"].removeprefix("*")
     preset = name.partition(".")[0]
+    repo = _cell(cells["repo"]) or ""
+    if repo == "=":
+        repo = f"timm/{cells['alias']}" if cells["layout"].startswith("timm") else cells["alias"]
+    fields = PRESETS[preset].to_dict() | {"num_classes": int(cells["classes"])}
+    for trait in cells["traits"].split("+"):
+        fields |= words["traits"][trait]
+    pixels = int(cells["size"])
+    fields["image_size"] = pixels - pixels % fields["patch_size"]
     mean, std = words["mean_std"][cells["mean_std"]]
-    top1 = _cell(cells["top1"])
     commit, sha256 = pins.get(name, (None, None))
     return Record(
         name=name,
         preset=preset,
         default=cells["name"].startswith("*"),
         alias=_cell(cells["alias"]) or "",
-        repo=_repo(cells),
-        file=f"{name}.safetensors" if cells["repo"] == "-" else None,
+        repo=repo,
+        file=None if repo else f"{name}.safetensors",
         layout=cells["layout"],
-        config=_config(preset, cells, words["traits"]),
-        pixels=int(cells["size"]),
+        config=ViTConfig(**fields),
+        pixels=pixels,
         mean=tuple(mean),
         std=tuple(std),
         crop_pct=float(cells["crop_pct"]),
         crop_mode=cast(CropMode, cells["crop_mode"]),
         interpolation=cast(Interpolation, cells["interpolation"]),
         license=cells["license"],
-        top1=float(top1) if top1 else None,
+        top1=None if cells["top1"] == "-" else float(cells["top1"]),
         labels_name=_cell(cells["labels"]),
         note=note,
         commit=commit,
@@ -142,83 +150,59 @@ def _record(
 
 
 def _cell(text: str) -> str | None:
-    """What a cell says; None for '-'."""
     return None if text == "-" else text
-
-
-def _repo(cells: dict[str, str]) -> str:
-    """The repository on the Hub; "" where there is none."""
-    if cells["repo"] != "=":
-        return _cell(cells["repo"]) or ""
-    if cells["layout"].startswith("timm"):
-        return f"timm/{cells['alias']}"
-    return cells["alias"]
-
-
-def _config(preset: str, cells: dict[str, str], traits: dict[str, dict[str, Any]]) -> ViTConfig:
-    """The preset's config with what the row says otherwise. Every field is given: a record leaves nothing open."""
-    fields = PRESETS[preset].to_dict()
-    fields["num_classes"] = int(cells["classes"])
-    for trait in cells["traits"].split("+"):
-        fields |= traits[trait]
-    pixels = int(cells["size"])
-    fields["image_size"] = pixels - pixels % fields["patch_size"]
-    return ViTConfig(**fields)
-
-
-def _refusal(cells: list[str], reason: str) -> Refusal:
-    name, nearest, instead = cells
-    return Refusal(name, _cell(nearest), _cell(instead), reason)
 
 
 RECORDS = _read_records()
 DEFAULTS = {record.preset: record.name for record in RECORDS.values() if record.default}
 ALIASES = {record.alias: record.name for record in RECORDS.values() if record.alias}
 FORMER = {former: ALIASES[alias] for (former, alias), _ in _read_rows("former_names.txt")}
-SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant"}  # as others shorten them
-NAMES = {  # all that `find` knows, and the checkpoint that it means
+NAMES = {  # every name that `find` knows, and the checkpoint that it means
     **{name: name for name in RECORDS},
     **DEFAULTS,
     **FORMER,
     **ALIASES,
     **{f"timm/{alias}": name for alias, name in ALIASES.items()},
 }
-REFUSED = [_refusal(*row) for row in _read_rows("refused.txt")]
+REFUSED = [
+    Refusal(name, _cell(nearest), _cell(instead), reason)
+    for (name, nearest, instead), reason in _read_rows("refused.txt")
+]
 
 
 def find(name: str) -> Record:
-    """The record of a checkpoint, by its name, its preset's name where it is the default, or timm's full name.
+    """Return the record of a checkpoint by its name, a preset with a default checkpoint, or timm's full name.
 
     Raises:
-        UnknownNameError: with the names that come close, or the reason why the zoo has no such checkpoint.
+        UnknownNameError: There is no such checkpoint. The text has similar names, or the reason.
     """
     if not isinstance(name, str):
-        raise UnknownNameError(f"The name of a model is a text, got {shown(repr(name))}.")
-    if name in NAMES:
-        return RECORDS[NAMES[name]]
-    raise _unknown(name)
+        raise UnknownNameError(f"A model name must be a string, got {name!r}.")
+    if name not in NAMES:
+        raise _unknown(name)
+    return RECORDS[NAMES[name]]
 
 
 def network(name: str) -> ViTConfig:
-    """The config that a name stands for without its weights: a preset's, a checkpoint's, or timm's without a tag.
+    """Return the config for a name without weights: a preset, a checkpoint, or timm's name without a tag.
 
     Raises:
-        UnknownNameError: as `find`.
+        UnknownNameError: As `find`.
     """
     if name in PRESETS:
         return PRESETS[name]
     tagged = _tagged(name) if isinstance(name, str) and name not in NAMES else []
-    return find(tagged[0] if tagged else name).config  # timm's default comes first, and the others are built alike
+    return find(tagged[0] if tagged else name).config  # the first is timm's default, and all have the same network
 
 
 def info(name: str) -> Record:
-    """The record of a checkpoint: where it is, whose, how big, how good, and how its pictures are prepared.
+    """Return the record of a checkpoint: where it is, its size and accuracy, and how its images are prepared.
 
     Args:
-        name: a checkpoint or a preset of `list_models()`, or timm's full name for one.
+        name: A checkpoint or a preset of `list_models()`, or timm's full name.
 
     Raises:
-        UnknownNameError: with the names that come close, or the reason why the zoo has no such checkpoint.
+        UnknownNameError: There is no such checkpoint. The text has similar names, or the reason.
 
     >>> info("vit_base_16").top1
     85.108
@@ -227,132 +211,95 @@ def info(name: str) -> Record:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Every name that `create` gives trained weights for: presets with a default checkpoint, then checkpoints.
+    """Return the names with trained weights that match a pattern: presets with a default first, then checkpoints.
 
     >>> list_models("vit_small_8*")
     ['vit_small_8.dino']
     """
     if not isinstance(pattern, str):
-        raise UnknownNameError(f"A pattern is a text such as 'vit_small*', got {shown(repr(pattern))}.")
+        raise UnknownNameError(f"The pattern must be a string such as 'vit_small*', got {pattern!r}.")
     return [name for name in (*DEFAULTS, *RECORDS) if fnmatchcase(name, pattern)]
 
 
-def _unknown(name: str) -> UnknownNameError:
-    """The error for a name that the zoo does not have, with what comes near to it, or why it is not here."""
-    if name in PRESETS:
-        return _preset_without_default(name)
-    timm_name = re.sub("^(hf[-_]hub:)?(timm/)?", "", str(name))
-    preset = timm_name.partition(".")[0]
-    if _checkpoints_of(preset):
-        return _no_such_checkpoint(name, preset)
-    tagged = _tagged(name)
-    if tagged:
-        return _tag_is_missing(name, tagged)
-    for refusal in REFUSED:
-        if refusal.fits(timm_name):
-            return _refused(timm_name, refusal)
-    valid = did_you_mean(timm_name) or f" Presets: {', '.join(PRESETS)}."
-    return UnknownNameError(
-        f"There is no model {shown(repr(name))}.{valid}",
-        python="All names: vitlite.list_models(). A repository of the Hub, a folder or a file: vitlite.load(source).",
-        command="All names: `vitlite list`. A repository of the Hub, a folder or a file: --model PATH, "
-        "--model OWNER/NAME.",
-    )
-
-
-def _no_such_checkpoint(name: str, preset: str) -> UnknownNameError:
-    """A preset's name with a tag that nobody has: those that begin so, or come near."""
-    checkpoints = _checkpoints_of(preset)
-    begun = [checkpoint for checkpoint in checkpoints if checkpoint.startswith(name)]
-    hint = f" Did you mean {', '.join(begun)}?" if begun else closest(name, checkpoints)
-    text = f"There is no checkpoint {shown(repr(name))}.{hint}"
-    if len(checkpoints) <= MOST_NAMES:
-        return UnknownNameError(f"{text} Checkpoints of {preset}: {', '.join(checkpoints)}.")
-    return UnknownNameError(
-        f"{text} {preset} has {len(checkpoints)} checkpoints.",
-        python=f"vitlite.list_models('{preset}.*') names them.",
-        command=f"`vitlite list '{preset}.*'` names them.",
-    )
-
-
-def _tag_is_missing(name: str, tagged: Sequence[str]) -> UnknownNameError:
-    """timm's name of a network, of which the zoo has trained weights under full names."""
-    return UnknownNameError(
-        f"{name!r} is what timm calls a network; the weights trained for it have a tag behind a dot. "
-        f"In the zoo: {', '.join(tagged)}.",
-        python=f"For random weights: create({name!r}, weights=None).",
-        command=f"For random weights: vitlite train --model {tagged[0]} --weights none.",
-    )
-
-
-def _refused(timm_name: str, refusal: Refusal) -> UnknownNameError:
-    nearest = "" if refusal.nearest is None else f" The nearest that is: {refusal.nearest}."
-    text = f"{timm_name!r} is not in the zoo: {refusal.reason}.{nearest}"
-    if refusal.instead == "load":
-        return UnknownNameError(text, python=f"vitlite.load({timm_name!r}).", command=f"--model {timm_name}.")
-    python, command = f"vitlite.create({refusal.nearest!r}).", "Use that name, or another of `vitlite list`."
-    if refusal.instead == "timm":
-        python += f" The very one: timm.create_model({timm_name!r}, pretrained=True)."
-    return UnknownNameError(text, python=python, command=command)
-
-
-def _preset_without_default(preset: str) -> UnknownNameError:
-    params = costs.params(PRESETS[preset])
-
-    def distance(other: str) -> float:
-        return abs(log(costs.params(PRESETS[other]) / params))
-
-    checkpoints = ", ".join(_checkpoints_of(preset)) or "none"
-    nearest = sorted(DEFAULTS, key=distance)[:3]
-    return UnknownNameError(
-        f"The preset {preset!r} has no default checkpoint. Its checkpoints: {checkpoints}. "
-        f"The presets nearest in size that have one: {', '.join(nearest)}.",
-        python=f"For random weights: create({preset!r}, weights=None).",
-        command=f"For random weights: vitlite train --model {preset} --weights none.",
-    )
-
-
-def _checkpoints_of(preset: str) -> list[str]:
-    return [record.name for record in RECORDS.values() if record.preset == preset]
-
-
 def did_you_mean(name: str) -> str:
-    """The hint for a name that is none: those with all its parts, in whatever order, else what is spelt alike.
+    """Return a hint for an unknown name: names with all of its parts in any order, otherwise names spelt alike.
 
     >>> did_you_mean("deit_tiny_16")
     ' Did you mean vit_tiny_16.deit_fb_in1k, vit_tiny_16.deit_distilled_fb_in1k?'
-    >>> did_you_mean("dino_vits8")  # as torch.hub has it
+    >>> did_you_mean("dino_vits8")  # the name on torch.hub
     ' Did you mean vit_small_8.dino?'
     """
-    parts = _words_of(name)
-    complete = [other for other in (*DEFAULTS, *RECORDS) if _has_words(other, parts)]
+    parts = _parts(name)
+    complete = [other for other in (*DEFAULTS, *RECORDS) if parts <= _parts_of_ours(other)]
     if len(parts) > 1 and complete:
         return f" Did you mean {', '.join(sorted(complete, key=len)[:4])}?"
     return closest(name, [other for other in NAMES if other not in FORMER])
 
 
-def _words_of(name: str) -> set[str]:
-    """The parts of a name, of torchvision's, torch.hub's and CLIP's too: vit_b_16, dino_vits8, ViT-B/16."""
-    words = set()
-    for part in filter(None, re.split(r"[-_./]", name.lower())):
+def _parts(name: str) -> set[str]:
+    """Split a name, also in the styles of torchvision, torch.hub and CLIP: vit_b_16, dino_vits8, ViT-B/16."""
+    parts: set[str] = set()
+    for part in re.split(r"[-_./]", name.lower()):
         joined = re.fullmatch(r"vit(ti|[sblhg])(\d+)|(?:patch|p)(\d+)", part)
         pieces = ("vit", *joined.groups()) if joined else (part,)
-        words |= {SIZES.get(piece, piece) for piece in pieces if piece}
-    return words
+        parts |= {SIZES.get(piece, piece) for piece in pieces if piece}
+    return parts
 
 
-def _has_words(name: str, parts: set[str]) -> bool:
-    """Whether a name of ours has all these parts; "reg4" is one "reg"."""
-    words = re.split(r"[._]", name)
-    return all(any(word == part or word.rstrip("0123456789") == part for word in words) for part in parts)
+def _parts_of_ours(name: str) -> set[str]:
+    """Split one of our names. "reg4" is also found as "reg"."""
+    parts = re.split(r"[._]", name)
+    return {*parts, *(part.rstrip("0123456789") for part in parts)}
+
+
+def _unknown(name: str) -> UnknownNameError:
+    """Return the error for an unknown name, which says why it is unknown and which name to use."""
+    timm_name = re.sub("^(hf[-_]hub:)?(timm/)?", "", name)
+    preset = timm_name.partition(".")[0]
+    checkpoints = [record.name for record in RECORDS.values() if record.preset == preset]
+    tagged = _tagged(name)
+    refusal = next((row for row in REFUSED if row.fits(timm_name)), None)
+    if name in PRESETS:
+        listed = f"Its checkpoints: {', '.join(checkpoints)}" if checkpoints else "It has no checkpoints"
+        text = f"The preset {name!r} has no default checkpoint. {listed}. {_random_weights(name)}"
+    elif checkpoints:
+        begun = [checkpoint for checkpoint in checkpoints if checkpoint.startswith(name)]
+        hint = f" Did you mean {', '.join(begun)}?" if begun else closest(name, checkpoints)
+        listed = f"Checkpoints of {preset}: {', '.join(checkpoints)}."
+        if len(checkpoints) > LISTED:
+            listed = f"For the {len(checkpoints)} checkpoints of {preset}: list_models('{preset}.*') (vitlite list)."
+        text = f"There is no checkpoint {name!r}.{hint} {listed}"
+    elif tagged:
+        text = (
+            f"{name!r} is timm's name of a network. Its checkpoints have a tag: {', '.join(tagged)}. "
+            f"{_random_weights(name)}"
+        )
+    elif refusal is not None:
+        text = _refused(timm_name, refusal)
+    else:
+        text = (
+            f"There is no model {name!r}.{did_you_mean(timm_name)} For all names: list_models() (vitlite list). For a "
+            "repository of the Hub, a folder or a file: vitlite.load(source) (--model SOURCE)."
+        )
+    return UnknownNameError(text)
+
+
+def _random_weights(name: str) -> str:
+    return f"For random weights: create({name!r}, weights=None) (--weights none)."
+
+
+def _refused(timm_name: str, refusal: Refusal) -> str:
+    text = f"{timm_name!r} is not in the zoo: {refusal.reason}."
+    if refusal.nearest is not None:
+        text += f" The nearest checkpoint is {refusal.nearest!r}."
+    if refusal.instead == "load":
+        text += f" Use vitlite.load({timm_name!r}) (--model {timm_name})."
+    if refusal.instead == "timm":
+        text += f" timm has it: timm.create_model({timm_name!r}, pretrained=True)."
+    return text
 
 
 def _tagged(timm_name: str) -> list[str]:
-    """timm's full names of the checkpoints of one of its networks."""
+    """Return timm's full names of the checkpoints of one of its networks."""
     network = timm_name.removeprefix("timm/")
-    return [alias for alias in ALIASES if _architecture(alias) == network]
-
-
-def _architecture(timm_name: str) -> str:
-    """timm's full name without the tag, which says whose weights they are."""
-    return timm_name.partition(".")[0]
+    return [alias for alias in ALIASES if alias.partition(".")[0] == network]
