@@ -12,7 +12,6 @@ ALSO = {
     "ConfigError": ValueError,
     "InputError": ValueError,
     "ImageError": ValueError,
-    "UnknownMethodError": AttributeError,
     "UnknownNameError": ValueError,
     "CheckpointError": RuntimeError,
     "DownloadError": OSError,

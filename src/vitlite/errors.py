@@ -88,10 +88,6 @@ class UnknownNameError(VitliteError, ValueError):
     """A model, layer or option name that does not exist."""
 
 
-class UnknownMethodError(VitliteError, AttributeError):
-    """A method or attribute that a model or a config does not have."""
-
-
 class CheckpointError(VitliteError, RuntimeError):
     """A weights file that does not fit, is damaged, or is not what it should be."""
 

@@ -176,7 +176,8 @@ def _run_epochs(run: Run, out: Path, validation: ImageData | None, callbacks: Ca
     if not resumed:
         run.save(out / STATE)  # before any other file, as `check_folder` expects
     elif distributed.is_main():
-        storage.remove_leftovers(out / STATE)
+        for name in (STATE, LOG):
+            storage.remove_leftovers(out / name)
         callbacks.after_resume(run)
         if run.history:
             if run.progress.step == 0:  # it may have been killed before these were written
