@@ -88,7 +88,7 @@ def _check_out(out: Path) -> None:
         InputError: It does.
     """
     found = [name for name in (FIGURES, CONFUSION) if (out / name).exists()]
-    with suppress(OSError, ValueError, RecursionError, TypeError):
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         if json.loads((out / FIGURES).read_bytes())[WRITER] == COMMAND:
             return
     if found:
