@@ -1,4 +1,4 @@
-"""How often optimized models give the answers of the model as created: float32, bfloat16 and int8.
+"""How often optimized models give the answers of the eager model: float32, bfloat16 and int8.
 
     python benchmarks/agreement.py DATA [--model vit_tiny_16.deit_fb_in1k] [--weights PATH] [--images 2000]
 
@@ -21,7 +21,7 @@ from vitlite.training import ImageData, read_cifar10
 BATCH = 50
 
 
-RIGHT = "as created, float32"
+RIGHT = "eager, float32"
 CALIBRATION = 32
 
 
@@ -31,7 +31,7 @@ def kinds(data: Path, make: Callable[[], vitlite.ViT]) -> dict[str, vitlite.ViT]
     return {
         RIGHT: make(),
         "optimized, float32": optimize(make()),
-        "as created, bfloat16": make().bfloat16(),
+        "eager, bfloat16": make().bfloat16(),
         "optimized, bfloat16": optimize(make(), dtype=torch.bfloat16),
         "optimized, int8": optimize(make(), dtype=torch.int8, calibrate=calibration),
     }

@@ -3,7 +3,7 @@
     python benchmarks/families.py [--batch 1,8] [--rounds 15]
 
 timm builds the network with random weights and writes its file; vitlite reads the file and is optimized, OpenVINO is
-given timm's own network. Contestants take turns, and the best time of each counts.
+given timm's own network. Both take turns, and the best time of each counts.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import vitlite
-from vitlite.fast.measure import Contestant, as_optimized, difference, machine, measure
+from vitlite.fast.measure import Benchmark, difference, machine, measure, optimized
 
 NAMES = {
     "vit_base_16.siglip_v2_webli": "vit_base_patch16_siglip_224.v2_webli",
@@ -57,10 +57,10 @@ def show(name: str, model: vitlite.ViT, network: nn.Module, images: Tensor, dtyp
     theirs: Callable[[], Any] = compiled_by_openvino(network, images, narrow=dtype is torch.bfloat16)
     with torch.inference_mode():
         right = model(images)
-    contestants = [as_optimized(model, images, dtype), Contestant("OpenVINO", dtype, theirs)]
-    measure(contestants, rounds)
-    mine, other = contestants
-    error = max(difference(one.run(), right) for one in contestants)
+    benchmarks = [optimized(model, images, dtype), Benchmark("OpenVINO", dtype, theirs)]
+    measure(benchmarks, rounds)
+    mine, other = benchmarks
+    error = max(difference(one.run(), right) for one in benchmarks)
     times = f"{1e3 * mine.best:.1f} | {other.best / mine.best:.2f}"
     print(f"| {name} | {len(images)} | {str(dtype).removeprefix('torch.')} | {times} | {error:.0e} |")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from vitlite.config import ViTConfig
-from vitlite.fast.measure import Contestant, measure, random_model
+from vitlite.fast.measure import Benchmark, measure, random_model
 from vitlite.fast.optimize import optimize
 from vitlite.nn import costs
 from vitlite.presets import PRESETS
@@ -46,9 +46,9 @@ def growth(rounds: int) -> dict[str, list[tuple[int, float, float]]]:
 def _measured(step: Step, rounds: int) -> tuple[int, float, float]:
     model = optimize(random_model(step.config))
     images = torch.randn(step.batch, step.config.channels, *step.config.size)
-    contestant = Contestant("optimized", torch.float32, partial(model, images))
-    measure([contestant], rounds)
-    return step.value, costs.gmacs(step.config) * step.batch, contestant.best
+    benchmark = Benchmark("optimized", torch.float32, partial(model, images))
+    measure([benchmark], rounds)
+    return step.value, costs.gmacs(step.config) * step.batch, benchmark.best
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 The model has random weights, and is calibrated on random images: what is measured is time. OpenVINO's int8 is NNCF's
 quantisation after training, with its settings for transformers, on the graph that torch traces; what is not in int8 is
-in bfloat16 where the CPU is quick with it, as ours is. Contestants take turns, and the best time of each counts. For
+in bfloat16 where the CPU is quick with it, as ours is. They take turns, and the best time of each counts. For
 one image, where the time of ours goes comes next, by operator; the profiler does not follow the threads of larger ones.
 How often the answers are the same: benchmarks/agreement.py.
 
@@ -21,8 +21,8 @@ from peer_models import load, traced
 from torch import Tensor
 
 import vitlite
-from vitlite.fast.kernels import bfloat16_pays
-from vitlite.fast.measure import Contestant, as_optimized, difference, machine, measure, random_model
+from vitlite.fast.kernels import kernel_choice
+from vitlite.fast.measure import Benchmark, difference, machine, measure, optimized, random_model
 from vitlite.fast.optimize import optimize
 from vitlite.presets import PRESETS
 
@@ -30,15 +30,15 @@ CALIBRATION = 8  # images
 SHOWN = 8  # operators
 
 
-def ours(model: vitlite.ViT, calibration: Tensor, images: Tensor) -> Contestant:
+def ours(model: vitlite.ViT, calibration: Tensor, images: Tensor) -> Benchmark:
     """vitlite's int8."""
     model = copy.deepcopy(model)
     model.preprocess = torch.stack  # the images are prepared
     optimize(model, dtype=torch.int8, calibrate=calibration.unbind())
-    return Contestant("vitlite, int8", torch.int8, lambda: model(images))
+    return Benchmark("vitlite, int8", torch.int8, lambda: model(images))
 
 
-def openvino(model: vitlite.ViT, calibration: Tensor, images: Tensor) -> Contestant:
+def openvino(model: vitlite.ViT, calibration: Tensor, images: Tensor) -> Benchmark:
     """OpenVINO's int8, for these images' shape."""
     library, nncf = load("openvino"), load("nncf")
     batches = calibration.repeat(len(images), 1, 1, 1).split(len(images))
@@ -52,10 +52,10 @@ def openvino(model: vitlite.ViT, calibration: Tensor, images: Tensor) -> Contest
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": "bf16" if bfloat16_pays() else "f32",
+        "INFERENCE_PRECISION_HINT": "bf16" if kernel_choice().narrow else "f32",
     }
     compiled, given = library.Core().compile_model(graph, "CPU", settings), images.numpy()
-    return Contestant("OpenVINO, int8", torch.int8, lambda: compiled(given)[0])
+    return Benchmark("OpenVINO, int8", torch.int8, lambda: compiled(given)[0])
 
 
 def where_time_goes(run: Callable[[], Any]) -> str:
@@ -86,19 +86,19 @@ def main() -> None:
 
 
 def show(model: vitlite.ViT, calibration: Tensor, images: Tensor, rounds: int) -> None:
-    """A row for each contestant, then the operators of ours."""
+    """A row for each, then the operators of ours."""
     with torch.inference_mode():
         right = model(images)
-    contestants = [ours(model, calibration, images), as_optimized(model, images, torch.float32)]
-    if bfloat16_pays():
-        contestants.append(as_optimized(model, images, torch.bfloat16))
+    benchmarks = [ours(model, calibration, images), optimized(model, images, torch.float32)]
+    if kernel_choice().narrow:
+        benchmarks.append(optimized(model, images, torch.bfloat16))
     try:
-        contestants.append(openvino(model, calibration, images))
+        benchmarks.append(openvino(model, calibration, images))
     except ImportError as error:
         print(f"(without OpenVINO: {error})")
-    measure(contestants, rounds)
-    first = contestants[0]
-    for one in contestants:
+    measure(benchmarks, rounds)
+    first = benchmarks[0]
+    for one in benchmarks:
         name = one.name if one.dtype is torch.int8 else f"vitlite, {str(one.dtype).removeprefix('torch.')}"
         times = f"{1e3 * one.best:.1f} | {one.best / first.best:.2f}"
         print(f"| {len(images)} | {name} | {times} | {difference(one.run(), right):.1e} |")

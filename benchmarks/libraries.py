@@ -27,7 +27,7 @@ from torch import Tensor
 from vitlite.cli.options import positive, positives
 from vitlite.config import ViTConfig
 from vitlite.errors import OptimizedError, UnknownNameError, VitliteError, closest
-from vitlite.fast.measure import TOLERANCE, Contestant, as_created, difference, machine, measure, products, random_model
+from vitlite.fast.measure import TOLERANCE, Benchmark, difference, eager, machine, measure, products, random_model
 from vitlite.fast.optimize import optimize
 from vitlite.nn.vit import ViT
 from vitlite.presets import preset
@@ -50,7 +50,7 @@ OTHER_ANSWERS = ("vit-pytorch", "all tokens", "products")  # which have weights 
 
 @dataclass
 class Result:
-    """One row of the table: seconds and differences of all contestants, by name."""
+    """One row of the table: seconds and differences of all benchmarks, by name."""
 
     model: str
     size: int
@@ -66,29 +66,29 @@ def cell(model: ViT, name: str, batch: int, peers: Sequence[str], rounds: int) -
     height, width = model.config.size
     images = torch.randn(batch, model.config.channels, height, width)
     results = {dtype: Result(name, height, batch, str(dtype).removeprefix("torch.")) for dtype in TOLERANCE}
-    contestants: list[Contestant] = []
+    benchmarks: list[Benchmark] = []
     with torch.inference_mode():
         right = model(images)
         for dtype, result in results.items():
-            contestants += _contestants(model, images, dtype, peers, result.left_out)
-        measure(contestants, rounds)
-        for contestant in contestants:
-            result = results[contestant.dtype]
-            result.seconds[contestant.name] = contestant.best
-            if contestant.name not in OTHER_ANSWERS:
-                result.differences[contestant.name] = difference(contestant.run(), right)
+            benchmarks += _benchmarks(model, images, dtype, peers, result.left_out)
+        measure(benchmarks, rounds)
+        for benchmark in benchmarks:
+            result = results[benchmark.dtype]
+            result.seconds[benchmark.name] = benchmark.best
+            if benchmark.name not in OTHER_ANSWERS:
+                result.differences[benchmark.name] = difference(benchmark.run(), right)
     return list(results.values())
 
 
-def _contestants(
+def _benchmarks(
     model: ViT, images: Tensor, dtype: torch.dtype, peers: Sequence[str], left_out: dict[str, str]
-) -> Iterator[Contestant]:
-    yield as_created(model, images, dtype)
+) -> Iterator[Benchmark]:
+    yield eager(model, images, dtype, "vitlite")
     given = copy.deepcopy(model).to(dtype), images.to(dtype)
     for name in peers:
         if dtype is torch.float32 or name in NARROW:
             try:
-                yield Contestant(name, dtype, PEERS[name](*given))
+                yield Benchmark(name, dtype, PEERS[name](*given))
             except ModuleNotFoundError as error:
                 left_out[name] = f"not installed ({error.name})"
     try:
@@ -96,13 +96,13 @@ def _contestants(
     except OptimizedError as error:
         left_out["optimized"] = str(error)
         return
-    yield Contestant("optimized", dtype, lambda: fast(images))
-    yield Contestant("all tokens", dtype, lambda: fast.features(images))
+    yield Benchmark("optimized", dtype, lambda: fast(images))
+    yield Benchmark("all tokens", dtype, lambda: fast.features(images))
     yield products(model.config, images.to(dtype))
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command; 1 if some contestant's logits are not those of the model, or an option is wrong."""
+    """The command; 1 if some benchmark's logits are not those of the model, or an option is wrong."""
     args = _parser().parse_args(words)
     try:
         return _run(args)
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", type=positives, default="1,8", metavar="N,...", help="with --models: batch sizes; default: 1,8")
     names = ", ".join([*PEERS, "none"])
     add("--peers", default=",".join(PEERS), metavar="NAME,...", help=f"of: {names}; default: all that are installed")
-    add("--rounds", type=positive, default=10, metavar="N", help="turns of each contestant; default: 10")
+    add("--rounds", type=positive, default=10, metavar="N", help="turns of each benchmark; default: 10")
     add("--quick", action="store_true", help="speed alone: neither creation nor growth")
     add("--out", type=Path, default=DOCS, metavar="FOLDER", help="where table and plot go; default: docs")
     return parser

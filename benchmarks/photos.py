@@ -3,10 +3,10 @@
     python benchmarks/photos.py --megapixels 12 --images 300
     python benchmarks/photos.py --megapixels 0.2 --images 2000 --model vit_base_16
 
-Contestants take turns, each in a process of its own, which makes its network and lets it run once before the clock
+They take turns, each in a process of its own, which makes its network and lets it run once before the clock
 starts. Weights are random, which are as fast as trained ones. timm and torchvision prepare photos in two workers of a
 DataLoader, and OpenCV in two threads for OpenVINO. All resize with antialiasing, but for OpenCV, which has none of
-Pillow's filters: its pixels are others. Contestants that are not installed are left out.
+Pillow's filters: its pixels are others. Those that are not installed are left out.
 """
 
 import argparse
@@ -163,7 +163,7 @@ def best(logits: Tensor) -> list[list[int]]:
     return logits.softmax(-1).topk(5).indices.tolist()
 
 
-CONTESTANTS: dict[str, Callable[[str], Run]] = {
+PROGRAMS: dict[str, Callable[[str], Run]] = {
     "vitlite": of_vitlite,
     "vitlite, --fast": partial(of_vitlite, fast=True),
     "vitlite, --fast --quick-decode": partial(of_vitlite, fast=True, quick=True),
@@ -171,13 +171,13 @@ CONTESTANTS: dict[str, Callable[[str], Run]] = {
     "torchvision's transforms, timm": of_torchvision,
     "OpenCV, OpenVINO": of_openvino,
 }
-MISSING = 3  # exit code of a contestant that is not installed
+MISSING = 3  # exit code of a program that is not installed
 
 
-def run_alone(contestant: str, model: str, folder: Path) -> int:
+def run_alone(program: str, model: str, folder: Path) -> int:
     """What a process of its own does: prints by how many seconds the files became answers."""
     try:
-        run = CONTESTANTS[contestant](model)
+        run = PROGRAMS[program](model)
     except ModuleNotFoundError as error:
         print(error, file=sys.stderr)
         return MISSING
@@ -188,9 +188,9 @@ def run_alone(contestant: str, model: str, folder: Path) -> int:
     return 0
 
 
-def seconds_of(contestant: str, model: str, folder: Path) -> float | None:
-    """Lets a contestant take its turn; None where it is not installed."""
-    words = [sys.executable, __file__, "--model", model, "--alone", contestant, "--folder", str(folder)]
+def seconds_of(program: str, model: str, folder: Path) -> float | None:
+    """Run one program once; None where it is not installed."""
+    words = [sys.executable, __file__, "--model", model, "--alone", program, "--folder", str(folder)]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
     if done.returncode == MISSING:
         return None
@@ -230,7 +230,7 @@ def main() -> int:
     parser.add_argument("--megapixels", type=float, default=12.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--alone", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", choices=PROGRAMS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.alone:
         return run_alone(args.alone, args.model, args.folder)
@@ -241,15 +241,15 @@ def main() -> int:
         fill(folder, args.images, args.megapixels)
         print(shares(args.model, sorted(folder.glob("*.jpg"))[:BATCH]), flush=True)
         for _ in range(args.rounds):
-            for contestant in CONTESTANTS:
-                if (seconds := seconds_of(contestant, args.model, folder)) is not None:
-                    times[contestant].append(seconds)
+            for program in PROGRAMS:
+                if (seconds := seconds_of(program, args.model, folder)) is not None:
+                    times[program].append(seconds)
     ours = min(times["vitlite"])
     print(f"\n{args.images} photos of {args.megapixels:g} megapixels, {args.model}, {args.rounds} rounds\n")
     print("| from files to answers | photos a second | slowest turn | vitlite is |\n|---|--:|--:|--:|")
-    for contestant, seconds in times.items():
+    for program, seconds in times.items():
         quickest, slowest = min(seconds), max(seconds)
-        print(f"| {contestant} | {args.images / quickest:.1f} | {args.images / slowest:.1f} | {quickest / ours:.2f}x |")
+        print(f"| {program} | {args.images / quickest:.1f} | {args.images / slowest:.1f} | {quickest / ours:.2f}x |")
     return 0
 
 

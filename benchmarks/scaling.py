@@ -4,7 +4,7 @@
 
 Workers have one thread each, and random weights, which are as fast as trained ones. `bare` feeds prepared batches to
 the optimized model, `local` reads and prepares pictures as well, and both also run as two processes that know nothing
-of each other: what the machine itself allows. Contestants take turns; the best of the rounds counts. Starting up
+of each other: what the machine itself allows. They take turns; the best of the rounds counts. Starting up
 (importing torch, packing weights) is left out: it costs the same few seconds whatever the number of pictures.
 """
 

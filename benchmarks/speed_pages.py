@@ -13,7 +13,7 @@ INTRODUCTION = (
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report in Markdown: each contestant's time over that of the optimized model."""
+    """The report in Markdown: each one's time over that of the optimized model."""
     lines = ["# Speed, measured", "", _origin(report["machine"]), "", INTRODUCTION, "", *_ratios(report["cells"])]
     if report["left_out"]:
         reasons = [f"{name}: {reason}" for name, reason in report["left_out"].items()]

@@ -16,6 +16,15 @@ TRANSFORM = TransformConfig(
     size=(32, 32), resize=(36, 36), mode="center", interpolation="bicubic", mean=(0.5,) * 3, std=(0.4,) * 3
 )
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+FAMILIES: dict[str, dict[str, Any]] = {
+    "attention pooling": {"pool": "map", "class_token": False, "gelu": "tanh"},
+    "rotation": {"positions": "rope", "registers": 4, "cls_position": False, "layer_scale": 0.5, "norm_eps": 1e-5},
+    "gated": {"mlp": "swiglu", "inner_norm": True},
+    "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
+    "no final norm": {"final_norm": False, "layer_scale": 0.1},
+    "hybrid": {"stem": (1, 1)},
+    "hybrid, root alone": {"stem": ()},
+}  # options that only some checkpoints have
 
 
 def tiny_model(**changes: Any) -> ViT:

@@ -31,10 +31,8 @@ METHODS = {
     "rename",
 }  # of paths; `replace` does everywhere what `rename` does here
 ALTERNATIVES = {
-    ("speed/measure.py", "os.getloadavg"): 'hasattr(os, "getloadavg")',
-    ("disk.py", "os.chown"): 'if not hasattr(os, "chown")',
-    ("disk.py", "successor.chmod"): 'if not hasattr(os, "chown")',
-    ("weights/cache.py", "link.symlink_to"): "except (OSError, ValueError):",
+    ("fast/measure.py", "os.getloadavg"): 'hasattr(os, "getloadavg")',
+    ("zoo/cache.py", "link.symlink_to"): "except (OSError, ValueError):",
 }
 
 
@@ -61,7 +59,7 @@ def careless(tree: ast.AST) -> Iterator[str]:
         text = ast.unparse(node)
         if name == "read_text" and "encoding" not in given:
             yield text
-        elif name == "write_text" and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) != "disk":
+        elif name == "write_text" and isinstance(node.func, ast.Attribute) and "storage" not in ast.unparse(node.func):
             if not {"encoding", "newline"} <= given:
                 yield text
         elif name == "open" and ast.unparse(node.func) in ("open", "path.open", "self.path.open", "io.open"):
@@ -98,9 +96,11 @@ import sys, torch
 sys.path.insert(0, sys.argv[1])
 from models import tiny_model
 from vitlite import optimize
-from vitlite.fast import verdicts
+from vitlite.fast import blocks, kernels
 
-verdicts._ratio = lambda candidate, usual: 0.0  # whatever is right is used, be it slower here
+floats = (torch.float32, torch.bfloat16)
+choice = kernels.KernelChoice(linear=True, packed=floats, powers=floats)
+kernels.kernel_choice = blocks.kernel_choice = lambda: choice  # whatever is right is used, even if it is slower here
 registers = {"registers": 2, "cls_position": False}
 for options in ({}, {"pool": "map"}, {"positions": "rope", "mlp": "swiglu"}, {"gelu": "quick", **registers}):
     for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
@@ -113,7 +113,7 @@ for options in ({}, {"pool": "map"}, {"positions": "rope", "mlp": "swiglu"}, {"g
         for answer, limit in ((plain, 1e-5), (found, near)):
             far = (answer - wanted).abs().max() / wanted.abs().max()
             assert far < limit, (options, dtype, far)
-assert verdicts.known()["float32 packed linear layers"].pays
+assert kernels.fastest_linear(torch.float32) is kernels.PackedLinear
 print(torch.backends.cpu.get_cpu_capability())
 """
 

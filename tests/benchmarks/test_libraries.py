@@ -16,7 +16,7 @@ import pytest
 import speed_pages
 import torch
 
-from vitlite import ViT, ViTConfig, config
+from vitlite import ViT, ViTConfig, presets
 from vitlite.errors import OptimizedError
 from vitlite.fast.measure import machine
 
@@ -115,7 +115,7 @@ def test_wrong_options_end_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(libraries, "preset", config.preset)
+    monkeypatch.setattr(libraries, "preset", presets.preset)
     monkeypatch.setattr(libraries, "CELLS", [("vit_tiny_16", 224, (1,))])
     monkeypatch.setattr(libraries, "cell", lambda *_: pytest.fail("it was measured"))
     monkeypatch.chdir(tmp_path)

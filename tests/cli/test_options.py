@@ -11,7 +11,7 @@ from commands import Run
 
 from vitlite.cli import options
 from vitlite.cli.options import is_place
-from vitlite.fast.int8 import bytes_are_right
+from vitlite.fast.int8 import int8_is_right
 
 
 def test_options_reach_the_model(run: Run, model: Path, pictures: Path) -> None:
@@ -27,7 +27,7 @@ def test_options_reach_the_model(run: Run, model: Path, pictures: Path) -> None:
     )
 
 
-@pytest.mark.skipif(not bytes_are_right(torch.float32), reason="int8 is not available on this CPU")
+@pytest.mark.skipif(not int8_is_right(torch.float32), reason="int8 is not available on this CPU")
 def test_int8_is_close_to_float32(run: Run, model: Path, pictures: Path) -> None:
     words = ("classify", pictures / "a.png", "--format", "jsonl", "--model", model)
     plain, int8 = run(*words), run(*words, "--fast", "--dtype", "int8", "--calibrate", pictures)

@@ -25,12 +25,12 @@ WEIGHTS = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.1.mlp.
 
 @pytest.fixture(autouse=True)
 def _onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it may compute, it does; and attention by its definition, since torch's fused one has no tangents."""
-    monkeypatch.setattr(kernels, "unpacked_pays", lambda: True)
+    """Use oneDNN wherever it may compute."""
+    monkeypatch.setattr(kernels, "linear_is_faster", lambda: True)
 
 
 def tangent_of(model: Any, primals: dict[str, Tensor], images: Tensor = IMAGES) -> Tensor | None:
-    """What becomes of dual numbers, made of a model's weights or of its images."""
+    """Return the tangent of the answer to dual weights or images."""
     with sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
         duals = {}
         for name, value in primals.items():
@@ -49,7 +49,7 @@ def test_tangents_without_gradients_are_those_with(name: str, size: int) -> None
     primal = images if name == "images" else model.get_parameter(name)
     with_gradients = tangent_of(model, {name: primal}, images)
     with torch.no_grad():
-        model(images)  # what is kept of an image size has no tangent
+        model(images)  # what is cached for an image size has no tangent
         without = tangent_of(model, {name: primal}, images)
     assert with_gradients is not None
     assert without is not None
@@ -58,7 +58,7 @@ def test_tangents_without_gradients_are_those_with(name: str, size: int) -> None
     torch.testing.assert_close(without.double(), doubled, rtol=1e-3, atol=1e-4)
 
 
-def test_where_torch_has_no_tangents_it_says_so() -> None:
+def test_without_tangents_in_torch_there_is_an_error() -> None:
     with pytest.raises(NotImplementedError, match="forward AD"), torch.no_grad():
         jvp(tiny_model(), (IMAGES,), (TANGENT,))
 
@@ -74,7 +74,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
 
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("kind", TRANSFORMS)
-def test_transforms_of_the_model_as_created(kind: str, gradients: bool) -> None:
+def test_transforms_of_an_eager_model(kind: str, gradients: bool) -> None:
     transform, model, doubled = TRANSFORMS[kind], tiny_model(), tiny_model().double()
     with torch.set_grad_enabled(gradients), sdpa_kernel(SDPBackend.MATH):
         found = transform(model)
@@ -85,7 +85,7 @@ def test_transforms_of_the_model_as_created(kind: str, gradients: bool) -> None:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_many_weights_at_once(name: str) -> None:
-    """Also where the images are none of those that are mapped over."""
+    """The images are not mapped over."""
     model = tiny_model()
     weight = model.get_parameter(name).detach()
     three = torch.stack([weight, 2 * weight, -weight])
@@ -96,18 +96,7 @@ def test_many_weights_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TRANSFORMS)
-@pytest.mark.parametrize("gradients", [True, False])
-def test_an_optimized_model_refuses(kind: str, gradients: bool) -> None:
+def test_an_optimized_model_has_no_derivatives(kind: str) -> None:
     model = optimize(tiny_model())
-    with torch.set_grad_enabled(gradients), pytest.raises(OptimizedError, match=r"gives no gradients|torch\.func"):
+    with torch.no_grad(), pytest.raises(OptimizedError, match="has no derivatives"):
         TRANSFORMS[kind](model)
-
-
-def test_an_optimized_model_beside_what_is_followed() -> None:
-    """Whoever follows something else gets the answers of every day."""
-    model = optimize(tiny_model())
-    wanted = model(IMAGES)
-    with forward_ad.dual_level():
-        forward_ad.make_dual(torch.ones(3), torch.ones(3))
-        assert torch.equal(model(IMAGES), wanted)
-    assert torch.equal(vmap(lambda number: number * model(IMAGES))(torch.ones(2))[1], wanted)

@@ -1,5 +1,9 @@
-"""The un-optimized model in inference: oneDNN's products where they pay, and nowhere that they could do harm."""
+"""Kernels in place of torch's own: chosen by a rule, checked before use, and used in plain inference alone."""
 
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -10,15 +14,159 @@ import torch
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, optimize
-from vitlite.fast import kernels, verdicts
-from vitlite.nn.layers import linear
+from vitlite.errors import ConfigError
+from vitlite.fast import kernels
+from vitlite.fast.kernels import KernelChoice, PackedLinear, PlainLinear
+from vitlite.nn.layers import linear as linear_layer
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+with_the_setting = pytest.mark.skipif(kernels.float32_products.matmul is None, reason="missing in older torch")
+CACHED = [
+    kernels.kernel_choice,
+    kernels.first_core,
+    kernels.instructions,
+    kernels.linear_is_faster,
+    kernels.packing_is_right,
+    kernels.float32_products_are_exact,
+]
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that has chosen nothing yet."""
+    for function in CACHED:
+        function.cache_clear()
+    yield
+    monkeypatch.undo()
+    for function in CACHED:
+        function.cache_clear()
+
+
+# ---- the rule
+
+FLOATS = (torch.float32, torch.bfloat16)
+CHOICES = {
+    "AMD, AVX-512": (
+        ("AVX512", "AuthenticAMD", "avx2 avx512f avx512_bf16", False),
+        KernelChoice(linear=True, packed=FLOATS, powers=FLOATS, products=True, narrow=True),
+    ),
+    "AMD, AVX2": (
+        ("AVX2", "AuthenticAMD", "avx2", False),
+        KernelChoice(linear=True, packed=FLOATS, powers=FLOATS),
+    ),
+    "Intel, AMX": (
+        ("AVX512", "GenuineIntel", "avx2 avx512f avx512_bf16 amx_bf16", True),
+        KernelChoice(packed=FLOATS, powers=FLOATS, narrow=True),
+    ),
+    "Intel, AVX-512": (
+        ("AVX512", "GenuineIntel", "avx2 avx512f", False),
+        KernelChoice(packed=FLOATS, powers=FLOATS, products=True),
+    ),
+    "ARM": (("DEFAULT", "", "bf16 asimdhp", True), KernelChoice()),
+    "unknown vendor": (("AVX2", "", "", True), KernelChoice(packed=FLOATS, powers=FLOATS)),
+}
+
+
+@pytest.mark.parametrize("cpu", CHOICES)
+@pytest.mark.usefixtures("fresh")
+def test_the_cpu_decides(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (capability, vendor, flags, amx), expected = CHOICES[cpu]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(kernels, "first_core", lambda: {"vendor_id": vendor, "flags": flags})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    monkeypatch.setattr(kernels, "has_amx", lambda: amx)
+    assert kernels.kernel_choice() == expected
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_environment_turns_all_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_KERNELS", "torch")
+    assert kernels.kernel_choice() == KernelChoice()
+    assert not kernels.linear_is_faster()
+    assert not kernels.float32_products_are_exact()
+    assert kernels.fastest_linear(torch.float32) is PlainLinear
+
+
+@pytest.mark.usefixtures("fresh")
+def test_an_unknown_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_KERNELS", "fast")
+    with pytest.raises(ConfigError, match=r"VITLITE_KERNELS is 'fast'\. Set it to 'torch'"):
+        kernels.kernel_choice()
+
+
+def test_linux_and_windows_name_the_vendor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: Fast: 9000\nvendor_id\t: GenuineIntel\n\nmodel name\t: Other\n")
+    core = kernels.first_core(file)
+    assert core == {"processor": "0", "model name": "Fast: 9000", "vendor_id": "GenuineIntel"}
+    assert kernels.first_core(tmp_path / "none") == {}
+    monkeypatch.setattr(kernels, "first_core", dict)
+    monkeypatch.setenv("PROCESSOR_IDENTIFIER", "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD")
+    assert kernels.vendor() == "AuthenticAMD"
+    monkeypatch.delenv("PROCESSOR_IDENTIFIER")
+    assert kernels.vendor() == ""
+
+
+@pytest.mark.parametrize(
+    ("known", "is_fast"), [({"avx2"}, False), ({"avx2", "avx512_bf16"}, True), (set(), True)], ids=str
+)
+def test_instructions_for_a_dtype(known: set[str], is_fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "instructions", lambda: frozenset(known))
+    assert kernels.is_fast_in(torch.bfloat16) == is_fast
+    assert kernels.is_fast_in(torch.float32)
+
+
+# ---- checks before the first use
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("fault", [AttributeError, RuntimeError, "wrong"])
+def test_operators_that_are_missing_or_wrong_are_not_used(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "kernel_choice", lambda: KernelChoice(linear=True, packed=FLOATS, products=True))
+    packed_added = PackedLinear.added
+
+    def broken(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def function(*args: Any) -> Tensor:
+            if fault == "wrong":
+                return right(*args) * 1.001
+            raise fault("no such operator")
+
+        return function
+
+    assert kernels.linear_is_faster()
+    assert kernels.fastest_linear(torch.float32) is PackedLinear
+    for function in CACHED[3:]:
+        function.cache_clear()
+    monkeypatch.setattr(kernels, "linear", broken(nn.functional.linear))
+    monkeypatch.setattr(PackedLinear, "added", broken(packed_added))
+    assert not kernels.linear_is_faster()
+    assert kernels.fastest_linear(torch.float32) is PlainLinear
+
+
+@with_the_setting
+@pytest.mark.usefixtures("fresh")
+def test_products_that_are_not_exact_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "kernel_choice", lambda: KernelChoice(products=True))
+    right = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: right(a, b) if a.dtype is torch.float64 else right(a, b) * 1.001)
+    assert not kernels.float32_products_are_exact()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_an_autocast_around_the_first_use_changes_nothing() -> None:
+    outside = kernels.float32_products_are_exact(), kernels.linear_is_faster()
+    for function in CACHED[3:]:
+        function.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (kernels.float32_products_are_exact(), kernels.linear_is_faster()) == outside
+
+
+# ---- linear layers of an eager model
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of what oneDNN was given, on a machine where it pays."""
+    """The shapes that oneDNN was given, on a CPU that gains by it."""
     seen: list[tuple[int, ...]] = []
     product = kernels.linear
 
@@ -27,148 +175,96 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return product(x, weight, bias)
 
     monkeypatch.setattr(kernels, "linear", linear)
-    monkeypatch.setattr(kernels, "unpacked_pays", lambda: True)
+    monkeypatch.setattr(kernels, "linear_is_faster", lambda: True)
     return seen
 
 
-@pytest.fixture
-def model() -> ViT:
-    torch.manual_seed(0)
+def test_inference_uses_it_and_training_does_not(calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     model = ViT(ViTConfig(image_size=32, patch_size=8, dim=48, depth=2, heads=4, mlp_dim=96, num_classes=7)).eval()
     nn.init.normal_(model.head.weight)
-    return model
-
-
-def test_inference_takes_it_and_training_does_not(model: ViT, calls: list[tuple[int, ...]]) -> None:
     images = torch.randn(2, 3, 40, 32)
-    right = model(images)
+    expected = model(images)
     assert calls == []
     with torch.no_grad():
-        torch.testing.assert_close(model(images), right.detach(), rtol=0, atol=1e-5)
-    assert len(calls) == 2 * 4
-    right.sum().backward()
+        torch.testing.assert_close(model(images), expected.detach(), rtol=0, atol=1e-5)
+        assert len(calls) == 2 * 4
+        monkeypatch.setattr(kernels, "linear_is_faster", lambda: False)
+        model(images)
+        assert len(calls) == 2 * 4
+    expected.sum().backward()
     assert model.blocks[0].mlp.fc1.weight.grad is not None
 
 
-def test_where_it_does_not_pay_nothing_changes(
-    model: ViT, calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "unpacked_pays", lambda: False)
-    images = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        assert torch.equal(model(images), model(images))
-    assert calls == []
-
-
 class Quantised(nn.Parameter):
-    """A weight of a kind of its own, as libraries for quantisation put in place."""
+    """A weight of another class, as libraries for quantisation make it."""
 
 
-def vmapped(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    return torch.func.vmap(layer)
+def run_vmap(layer: nn.Linear, x: Tensor) -> None:
+    torch.func.vmap(lambda row: linear_layer(layer, row))(x)
 
 
-def traced(layer: nn.Module) -> Callable[[Tensor], Any]:
-    return lambda x: torch.jit.trace(layer, x, check_trace=False)
+class Applied(nn.Module):
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear_layer(self.layer, x)
 
 
-def exported(layer: nn.Module) -> Callable[[Tensor], Any]:
-    return lambda x: torch.export.export(layer, (x,))
+def run_trace(layer: nn.Linear, x: Tensor) -> None:
+    torch.jit.trace(Applied(layer), x, check_trace=False)
 
 
-def of_its_own_kind(layer: nn.Module) -> nn.Module:
+def run_export(layer: nn.Linear, x: Tensor) -> None:
+    torch.export.export(Applied(layer), (x,))
+
+
+def run_quantised(layer: nn.Linear, x: Tensor) -> None:
     layer.weight = Quantised(layer.weight.detach())
-    return layer
-
-
-def autocast() -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", torch.bfloat16)
+    linear_layer(layer, x)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-class Linear(nn.Module):
-    """A linear layer as the network calls it."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(inputs, outputs)
-
-    @property
-    def weight(self) -> Tensor:
-        return self.layer.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(self.layer, x)
-
-
 @pytest.mark.parametrize(
-    ("change", "around"),
+    ("run", "around"),
     [
-        (vmapped, nullcontext),
-        (traced, nullcontext),
-        (exported, nullcontext),
-        (of_its_own_kind, nullcontext),
-        (lambda layer: layer.double(), nullcontext),
-        (lambda layer: layer.to("meta"), nullcontext),
-        (lambda layer: layer, autocast),
-        (lambda layer: layer, torch.enable_grad),
+        (run_vmap, nullcontext),
+        (run_trace, nullcontext),
+        (run_export, nullcontext),
+        (run_quantised, nullcontext),
+        (lambda layer, x: linear_layer(layer.double(), x.double()), nullcontext),
+        (lambda layer, x: linear_layer(layer.to("meta"), x.to("meta")), nullcontext),
+        (linear_layer, lambda: torch.autocast("cpu", torch.bfloat16)),
+        (linear_layer, torch.enable_grad),
     ],
     ids=["vmap", "trace", "export", "quantised", "double", "meta", "autocast", "gradients"],
 )
 @torch.no_grad()
-def test_whatever_is_not_plain_inference_is_left_to_torch(
-    change: Callable[[nn.Module], Callable[[Tensor], Any]],
+def test_torch_computes_all_but_plain_inference(
+    run: Callable[[nn.Linear, Tensor], Any],
     around: Callable[[], AbstractContextManager[Any]],
     calls: list[tuple[int, ...]],
 ) -> None:
-    layer = Linear(8, 4)
-    run = change(layer)
     with around():
-        run(torch.randn(2, 3, 8, dtype=layer.weight.dtype, device=layer.weight.device))
+        run(nn.Linear(8, 4), torch.randn(2, 3, 8))
     assert calls == []
-    Linear(8, 4)(torch.randn(2, 3, 8))
+    linear_layer(nn.Linear(8, 4), torch.randn(2, 3, 8))
     assert calls == [(2, 3, 8)]
 
 
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., bool]]:
-    def pays(*times: float) -> bool:
-        monkeypatch.setattr(verdicts, "_known", {})
-        monkeypatch.setattr(verdicts, "_times", lambda clock, *ways: list(times))
-        return kernels.unpacked_pays()
-
-    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path))
-    monkeypatch.setenv("VITLITE_KERNELS", "measure")
-    return pays
+# ---- memory layouts
 
 
-def test_it_is_chosen_by_the_clock(measured: Callable[..., bool]) -> None:
-    assert measured(1.0, 2.0)
-    assert not measured(2.0, 1.0)
-
-
-@pytest.mark.parametrize("fault", [AttributeError, RuntimeError, "wrong"])
-def test_an_operator_that_is_missing_or_wrong_is_not_used(
-    fault: Any, measured: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        if fault == "wrong":
-            return nn.functional.linear(x, weight, bias) * 1.001
-        raise fault("no such operator")
-
-    monkeypatch.setattr(kernels, "linear", linear)
-    assert not measured(1.0, 2.0)
-
-
-def spread(tensor: torch.Tensor) -> torch.Tensor:
+def with_gaps(tensor: Tensor) -> Tensor:
     """The same numbers, with others between them in memory."""
     return torch.stack([tensor, tensor + 9], -1)[..., 0]
 
 
 LAYOUTS = {
-    "in a row": lambda tensor: tensor,
-    "with gaps": spread,
-    "turned": lambda tensor: tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor,
+    "contiguous": lambda tensor: tensor,
+    "with gaps": with_gaps,
+    "transposed": lambda tensor: tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor,
     "expanded": lambda tensor: tensor[..., :1].expand(tensor.shape),
     "from the middle": lambda tensor: torch.cat([tensor, tensor])[len(tensor) :],
 }
@@ -176,37 +272,142 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("which", ["x", "weight", "bias", "other"])
-def test_whatever_lies_in_memory_is_read_right(which: str, layout: str) -> None:
+def test_any_memory_layout(which: str, layout: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    given = {name: torch.randn(shape, generator=generator) for name, shape in
-             (("x", (2, 10, 32)), ("weight", (48, 32)), ("bias", (48,)), ("other", (2, 10, 48)))}  # fmt: skip
+    shapes = {"x": (2, 10, 32), "weight": (48, 32), "bias": (48,), "other": (2, 10, 48)}
+    given = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     given[which] = LAYOUTS[layout](given[which])
     x, weight, bias, other = given.values()
-    right = torch.nn.functional.linear(x.double(), weight.double(), bias.double()).float()
+    expected = nn.functional.linear(x.double(), weight.double(), bias.double()).float()
     with torch.no_grad():
-        for linear in (kernels.PlainLinear, kernels.PackedLinear):
-            made = linear(weight, bias, torch.float32)
-            assert torch.allclose(made(x), right, atol=1e-4)
-            assert torch.allclose(made.added(x, other.clone()), right + other, atol=1e-4)
-        assert torch.allclose(kernels.linear(x, weight, bias), right, atol=1e-4)
+        for linear in (PlainLinear, PackedLinear):
+            layer = linear(weight, bias, torch.float32)
+            assert torch.allclose(layer(x), expected, atol=1e-4)
+            assert torch.allclose(layer.added(x, other.clone()), expected + other, atol=1e-4)
+        assert torch.allclose(kernels.linear(x, weight, bias), expected, atol=1e-4)
 
 
-def test_a_model_of_strided_biases_answers_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "unpacked_pays", lambda: True)
+def test_a_model_with_strided_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "linear_is_faster", lambda: True)
     torch.manual_seed(0)
     model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, num_classes=3)).eval()
     state = {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
     model.load_state_dict(state)
     images = torch.randn(2, 3, 16, 16)
-    right = model(images).detach()  # with gradients, by torch's own products
-    model.load_state_dict({name: spread(tensor) for name, tensor in state.items()}, assign=True)
+    expected = model(images).detach()  # with gradients, by torch's own products
+    model.load_state_dict({name: with_gaps(tensor) for name, tensor in state.items()}, assign=True)
     with torch.inference_mode():
-        assert torch.allclose(model(images), right, atol=1e-3)
-        assert torch.allclose(optimize(model)(images), right, atol=1e-3)
+        assert torch.allclose(model(images), expected, atol=1e-3)
+        assert torch.allclose(optimize(model)(images), expected, atol=1e-3)
 
 
-def test_whether_products_are_exact_is_not_asked_in_an_autocast_around() -> None:
-    are_exact = kernels.float32_products_are_exact.__wrapped__
-    outside = are_exact(197, 64)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert are_exact(197, 64) == outside
+# ---- the setting of float32 products, which belongs to the process
+
+
+@with_the_setting
+def test_the_setting_comes_back_with_the_last_thread() -> None:
+    setting = kernels.float32_products.matmul
+    before = setting.fp32_precision
+    with kernels.float32_products:
+        with kernels.float32_products:
+            pass
+        assert setting.fp32_precision == "bf16"
+    assert setting.fp32_precision == before
+    with pytest.raises(MemoryError), kernels.float32_products:
+        raise MemoryError
+    assert (setting.fp32_precision, kernels.float32_products.threads) == (before, 0)
+
+
+@with_the_setting
+def test_a_setting_changed_meanwhile_stays() -> None:
+    setting = kernels.float32_products.matmul
+    before = setting.fp32_precision
+    try:
+        with kernels.float32_products:
+            other = threading.Thread(target=lambda: setattr(setting, "fp32_precision", "ieee"))
+            other.start()
+            other.join()
+        assert setting.fp32_precision == "ieee"
+    finally:
+        setting.fp32_precision = before
+
+
+ANOTHER_THREAD = """
+import threading, torch, vitlite
+from vitlite.fast import kernels, optimize as module
+kernels.has_amx = lambda: False  # oneDNN is limited to what a CPU without it has
+if not kernels.float32_products_are_exact():
+    print(0.0)
+    raise SystemExit
+module.LONG = 1
+config = vitlite.ViTConfig(image_size=64, patch_size=8, dim=128, depth=4, heads=2, mlp_dim=256, num_classes=5)
+model, images = vitlite.optimize(vitlite.ViT(config)), torch.randn(2, 3, 64, 64)
+a, b = torch.randn(64, 768), torch.randn(768, 512)
+expected, settings, errors = a.double() @ b.double(), set(), []
+
+def multiply():
+    while thread.is_alive():
+        settings.add(kernels.float32_products.matmul.fp32_precision)
+        errors.append(float(((a @ b).double() - expected).abs().max() / expected.abs().max()))
+
+def answer():
+    for _ in range(15):
+        model(images)
+
+thread = threading.Thread(target=answer)
+thread.start()
+multiply()
+thread.join()
+assert "bf16" in settings, settings  # the product was computed under it
+print(max(errors))
+"""
+
+
+@pytest.mark.usefixtures("uncovered")
+@with_the_setting
+def test_products_of_another_thread_stay_float32() -> None:
+    limited = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+    done = subprocess.run([sys.executable, "-c", ANOTHER_THREAD], env=limited, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 2e-6
+
+
+# ---- without what is private to torch
+
+WITHOUT = """
+import sys, types, torch
+sys.path.insert(0, sys.argv[1])
+missing = sys.argv[2]
+if missing == "operators":
+    torch.ops.__dict__["mkldnn"] = types.SimpleNamespace()
+elif missing == "matmul":
+    torch.backends.mkldnn = types.SimpleNamespace(is_available=torch.backends.mkldnn.is_available)
+elif missing == "amx":
+    vars(torch.cpu).pop("_is_amx_tile_supported", None)
+else:
+    vars(torch._C._functorch).pop("peek_interpreter_stack", None)
+from models import tiny_model
+import vitlite
+from vitlite.fast import kernels
+
+for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
+    model = tiny_model(dim=64, mlp_dim=96)
+    images = torch.randn(2, 3, *model.config.size)
+    with torch.no_grad():
+        expected = model(images)
+        if missing == "functorch":
+            continue
+        found = vitlite.optimize(model, dtype=dtype)(images)
+    assert (found - expected).abs().max() / expected.abs().max() < limit, dtype
+    plain = kernels.fastest_linear(dtype) is kernels.PlainLinear and not kernels.linear_is_faster()
+    assert missing != "operators" or plain
+    assert missing != "matmul" or not kernels.float32_products_are_exact()
+"""
+
+
+@pytest.mark.usefixtures("uncovered")
+@pytest.mark.parametrize("missing", ["operators", "matmul", "amx", "functorch"])
+def test_another_torch_gives_the_same_answers(missing: str) -> None:
+    command = [sys.executable, "-c", WITHOUT, str(Path(__file__).parents[1]), missing]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 import torch
 import torch.nn.functional as F
+from models import FAMILIES
 from torch import Tensor, nn
 
 import vitlite
@@ -67,17 +68,6 @@ def test_presets_have_the_published_number_of_parameters(name: str) -> None:
     with torch.device("meta"):
         model = ViT(PRESETS[name])
     assert sum(tensor.numel() for tensor in model.parameters()) == PARAMETERS[name]
-
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "attention pooling": {"pool": "map", "class_token": False, "gelu": "tanh"},
-    "rotation": {"positions": "rope", "registers": 4, "cls_position": False, "layer_scale": 0.5, "norm_eps": 1e-5},
-    "gated": {"mlp": "swiglu", "inner_norm": True},
-    "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
-    "no final norm": {"final_norm": False, "layer_scale": 0.1},
-    "hybrid": {"stem": (1, 1)},
-    "hybrid, root alone": {"stem": ()},
-}  # that only some checkpoints are of
 
 
 @pytest.mark.parametrize("positions", ["learned", "sincos2d", "rope", "none"])

@@ -2,14 +2,13 @@
 
 import ctypes
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitlite.checkpoints.forensics import COMPUTING, differences, replaced_method
+from vitlite.checkpoints.forensics import COMPUTING, differences
 from vitlite.errors import InputError
 from vitlite.nn.vit import ViT, model_on_meta
 
@@ -45,53 +44,16 @@ def _weights_of(model: ViT) -> Iterator[tuple[str, nn.Parameter]]:
     return nn.Module.named_parameters(model)
 
 
-class Packing(NamedTuple):
-    """What an optimized model is known by: what its weights were, what was made of them, and what can be changed."""
-
-    weights: str  # the hash
-    kind: type[ViT]  # of the model
-    packed: tuple[tuple[str, nn.Module], ...]  # the layers that its weights are packed in
-    parts: str  # which there are, and their settings
-    sample: Tensor | None  # of the weights that were not packed
-
-
-def packing_of(model: ViT, weights: str, kind: type[ViT], packed: Iterable[str]) -> Packing:
-    """What an optimized model is known by, as it is now.
-
-    Args:
-        model: With the layers that were packed.
-        weights: The hash of what they were before.
-        kind: The class that it has, or will have.
-        packed: Which of its parts were packed.
-    """
-    layers = []
-    for part in packed:
-        layers += getattr(model, part).named_modules(prefix=part, remove_duplicate=False)
-    return Packing(weights, kind, tuple(layers), _parts_of(model), sample_of(model))
-
-
-def _parts_of(model: ViT) -> str:
-    return "\n".join(repr(part) for name, part in model.named_children() if name != "head")
-
-
 def hash_of_weights(model: ViT) -> str:
     """Of their file, where they came from one and are as they were; else of what is in memory, but for the head.
 
-    An optimized model has packed its weights, and says what this was before, as long as the few that were not packed,
-    such as those of its last norm, are as they were.
+    An optimized model keeps the hash of the weights that it packed.
 
     Raises:
-        InputError: They are quantised or sharded: what they hold is not in memory as it seems. Or those of an optimized
-            model are not those that were packed.
+        InputError: They are quantised or sharded: what they hold is not in memory as it seems.
     """
-    kept: Packing | None = model.__dict__.get("_packing")
-    if kept is None:
-        return hash_of_file(model) or _hash_of_memory(model)
-    _refuse_strange(_other_than_packed(model, kept))
-    parts = _parts_of(model)
-    if parts == kept.parts and _is_alike(kept.sample, sample_of(model)):
-        return kept.weights
-    return _hash_of_memory(model, f"{kept.weights}\n{parts}")
+    packed: str | None = model.__dict__.get("_weights_hash")
+    return packed or hash_of_file(model) or _hash_of_memory(model)
 
 
 def hash_of_answers(model: ViT) -> str:
@@ -146,24 +108,9 @@ def _other_than_config(model: ViT) -> str:
     return ""
 
 
-def _other_than_packed(model: ViT, kept: Packing) -> str:
-    """The first layer or method that is not what optimizing made; nothing where all are."""
-    if type(model) is not kept.kind:
-        return f"This model is a {type(model).__name__}, and not what optimizing made"
-    layers = dict(model.named_modules(remove_duplicate=False))
-    for name, layer in kept.packed:
-        if layers.get(name) is not layer:
-            return f"{name} is another than optimizing made"
-    for name, layer in (("", model), *kept.packed):
-        method = replaced_method(layer)
-        if method:
-            return f"{f'{name}.{method}'.lstrip('.')} is set on it, and not that of its class"
-    return ""
-
-
-def _hash_of_memory(model: ViT, packed: str = "") -> str:
-    _refuse_strange(_other_than_plain(model) if packed else _strange(model))
-    found = sha256(packed.encode())
+def _hash_of_memory(model: ViT) -> str:
+    _refuse_strange(_strange(model))
+    found = sha256()
     for name, weight in sorted(_weights_of(model)):
         if not name.startswith("head."):
             found.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())

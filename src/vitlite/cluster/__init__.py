@@ -1,1 +1,1 @@
-"""Embed and classify millions of images on a cluster with Ray."""
+"""Many pictures become rows: on this machine, or on a cluster with Ray."""

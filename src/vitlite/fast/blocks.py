@@ -1,111 +1,87 @@
-"""The parts of a ViT rebuilt for inference: scales folded into weights, weights packed, norms as plain calls.
+"""The layers of a ViT rebuilt for inference: scales folded into weights, weights packed, norms as plain calls.
 
-Shapes: b images, c channels, h and w patches down and across, p and q pixels of a patch, n tokens, d their width.
+Shapes: b images, c channels, h and w patches down and across, p and q pixels of a patch, n tokens, d width of a token.
 """
 
 import copy
 import math
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vitlite.errors import OptimizedError
 from vitlite.fast.attention import ClassTokenAttention, attend_fused, attend_in_cache
-from vitlite.fast.kernels import Layer, Linear, PackedLinear, PlainLinear, packing_pays, powers_pay
+from vitlite.fast.kernels import LONG, Layer, Linear, PlainLinear, fastest_linear, kernel_choice
 from vitlite.nn.layers import MLP, Attention, AttentionPool, Block, PatchEmbed, SwiGLU
 from vitlite.nn.stem import StandardConv
 
-POWERS = 128  # tokens from which powers and their sum are quicker than softmax
 QUICK = 1.702  # quick GELU is x sigmoid(1.702 x), which is swish(1.702 x) / 1.702
 
 
 class Kernels(NamedTuple):
-    """What computes the two parts of a block that take the time."""
+    """What computes the two expensive parts of a block."""
 
     linear: Linear
     attend: Callable[[Tensor, float], Tensor]  # (3, b, heads, n, head_dim) and the unit -> (b, n, heads, head_dim)
-    unit: float  # of scores: 1, or ln 2, where attention takes powers of two in place of those of e
+    unit: float  # of scores: 1, or ln 2 where attention takes powers of two in place of those of e
 
 
 def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Kernels:
-    """What is fastest: measured once on a CPU; elsewhere torch's own, which is not measured here."""
+    """Return the fastest kernels for a model. Other devices than a CPU get torch's own."""
     if device.type != "cpu":
         return Kernels(PlainLinear, attend_fused, 1.0)
-    linear = PackedLinear if packing_pays(dtype) else PlainLinear
-    by_powers = tokens >= POWERS and powers_pay(dtype)
-    return Kernels(linear, attend_in_cache, math.log(2) if by_powers else 1.0)
+    powers = tokens >= LONG and dtype in kernel_choice().powers
+    return Kernels(fastest_linear(dtype), attend_in_cache, math.log(2) if powers else 1.0)
 
 
-class Arithmetic(Protocol):
-    """How the products of a block are computed. They are "qkv", "proj", "fc1" and "fc2", in the order of their use."""
+class Layers(Protocol):
+    """What the linear layers of a block, "qkv", "proj", "fc1" and "fc2", compute in: floats here, bytes in `int8`."""
 
-    dtype: torch.dtype  # of what they give, but for those that are added to the stream
+    dtype: torch.dtype  # of their results, except for what is added to the stream
 
-    def linear(self, layer: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """A layer. `then` is the one that takes what this one gives, where nothing but an activation is between."""
+    def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
+        """Return a layer. `then` names the next layer if only an activation comes between."""
 
-    def before(self, layer: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """What comes before a layer: the norm, which takes numbers that are `factor` times as large as its own."""
+    def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
+        """Return the norm before a layer, for numbers that are `factor` times too large; or an identity."""
 
-    def divisor(self, layer: str) -> Tensor | float:
-        """By what the layers before divide the numbers that this one takes, where no norm is between."""
+    def divisor(self, name: str) -> Tensor | float:
+        """Return what the numbers for a layer must be divided by if no norm comes before it."""
 
 
-class Floats:
-    """Every product in one dtype."""
+class FloatLayers:
+    """Linear layers in one floating-point dtype."""
 
     def __init__(self, dtype: torch.dtype, linear: Linear) -> None:
         self.dtype, self.kind = dtype, linear
 
-    def linear(self, layer: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """As `Arithmetic.linear`."""
+    def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
+        """Return a layer."""
         return self.kind(weight, bias, self.dtype)
 
-    def before(self, layer: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """As `Arithmetic.before`: it takes the factor away again, but for its epsilon."""
+    def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
+        """Return the norm before a layer."""
         return plain_norm(norm, self.dtype, factor)
 
-    def divisor(self, layer: str) -> Tensor | float:
-        """None."""
+    def divisor(self, name: str) -> float:
+        """Return 1."""
         return 1.0
 
 
-class Fused(nn.Module):
-    """Gives other numbers than the part whose name it has, some of the work being done before it or after it."""
-
-    def register_forward_hook(self, *_: object, **__: object) -> NoReturn:
-        """Refused: what a hook would see is not what it was written for."""
-        self._refuse_hooks()
-
-    def register_forward_pre_hook(self, *_: object, **__: object) -> NoReturn:
-        """Refused, as `register_forward_hook`."""
-        self._refuse_hooks()
-
-    def _refuse_hooks(self) -> NoReturn:
-        raise OptimizedError(
-            f"{type(self).__name__} takes no hooks: of an optimized model it gives other numbers than the part "
-            "that it stands for.",
-            python="Put the hook on a whole block (model.blocks[i]), call model.features or model.attention_maps, "
-            "or use the model as it was created.",
-            command="Leave --fast out.",
-        )
-
-
-class FastPatches(Fused):
-    """Cuts images into patches and projects each, with everything that is added to them: (b, c, h, w) -> (b, n, d)."""
+class FastPatches(nn.Module):
+    """Cut images into patches, project each and add positions, bias and prefix tokens: (b, c, h, w) -> (b, n, d)."""
 
     def __init__(self, embed: PatchEmbed, prefix_tokens: int, dtype: torch.dtype, linear: Linear) -> None:
         super().__init__()
-        kernel, bias = embed.proj.weight, embed.proj.bias
+        kernel, bias = embed.proj.weight.detach(), embed.proj.bias
         self.patch_size, self.prefix_tokens, self.dtype = embed.patch_size, prefix_tokens, dtype
-        self.backbone = _standardised_once(copy.deepcopy(embed.backbone)).to(dtype)
-        if embed.norm_in is None:  # then the bias is added with the positions
-            self.norm_in = None
+        self.backbone = _with_plain_convolutions(copy.deepcopy(embed.backbone)).to(dtype)
+        self.norm_in = None
+        if embed.norm_in is None:  # the bias is added with the positions
             self.proj = linear(kernel.flatten(1), None, dtype)
-        else:  # then it comes before a norm
+        else:
             self.norm_in = copy.deepcopy(embed.norm_in).to(dtype)
             self.norm = copy.deepcopy(embed.norm).to(dtype)
             self.proj = linear(kernel.flatten(1), bias, dtype)
@@ -113,7 +89,7 @@ class FastPatches(Fused):
         self.bias = kernel.new_zeros(len(kernel)) if bias is None else bias.detach()
 
     def forward(self, images: Tensor, added: Tensor) -> Tensor:
-        """`added` is (1, n, d): the prefix tokens, then positions and bias."""
+        """Return the tokens. `added` is (1, n, d): the prefix tokens, then positions and bias of each patch."""
         images = self.backbone(images.to(self.dtype))
         b, c, p, n = len(images), images.shape[1], self.patch_size, added.shape[1]
         x = images.new_empty((b, n, c * p * p), dtype=self.dtype)
@@ -127,115 +103,118 @@ class FastPatches(Fused):
         return x + added
 
 
-class FastAttention(Fused):
-    """`Attention` with its queries scaled beforehand: (b, n, d), normed, -> (b, n, heads head_dim)."""
+class FastAttention(nn.Module):
+    """`Attention` up to its projection, the queries scaled by their weights: (b, n, d) -> (b, n, heads head_dim)."""
 
-    def __init__(self, attn: Attention, arithmetic: Arithmetic, kernels: Kernels, class_token_only: bool) -> None:
+    def __init__(self, attn: Attention, layers: Layers, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
-        self.heads, self.attend, self.unit = attn.heads, kernels.attend, kernels.unit
-        divisor = 1.0 if _is_norm(attn.norm) else arithmetic.divisor("proj")
-        weight_and_bias = _with_scaled_rows(attn, kernels.unit, divisor)
-        self.rotates = attn.rotary
-        if self.rotates:
-            weight_and_bias = _with_pairs_together(*weight_and_bias, attn.heads)
-        self.qkv = arithmetic.linear("qkv", *weight_and_bias)
-        self.norm = arithmetic.before("proj", attn.norm)
+        width = attn.proj.in_features
+        self.heads, self.head_dim, self.rotary = attn.heads, width // attn.heads, attn.rotary
+        self.attend, self.unit = kernels.attend, kernels.unit
+        scale = torch.ones(3, width, dtype=_at_least_float32(attn.qkv.weight.dtype), device=attn.qkv.weight.device)
+        scale[0] = self.head_dim**-0.5 / kernels.unit
+        if not _is_norm(attn.norm):
+            scale[2].div_(layers.divisor("proj"))
+        weight, bias = scaled(attn.qkv, outputs=scale.flatten())
+        if self.rotary:
+            weight = _pairs_side_by_side(weight, attn.heads)
+            bias = None if bias is None else _pairs_side_by_side(bias, attn.heads)
+        self.qkv = layers.linear("qkv", weight, bias)
+        self.norm = layers.norm("proj", attn.norm)
         self.class_attend = None
-        if class_token_only and not self.rotates:  # a key that is turned has to be computed
-            self.class_attend = ClassTokenAttention(*weight_and_bias, attn.heads, arithmetic.dtype, kernels.unit)
+        if class_token_only and not attn.rotary:  # rotated keys have to be computed
+            self.class_attend = ClassTokenAttention(weight, bias, attn.heads, layers.dtype, kernels.unit)
 
     def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
         return self.norm(self.attend(self.split(x, *rotation), self.unit).flatten(2))
 
-    def of_class_token(self, x: Tensor) -> Tensor:
-        """What the class token alone reads, (b, n, d) -> (b, 1, heads head_dim), where `class_attend` is there."""
-        assert self.class_attend is not None
-        return self.norm(self.class_attend(x))
-
     def split(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Queries, already scaled, keys and values: (3, b, heads, n, head_dim)."""
-        qkv = self.qkv(x).view(*x.shape[:2], 3, self.heads, -1)  # (b, n, 3, heads, head_dim)
-        if self.rotates:
+        """Return scaled queries, keys and values: (3, b, heads, n, head_dim)."""
+        qkv = self.qkv(x).view(*x.shape[:2], 3, self.heads, self.head_dim)  # (b, n, 3, heads, head_dim)
+        if self.rotary:
             _rotate_in_place(qkv[:, :, :2], *rotation)
         return qkv.permute(2, 0, 3, 1, 4)
 
     def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Who looks at whom, (b, n, d) -> (b, heads, n, n)."""
+        """Return the attention map: (b, n, d) -> (b, heads, n, n)."""
         q, k, _ = self.split(x, *rotation)
         return (q @ k.mT).mul_(self.unit).softmax(-1)
 
 
-class FastMLP(Fused):
-    """`MLP` with what follows fused: (b, n, d), normed, -> (b, n, mlp_dim) of what its last layer takes."""
+class FastMLP(nn.Module):
+    """`MLP` up to its last layer: (b, n, d) -> (b, n, mlp_dim)."""
 
-    def __init__(self, mlp: MLP, arithmetic: Arithmetic) -> None:
+    def __init__(self, mlp: MLP, layers: Layers) -> None:
         super().__init__()
         self.activation, before, after = activation(mlp)
         has_norm = _is_norm(mlp.norm)
-        self.fc1 = arithmetic.linear("fc1", *_folded(mlp.fc1, outputs=before), then="" if has_norm else "fc2")
-        self.norm = arithmetic.before("fc2", mlp.norm, factor=before)
-        self.factor = 1.0 if has_norm else after  # which the last layer has to take: a norm takes it away again
+        self.fc1 = layers.linear("fc1", *scaled(mlp.fc1, outputs=before), then="" if has_norm else "fc2")
+        self.norm = layers.norm("fc2", mlp.norm, factor=before)
+        self.factor = 1.0 if has_norm else after  # for the last layer to multiply with
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.fc1.activated(x, self.activation))
 
 
-class FastSwiGLU(Fused):
-    """`SwiGLU` with its gate and its value in layers of their own: (b, n, d), normed, -> (b, n, mlp_dim)."""
+class FastSwiGLU(nn.Module):
+    """`SwiGLU` up to its last layer, gate and value in layers of their own: (b, n, d) -> (b, n, mlp_dim)."""
 
     factor = 1.0
 
-    def __init__(self, mlp: SwiGLU, arithmetic: Arithmetic) -> None:
+    def __init__(self, mlp: SwiGLU, layers: Layers) -> None:
         super().__init__()
-        divisor = 1.0 if _is_norm(mlp.norm) else arithmetic.divisor("fc2")
-        gate, value = mlp.fc1.weight.detach().chunk(2)
-        gate_bias, value_bias = mlp.fc1.bias.detach().chunk(2)
-        self.gate = arithmetic.linear("fc1", gate, gate_bias)
-        self.value = arithmetic.linear("fc1", *_multiplied(value, value_bias, outputs=1 / divisor))
-        self.norm = arithmetic.before("fc2", mlp.norm)
+        divisor = 1.0 if _is_norm(mlp.norm) else layers.divisor("fc2")
+        scale = torch.ones(2, mlp.fc2.in_features, device=mlp.fc1.weight.device)
+        scale[1].div_(divisor)
+        weight, bias = scaled(mlp.fc1, outputs=scale.flatten())
+        gate_bias, value_bias = (None, None) if bias is None else bias.chunk(2)
+        gate, value = weight.chunk(2)
+        self.gate = layers.linear("fc1", gate, gate_bias)
+        self.value = layers.linear("fc1", value, value_bias)
+        self.norm = layers.norm("fc2", mlp.norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.gate.activated(x, "swish").mul_(self.value(x)))
 
 
 class FastBlock(nn.Module):
-    """A `Block` for inference, its scales folded into the weights: (b, n, d) -> (b, n, d)."""
+    """A `Block` for inference, layer scale folded into the weights: (b, n, d) -> (b, n, d)."""
 
-    def __init__(self, block: Block, arithmetic: Arithmetic, kernels: Kernels, class_token_only: bool) -> None:
+    def __init__(self, block: Block, layers: Layers, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
         mlp = block.mlp
-        self.norm1, self.norm2 = arithmetic.before("qkv", block.norm1), arithmetic.before("fc1", block.norm2)
-        self.attn = FastAttention(block.attn, arithmetic, kernels, class_token_only)
+        self.norm1 = layers.norm("qkv", block.norm1)
         self.class_norm = self.norm1
-        if class_token_only:  # what the class token reads is no product of bytes
-            self.class_norm = arithmetic.before("", block.norm1)
-        self.proj = arithmetic.linear("proj", *_folded(block.attn.proj, outputs=layer_scale(block.ls1)))
-        self.mlp: FastMLP | FastSwiGLU
-        if isinstance(mlp, SwiGLU):
-            self.mlp = FastSwiGLU(mlp, arithmetic)
-        else:
-            self.mlp = FastMLP(mlp, arithmetic)
-        fc2 = _folded(mlp.fc2, inputs=self.mlp.factor, outputs=layer_scale(block.ls2))
-        self.fc2 = arithmetic.linear("fc2", *fc2)
+        if class_token_only:
+            self.class_norm = layers.norm("", block.norm1)  # gives floats, also in int8
+        self.attn = FastAttention(block.attn, layers, kernels, class_token_only)
+        self.proj = layers.linear("proj", *scaled(block.attn.proj, outputs=layer_scale(block.ls1)))
+        self.norm2 = layers.norm("fc1", block.norm2)
+        self.mlp = FastSwiGLU(mlp, layers) if isinstance(mlp, SwiGLU) else FastMLP(mlp, layers)
+        fc2 = scaled(mlp.fc2, inputs=self.mlp.factor, outputs=layer_scale(block.ls2))
+        self.fc2 = layers.linear("fc2", *fc2)
 
-    def forward(self, x: Tensor, *rotation: Tensor, last: bool = False) -> Tensor:
-        """Every token; or of the last block what is read of it, which may be the class token alone: (b, n or 1, d)."""
-        if last and self.attn.class_attend is not None:
-            return self.after_attention(self.attn.of_class_token(self.class_norm(x)), x[:, :1])
-        return self.after_attention(self.attn(self.norm1(x), *rotation), x)
+    def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        return self._after_attention(self.attn(self.norm1(x), *rotation), x)
 
-    def after_attention(self, attended: Tensor, x: Tensor) -> Tensor:
-        """Projection and MLP, each added to the stream."""
+    def pooled_tokens(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        """Return the tokens that the pool reads after the last block, which may be the class token alone."""
+        if self.attn.class_attend is None:
+            return self(x, *rotation)
+        attended = self.attn.norm(self.attn.class_attend(self.class_norm(x)))
+        return self._after_attention(attended, x[:, :1])
+
+    def _after_attention(self, attended: Tensor, x: Tensor) -> Tensor:
         x = self.proj.added(attended, x)
-        return self.fc2.added(self.mlp(self.norm2(x)), x, spare=True)
+        return self.fc2.added(self.mlp(self.norm2(x)), x, overwrite=True)
 
     def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """The attention map, (b, n, d) -> (b, heads, n, n)."""
+        """Return the attention map: (b, n, d) -> (b, heads, n, n)."""
         return self.attn.map(self.norm1(x), *rotation)
 
 
 class FastAttentionPool(nn.Module):
-    """`AttentionPool`, whose query is always the same, without a key or a value of any token: (b, n, d) -> (b, d).
+    """`AttentionPool`, whose query is always the same, without the key or value of any token: (b, n, d) -> (b, d).
 
     q (W x) = (q W) x, and the weighted mean of W x is W times that of x. A bias of the keys shifts all scores alike.
     """
@@ -246,105 +225,82 @@ class FastAttentionPool(nn.Module):
         keys, values = (rearrange(w, "(h d) c -> h d c", h=heads) for w in pool.kv.weight.detach().chunk(2))
         query = rearrange(pool.q(pool.latent), "1 1 (h d) -> h 1 d", h=heads)
         scale = query.shape[-1] ** -0.5
-        self.looks = (query @ keys).squeeze(1).mul(scale).to(dtype)  # (h, c): the score of a token, by head
+        self.score_weight = (query @ keys).squeeze(1).mul(scale).to(dtype)  # (h, c)
         self.values = values.mT.contiguous().to(dtype)  # (h, c, d)
         self.value_bias = pool.kv.bias.detach().chunk(2)[1].to(dtype)
-        floats = Floats(dtype, linear)
-        self.norm = floats.before("fc1", pool.norm)
-        self.proj = floats.linear("proj", *_folded(pool.proj))
-        self.mlp = FastMLP(mlp, floats)
-        self.fc2 = floats.linear("fc2", *_folded(mlp.fc2, inputs=self.mlp.factor))
+        layers = FloatLayers(dtype, linear)
+        self.proj = layers.linear("proj", *scaled(pool.proj))
+        self.norm = layers.norm("fc1", pool.norm)
+        self.mlp = FastMLP(mlp, layers)
+        self.fc2 = layers.linear("fc2", *scaled(mlp.fc2, inputs=self.mlp.factor))
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = (x @ self.looks.T).softmax(1)  # (b, n, h)
+        weights = (x @ self.score_weight.T).softmax(1)  # (b, n, h)
         means = rearrange(weights.mT @ x, "b h c -> h b c")
-        seen = rearrange(torch.bmm(means, self.values), "h b d -> b 1 (h d)") + self.value_bias
-        y = self.proj(seen)
+        read = rearrange(torch.bmm(means, self.values), "h b d -> b 1 (h d)") + self.value_bias
+        y = self.proj(read)
         return self.fc2.added(self.mlp(self.norm(y)), y)[:, 0]
 
 
-def _rotate_in_place(x: Tensor, turns: Tensor) -> None:
-    """Turns queries and keys, (b, n, 2, heads, head_dim), by their token's `turns`, complex, (n, head_dim / 2).
+def _rotate_in_place(x: Tensor, rotation: Tensor) -> None:
+    """Rotate queries and keys, (b, n, 2, heads, head_dim), by their token's complex numbers, (n, head_dim / 2).
 
-    A pair of channels is a complex number here, its two parts side by side, and to turn it is one product.
+    Two channels side by side are one complex number, and to rotate them is one product.
     """
     pairs = x.view(*x.shape[:-1], -1, 2)
-    wide = pairs.to(turns.dtype.to_real())  # there are no complex numbers of bfloat16
-    torch.view_as_complex(wide).mul_(turns[:, None, None])
+    wide = pairs.to(rotation.dtype.to_real())  # there are no complex numbers of bfloat16
+    torch.view_as_complex(wide).mul_(rotation[:, None, None])
     if wide is not pairs:
         pairs.copy_(wide)
 
 
-def _standardised_once(backbone: nn.Module) -> nn.Module:
-    """A stem whose filters are standardised now, and not at each call."""
-    for module in list(backbone.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, StandardConv):
-                setattr(module, name, _plain_convolution(child))
-    return backbone
-
-
-def _plain_convolution(conv: StandardConv) -> nn.Module:
-    """The same, of filters that stay as they are."""
-    kernel, stride, padding = conv.kernel_size[0], conv.stride[0], cast(int, conv.padding[0])
-    plain = nn.Conv2d(conv.in_channels, conv.out_channels, kernel, stride, padding, bias=False, device="meta")
-    plain.weight = nn.Parameter(conv.standardised().detach(), requires_grad=False)
-    return nn.Sequential(conv.border, plain)
-
-
-WeightAndBias = tuple[Tensor, Tensor | None]
-
-
-def _with_scaled_rows(attn: Attention, unit: float, divisor: Tensor | float) -> WeightAndBias:
-    """Weight and bias of q, k and v, such that q k^T are scores in that unit, and values are divided."""
-    width = attn.proj.in_features
-    weight = attn.qkv.weight
-    scale = weight.new_ones(3, width, dtype=torch.promote_types(weight.dtype, torch.float32))
-    scale[0] = (width // attn.heads) ** -0.5 / unit
-    scale[2].div_(divisor)
-    return _folded(attn.qkv, outputs=scale.flatten())
-
-
-def _with_pairs_together(weight: Tensor, bias: Tensor | None, heads: int) -> WeightAndBias:
-    """With the channels of queries and keys in another order: the two that are turned together side by side.
+def _pairs_side_by_side(rows: Tensor, heads: int) -> Tensor:
+    """Reorder the channels of queries and keys: the two that are rotated together become neighbours.
 
     Scores stay as they are, since queries and keys change alike.
     """
+    queries_and_keys, values = rows.tensor_split([len(rows) // 3 * 2])
+    paired = rearrange(queries_and_keys, "(qk h part d) ... -> (qk h d part) ...", qk=2, h=heads, part=2)
+    return torch.cat([paired, values])
 
-    def reordered(rows: Tensor) -> Tensor:
-        queries_and_keys, values = rows.tensor_split([len(rows) // 3 * 2])
-        paired = rearrange(queries_and_keys, "(qk h part d) ... -> (qk h d part) ...", qk=2, h=heads, part=2)
-        return torch.cat([paired, values])
 
-    return reordered(weight), None if bias is None else reordered(bias)
+def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
+    """Standardise the filters of a stem now, so that no call has to."""
+    for module in list(backbone.modules()):
+        for name, conv in module.named_children():
+            if isinstance(conv, StandardConv):
+                kernel, stride, padding = conv.kernel_size[0], conv.stride[0], cast(int, conv.padding[0])
+                shape = conv.in_channels, conv.out_channels, kernel, stride, padding
+                plain = nn.Conv2d(*shape, bias=False, device="meta")
+                plain.weight = nn.Parameter(conv.standardised().detach(), requires_grad=False)
+                setattr(module, name, nn.Sequential(conv.border, plain))
+    return backbone
 
 
 def activation(mlp: MLP) -> tuple[str, float, float]:
-    """The activation that oneDNN has for an MLP's, and the factors to multiply with before it and after it."""
+    """Return oneDNN's activation for an MLP, and the factors to multiply with before and after it."""
     if isinstance(mlp.act, nn.GELU):
         return mlp.act.approximate, 1.0, 1.0
     return "swish", QUICK, 1 / QUICK
 
 
 def layer_scale(scale: nn.Module) -> Tensor | float:
-    """The numbers of a `LayerScale`, or 1 where there is none."""
+    """Return the factors of a `LayerScale`, or 1 if there is none."""
     return getattr(scale, "gamma", 1.0)
 
 
-def _folded(linear: nn.Linear, *, inputs: float = 1.0, outputs: Tensor | float = 1.0) -> WeightAndBias:
-    """Weight and bias of a layer that multiplies what it takes by `inputs`, and what it gives by `outputs`."""
-    bias = None if linear.bias is None else linear.bias.detach()
-    return _multiplied(linear.weight.detach(), bias, inputs, outputs)
-
-
-def _multiplied(
-    weight: Tensor, bias: Tensor | None, inputs: float = 1.0, outputs: Tensor | float = 1.0
-) -> WeightAndBias:
+def scaled(linear: nn.Linear, inputs: float = 1.0, outputs: Tensor | float = 1.0) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a layer that multiplies its inputs and outputs by factors."""
+    weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     if isinstance(outputs, float) and outputs == inputs == 1:
         return weight, bias
-    wide = torch.promote_types(weight.dtype, torch.float32)  # so that a narrow dtype rounds once
+    wide = _at_least_float32(weight.dtype)  # so that a narrow dtype rounds once
     rows = outputs[:, None] if isinstance(outputs, Tensor) else outputs
     return (weight.to(wide) * rows).mul_(inputs), None if bias is None else bias.to(wide) * outputs
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -352,9 +308,12 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def plain_norm(norm: nn.Module, dtype: torch.dtype, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """A LayerNorm as a plain call, which skips what a module's call looks up.
+    """Return a LayerNorm as a plain call, which is faster than a module's, or an identity.
 
-    `factor` is by how much what it takes was multiplied: it takes that away again, but for its epsilon.
+    Args:
+        norm: A LayerNorm or an identity.
+        dtype: Of its weights.
+        factor: By how much its input is too large. A norm undoes that itself, except for its epsilon.
     """
     if not isinstance(norm, nn.LayerNorm):
         return lambda x: x

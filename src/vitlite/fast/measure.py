@@ -1,7 +1,7 @@
-"""How long models take, fairly: contestants take turns in one run, and the best of many turns counts.
+"""How long models take: benchmarks take turns in one run, and the best of many turns counts.
 
-Absolute times on a shared machine mean little, so what counts are ratios within one run. Before each turn comes a
-pause, in which the workers of the contestant before fall asleep.
+Absolute times on a shared machine mean little, so what counts are ratios within one run. Each turn begins with a pause,
+in which the workers of the benchmark before fall asleep.
 """
 
 import copy
@@ -15,27 +15,26 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlite.config import ViTConfig
-from vitlite.fast import cpu
-from vitlite.fast.kernels import PackedLinear, PlainLinear, float32_products, float32_products_pay, packing_pays
+from vitlite.fast.kernels import LONG, fastest_linear, first_core, float32_products, float32_products_are_exact
 from vitlite.fast.optimize import optimize
 from vitlite.fast.slices import SLICE
 from vitlite.nn import costs
 from vitlite.nn.vit import ViT
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the largest logit: beyond it, not the same network
-ON_A_GPU = {torch.float32: 1e-2, torch.bfloat16: 0.1}  # whose convolutions round to three digits, as torch sets them
+GPU_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.1}  # where torch's convolutions round to three digits
 CPU = torch.device("cpu")
-LONG = 0.3  # seconds of a call of which one a turn is enough
-ENOUGH = 60  # seconds for all contestants together, after three turns
+LONG_CALL = 0.3  # seconds: one such call a turn is enough
+TIME_LIMIT = 60  # seconds for all benchmarks together, after three turns
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile")  # that make products fast
 
 
 @dataclass
-class Contestant:
-    """One way to compute the logits, and the best time it had so far."""
+class Benchmark:
+    """One way to compute the logits, and its best time so far."""
 
     name: str
     dtype: torch.dtype
@@ -43,33 +42,23 @@ class Contestant:
     best: float = math.inf  # seconds
 
 
-def measure(contestants: Sequence[Contestant], rounds: int) -> None:
-    """Lets the contestants take turns, and keeps the best time of each.
+def measure(benchmarks: Sequence[Benchmark], rounds: int) -> None:
+    """Run benchmarks in turns, and set the best time of each.
 
-    A turn is a pause, a call that is left out, and two that count; where a call takes long, it is one that counts.
-    Who is far behind the quickest of its dtype after two turns has had enough of them, and so has everybody after
-    three turns and a minute.
+    A turn is a pause, a call that does not count, and two that do; of long calls, one that does. After two turns a
+    benchmark rests if it is far behind the fastest of its dtype. After three turns and a minute all are done.
     """
     start = time.perf_counter()
-    long = [_seconds(contestant.run) > LONG for contestant in contestants]  # which also warms up
+    is_long = [_seconds(benchmark.run) > LONG_CALL for benchmark in benchmarks]  # which also warms up
     for turn in range(rounds):
-        if turn >= 3 and time.perf_counter() - start > ENOUGH:
+        if turn >= 3 and time.perf_counter() - start > TIME_LIMIT:
             return
-        for contestant, takes_long in zip(contestants, long, strict=True):
-            turns_at_least = 1 if takes_long else 2
-            if turn < turns_at_least or not _is_far_behind(contestant, contestants):
-                _take_turn(contestant, calls=1 if takes_long else 3)
-
-
-def _take_turn(contestant: Contestant, calls: int) -> None:
-    time.sleep(0.03)
-    times = [_seconds(contestant.run) for _ in range(calls)]
-    contestant.best = min(contestant.best, *times[-2:])
-
-
-def _is_far_behind(contestant: Contestant, contestants: Sequence[Contestant]) -> bool:
-    quickest = min(rival.best for rival in contestants if rival.dtype is contestant.dtype)
-    return contestant.best > 1.5 * quickest
+        for benchmark, one_call in zip(benchmarks, is_long, strict=True):
+            fastest = min(other.best for other in benchmarks if other.dtype is benchmark.dtype)
+            if turn < (1 if one_call else 2) or benchmark.best <= 1.5 * fastest:
+                time.sleep(0.03)
+                times = [_seconds(benchmark.run) for _ in range(1 if one_call else 3)]
+                benchmark.best = min(benchmark.best, *times[-2:])
 
 
 def _seconds(run: Callable[[], Any]) -> float:
@@ -78,20 +67,20 @@ def _seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def as_created(model: ViT, images: Tensor, dtype: torch.dtype) -> Contestant:
-    """The model as `create` gives it in a dtype; with a copy, so that other contestants keep theirs."""
-    created, given = copy.deepcopy(model).to(dtype), images.to(dtype)
-    return Contestant("vitlite", dtype, to_the_end(lambda: created(given), model.device))
+def eager(model: ViT, images: Tensor, dtype: torch.dtype, name: str = "eager") -> Benchmark:
+    """Return a benchmark of a copy of the model without `optimize`."""
+    converted, given = copy.deepcopy(model).to(dtype), images.to(dtype)
+    return Benchmark(name, dtype, synchronized(lambda: converted(given), model.device))
 
 
-def as_optimized(model: ViT, images: Tensor, dtype: torch.dtype) -> Contestant:
-    """The same through `optimize`."""
-    optimized = optimize(copy.deepcopy(model), dtype=dtype)
-    return Contestant("optimized", dtype, to_the_end(lambda: optimized(images), model.device))
+def optimized(model: ViT, images: Tensor, dtype: torch.dtype) -> Benchmark:
+    """Return a benchmark of a copy of the model after `optimize`."""
+    fast = optimize(copy.deepcopy(model), dtype=dtype)
+    return Benchmark("optimized", dtype, synchronized(lambda: fast(images), model.device))
 
 
-def to_the_end(run: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """The same, until the device is done: a GPU is given work, and the call returns before it has begun."""
+def synchronized(run: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    """Return a call that waits until the device is done. A GPU's calls return before it has begun."""
     synchronize = getattr(torch, device.type).synchronize
 
     def run_and_wait() -> Any:
@@ -103,7 +92,7 @@ def to_the_end(run: Callable[[], Any], device: torch.device) -> Callable[[], Any
 
 
 def memory_of(run: Callable[[], Any], device: torch.device) -> int:
-    """How many bytes of a GPU a call takes at most, beside the weights that are there; 0 where torch does not count."""
+    """Return how many bytes of a GPU a call takes at most, besides the weights; 0 where torch does not count."""
     counts = getattr(torch, device.type)
     if not hasattr(counts, "max_memory_allocated"):
         return 0
@@ -113,83 +102,59 @@ def memory_of(run: Callable[[], Any], device: torch.device) -> int:
     return int(counts.max_memory_allocated(device) - before)
 
 
-def products(config: ViTConfig, images: Tensor) -> Contestant:
-    """The matrix products of a forward pass and nothing else, as fast as this machine does them: the limit.
+def products(config: ViTConfig, images: Tensor) -> Benchmark:
+    """Return a benchmark of the matrix products of a forward pass and nothing else: the limit on this machine.
 
-    Rows of many images are multiplied some images at a time, as `optimize` does at most.
+    The rows of many images are multiplied some images at a time, as `optimize` does at most.
     """
-    dtype = images.dtype
-    at_once = math.ceil(len(images) / math.ceil(len(images) / SLICE))  # rounds of the same number of images
-    times = config.depth * math.ceil(len(images) / at_once)
-    linear_layers = _linear_products(config, at_once, dtype)
-    attention = _attention_products(config, dtype)
-    around: AbstractContextManager[None] = nullcontext()
-    if dtype is torch.float32 and float32_products_pay(config.tokens, config.head_width):
-        around = float32_products
-
-    def run() -> None:
-        with around:
-            for _ in range(times):
-                for layer in linear_layers:
-                    layer()
-                for _ in range(at_once):
-                    attention()
-
-    return Contestant("products", dtype, run)
-
-
-def _linear_products(config: ViTConfig, images: int, dtype: torch.dtype) -> list[Callable[[], Tensor]]:
-    """The linear layers of one block, ready to run on the tokens of so many images."""
-    linear = PackedLinear if packing_pays(dtype) else PlainLinear
-    tokens = config.tokens
-    ready: list[Callable[[], Tensor]] = []
+    dtype, tokens, heads = images.dtype, config.tokens, config.heads
+    batch = math.ceil(len(images) / math.ceil(len(images) / SLICE))
+    repeats = config.depth * math.ceil(len(images) / batch)
+    layers = []  # of one block, each with its input
     for layer in costs.layers(config):
         if layer.name.startswith("blocks.") and layer.macs and layer.weight:
             n, k = layer.weight
-            ready.append(_on_noise(linear(torch.randn(n, k), torch.randn(n), dtype), images * tokens, k, dtype))
-    return ready
-
-
-def _on_noise(product: PackedLinear | PlainLinear, rows: int, width: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-    x = torch.randn(rows, width, dtype=dtype)
-    return lambda: product(x)
-
-
-def _attention_products(config: ViTConfig, dtype: torch.dtype) -> Callable[[], None]:
-    """The two products of attention of one image."""
-    heads, tokens = config.heads, config.tokens
+            linear = fastest_linear(dtype)(torch.randn(n, k), torch.randn(n), dtype)
+            layers.append((linear, torch.randn(batch * tokens, k, dtype=dtype)))
     q, k, v = torch.randn(3, heads, tokens, config.head_width, dtype=dtype)
     scores, out = torch.empty(heads, tokens, tokens, dtype=dtype), torch.empty_like(q)
+    context: AbstractContextManager[None] = nullcontext()
+    if dtype is torch.float32 and tokens >= LONG and float32_products_are_exact():
+        context = float32_products
 
     def run() -> None:
-        torch.bmm(q, k.mT, out=scores)
-        torch.bmm(scores, v, out=out)
+        with context:
+            for _ in range(repeats):
+                for linear, x in layers:
+                    linear(x)
+                for _ in range(batch):
+                    torch.bmm(q, k.mT, out=scores)
+                    torch.bmm(scores, v, out=out)
 
-    return run
+    return Benchmark("products", dtype, run)
 
 
-def difference(answer: Any, right: Tensor) -> float:
-    """The largest difference between logits, of the largest of those that are right."""
+def difference(answer: Any, expected: Tensor) -> float:
+    """Return the largest difference between logits, relative to the largest expected one."""
     answer = torch.as_tensor(answer).float()
-    return float((answer - right).abs().max() / right.abs().max())
+    return float((answer - expected).abs().max() / expected.abs().max())
 
 
 def random_model(config: ViTConfig) -> ViT:
-    """A model whose logits depend on every weight, the same on each call."""
+    """Return a model whose logits depend on every weight, the same on each call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ViT(config).eval()
-        torch.nn.init.normal_(cast(torch.nn.Linear, model.head).weight, std=0.02)
+        nn.init.normal_(cast(nn.Linear, model.head).weight, std=0.02)
     return model.requires_grad_(False)
 
 
 def machine(device: torch.device = CPU) -> dict[str, Any]:
-    """What the figures belong to."""
-    core = cpu.first_core()
-    flags = cpu.flags_of(core)
+    """Describe the machine that was measured."""
+    core = first_core()
     described: dict[str, Any] = {
-        "cpu": cpu.name_of(core),
-        "instructions": [name for name in INSTRUCTIONS if name in flags],
+        "cpu": core.get("model name") or platform.processor() or platform.machine(),
+        "instructions": [name for name in INSTRUCTIONS if name in core.get("flags", "").split()],
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }

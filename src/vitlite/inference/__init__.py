@@ -1,1 +1,1 @@
-"""Run models over images, and write their vectors into files."""
+"""Predictions and embeddings of any number of images."""

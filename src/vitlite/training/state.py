@@ -259,8 +259,7 @@ def _matmul_context(model: ViT, settings: Settings) -> AbstractContextManager[An
     """
     if model.device.type != "cpu" or settings.bfloat16:
         return nullcontext()
-    exact = float32_products_are_exact(model.config.tokens, model.config.head_width)
-    return float32_products if exact else nullcontext()
+    return float32_products if float32_products_are_exact() else nullcontext()
 
 
 @contextmanager
