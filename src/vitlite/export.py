@@ -102,7 +102,7 @@ def _check_model(model: ViT, path: Path) -> None:
     if model.training:
         raise ExportError("A model in training mode would be exported with its dropout. Call model.eval() first.")
     try:
-        check_savable(model, path)
+        check_savable(model, "export")
     except CheckpointError as error:
         raise ExportError(str(error)) from None
 

@@ -25,7 +25,7 @@ from vitlite.checkpoints.metadata import (
     transform_from_record,
     transform_of,
 )
-from vitlite.checkpoints.reader import FLOATS, WeightsFile, exists, open_weights, path_of
+from vitlite.checkpoints.reader import FLOATS, WeightsFile, open_weights, path_of
 from vitlite.checkpoints.resolve import ARCHITECTURE, CALLER, METADATA, OPTION, Claim, Resolved, understand
 from vitlite.config import Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError, shown
@@ -188,7 +188,7 @@ def load(
         DownloadError, CheckpointError, ConfigError: as in `create`; what remains unknown is asked for by name.
     """
     path = path_of(source, "load")
-    if str(source) in registry.NAMES and not exists(path) and "/" not in str(source):
+    if str(source) in registry.NAMES and not path.exists() and "/" not in str(source):
         raise UnknownNameError(
             f"{source!r} is a name of the zoo, not a place:", python=f"vitlite.create({str(source)!r})."
         )
@@ -298,7 +298,6 @@ def _fill(file: WeightsFile, mapping: KeyMapping, resolved: Resolved, wish: Buil
     """The model that is wished for, and what became of each tensor; a file is scanned for damage once."""
     scan = not all(verify.was_scanned(path) for path in file.files)
     model, report = build(file, mapping, resolved.config, wish, resolved.provenance, scan=scan)
-    file.refuse_changes()
     if scan and not report.dropped:
         for path in file.files:
             verify.mark_scanned(path)

@@ -1,12 +1,9 @@
 """Conversions keep the logits: timm, transformers and torchvision load them, and they come back as they were."""
 
 import argparse
-import errno
 import json
 import os
 import re
-import tempfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -289,48 +286,32 @@ def test_names_that_rotary_networks_share_are_not_lost_in_other_names(tmp_path: 
     args = {"img_size": 32, "patch_size": 8, "num_heads": 4, **TIMM_SIZES}
     named = {"architecture": "deit3_small_patch16_224", "model_args": args}
     (tmp_path / "config.json").write_text(json.dumps(named))
-    convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm")
+    convert(tmp_path, tmp_path / "out.safetensors", "timm")
     assert load_file(tmp_path / "out.safetensors").keys() == state.keys()
 
 
-def test_of_averaged_weights_and_others_none_is_taken_by_itself(tmp_path: Path) -> None:
-    state = tiny_model().state_dict()
-    torch.save({"epoch": 3, "state_dict": state, "state_dict_ema": state}, tmp_path / "vit.pth")
-    with pytest.raises(
-        CheckpointError, match=r"averaged weights, state_dict_ema, beside others. Choose: torch.save"
-    ) as error:
-        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
-    assert "Choose, in Python: torch.save" in error.value.for_command_line()
-
-
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [("model", "ema_model"), ("state_dict", "swa_state_dict"), ("model", "avg"), ("module", "student")],
+    "keys", [("student", "teacher"), ("state_dict", "state_dict_ema"), ("encoder", "target_encoder")]
 )
-def test_of_two_networks_none_is_taken_by_itself(one: str, other: str, tmp_path: Path) -> None:
-    state = tiny_model().state_dict()
-    wrapped = {"decay": 0.9, "module": {f"module.{name}": x for name, x in state.items()}}
-    torch.save({one: state, other: wrapped}, tmp_path / "vit.pth")
-    with pytest.raises(CheckpointError, match=rf"vit\.pth has {one} and {other}, two networks of the same sizes"):
-        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
-
-
-def test_neither_an_optimizer_nor_a_student_is_a_second_network(tmp_path: Path) -> None:
+def test_pickle_with_several_networks_needs_a_key(keys: tuple[str, str], tmp_path: Path) -> None:
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters())
     model(IMAGES).sum().backward()
     optimizer.step()
-    state = model.state_dict()
-    script = {"teacher": state, "student": {f"module.{name}": x for name, x in state.items()}}
-    script |= {"optimizer": optimizer.state_dict(), "epoch": 3}
-    torch.save(script, tmp_path / "vit.pth")
-    with pytest.raises(CheckpointError, match=r"has teacher and student, two networks of the same sizes\. Choose"):
+    states = {
+        key: {f"module.{name}": x.detach() + i for name, x in model.named_parameters()} for i, key in enumerate(keys)
+    }
+    rest = {"optimizer": optimizer.state_dict(), "epoch": 3, "dino_loss": {"center": torch.zeros(1, 5)}}
+    torch.save(states | rest, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=rf"contains several ViTs: {keys[0]}, {keys[1]}\. Choose one with key="):
         convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
-    torch.save(
-        script | {"dino_loss": {"center": torch.zeros(1, 5)}}, tmp_path / "vit.pth"
-    )  # as its authors' script does
-    convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
-    assert load_file(tmp_path / "vit.safetensors").keys() == state.keys()
+    with pytest.raises(CheckpointError, match=rf"no ViT that vitlite knows at other. It contains: {keys[0]}, "):
+        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm", key="other")
+    convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm", key=keys[1])
+    written = load_file(tmp_path / "vit.safetensors")
+    assert torch.equal(written["head.bias"], states[keys[1]]["module.head.bias"])
+    with pytest.raises(ConfigError, match=r"is not a pickle, so there is nothing to choose\. Leave out key="):
+        convert(tmp_path / "vit.safetensors", tmp_path / "again.safetensors", "timm", key=keys[1])
 
 
 def test_a_checkpoint_of_a_training_script_is_converted(tmp_path: Path) -> None:
@@ -344,13 +325,6 @@ def test_a_checkpoint_of_a_training_script_is_converted(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
     with pytest.raises(CheckpointError, match=r"is a pickle, .*vitlite convert .*model_best.pth.tar"):
         load(tmp_path / "model_best.pth.tar")
-
-
-def test_tensors_with_torch_compile_s_word_and_without_it(tmp_path: Path) -> None:
-    state = tiny_model().state_dict()
-    torch.save(state | {"_orig_mod.head.bias": state["head.bias"] + 1}, tmp_path / "vit.pth")
-    with pytest.raises(CheckpointError, match=r"torch\.compile's _orig_mod\. in their names, and the same without"):
-        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
 
 
 def test_simple_vit_opens_with_its_positions_written_into_it(tmp_path: Path) -> None:
@@ -375,16 +349,8 @@ def test_simple_vit_opens_with_its_positions_written_into_it(tmp_path: Path) -> 
 
 def test_a_whole_model_in_a_pickle_is_named(tmp_path: Path) -> None:
     torch.save(tiny_model(), tmp_path / "whole.pth")
-    with pytest.raises(CheckpointError, match=r"beside tensors it has vitlite\.model\.ViT, which could run") as error:
+    with pytest.raises(CheckpointError, match=r"contains vitlite\.\S+ beside tensors, .* in Python: torch\.save"):
         convert(tmp_path / "whole.pth", tmp_path / "out.safetensors", "timm")
-    assert "keep its tensors alone, in Python: whole = torch.load" in error.value.for_command_line()
-
-
-def test_of_i_jepa_s_two_encoders_none_is_taken_by_itself(tmp_path: Path) -> None:
-    state = tiny_model().state_dict()
-    torch.save({"encoder": state, "target_encoder": state, "epoch": 3}, tmp_path / "vit.pth")
-    with pytest.raises(CheckpointError, match="averaged weights, target_encoder, beside others"):
-        convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
 
 
 def test_what_the_target_held_before_says_nothing_of_the_new_model(tmp_path: Path) -> None:
@@ -407,72 +373,6 @@ def test_a_folder_with_a_pickle_keeps_its_config(tmp_path: Path) -> None:
     assert again.labels == ("ant", "bee", "cow")
 
 
-def folder_of_another(folder: Path) -> None:
-    """A model with labels and a config.json, and beside it, in a pickle and not, tensors that somebody calls mine."""
-    tiny_model().save(folder)
-    config = json.loads((folder / "config.json").read_text())
-    del config["vitlite_pair"]  # as in those of other programs
-    (folder / "config.json").write_text(json.dumps(config))
-    torch.save(tiny_model().state_dict(), folder / "mine.pth")
-    save_file(tiny_model().state_dict(), folder / "mine.safetensors")
-
-
-@pytest.mark.parametrize("others", ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"])
-def test_the_json_of_other_weights_says_nothing_of_a_pickle_with_a_name_of_its_own(others: str, tmp_path: Path) -> None:
-    folder_of_another(tmp_path / "base")
-    (tmp_path / "base" / "model.safetensors").rename(tmp_path / "base" / others)
-    for name in ("mine.safetensors", "mine.pth"):
-        with pytest.raises(ConfigError, match=rf"{name}: The tensors do not tell"):
-            convert(tmp_path / "base" / name, tmp_path / "out", "vitlite")
-        convert(tmp_path / "base" / name, tmp_path / f"{name} out", "vitlite", config=EXACT.replace(heads=2))
-        assert load(tmp_path / f"{name} out").labels is None
-        (tmp_path / "base" / "mine.safetensors").unlink(missing_ok=True)
-
-
-def test_the_json_of_a_folder_speaks_for_its_only_pickle_and_for_one_of_the_usual_name(tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    folder_of_another(base)
-    torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
-    convert(base / "pytorch_model.bin", tmp_path / "usual", "vitlite")
-    for name in ("model.safetensors", "mine.safetensors", "pytorch_model.bin"):
-        (base / name).unlink()
-    (base / "weights.safetensors").mkdir()  # no file
-    convert(base / "mine.pth", tmp_path / "only", "vitlite")
-    for name in ("usual", "only"):
-        assert load(tmp_path / name).labels == ("ant", "bee", "cow")
-
-
-@pytest.mark.parametrize("other", ["ema.safetensors", "shards"])
-def test_the_json_of_a_pickle_speaks_for_no_file_of_another_name(other: str, tmp_path: Path) -> None:
-    """timm and transformers open the pickle; whoever wrote the other knows what it is."""
-    theirs = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4)
-    folder = tmp_path / "theirs"
-    args = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 4}
-    timm.models.save_for_hf(theirs, folder, model_config={"model_args": args}, safe_serialization=False)
-    save_file({name: 2 * tensor for name, tensor in theirs.state_dict().items()}, folder / "ema.safetensors")
-    if other == "shards":
-        (folder / "pytorch_model.bin").rename(folder / "pytorch_model-00001-of-00002.bin")
-        (folder / "pytorch_model.bin.index.json").write_text("{}")
-    with pytest.raises(
-        CheckpointError, match=r"ema.safetensors, pytorch_model.*Name .*ema.safetensors if that is meant"
-    ):
-        load(folder)
-    with pytest.raises(CheckpointError, match=r"it has ema.safetensors, pytorch_model.*\. Name the one of them\."):
-        convert(folder, tmp_path / "ours", "vitlite")
-    if other == "shards":
-        return
-    convert(folder / "pytorch_model.bin", tmp_path / "ours", "vitlite")
-    with torch.no_grad():
-        assert near(load(tmp_path / "ours")(IMAGES), theirs.eval()(IMAGES))
-    (folder / "ema.safetensors").rename(folder / ".ema.safetensors")  # hidden, as nobody's
-    convert(folder, tmp_path / "alone", "vitlite")
-    with torch.no_grad():
-        assert near(load(tmp_path / "alone")(IMAGES), theirs(IMAGES))
-    (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(CheckpointError, match=r"has no model.safetensors, nor one other weights file"):
-        load(folder)
-
-
 def test_a_folder_for_torchvision_has_the_tensors_alone(tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "theirs", "torchvision")
@@ -480,46 +380,39 @@ def test_a_folder_for_torchvision_has_the_tensors_alone(tmp_path: Path) -> None:
     assert near(load(tmp_path / "theirs", config=ViTConfig(heads=2))(IMAGES), tiny_model()(IMAGES))
 
 
+def test_config_json_describes_the_usual_pickle_and_the_only_one_of_a_folder(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "base")
+    state = load_file(tmp_path / "base" / "model.safetensors")
+    torch.save(state, tmp_path / "base" / "pytorch_model.bin")
+    convert(tmp_path / "base" / "pytorch_model.bin", tmp_path / "usual", "vitlite")
+    torch.save(state, tmp_path / "base" / "mine.pth")
+    with pytest.raises(ConfigError, match=r"mine\.pth: The tensors do not tell"):
+        convert(tmp_path / "base" / "mine.pth", tmp_path / "mine", "vitlite")
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (tmp_path / "base" / name).unlink()
+    convert(tmp_path / "base", tmp_path / "only", "vitlite")
+    for name in ("usual", "only"):
+        assert load(tmp_path / name).labels == ("ant", "bee", "cow")
+
+
+def test_tensor_larger_than_its_pickle_is_an_error(tmp_path: Path) -> None:
+    large = torch.zeros(1).expand(10**12)
+    torch.save(dict(tiny_model().state_dict()) | {"head.weight": large}, tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match=r"vit\.pth is damaged: it would unpack to \d+ bytes"):
+        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
+
+
 def test_pickles_are_neither_made_nor_guessed(tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "ours")
-    with pytest.raises(ConfigError, match=r"Cannot write .*out.pth: no pickles are made\. Name a folder"):
+    with pytest.raises(ConfigError, match=r"Cannot write .*out.pth: vitlite writes no pickles\. Pass a folder"):
         convert(tmp_path / "ours", tmp_path / "out.pth", "timm")
-    with pytest.raises(CheckpointError, match=r"There is no file .*none.pth"):
+    with pytest.raises(CheckpointError, match=r"There is no file or folder .*none.pth"):
         convert(tmp_path / "none.pth", tmp_path / "out", "timm")
     (tmp_path / "two").mkdir()
     for name in ("a.pth", "b.pth"):
         torch.save(tiny_model().state_dict(), tmp_path / "two" / name)
-    with pytest.raises(CheckpointError, match=r"no model.safetensors, nor one other weights file; it has a.pth, b.pth"):
+    with pytest.raises(CheckpointError, match=r"Pass one of its files: a.pth, b.pth"):
         convert(tmp_path / "two", tmp_path / "out", "timm")
-
-
-def expanded(path: Path) -> None:
-    torch.save({"head.weight": torch.zeros(1).expand(10**12)}, path)
-
-
-def expanded_as_before(path: Path) -> None:
-    torch.save({"head.weight": torch.zeros(1).expand(10**12)}, path, _use_new_zipfile_serialization=False)
-
-
-def one_storage_a_thousand_times(path: Path) -> None:
-    large = torch.zeros(10**5)
-    torch.save({f"{number}.weight": large for number in range(1000)}, path)
-
-
-def compressed_zeros(path: Path) -> None:
-    plain = path.with_suffix(".plain")
-    torch.save({"head.weight": torch.zeros(75 * 2**20)}, plain)
-    with zipfile.ZipFile(plain) as archive, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as small:
-        for name in archive.namelist():
-            small.writestr(name, archive.read(name))
-    plain.unlink()
-
-
-@pytest.mark.parametrize("write", [expanded, expanded_as_before, one_storage_a_thousand_times, compressed_zeros])
-def test_a_small_pickle_does_not_become_a_large_file(write: Callable[[Path], None], tmp_path: Path) -> None:
-    write(tmp_path / "vit.pth")
-    with pytest.raises(CheckpointError, match=r"vit\.pth would unpack to \d+ bytes from \d+, as no trained weights do"):
-        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
 
 
 def test_an_adapter_beside_a_pickle_is_not_left_out(tmp_path: Path) -> None:
@@ -528,26 +421,6 @@ def test_an_adapter_beside_a_pickle_is_not_left_out(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "pytorch_model.bin"):
         with pytest.raises(CheckpointError, match=r"has an adapter beside its weights"):
             convert(place, tmp_path / "out.safetensors", "timm")
-
-
-def test_a_flipped_bit_in_a_pickle_is_noticed(tmp_path: Path) -> None:
-    """By the archive's checksum, which torch does not look at; where torch was told to write none, nobody can."""
-    weights = dict(tiny_model().state_dict())
-    path = tmp_path / "vit.pth"
-    torch.save(weights, path)
-    whole = bytearray(path.read_bytes())
-    whole[whole.find(weights["blocks.0.mlp.fc1.weight"].numpy().tobytes()) + 3] ^= 0x40
-    path.write_bytes(whole)
-    with pytest.raises(CheckpointError, match=r"in it does not have its checksum"):
-        convert(path, tmp_path / "out.safetensors", "timm")
-    assert not (tmp_path / "out.safetensors").exists()
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(weights, path)
-    finally:
-        torch.serialization.set_crc32_options(before)
-    convert(path, tmp_path / "out.safetensors", "timm")
 
 
 def test_tied_and_strided_weights_of_a_pickle_are_converted(tmp_path: Path) -> None:
@@ -561,40 +434,6 @@ def test_tied_and_strided_weights_of_a_pickle_are_converted(tmp_path: Path) -> N
     assert all(torch.equal(tensor, written[name]) for name, tensor in state.items())
 
 
-@pytest.mark.filterwarnings("ignore:.*(Sparse|nested)")  # torch's, that they are new
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.eye(4).to_sparse(),
-        lambda: torch.eye(4).to_sparse_csr(),
-        lambda: torch.empty(10**12, device="meta"),
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    ],
-)
-def test_tensors_without_values_of_their_own_are_no_weights(make: Callable[[], torch.Tensor], tmp_path: Path) -> None:
-    torch.save({"head.weight": make()}, tmp_path / "vit.pth")
-    refused = r"head.weight in .*vit\.pth is a sparse tensor, a nested one, or one with"
-    unopened = r"beside tensors it has torch\._utils\._rebuild_nested_tensor"  # by torch 2.15
-    with pytest.raises(CheckpointError, match=f"{refused}|{unopened}"):
-        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
-
-
-def test_tables_in_themselves_come_to_an_end(tmp_path: Path) -> None:
-    circle: dict[str, Any] = {}
-    circle["model"] = circle
-    torch.save(circle, tmp_path / "vit.pth")
-    with pytest.raises(CheckpointError, match="has no tensors with names in its first 10 tables, each in the other"):
-        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
-    many: dict[str, Any] = {}
-    for _ in range(40):  # of which a walk that counts each again would see 2**40
-        many = {"one": many, "other": many}
-    torch.save({"model": tiny_model().state_dict(), "other": many, "circle": circle}, tmp_path / "vit.pth")
-    convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
-    torch.save({3: torch.ones(2, 2)}, tmp_path / "vit.pth")
-    with pytest.raises(CheckpointError, match=r"vit\.pth has no tensors, but: 3"):
-        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
-
-
 def save_shards(state: dict[str, torch.Tensor], folder: Path) -> None:
     """Two files, and an index that names both."""
     names = sorted(state)
@@ -602,32 +441,6 @@ def save_shards(state: dict[str, torch.Tensor], folder: Path) -> None:
     for file in set(file_of.values()):
         save_file({name: state[name] for name in names if file_of[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
-
-
-@pytest.mark.parametrize("in_shards", [True, False])
-def test_of_a_folder_what_load_takes_is_converted_and_no_pickle(in_shards: bool, tmp_path: Path) -> None:
-    state, folder = tiny_model().state_dict(), tmp_path / "run"
-    folder.mkdir()
-    if in_shards:
-        save_shards(state, folder)
-    else:
-        save_file(state, folder / "final.safetensors")
-    torch.save({name: tensor / 2 for name, tensor in state.items()}, folder / "epoch1.pth")
-    convert(folder, tmp_path / "out.safetensors", "timm")
-    written = load_file(tmp_path / "out.safetensors")
-    assert all(torch.equal(tensor, written[name]) for name, tensor in state.items())
-
-
-def test_of_a_folder_with_several_weights_and_a_pickle_none_is_taken_by_itself(tmp_path: Path) -> None:
-    state, folder = tiny_model().state_dict(), tmp_path / "run"
-    folder.mkdir()
-    torch.save(state, folder / "c.pth")
-    for name in ("a.safetensors", "b.safetensors"):
-        save_file(state, folder / name)
-    with pytest.raises(
-        CheckpointError, match=r"it has a\.safetensors, b\.safetensors, c\.pth\. Name the one of them\.$"
-    ):
-        convert(folder, tmp_path / "out.safetensors", "timm")
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -660,56 +473,16 @@ def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
         (weights, "linked/../run"),
         ("run/pytorch_model.bin", "run"),  # whose config.json is read
     ):
-        with pytest.raises(CheckpointError, match=r" is to be read and to be written. Name another f"):
+        with pytest.raises(CheckpointError, match=r" is an input and cannot be the output"):
             convert(tmp_path / source, tmp_path / target, "timm")
         assert everything(tmp_path) == before
-
-
-def test_the_folder_for_temporary_files_is_named_where_it_cannot_be_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.save(tiny_model().state_dict(), tmp_path / "vit.pth")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(CheckpointError, match=r"vit\.pth cannot .*: No such file .*nowhere.*the variable TMPDIR\.$"):
-        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as on_a_full_disk:
-        on_a_full_disk.setattr(os, "fsync", full)
-        with pytest.raises(CheckpointError, match=r"vit\.pth cannot .*: No space left on device \(.*Make room there"):
-            convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
-    assert os.listdir(tmp_path) == ["vit.pth"]
-
-
-@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nothing")])
-def test_what_describes_a_pickle_must_be_a_file(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
-    """Without it, the weights could be taken for those of another model."""
-    torch.save(tiny_model().state_dict(), tmp_path / "vit.pth")
-    make(tmp_path / name)
-    with pytest.raises(
-        CheckpointError, match=rf"/{name} is no file, or a link that leads nowhere, and would say what vit"
-    ):
-        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
 
 
 def test_what_is_wrong_beside_a_pickle_is_named_where_it_is(tmp_path: Path) -> None:
     torch.save(tiny_model().state_dict(), tmp_path / "vit.pth")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=str(tmp_path / "config.json")):
-        convert(tmp_path / "vit.pth", tmp_path / "out.safetensors", "timm")
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nothing")])
-def test_a_pickle_that_is_no_file_is_not_waited_for(make: Callable[[Path], None], tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    make(tmp_path / "run" / "vit.pth")
-    for source in (tmp_path / "run", tmp_path / "run" / "vit.pth"):
-        with pytest.raises(CheckpointError, match=r"There is no file .*/run/vit\.pth\.$"):
-            convert(source, tmp_path / "out.safetensors", "timm")
+        convert(tmp_path, tmp_path / "out.safetensors", "timm")
 
 
 def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
@@ -726,14 +499,14 @@ class Evil:
 def test_pickles_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"model": Evil()}, tmp_path / "evil.pth")
-    with pytest.raises(CheckpointError, match=r"evil.pth cannot be opened with weights_only=True"):
+    with pytest.raises(CheckpointError, match=r"evil.pth contains .* beside tensors, which could run code"):
         convert(tmp_path / "evil.pth", tmp_path / "out.safetensors", "timm")
     assert not (tmp_path / "evil").exists()
     torch.save({"step": 3}, tmp_path / "none.pth")
-    with pytest.raises(CheckpointError, match=r"none.pth has no tensors, but: step"):
+    with pytest.raises(CheckpointError, match=r"none.pth contains no ViT that vitlite knows. It contains: step"):
         convert(tmp_path / "none.pth", tmp_path / "out.safetensors", "timm")
     torch.save([torch.ones(1)], tmp_path / "list.pth")
-    with pytest.raises(CheckpointError, match=r"list.pth has no tensors with names, but one list"):
+    with pytest.raises(CheckpointError, match=r"list.pth contains no ViT that vitlite knows. It contains: list"):
         convert(tmp_path / "list.pth", tmp_path / "out.safetensors", "timm")
     torch.save({"model": tiny_model().state_dict() | {"more": torch.ones(1)}}, tmp_path / "more.pth")
     with pytest.raises(CheckpointError, match=r"more.pth .*\n\+ more \(1,\)"):
@@ -806,7 +579,7 @@ def test_names_that_vitlite_cannot_use_are_not_replaced_by_others(to: str, tmp_p
         **small, image_size=16, patch_size=8, id2label=labels, problem_type="multi_label_classification"
     )
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
-    with pytest.raises(CheckpointError, match=r"names of the classes would be lost, .*problem_type is multi_label"):
+    with pytest.raises(CheckpointError, match=r"names of the classes would be lost: .*problem_type is multi_label"):
         convert(tmp_path / "theirs", tmp_path / "out", to)
     assert not (tmp_path / "out").exists()
     convert(tmp_path / "theirs", tmp_path / "alone.safetensors", to)

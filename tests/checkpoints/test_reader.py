@@ -1,6 +1,5 @@
 """Damaged files are named, folders and shards are found, and reading is safe and exact."""
 
-import hashlib
 import json
 import os
 import pickle
@@ -8,17 +7,12 @@ import random
 import shutil
 import subprocess
 import sys
-import threading
-import time
 import zipfile
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from files_made import ASK, IMAGES, TINY, flax, trained, written
 from hypothesis import given, settings
@@ -62,13 +56,13 @@ def test_damaged_files(kind: str, name: str, tmp_path: Path) -> None:
         np.savez(tmp_path / name, **{"embedding/kernel": np.zeros((8, 8, 3, 16), "f4")})
         path = tmp_path / name
     path.write_bytes(damage(path)[kind])
-    with pytest.raises(CheckpointError, match=f"{name} (cannot be read as|is)|{name}: The names"):
+    with pytest.raises(CheckpointError, match=f"{name} is damaged or not a|{name}: The tensor names"):
         load(path, config=ASK)
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_no_damage_raises_anything_else(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damaged_header_is_an_error_that_names_the_file(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     chance = random.Random(seed)
     path = written(tmp_path_factory.mktemp("damage") / "vit.safetensors")
     whole = bytearray(path.read_bytes())
@@ -96,11 +90,11 @@ def test_npz_of_objects_and_of_no_arrays(tmp_path: Path) -> None:
         load(tmp_path / "a.npz")
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
         archive.writestr("readme.txt", "no array")
-    with pytest.raises(CheckpointError, match=r"b.npz cannot be read as .npz: ValueError: a member is no .npy file"):
+    with pytest.raises(CheckpointError, match=r"b.npz is damaged or not a .npz file"):
         load(tmp_path / "b.npz")
 
 
-def test_a_flipped_byte_in_an_npz_is_noticed(tmp_path: Path) -> None:
+def test_flipped_byte_in_npz_is_an_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "vit.npz", **flax())
     whole = bytearray((tmp_path / "vit.npz").read_bytes())
     whole[whole.index(flax()["head/kernel"].tobytes()) + 5] ^= 1
@@ -109,7 +103,7 @@ def test_a_flipped_byte_in_an_npz_is_noticed(tmp_path: Path) -> None:
         load(tmp_path / "vit.npz")
 
 
-def test_an_npz_tells_everything(tmp_path: Path) -> None:
+def test_npz_needs_no_config(tmp_path: Path) -> None:
     np.savez(tmp_path / "vit.npz", **flax())
     model = load(tmp_path / "vit.npz")
     assert (model.config.heads, model.config.pre_logits, model.config.norm_eps) == (2, 8, 1e-6)
@@ -132,76 +126,78 @@ def test_shards(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="more than one shard has"):
         load(tmp_path, config=ASK)
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"b.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"b.safetensors cannot be read: No such file"):
         load(tmp_path, config=ASK)
     index["weight_map"] = dict.fromkeys(names, "../a.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"weight_map.* of a .safetensors file beside it, got '../a"):
+    with pytest.raises(CheckpointError, match=r"weight_map.* of a .safetensors file in the same folder, got '../a"):
         load(tmp_path, config=ASK)
 
 
-def test_shards_without_what_their_index_names_are_no_other_model(tmp_path: Path) -> None:
+def test_shards_that_lack_a_tensor_of_their_index(tmp_path: Path) -> None:
     """A head is where the number of classes is told: without one, this would be a model that has none."""
     state = trained().state_dict()
     names = sorted(state)
     save_file({name: state[name] for name in names if not name.startswith("head.")}, tmp_path / "a.safetensors")
     index = {"weight_map": dict.fromkeys(names, "a.safetensors")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(
-        CheckpointError, match=r"index\.json says that a\.safetensors has head\.bias, and no shard has it"
-    ):
+    with pytest.raises(CheckpointError, match=r"index\.json lists head\.bias, and no shard has it"):
         load(tmp_path, config=ASK)
 
 
-def test_one_of_several_shards_is_no_network(tmp_path: Path) -> None:
+def test_single_shard_is_an_error(tmp_path: Path) -> None:
     """Without the head, which was in another, it was a network that gives features."""
     tensors = {name: tensor for name, tensor in trained().state_dict().items() if not name.startswith("head.")}
     save_file(tensors, tmp_path / "model-00001-of-00002.safetensors")
     for place in (tmp_path, tmp_path / "model-00001-of-00002.safetensors"):
-        with pytest.raises(CheckpointError, match=r"is one of 2 shards, and without the others another network"):
+        with pytest.raises(CheckpointError, match=r"is one of 2 shards, which are one model only together"):
             load(place, config=ASK)
     torch.save(tensors, tmp_path / "pytorch_model-00001-of-00002.bin")
-    with pytest.raises(CheckpointError, match=r"is one of 2 shards, and without the others another network"):
+    with pytest.raises(CheckpointError, match=r"is one of 2 shards, which are one model only together"):
         convert(tmp_path / "pytorch_model-00001-of-00002.bin", tmp_path / "out.safetensors", "timm")
+    (tmp_path / "pytorch_model-00001-of-00002.bin").unlink()
     (tmp_path / "model-00001-of-00002.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
     assert load(tmp_path, config=ASK).config.num_classes == 0
 
 
-def test_the_folder_of_a_run_names_the_models_in_it(tmp_path: Path) -> None:
+def test_folder_of_a_training_run_is_an_error_that_names_its_models(tmp_path: Path) -> None:
     for name in ("best", "last"):
         (tmp_path / name).mkdir()
         written(tmp_path / name / "model.safetensors")
-    meant = f"Did you mean a folder in it: {tmp_path / 'best'}, {tmp_path / 'last'}?"
-    state = written(tmp_path / "state.safetensors")  # as long as it is kept
-    for _ in range(2):
-        with pytest.raises(CheckpointError) as error:
-            load(tmp_path, config=ASK)
-        assert str(error.value).endswith(meant)
-        state.unlink(missing_ok=True)
+    written(tmp_path / "state.safetensors")
+    with pytest.raises(CheckpointError, match=f"Pass a folder inside it: {tmp_path / 'best'}, {tmp_path / 'last'}"):
+        load(tmp_path, config=ASK)
 
 
 def test_folders(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="it has nothing"):
+    with pytest.raises(CheckpointError, match="Pass one of its files: it has none"):
         load(tmp_path, config=ASK)
-    torch.save(trained().state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"has pytorch_model.bin. vitlite unpickles nothing here; first: vitlite"):
+    torch.save(trained().state_dict(), tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"a\.pth is a pickle, .* vitlite convert .*a\.pth OUT"):
         load(tmp_path, config=ASK)
-    with pytest.raises(CheckpointError, match="is a pickle, which can run code"):
-        load(tmp_path / "pytorch_model.bin", config=ASK)
-    (tmp_path / "pytorch_model.bin").rename(tmp_path / "a.pth")
     written(tmp_path / "any.safetensors")
+    with pytest.raises(CheckpointError, match=r"Pass one of its files: a\.pth, any\.safetensors\."):
+        load(tmp_path, config=ASK)
+    (tmp_path / "a.pth").unlink()
     assert load(tmp_path, config=ASK).source.path == tmp_path / "any.safetensors"
     written(tmp_path / "other.safetensors")
-    with pytest.raises(CheckpointError, match=r"a.pth, any.safetensors, cache, other.safetensors"):
+    with pytest.raises(CheckpointError, match=r"Pass one of its files: any\.safetensors, other\.safetensors\."):
         load(tmp_path, config=ASK)
     written(tmp_path / "model.safetensors")
     assert load(tmp_path, config=ASK).source.path == tmp_path / "model.safetensors"
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(CheckpointError, match=r"notes.txt is no weights file that vitlite reads"):
+    with pytest.raises(CheckpointError, match=r"notes.txt is not a weights file"):
         load(tmp_path / "notes.txt")
 
 
-def test_a_config_beside_another_file_does_not_speak_for_it(tmp_path: Path) -> None:
+def test_weights_beside_the_usual_pickle_are_not_taken_for_it(tmp_path: Path) -> None:
+    torch.save(trained().state_dict(), tmp_path / "pytorch_model.bin")
+    written(tmp_path / "ema.safetensors")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a pickle"):
+        load(tmp_path, config=ASK)
+
+
+def test_config_json_does_not_describe_a_file_with_a_name_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_attention_heads": 16}))
     with pytest.raises(ConfigError, match="do not tell image_size, heads"):
         load(written(tmp_path / "mine.safetensors"))
@@ -236,7 +232,7 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"mean": 5}, {"crop_pct": 0}, {"crop_pct": "a"}, {"std": None}, {"std": [0.0]}])
-def test_preprocessing_that_makes_no_sense(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_preprocessing_is_an_error_when_it_is_used(wrong: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path / "model.safetensors")
     right = {
         "input_size": [3, 16, 16],
@@ -259,14 +255,14 @@ def test_preprocessing_that_makes_no_sense(wrong: dict[str, Any], tmp_path: Path
         assert "TransformConfig" not in error.value.for_command_line() or "std" in str(error.value)
 
 
-def test_a_block_with_a_huge_number_is_one_that_is_too_many(tmp_path: Path) -> None:
+def test_block_with_a_huge_number_is_an_error(tmp_path: Path) -> None:
     extra = {"blocks.1000000000000.norm1.weight": torch.ones(16)}
     path = written(tmp_path / "vit.safetensors", lambda state: state.update(extra))
     with pytest.raises(CheckpointError, match="1000000000000"):
         load(path, config=ASK)
 
 
-def test_the_file_may_be_overwritten_and_deleted(tmp_path: Path) -> None:
+def test_overwriting_the_file_does_not_change_the_model(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors")
     model = load(path, config=ASK)
     before = model(IMAGES)
@@ -281,82 +277,7 @@ def test_the_file_may_be_overwritten_and_deleted(tmp_path: Path) -> None:
         assert not any("vit.safetensors" in name for name in open_files)
 
 
-def _write_again(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(-4, 2)
-        file.write(bytes(4))
-
-
-def _replace(path: Path) -> None:
-    shutil.copy(path, path.with_name("other"))
-    path.with_name("other").replace(path)
-
-
-@pytest.mark.parametrize("change", [_write_again, _replace, Path.unlink])
-@pytest.mark.parametrize("which", ["model.safetensors.index.json", "1.safetensors"])
-def test_what_changes_while_it_is_read_is_not_taken(change: Callable[[Path], None], which: str, tmp_path: Path) -> None:
-    """It would be of two files: a tensor of the first, and the next of the second."""
-    tensors = trained().state_dict()
-    save_file(tensors, tmp_path / "1.safetensors")
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "1.safetensors")}))
-
-    def read_and_change() -> None:
-        with open_weights(index) as file:
-            file.read("head.weight")
-            change(tmp_path / which)
-            file.read("head.bias")
-
-    with pytest.raises(CheckpointError, match=f"{which} was changed while it was read"):
-        read_and_change()
-
-
-def test_a_backup_that_links_a_file_while_it_is_read_changes_nothing(tmp_path: Path) -> None:
-    path = written(tmp_path / "vit.safetensors")
-    with open_weights(path) as file:
-        os.link(path, tmp_path / "backup")
-        assert torch.equal(file.read("head.weight"), trained().head.weight)
-
-
-def test_a_file_that_is_written_all_the_time_is_whole_or_refused(tmp_path: Path) -> None:
-    """By somebody who copies two fine-tunes to one place in turn, a piece at a time."""
-    config = TINY.replace(dim=256, heads=4, mlp_dim=1024, depth=6)
-    states = [trained(config, seed).state_dict() for seed in (0, 1)]
-    contents = [safetensors.torch.save(state) for state in states]
-    by_hash = {hashlib.sha256(content).hexdigest(): state for content, state in zip(contents, states, strict=True)}
-    path = tmp_path / "vit.safetensors"
-    path.write_bytes(contents[0])
-    over = threading.Event()
-
-    def write() -> None:
-        with path.open("r+b", buffering=0) as file:
-            while not over.is_set():
-                for content in reversed(contents):
-                    file.seek(0)
-                    for start in range(0, len(content), 1 << 20):
-                        file.write(content[start : start + (1 << 20)])
-                        time.sleep(0.001)
-                    over.wait(0.1)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-
-    def load_one() -> None:
-        model = load(path, config=ASK.replace(dim=256, heads=4))
-        wanted = by_hash[model.source.sha256]
-        assert all(torch.equal(wanted[name], tensor) for name, tensor in model.state_dict().items())
-
-    try:
-        for _ in range(40):
-            with suppress(CheckpointError):
-                load_one()
-    finally:
-        over.set()
-        writer.join()
-    load_one()
-
-
-def test_tensors_own_their_memory_and_learn(tmp_path: Path) -> None:
+def test_tensors_own_their_memory_and_get_gradients(tmp_path: Path) -> None:
     model = load(written(tmp_path / "vit.safetensors"), config=ASK)
     for tensor in model.parameters():
         assert tensor.requires_grad
@@ -378,14 +299,19 @@ def test_a_known_file_is_not_scanned_again(tmp_path: Path, monkeypatch: pytest.M
     assert scans
 
 
-def test_everything_works_without_numpy(tmp_path: Path) -> None:
+def test_without_numpy(tmp_path: Path) -> None:
     np.savez(tmp_path / "vit.npz", **flax())
+    path = written(tmp_path / "vit.safetensors")
     program = f"""
 import sys, warnings
 sys.modules["numpy"] = None
 warnings.simplefilter("ignore")  # torch says once that it found no numpy
 import torch, vitlite
-model = vitlite.load({str(tmp_path / "vit.npz")!r})
+try:
+    vitlite.load({str(tmp_path / "vit.npz")!r})
+except vitlite.VitliteError as error:
+    print(error)
+model = vitlite.load({str(path)!r}, config=vitlite.ViTConfig(**{TINY.to_dict()!r}))
 before = model.embed(torch.ones(1, 3, 16, 16))
 model.save({str(tmp_path / "saved")!r})
 again = vitlite.load({str(tmp_path / "saved")!r}, num_classes=2, image_size=32)
@@ -394,10 +320,12 @@ print(again(torch.ones(1, 3, 32, 32)).shape)
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert out.returncode == 0, out.stderr
+    assert "Reading an .npz file needs" in out.stdout
+    assert "vitlite[images]" in out.stdout
     assert "torch.Size([1, 2])" in out.stdout
 
 
-def test_open_checkpoint_reads_nothing_but_headers(tmp_path: Path) -> None:
+def test_open_weights_reads_values_on_demand(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors")
     with open_weights(path) as file:
         assert file.shapes["head.weight"] == (3, 16)
@@ -405,7 +333,7 @@ def test_open_checkpoint_reads_nothing_but_headers(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 
 
-def test_the_same_number_of_patches_in_another_order_is_resampled_and_reported(tmp_path: Path) -> None:
+def test_same_number_of_patches_in_another_grid_is_resampled(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=TINY.replace(image_size=32))
     model = load(path, config=ASK.replace(image_size=32), image_size=(16, 64))
     assert model.source.report.resampled == {"pos_embed": ((1, 17, 16), (1, 17, 16))}

@@ -131,17 +131,6 @@ def test_any_bytes(content: bytes) -> None:
     check(content)
 
 
-@pytest.mark.parametrize("name", ["cls_token", "pos_embed"])
-def test_a_name_that_is_there_twice(name: str) -> None:
-    header, data = good()
-    text = json.dumps(header)
-    second = json.dumps({name: header[name]})[1:]
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "vit.safetensors")
-        path.write_bytes(joined(f"{text[:-1]}, {second}".encode(), data))
-        assert attempt(path, config=ASK) is None
-
-
 def test_a_header_of_a_million_empty_tensors() -> None:
     entry = '"a%d": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
     check(joined(f"{{{', '.join(entry % i for i in range(1_000_000))}}}".encode(), b""))

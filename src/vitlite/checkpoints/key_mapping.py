@@ -399,8 +399,9 @@ def _resulting_shape(
             shape = tuple(OPS[rule.op]([torch.empty(each, device="meta") for each in theirs], patch_size).shape)
         if len(shape) != AXES.get(rule.ours, len(shape)):
             raise ValueError(f"{rule.ours} of a ViT has {AXES[rule.ours]} axes")
-    except (RuntimeError, IndexError, ValueError, EinopsError) as error:
-        raise CheckpointError(f"{', '.join(parts)}: shapes {theirs} do not fit this format: {error}.") from None
+    except (RuntimeError, IndexError, TypeError, ValueError, EinopsError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"{', '.join(parts)}: shapes {theirs} do not fit this format: {reason}.") from None
     return shape
 
 

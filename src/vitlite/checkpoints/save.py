@@ -1,13 +1,12 @@
-"""Out again: a model -> a folder, or a repository of the Hub.
+"""Save a model to a folder, or upload it to the Hugging Face Hub.
 
-What is saved has timm's tensor names, and a config.json that vitlite reads back in full, and timm as far as it goes.
-Written without numpy, and each file whole or not at all.
+The tensors get timm's names, and config.json is read by vitlite in full and by timm as far as it can build the model.
 """
 
+import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from logging import getLogger
 from os import PathLike
@@ -18,321 +17,180 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlite.checkpoints.build import Source, check_tensors, is_finite
+from vitlite.checkpoints.build import is_finite
+from vitlite.checkpoints.compare import check_unmodified
 from vitlite.checkpoints.fingerprint import bytes_of
-from vitlite.checkpoints.forensics import COMPUTING, differences, replaced_method
-from vitlite.checkpoints.metadata import (
-    CONFIG,
-    PAIR,
-    PICTURES,
-    PROCESSOR,
-    WRITER,
-    begin_metadata_files,
-    end_metadata_files,
-    is_as_written,
-    is_paired,
-    metadata_content,
-    unread_by_timm,
-    weights_of_others,
-)
-from vitlite.checkpoints.reader import (
-    FLOATS,
-    INDEX,
-    WEIGHTS,
-    Entry,
-    WeightsFile,
-    explain_damage,
-    metadata_folder,
-    metadata_of,
-    path_of,
-)
-from vitlite.checkpoints.resolve import Claim, understand
-from vitlite.config import ViTConfig
-from vitlite.errors import CheckpointError, ConfigError, DownloadError, shown
+from vitlite.checkpoints.metadata import CONFIG, PICTURES, metadata_content, unread_by_timm
+from vitlite.checkpoints.reader import FLOATS, INDEX, WEIGHTS, metadata_of, naming_damage, path_of
+from vitlite.errors import CheckpointError, DownloadError, VitliteError
 from vitlite.images.transform import transform_to_save
-from vitlite.nn.vit import ViT, model_on_meta
+from vitlite.nn.vit import ViT
 from vitlite.schema import anything, by_name, read_json
 from vitlite.storage import atomic_write, lock, remove_leftovers
 from vitlite.zoo.download import endpoint, is_offline
 
 _log = getLogger("vitlite")
 
-STORED_AS = {  # how safetensors calls what torch has
+ID = "vitlite_id"  # the same in config.json and in the header of the weights that it describes
+CARD = "README.md"
+STORED_AS = {  # names of types in safetensors files
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-CARD = "README.md"
 
 
 def save(model: ViT, folder: str | PathLike[str]) -> None:
-    """Writes a folder: model.safetensors, and config.json with labels and preprocessing.
+    """Save a model as model.safetensors and config.json, with its labels and preprocessing.
 
-    `vitlite.load(folder)` gives the model back, in torch's default dtype unless told otherwise; and where timm can
-    build such a model, so does `timm.create_model("local-dir:" + folder, pretrained=True)`; where it cannot, the log
-    and the config.json say why. Hooks are no part of a model: what they change, they change in this program alone.
+    `vitlite.load(folder)` gives the model back, in torch's default dtype unless a dtype is passed. If timm can build
+    such a model, `timm.create_model("local-dir:" + folder, pretrained=True)` does, too; if not, a warning says why.
 
     Raises:
-        CheckpointError: Loading would refuse it, or give something else; or the folder has a model that vitlite did not
-            write. Nothing was written.
+        CheckpointError: The model was modified so that its config does not describe it, or the folder has a model that
+            vitlite did not write. Nothing was written.
     """
     folder, transform = path_of(folder, "save"), transform_to_save(model)
     check_overwrite(folder)
-    check_savable(model, folder / WEIGHTS)
+    check_savable(model)
     config = metadata_content(model.config, model.labels, transform)
     write_folder(folder, model.state_dict(), {CONFIG: config})
-    _say_once(unread_by_timm(model.config, transform))
+    _warn_once(unread_by_timm(model.config, transform))
 
 
-@cache  # a run saves its best model again and again
-def _say_once(unread: str) -> None:
-    """Says on the log that a folder is for vitlite alone, if it is."""
-    if unread:
+@cache  # a training run saves its best model again and again
+def _warn_once(reason: str) -> None:
+    if reason:
         _log.warning(
-            "The folder is for vitlite alone, not for timm, nor for transformers, which asks timm: %s For the other "
-            "library's own layout: vitlite convert.",
-            unread,
+            "Only vitlite can open this folder, not timm or transformers: %s For their own formats, use vitlite "
+            "convert.",
+            reason,
         )
 
 
-def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes weights and the JSON files that describe them. A kill at any moment leaves the old model or the new.
+def check_savable(model: ViT, task: str = "save") -> None:
+    """Check that loading a saved model would give this one back. Callers do so before they write or train.
 
     Raises:
-        CheckpointError: Another process is writing there, or nothing can be written; what was there is.
+        CheckpointError: Modules or tensors are not those of its config, the labels are not one per class, or values
+            are not finite.
     """
-    lock_file = folder / f"{WEIGHTS}.lock"
-    with explained(folder):
+    check_unmodified(model, task)
+    if model.labels is not None and len(model.labels) != model.config.num_classes:
+        raise CheckpointError(
+            f"The model has {len(model.labels)} labels and {model.config.num_classes} classes. Set model.labels to one "
+            "name per class, or to None."
+        )
+    metadata_content(model.config, model.labels, None)
+    check_values(model.state_dict())
+
+
+def check_values(tensors: Mapping[str, Tensor]) -> None:
+    """Check that tensors are plain, of a floating-point type that `load` reads, and finite.
+
+    Raises:
+        CheckpointError: One is not.
+    """
+    for name, tensor in tensors.items():
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
+            kind = "on the meta device" if tensor.is_meta else f"a {type(tensor).__name__}"
+            raise CheckpointError(
+                f"{name} is {kind}, and only plain tensors can be written. Gather sharded weights first, and save a "
+                "model before it is quantised."
+            )
+        if tensor.dtype not in FLOATS.values():
+            raise CheckpointError(f"{name} is of type {tensor.dtype}; vitlite reads {', '.join(FLOATS)}.")
+        if not is_finite(tensor.detach()):
+            raise CheckpointError(f"{name} has values that are not finite, which loading would refuse.")
+
+
+def check_overwrite(folder: Path) -> None:
+    """Check that a folder has no model that vitlite did not write. A model of vitlite's may be replaced.
+
+    Raises:
+        CheckpointError: It has one, or it is not a folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder. Pass a new folder.")
+    foreign = [name for name in (WEIGHTS, CONFIG, PICTURES) if (folder / name).exists() and not _is_ours(folder / name)]
+    if (folder / INDEX).exists():
+        foreign.append(INDEX)
+    if foreign:
+        raise CheckpointError(f"{folder} has {', '.join(foreign)}, which vitlite did not write. Pass a new folder.")
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        with naming_damage(file):
+            return ID in (metadata_of(file) if file.suffix == ".safetensors" else read_json(file, by_name(anything)))
+    except VitliteError:
+        return False
+
+
+def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write weights and the JSON files that describe them, all with the same id.
+
+    All files are complete before the first one takes its place. If the process is killed between two replacements, the
+    ids differ, and loading says so.
+
+    Args:
+        folder: Created if needed.
+        tensors: By name.
+        contents: The content of each JSON file, by its name; none for tensors alone.
+
+    Raises:
+        CheckpointError: Another process is writing there, or nothing can be written.
+    """
+    metadata = {}
+    if contents:
+        metadata[ID] = hashlib.sha256(json.dumps(contents, ensure_ascii=False).encode()).hexdigest()[:32]
+    with explaining_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            with lock(lock_file, timeout=0):
+            with lock(folder / f"{WEIGHTS}.lock", timeout=0), ExitStack() as stack:
                 remove_leftovers(folder / WEIGHTS)
-                _write_pair(folder, tensors, contents)
+                for name, content in contents.items():
+                    text = json.dumps({**content, **metadata}, indent=2, ensure_ascii=False) + "\n"
+                    stack.enter_context(atomic_write(folder / name)).write_text(text, encoding="utf-8", newline="")
+                write_tensors(folder / WEIGHTS, tensors, metadata)
+            for name in (CONFIG, PICTURES):  # of the model that was there
+                if name not in contents:
+                    (folder / name).unlink(missing_ok=True)
         except TimeoutError:
-            raise CheckpointError(
-                f"Another process is writing {shown(str(folder))}. Wait for it. If there is none, delete "
-                f"{shown(str(lock_file))}."
-            ) from None
+            raise CheckpointError(f"Another process is writing to {folder}. Wait until it has finished.") from None
 
 
 @contextmanager
-def explained(place: Path) -> Iterator[None]:
-    """Says what to do where nothing can be written."""
+def explaining_write_errors(place: Path) -> Iterator[None]:
+    """Turn an OSError into a CheckpointError that names the place."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"Cannot write {shown(str(place))}: {error.strerror}. What was there is still there.",
-            python="Make room, and start again.",
+            f"Cannot write {place}: {error.strerror or error}. Nothing was changed. Free some space, or pass another "
+            "place."
         ) from None
-
-
-def _write_pair(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, Mapping[str, Any]]) -> None:
-    _settle(folder)  # what a killed process left: weights may stand there whose JSON is only begun
-    try:
-        pair = begin_metadata_files(folder, contents)
-        write_tensors(folder / WEIGHTS, tensors, {PAIR: pair})
-    finally:
-        _settle(folder)
-
-
-def _settle(folder: Path) -> None:
-    """Lets the JSON of the weights that stand there take its place, and removes what was begun for others."""
-    weights = folder / WEIGHTS
-    said = _said_in(weights)
-    if said is not None or not os.path.lexists(weights):  # else nobody knows what was begun for them
-        end_metadata_files(folder, (said or {}).get(PAIR))
-
-
-def _pair_in(weights: Path) -> str | None:
-    """The mark of weights that vitlite wrote together with JSON."""
-    return (_said_in(weights) or {}).get(PAIR)
-
-
-def _said_in(weights: Path) -> dict[str, str] | None:
-    """What weights say of themselves; None of such as are not there, or cannot be read."""
-    try:
-        with explain_damage(weights):
-            return metadata_of(weights) if weights.is_file() else None
-    except CheckpointError:
-        return None
-
-
-def check_overwrite(folder: Path) -> None:
-    """Makes sure that a folder has no model but one that vitlite wrote: such a one may be replaced.
-
-    Raises:
-        CheckpointError: It has another, which stays; or is no folder, or something in it cannot be replaced.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{shown(str(folder))} is no folder. Name one.")
-    there = [name for name in (WEIGHTS, INDEX, CONFIG, PICTURES, PROCESSOR) if os.path.lexists(folder / name)]
-    for name in there:
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{shown(str(folder / name))} is no file, and stands where one is to be written.")
-    added = [name for name in (PICTURES, PROCESSOR) if name in there and not is_paired(folder / name)]  # to ours
-    foreign = added if _is_ours(folder) else there
-    if foreign:
-        raise CheckpointError(
-            f"{shown(str(folder))} has {', '.join(foreign)}, which vitlite did not write. What is there stays. Name a "
-            "folder that is new."
-        )
-
-
-def refuse_to_part(weights: Path) -> None:
-    """Makes sure that a file which is to be written alone does not take the place of one that belongs to a config.json.
-
-    Raises:
-        CheckpointError: It would.
-    """
-    described = metadata_folder(weights) is not None and os.path.lexists(weights.parent / CONFIG)
-    if described and _pair_in(weights) is not None:
-        raise CheckpointError(
-            f"{shown(str(weights))} belongs to the {CONFIG} beside it, which would be wrong of other tensors. Name "
-            "another file, or a folder."
-        )
-
-
-def _is_ours(folder: Path) -> bool:
-    """By its weights, and by its config.json where that is there already: other programs keep our words in theirs."""
-    said = _said_in(folder / WEIGHTS)
-    if (said is not None and PAIR not in said) or _has_weights_of_others(folder):
-        return False
-    if not os.path.lexists(folder / CONFIG):
-        return _pair_in(folder / WEIGHTS) is not None
-    try:
-        config = read_json(folder / CONFIG, by_name(anything))
-    except CheckpointError:
-        return False
-    return "vitlite" in config or WRITER in config
-
-
-def _has_weights_of_others(folder: Path) -> bool:
-    """Shards, which vitlite never writes; or what a config.json may be of that another program has changed."""
-    if os.path.lexists(folder / INDEX):
-        return True
-    return bool(weights_of_others(folder)) and not is_as_written(folder)
-
-
-def check_savable(
-    model: ViT, path: Path, tensors: Mapping[str, Tensor] | None = None, config: ViTConfig | None = None
-) -> None:
-    """Makes sure that loading gives this very model back. Whoever writes a model asks this before the first byte.
-
-    Args:
-        model: What is to be written.
-        path: Where its weights will stand.
-        tensors: They, as they will stand there; None: under the model's own names.
-        config: What these tensors are of; None: the model's own.
-
-    Raises:
-        CheckpointError: Its class, a part, a setting, a label or a number is another than its config says.
-    """
-    tensors = model.state_dict() if tensors is None else tensors
-    _refuse_other_tensors(tensors)
-    _refuse_other_methods(model)
-    _refuse_other_parts(model)
-    _refuse_other_shapes(model)
-    if model.labels is not None and len(model.labels) != model.config.num_classes:
-        raise CheckpointError(
-            f"This model has {len(model.labels)} labels and {model.config.num_classes} classes.",
-            python="Set model.labels to one name a class, or to None.",
-            command="",
-        )
-    metadata_content(model.config, model.labels, None)
-    _refuse_unreadable(path, tensors, config or model.config)
-
-
-def _refuse_other_tensors(tensors: Mapping[str, Tensor]) -> None:
-    """Of a sharded or quantised tensor, what it seems to hold is not in memory."""
-    for name, tensor in tensors.items():
-        if type(tensor) not in (Tensor, nn.Parameter):
-            raise CheckpointError(
-                f"{name} is a {type(tensor).__name__}, and no plain tensor, whose values alone can be written.",
-                python="Of FSDP: gather the weights, load_state_dict them into a ViT(model.config), and save that. "
-                "Of quantised weights: save before you quantise.",
-                command="",
-            )
-
-
-def _refuse_other_methods(model: ViT) -> None:
-    for name in (*COMPUTING, "__call__"):
-        if hasattr(ViT, name) and getattr(type(model), name) is not getattr(ViT, name):
-            raise CheckpointError(
-                f"This model is a {type(model).__name__} with its own {name}, which no config tells.",
-                python="Write its tensors alone: vitlite.checkpoints.save.write_tensors(file, model.state_dict()).",
-                command="",
-            )
-    own = replaced_method(model)
-    if own:
-        raise _another(own, "set on this model", "that of a ViT")
-
-
-def _refuse_other_parts(model: ViT) -> None:
-    for difference in differences(model):
-        raise _another(*difference)
-
-
-def _refuse_other_shapes(model: ViT) -> None:
-    """A table without the class token's row, put in place of its own, would be written as that of another network."""
-    tensors = model.state_dict()
-    for name, wanted in model_on_meta(model.config).state_dict().items():
-        if name in tensors and tensors[name].shape != wanted.shape:
-            raise _another(name, str(tuple(tensors[name].shape)), str(tuple(wanted.shape)))
-
-
-def _another(name: str, found: str, wanted: str) -> CheckpointError:
-    return CheckpointError(
-        f"This model is not what its config says: {name} is {found}, and not {wanted}.",
-        python="Of a new head: model.reset_head(classes), then its weights. Of LoRA: merge it first.",
-        command="",
-    )
-
-
-def _refuse_unreadable(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
-    """By the rules of loading itself."""
-    for name, tensor in tensors.items():
-        if tensor.is_meta:
-            raise CheckpointError(f"{name} has no values: the model is on torch's meta device.")
-        if tensor.dtype in FLOATS.values() and not is_finite(tensor.detach()):
-            raise CheckpointError(f"{name} has values that are not finite, and loading would refuse them.")
-    try:
-        file = WeightsFile(path, [path], {name: _entry(tensor) for name, tensor in tensors.items()}, stats={})
-        mapping, resolved = understand(file, [Claim("its config says", config.to_dict(), knows_network=True)])
-        check_tensors(file, mapping, model_on_meta(resolved.config))
-    except (CheckpointError, ConfigError) as error:
-        raise CheckpointError(
-            f"What would be written could not be loaded. {error.text}",
-            python="Of a new head: model.reset_head(classes), then its weights. Of LoRA: merge it first.",
-            command="",
-        ) from None
-
-
-def _entry(tensor: Tensor) -> Entry:
-    kinds = {dtype: name for name, dtype in FLOATS.items()}
-    return Entry(tuple(tensor.shape), kinds.get(tensor.dtype, str(tensor.dtype)), lambda: tensor)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Replaces a safetensors file, whole or not at all; as safetensors' own function writes it.
+    """Write a safetensors file atomically.
 
-    That one needs numpy, or a version that few have, and holds every tensor in memory twice where it is older.
+    The function of the safetensors library needs numpy, which vitlite does not require.
 
     Args:
-        path: The file.
-        tensors: By name, on any device, tied and strided ones too.
-        metadata: Texts for the file's header.
+        path: The file. An existing one is replaced.
+        tensors: By name, on any device.
+        metadata: Texts for the header.
 
     Raises:
-        CheckpointError: A tensor is of a type that such a file cannot have.
+        CheckpointError: A tensor is not plain, or of a type that such files cannot have.
     """
-    _refuse_other_tensors(tensors)
     in_file_order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # aligned without gaps
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     for name in in_file_order:
         tensor = tensors[name]
-        if tensor.dtype not in STORED_AS:
-            raise CheckpointError(f"{name} is of {tensor.dtype}, which is not written. Convert it first.")
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in STORED_AS:
+            raise CheckpointError(f"Cannot write {name}, a {type(tensor).__name__} of {tensor.dtype}.")
         start, end = end, end + tensor.numel() * tensor.itemsize
         header[name] = {"dtype": STORED_AS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
@@ -344,25 +202,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | None = None) -> str:
-    """Uploads what `save` writes, with a model card, to the Hugging Face Hub; the repository is made if need be.
+    """Upload a model with a model card to the Hugging Face Hub. The repository is created if needed.
 
     Args:
-        model: What to upload.
-        repo: "owner/name". A README.md that is there stays.
-        private: For a new repository: whether others see it.
-        token: None: the one you are logged in with, or HF_TOKEN.
+        model: The model, saved as by `save`.
+        repo: "owner/name". An existing README.md is kept.
+        private: If True, a new repository is private.
+        token: By default the token of your login, or HF_TOKEN.
 
     Returns:
-        The address of the commit.
+        The URL of the commit.
 
     Raises:
         CheckpointError: The model cannot be saved.
-        DownloadError: `repo` is no repository, or the Hub cannot be reached, or refuses.
+        DownloadError: The repository name is not valid, or the Hub cannot be reached or refuses.
     """
     if is_offline():
-        raise DownloadError(
-            f"Cannot upload to {endpoint()}/{shown(repo)}: HF_HUB_OFFLINE is set.", python="Set it to 0."
-        )
+        raise DownloadError(f"Cannot upload to {endpoint()}/{repo}: HF_HUB_OFFLINE is set. Set it to 0.")
     from huggingface_hub import HfApi
 
     hub = HfApi(endpoint=endpoint(), token=token)
@@ -375,20 +231,23 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
             commit = hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload with vitlite")
         except Exception as error:  # requests, httpx and the client have no base class in common
             raise DownloadError(
-                f"Cannot upload to {endpoint()}/{repo}: {str(error).strip().splitlines()[0]}.",
-                python="Check the name and the network. It takes a login, hf auth login, or a token that may write.",
+                f"Cannot upload to {endpoint()}/{repo}: {str(error).strip().splitlines()[0]}. Check the name and the network, and "
+                "log in with `hf auth login` or use a token that may write."
             ) from error
     return str(commit.commit_url)
 
 
 def card(model: ViT, repo: str) -> str:
-    """The model card of a repository: how to use the model, what it is, and where its weights came from."""
-    classes = model.config.num_classes
-    tag, task = "image-feature-extraction", "turns pictures into vectors"
-    call = 'model.embed(model.preprocess("picture.jpg"))'
-    if classes:
-        tag, task = "image-classification", f"classifies pictures into {classes} classes"
-        call = 'model.predict("picture.jpg")'
+    """Return the model card of a repository: how to use the model, its config, and where its weights came from."""
+    tag, task = "image-feature-extraction", "turns images into vectors"
+    call = 'model.embed(model.preprocess("image.jpg"))'
+    if model.config.num_classes:
+        tag, task = "image-classification", f"classifies images into {model.config.num_classes} classes"
+        call = 'model.predict("image.jpg")'
+    origin = "It was trained from random weights."
+    if model.source is not None:
+        name = model.source.name or model.source.repo or model.source.path.name
+        origin = f"Its weights began as `{name}` (sha256 `{model.source.sha256}`)."
     rows = "\n".join(f"| {name} | {value} |" for name, value in model.config.to_dict().items())
     return f"""---
 library_name: vitlite
@@ -397,7 +256,7 @@ tags: [vision-transformer, vitlite, timm]
 ---
 # {repo.split("/")[-1]}
 
-A Vision Transformer that {task}. {_origin(model.source)}
+A Vision Transformer that {task}. {origin}
 
 ```python
 import vitlite
@@ -410,10 +269,3 @@ model = vitlite.load("{repo}")
 |---|---|
 {rows}
 """
-
-
-def _origin(source: Source | None) -> str:
-    """The sentence that says where weights came from."""
-    if source is None:
-        return "It was trained from random weights."
-    return f"Its weights began as `{source.name or source.repo or source.path.name}` (sha256 `{source.sha256}`)."

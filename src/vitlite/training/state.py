@@ -129,7 +129,7 @@ class Run:
         self.model, self.data, self.settings = model, data, settings
         self.transform = preprocess_of(model).transform
         if type(model) is ViT:
-            check_savable(model, Path(WEIGHTS))  # now rather than after the first epoch
+            check_savable(model, "train")  # now rather than after the first epoch
         self.steps = -(-len(data) // settings.batch)  # of an epoch, rounded up
         self.class_weights = class_weights(data, balance=settings.balance)  # (k,)
         self.progress = Progress()
