@@ -231,8 +231,8 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
             commit = hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload with vitlite")
         except Exception as error:  # requests, httpx and the client have no base class in common
             raise DownloadError(
-                f"Cannot upload to {endpoint()}/{repo}: {str(error).strip().splitlines()[0]}. Check the name and the network, and "
-                "log in with `hf auth login` or use a token that may write."
+                f"Cannot upload to {endpoint()}/{repo}: {str(error).strip().splitlines()[0]}. Check the name and the "
+                "network, and log in with `hf auth login` or use a token that may write."
             ) from error
     return str(commit.commit_url)
 

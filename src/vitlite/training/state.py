@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vitlite import storage
-from vitlite.checkpoints.reader import RUN_STATE, WEIGHTS
+from vitlite.checkpoints.reader import RUN_STATE
 from vitlite.checkpoints.save import check_savable, write_tensors
 from vitlite.errors import TrainError
 from vitlite.fast.kernels import float32_products, float32_products_are_exact

@@ -60,7 +60,8 @@ WRITTEN_GELUS = {"exact": "gelu", "tanh": "gelu_new", "quick": "quick_gelu"}
 WRITER = "written_by"  # vitlite's mark in a config.json that is another library's
 # What every config may have, in any version, and what does not change the numbers of an image model.
 OF_ANY_MODEL = """
-    written_by vitlite_id vitlite_pair model_type architectures transformers_version id2label label2id problem_type num_labels
+    written_by vitlite_id vitlite_pair
+    model_type architectures transformers_version id2label label2id problem_type num_labels
     _num_labels _name_or_path _commit_hash dtype torch_dtype torchscript use_bfloat16 return_dict use_return_dict
     output_attentions output_hidden_states is_encoder_decoder is_decoder use_cache add_cross_attention
     cross_attention_hidden_size tie_encoder_decoder tie_word_embeddings chunk_size_feed_forward tf_legacy_loss
