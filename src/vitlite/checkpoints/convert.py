@@ -225,18 +225,17 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
         return
     check_savable(model, "convert")
     transform = getattr(model.preprocess, "transform", None)
+    layout = layout_for_timm(model.config)
+    reason = unread_by_timm(model.config, transform, layout) if to == "timm" else ""
+    if reason:
+        raise CheckpointError(f"{reason} Convert to a .safetensors file, which has the tensors alone, or to vitlite.")
+    tensors = _rename(model, to)
     contents: dict[str, dict[str, Any]] = {}
     if to == "timm":
-        layout = layout_for_timm(model.config)
-        reason = unread_by_timm(model.config, transform, layout)
-        if reason:
-            raise CheckpointError(
-                f"{reason} Convert to a .safetensors file, which has the tensors alone, or to vitlite."
-            )
         contents = {CONFIG: metadata_content(model.config, model.labels, transform, layout)}
     if to == "transformers":
         contents = metadata_contents_for_transformers(model.config, model.labels, transform)
-    write_folder(folder, _rename(model, to), contents)
+    write_folder(folder, tensors, contents)
 
 
 def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
