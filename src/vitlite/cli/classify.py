@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vitlite.cli.engine import add_work_arguments, check_local_options, run_on_ray
 from vitlite.cli.options import add_paths, expanded, open_model, positive
-from vitlite.cli.progress import Watch, say_skipped
+from vitlite.cli.progress import ImageProgress, say_skipped
 from vitlite.cli.tables import bold, terminal_width
 from vitlite.errors import InputError, printable
 from vitlite.inference.find import find_images
@@ -48,15 +48,17 @@ def run(args: Namespace) -> int:
     from vitlite.inference.predict import classify  # imports torch, which `--help` does without
 
     model = open_model(args)
-    watch = Watch(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the results themselves show the progress
-    answers = watch.answers(classify(model, paths, args.top, args.batch, watch.timings))
+    progress = ImageProgress(
+        len(paths), bar=not sys.stdout.isatty()
+    )  # on a terminal, the results themselves show the progress
+    answers = progress.answers(classify(model, paths, args.top, args.batch, progress.timings))
     if args.format == "jsonl":
         _print_jsonl(answers)
     elif args.format == "csv":
         _print_csv(answers)
     else:
         _print_table(answers, [label for label, count in Counter(model.labels or ()).items() if count > 1])
-    return watch.exit_code()
+    return progress.exit_code()
 
 
 def _print_table(answers: Answers, ambiguous: Sequence[str]) -> None:

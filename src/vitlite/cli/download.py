@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from vitlite.errors import fit_to_print
+from vitlite.errors import printable
 from vitlite.zoo import download, registry
 
 
@@ -25,7 +25,7 @@ def run(args: Namespace) -> int:
                 prefer_cache=not args.update,
             )
             text = f"{record.name}: {found.path}\n  sha256 {found.sha256}, verified by {found.verified}"
-            print(fit_to_print(text))
+            print(printable(text))
         else:
             print(f"{record.name}: comes with vitlite, nothing to download")
     return 0

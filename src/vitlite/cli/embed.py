@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitlite.cli.engine import add_work_arguments, check_local_options, run_on_ray
 from vitlite.cli.options import add_paths, check_not_an_input, expanded, open_model
-from vitlite.cli.progress import Watch, say_resumed, say_skipped
+from vitlite.cli.progress import ImageProgress, say_resumed, say_skipped
 from vitlite.inference.embed import embed_into, identity_of
 from vitlite.inference.find import find_images
 from vitlite.inference.journal import WRITERS, ImageFile, check_names, check_target, open_journal
@@ -52,8 +52,8 @@ def run(args: Namespace) -> int:
         done = sum(image in journal.rows for image in images)
         if done:
             say_resumed(str(journal.folder), done)
-        watch = Watch(len(images) - done, bar=True)
-        for _ in watch.outcomes(embed_into(journal, model, images, args.batch, watch.timings)):
+        progress = ImageProgress(len(images) - done, bar=True)
+        for _ in progress.outcomes(embed_into(journal, model, images, args.batch, progress.timings)):
             pass
         metadata = {
             "model": args.model,
@@ -62,4 +62,4 @@ def run(args: Namespace) -> int:
         }
         count = journal.finish(images, metadata)
     print(f"wrote {target}: {count} vectors of {model.config.embed_dim}")
-    return watch.exit_code()
+    return progress.exit_code()

@@ -15,7 +15,7 @@ from vitlite.cli.options import (
     open_model,
     positives,
 )
-from vitlite.cli.progress import Watch
+from vitlite.cli.progress import ImageProgress
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.errors import ImageError, InputError, printable
 from vitlite.plots import check_target, draw_few_shots, need_matplotlib, save_image
@@ -94,9 +94,9 @@ def run(args: Namespace) -> int:
     models = [args, *(Namespace(**{**vars(args), "model": name, "weights": None}) for name in args.beside)]
     measured, code = [], 0
     for model_args in models:
-        watch = Watch(len(images.paths), bar=True)
-        measured.append(_measure(model_args, images, watch))
-        code = max(code, watch.exit_code())
+        progress = ImageProgress(len(images.paths), bar=True)
+        measured.append(_measure(model_args, images, progress))
+        code = max(code, progress.exit_code())
     if args.json:
         for one in measured:
             print(json.dumps(_fields(one, images.classes)))
@@ -139,7 +139,7 @@ def _read_classes(folder: Path, classes: Sequence[str]) -> "tuple[list[Path], Te
     return dataset.files(), dataset.labels
 
 
-def _measure(args: Namespace, images: LabelledImages, watch: Watch) -> Measurement:
+def _measure(args: Namespace, images: LabelledImages, progress: ImageProgress) -> Measurement:
     """Embed the images that can be read with one model, and measure classifiers of the vectors."""
     import torch
 
@@ -147,8 +147,8 @@ def _measure(args: Namespace, images: LabelledImages, watch: Watch) -> Measureme
     from vitlite.retrieval.probe import probe
 
     found, rows = [], []
-    outcomes = embed(open_model(args), images.paths, args.batch, watch.timings)
-    for row, (_, vector) in enumerate(watch.outcomes(outcomes)):
+    outcomes = embed(open_model(args), images.paths, args.batch, progress.timings)
+    for row, (_, vector) in enumerate(progress.outcomes(outcomes)):
         if not isinstance(vector, ImageError):
             found.append(vector)
             rows.append(row)

@@ -108,6 +108,3 @@ class ImageProgress:
         share = round(100 * waited / (waited + worked))
         line = f"vitlite: {speed:.1f} images/s; the model waited {share} % of the time for images to be read"
         self.bar.write(line, file=sys.stderr)
-
-
-Watch = ImageProgress  # deprecated name

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from vitlite.cli.options import expanded
-from vitlite.errors import DownloadError, VitliteError, fit_to_print
+from vitlite.errors import DownloadError, VitliteError, printable
 from vitlite.zoo import registry
 from vitlite.zoo.download import find_cached, stated_hash
 from vitlite.zoo.verify import hash_again
@@ -27,7 +27,7 @@ def run(args: Namespace) -> int:
         except VitliteError as error:
             failed = 1
             line = f"{target}: FAILED: {error}"
-        print(fit_to_print(line))
+        print(printable(line))
     return failed
 
 
