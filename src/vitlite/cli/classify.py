@@ -48,9 +48,7 @@ def run(args: Namespace) -> int:
     from vitlite.inference.predict import classify  # imports torch, which `--help` does without
 
     model = open_model(args)
-    progress = ImageProgress(
-        len(paths), bar=not sys.stdout.isatty()
-    )  # on a terminal, the results themselves show the progress
+    progress = ImageProgress(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the results show it
     answers = progress.answers(classify(model, paths, args.top, args.batch, progress.timings))
     if args.format == "jsonl":
         _print_jsonl(answers)
