@@ -12,7 +12,7 @@ from torch import Tensor
 from vitlite import ViT, ViTConfig
 
 TINY = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
-ASK = ViTConfig(image_size=16, dim=16, heads=2, norm_eps=1e-6, gelu="exact", pool="cls")
+ASK = TINY
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 

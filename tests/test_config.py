@@ -1,9 +1,7 @@
 """Configs: what they derive, what they refuse and how they say so, and that any they accept is a model that runs."""
 
-import copy
 import dataclasses
 import json
-import pickle
 from typing import Any, get_args
 
 import pytest
@@ -70,17 +68,9 @@ def test_a_token_of_a_hybrid_is_the_stem_s_stride_times_the_kernel() -> None:
     assert shape(32, (2, 2, 2, 2)) == (32, 2048, 1)
 
 
-def test_what_the_caller_gave_is_remembered() -> None:
-    config = ViTConfig(depth=12, pool="cls")  # as the defaults are, and claims all the same
-    assert config.given == {"depth", "pool"}
-    assert config.replace(dim=64, heads=4).given == {"depth", "pool", "dim", "heads"}
-    for replace in (dataclasses.replace, getattr(copy, "replace", dataclasses.replace)):  # which name every field
-        assert replace(config, dim=64, heads=4).given == {"depth", "pool", "dim", "heads"}
-        assert replace(replace(ViTConfig(), mlp="swiglu"), depth=6).given == {"mlp", "depth"}
-    assert config == ViTConfig()
-    assert hash(config) == hash(ViTConfig())
-    for twin in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
-        assert (twin, twin.given) == (config, config.given)
+def test_equal_sides_are_one_number() -> None:
+    assert ViTConfig(image_size=(32, 32)) == ViTConfig(image_size=32)
+    assert ViTConfig(image_size=[32, 48]).replace(image_size=[32, 32]).image_size == 32
 
 
 def test_a_config_survives_json() -> None:
@@ -99,18 +89,17 @@ def test_a_config_does_not_change() -> None:
 
 
 WRONG = [
-    ({"deph": 3}, r"no field 'deph'\. Did you mean depth.*\? Valid: image_size, patch_size, dim"),
-    ({"dim": 0}, r"dim must be a whole number of at least 1, got 0\."),
-    ({"depth": 2.0}, r"depth must be a whole number of at least 1, got 2\.0\."),
-    ({"heads": True}, r"heads must be a whole number of at least 1, got True\."),
-    ({"patch_size": (16, 16)}, r"patch_size must be a whole number of at least 1, got \(16, 16\)\."),
-    ({"dim": 10**400}, r"dim must be at most 2147483647, got 10+\."),
-    ({"image_size": 10**400}, r"image_size must be a whole number or \(height, width\), got 10+\."),
-    ({"image_size": (224, 10**400)}, r"image_size must be a whole number or \(height, width\), got \(224, 10+\)\."),
+    ({"dim": 0}, r"dim must be an integer from 1 to 2147483647, got 0\."),
+    ({"depth": 2.0}, r"depth must be an integer from 1 to 2147483647, got 2\.0\."),
+    ({"heads": True}, r"heads must be an integer from 1 to 2147483647, got True\."),
+    ({"patch_size": (16, 16)}, r"patch_size must be an integer from 1 to 2147483647, got \(16, 16\)\."),
+    ({"dim": 10**400}, r"dim must be an integer from 1 to 2147483647, got 10+\."),
+    ({"image_size": 10**400}, r"image_size must be a positive integer or \(height, width\), got 10+\."),
+    ({"image_size": (224, 10**400)}, r"image_size must be a positive integer or \(height, width\), got \(224, 10+\)\."),
     ({"layer_scale": 10**400}, r"layer_scale must be None or a number such as 1e-5, got 10+\."),
-    ({"head_dim": 10**400}, r"head_dim must be None or a whole number of at least 1, got 10+\."),
+    ({"head_dim": 10**400}, r"head_dim must be None or a positive integer, got 10+\."),
     ({"stem": (10**400,)}, r"stem must be None or the units of up to 4 stages, .* got \(10+,\)\."),
-    ({"num_classes": -1}, r"num_classes must be a whole number of at least 0, got -1\."),
+    ({"num_classes": -1}, r"num_classes must be an integer from 0 to 2147483647, got -1\."),
     (
         {"pool": "mean_cls"},
         r"pool must be one of cls, mean, .*, cls_and_distillation, map, got 'mean_cls'\. Did you mean",
@@ -130,40 +119,40 @@ WRONG = [
     ({"drop_path": -0.1}, r"drop_path must be at least 0 and below 1, got -0\.1\."),
     ({"dropout": float("nan")}, r"dropout must be at least 0 and below 1, got nan\."),
     ({"dropout": "0.1"}, r"dropout must be at least 0 and below 1, got '0\.1'\."),
-    ({"norm_eps": 0}, r"norm_eps must be a small positive number such as 1e-6, got 0\."),
-    ({"norm_eps": 1e6}, r"norm_eps must be a small positive number such as 1e-6, got 1000000\.0\."),
+    ({"norm_eps": 0}, r"norm_eps must be a small positive float such as 1e-6, got 0\."),
+    ({"norm_eps": 1e6}, r"norm_eps must be a small positive float such as 1e-6, got 1000000\.0\."),
     ({"layer_scale": "1e-5"}, r"layer_scale must be None or a number such as 1e-5, got '1e-5'\."),
     ({"layer_scale": float("inf")}, r"layer_scale must be None or a number such as 1e-5, got inf\."),
-    ({"head_dim": 0}, r"head_dim must be None or a whole number of at least 1, got 0\."),
+    ({"head_dim": 0}, r"head_dim must be None or a positive integer, got 0\."),
     (
         {"image_size": 225},
         r"image_size 225 does not divide into patches of 16\..*height 224 or 240, width 224 or 240\.",
     ),
     ({"image_size": (224, 230)}, r"\(224, 230\) does not divide into patches of 16\..*fit: width 224 or 240\."),
     ({"image_size": 8}, r"image_size 8 does not divide .*fit: height 16, width 16\."),
-    ({"image_size": 0}, r"image_size 0 does not divide .*fit: height 16, width 16\."),
-    ({"image_size": True, "patch_size": 1}, r"image_size must be a whole number or \(height, width\), got True"),
-    ({"image_size": 224.0}, r"image_size must be a whole number or \(height, width\), got 224\.0\."),
-    ({"image_size": (224,)}, r"image_size must be a whole number or \(height, width\), got \(224,\)\."),
-    ({"image_size": "224"}, r"image_size must be a whole number or \(height, width\), got '224'\."),
-    ({"heads": 7}, r"dim 768 does not divide into 7 heads; change heads, or set head_dim\."),
-    ({"class_token": False}, r"pool='cls' reads the class token, and class_token is False; use pool='mean'\."),
-    ({"registers": 4}, r"registers have no position of their own: set cls_position=False"),
-    ({"registers": 4, "cls_position": False, "pool": "mean_with_cls"}, r"vit-pytorch's, which has no registers"),
-    ({"positions": "sincos2d", "dim": 30, "heads": 3}, r"sincos2d positions need a dim that 4 divides, got 30\."),
-    ({"positions": "rope", "dim": 36, "heads": 6}, r"positions='rope' needs heads of a width that 4 divides, got 6\."),
-    ({"positions": "rope", "head_dim": 66}, r"positions='rope' needs heads of a width that 4 divides, got 66\."),
-    ({"fc_norm": True, "final_norm": False}, r"final_norm=False is no norm at the end at all, and fc_norm=True"),
-    ({"pool": "cls_and_distillation"}, r"reads the distillation token, which is a register: set registers=1\."),
-    ({"pool": "cls_and_distillation", "registers": 2, "cls_position": False}, r"set registers=1\."),
+    ({"image_size": 0}, r"image_size must be a positive integer or .*, got 0\."),
+    ({"image_size": True, "patch_size": 1}, r"image_size must be a positive integer or \(height, width\), got True"),
+    ({"image_size": 224.0}, r"image_size must be a positive integer or \(height, width\), got 224\.0\."),
+    ({"image_size": (224,)}, r"image_size must be a positive integer or \(height, width\), got \(224,\)\."),
+    ({"image_size": "224"}, r"image_size must be a positive integer or \(height, width\), got '224'\."),
+    ({"heads": 7}, r"dim 768 does not divide into 7 heads. Change heads, or set head_dim\."),
+    ({"class_token": False}, r"pool='cls' reads the class token, and class_token is False. Use pool='mean'\."),
+    ({"registers": 4}, r"Registers have no position, .* Set cls_position=False"),
+    ({"registers": 4, "cls_position": False, "pool": "mean_with_cls"}, r"is defined for models without registers"),
+    ({"positions": "sincos2d", "dim": 30, "heads": 3}, r"needs a dim that is a multiple of 4, got 30\."),
+    ({"positions": "rope", "dim": 36, "heads": 6}, r"needs heads whose width is a multiple of 4, got 6\."),
+    ({"positions": "rope", "head_dim": 66}, r"needs heads whose width is a multiple of 4, got 66\."),
+    ({"fc_norm": True, "final_norm": False}, r"final_norm=False means no norm at the end, and fc_norm=True"),
+    ({"pool": "cls_and_distillation"}, r"reads the distillation token, which is a register\. Set registers=1\."),
+    ({"pool": "cls_and_distillation", "registers": 2, "cls_position": False}, r"Set registers=1\."),
     ({"pool": "cls_and_distillation", "class_token": False}, r"'cls_and_distillation' reads the class token"),
-    ({"pool": "map", "heads": 7, "head_dim": 64}, r"dim 768 does not divide into 7 of them\."),
+    ({"pool": "map", "heads": 7, "head_dim": 64}, r"768 does not divide into 7\."),
     (
         {"stem": (3, 4, 6, 3)},
-        r"a stem of 4 stages gives a cell for 32 pixels: patch_size has to be a multiple of that, got 16\.",
+        r"patch_size must be a multiple of 32, the stride of a stem of 4 stages, got 16\.",
     ),
-    ({"stem": (), "patch_size": 2}, r"a stem of 0 stages gives a cell for 4 pixels: .* got 2\."),
-    ({"stem": (), "patch_norm": True}, r"patch_norm is vit-pytorch's norm of pixels, and a stem leaves none"),
+    ({"stem": (), "patch_size": 2}, r"patch_size must be a multiple of 4, the stride .* got 2\."),
+    ({"stem": (), "patch_norm": True}, r"patch_norm normalizes the pixels of a patch, and a stem leaves none"),
 ]
 
 
@@ -173,6 +162,11 @@ def test_wrong_configs(fields: dict[str, Any], text: str) -> None:
         ViTConfig(**fields)
     with pytest.raises(ConfigError, match=text):
         ViTConfig().replace(**fields)
+
+
+def test_unknown_fields() -> None:
+    with pytest.raises(TypeError, match="deph"):
+        ViTConfig(deph=3)
 
 
 def test_the_nearest_sizes_that_fit() -> None:

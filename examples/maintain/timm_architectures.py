@@ -24,9 +24,9 @@ from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from torch import nn  # noqa: E402
 
 from vitlite import VitliteError, load  # noqa: E402
-from vitlite.checkpoints.formats.timm import BUILT, GELUS, POOLS, Architecture  # noqa: E402
+from vitlite.checkpoints.formats.timm import GELUS, POOLS, Architecture  # noqa: E402
 from vitlite.checkpoints.key_mapping import infer_geometry, map_keys  # noqa: E402
-from vitlite.config import Resample  # noqa: E402
+from vitlite.config import FIELDS, Resample  # noqa: E402
 from vitlite.nn.positions import RESAMPLE, resample_positions  # noqa: E402
 
 TABLE = ROOT / "src" / "vitlite" / "checkpoints" / "data" / "timm.txt"
@@ -82,29 +82,33 @@ def stands_for(model: nn.Module, positions: str) -> Architecture:
     )
 
 
-def built(model: nn.Module) -> dict[str, Any]:
-    """What the tensors of a model tell of it."""
+def geometry_of(model: nn.Module) -> dict[str, Any]:
+    """Return the fields of the config that the tensors of a model tell."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    facts = infer_geometry(map_keys(shapes), shapes)
-    return {name: facts[name] for name in BUILT if name != "positions"}
+    geometry = infer_geometry(map_keys(shapes), shapes)
+    return {name: value for name, value in geometry.items() if name in FIELDS}
+
+
+def built(model: nn.Module) -> dict[str, Any]:
+    """Return the columns of the table that the tensors of a model tell."""
+    geometry = geometry_of(model)
+    columns = Architecture._fields[Architecture._fields.index("dim") :]
+    return {name: geometry[name] for name in columns}
 
 
 def is_computed(small: nn.Module, architecture: Architecture) -> bool:
-    """Whether vitlite answers as a small model does, once it is told what the name stands for."""
+    """Return whether vitlite computes what a small model does, with what the name stands for."""
     size = small.patch_embed.img_size
-    said = architecture.fields() | {"image_size": tuple(size), "heads": small.blocks[0].attn.num_heads}
-    if not hasattr(small.patch_embed, "backbone"):
-        said["patch_size"] = small.patch_embed.patch_size[0]
-    said |= {"dim": small.embed_dim, "positions": architecture.positions}
-    if isinstance(small.blocks[0].mlp, (timm.layers.GluMlp, timm.layers.SwiGLU)):  # by SiLU, or it differs
-        said["mlp"] = "swiglu"
-    if architecture.pool == "cls_and_distillation":
-        said |= {"registers": 1, "cls_position": False}
+    fields = {name: value for name, value in architecture._asdict().items() if name in FIELDS} | geometry_of(small)
+    fields |= {"image_size": tuple(size), "heads": small.blocks[0].attn.num_heads}
+    fields["layer_scale"] = 1e-5 if fields["layer_scale"] else None
+    if fields["registers"]:
+        fields["cls_position"] = False
+    fields |= {name: getattr(architecture, name) for name in ("positions", "pool", "final_norm")}
     with TemporaryDirectory() as folder, torch.no_grad():
         save_file(small.state_dict(), Path(folder) / "model.safetensors")
-        (Path(folder) / "config.json").write_text(
-            json.dumps({"vitlite": {"config": said}})
-        )  # somebody knows the network
+        config = {"vitlite": {"config": fields}}  # which names the network
+        (Path(folder) / "config.json").write_text(json.dumps(config))
         try:
             ours = load(folder)
         except VitliteError:
@@ -156,7 +160,7 @@ def table() -> list[str]:
         for name in timm.list_models(module=module):
             found = architecture_of(name)
             if found is not None:
-                rows.append((name, *found.cells()))
+                rows.append((name, *map(str, found)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

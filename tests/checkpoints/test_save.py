@@ -16,7 +16,7 @@ from torch import nn
 
 from vitlite import load
 from vitlite.checkpoints.convert import convert
-from vitlite.checkpoints.metadata import transform_from_timm
+from vitlite.checkpoints.formats.timm import transform_from_timm
 from vitlite.checkpoints.reader import metadata_of
 from vitlite.checkpoints.save import _warn_once, card, push_to_hub, write_tensors
 from vitlite.errors import CheckpointError, DownloadError

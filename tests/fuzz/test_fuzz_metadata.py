@@ -25,8 +25,8 @@ from references import distance, spread
 from torch import Tensor
 
 from vitlite import ViT, ViTConfig
-from vitlite.checkpoints.metadata import PAIR
-from vitlite.config import DEFAULTS
+from vitlite.checkpoints.metadata import ID
+from vitlite.config import FIELDS
 from vitlite.errors import ImageError
 
 CORPUS = sorted((Path(__file__).parent / "corpus" / "metadata").iterdir())
@@ -238,7 +238,7 @@ def test_any_config(library: str, data: st.DataObject) -> None:
     check(library, {CONFIG: json.dumps(data.draw(spoilt(good, values))).encode()})
 
 
-@pytest.mark.parametrize("field", DEFAULTS)
+@pytest.mark.parametrize("field", FIELDS)
 def test_a_config_without_a_field(field: str) -> None:
     config = json.loads(files("vitlite")[CONFIG])
     del config["vitlite"]["config"][field]
@@ -268,8 +268,9 @@ def test_any_bytes(library: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
 def test_what_was_ever_found_of_configs(file: Path) -> None:
     config = json.loads(file.read_bytes())
-    if PAIR in config:  # of the weights that are written now
-        config[PAIR] = json.loads(files("vitlite")[CONFIG])[PAIR]
+    config.pop("vitlite_pair", None)
+    if "vitlite" in config:  # for the weights that are written now
+        config[ID] = json.loads(files("vitlite")[CONFIG])[ID]
     check(file.name.split(".")[1], {CONFIG: json.dumps(config).encode()})
 
 

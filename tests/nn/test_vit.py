@@ -426,7 +426,6 @@ def test_pickled_model() -> None:
         assert again.tables.resampled is None, "what can be computed is not written"
         assert torch.equal(again(random_images(2, 48, 24)), wanted)
     assert again.config == model.config
-    assert again.config.given == model.config.given
 
 
 def test_model_created_in_inference_mode() -> None:

@@ -16,7 +16,9 @@ from peers import timm, torchvision, transformers
 from PIL import Image
 
 from vitlite import ViT
-from vitlite.checkpoints.metadata import transform_from_record, transform_from_timm, transform_from_transformers
+from vitlite.checkpoints.formats.processors import transform_from_transformers
+from vitlite.checkpoints.formats.timm import transform_from_timm
+from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.errors import ConfigError, ImageError
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.presets import preset

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitlite import VitliteError, create, load
 from vitlite.checkpoints.convert import convert
-from vitlite.checkpoints.metadata import contradictions, read_metadata, transform_from_record
+from vitlite.checkpoints.metadata import read_metadata, transform_from_record
 from vitlite.zoo import registry
 
 PHOTO = Path(__file__).parents[2] / "examples" / "photos" / "chelsea.png"
@@ -118,11 +118,8 @@ def test_a_folder_of_the_zoo_s_own_pictures_is_no_contradiction(tmp_path: Path) 
     config = {"architecture": "vit_so400m_patch14_siglip_384", "num_classes": 0, "pretrained_cfg": card}
     (tmp_path / "config.json").write_text(json.dumps(config, default=str))
     metadata = read_metadata(tmp_path)
-    assert metadata.usual["image_size"] == 378
-    assert (
-        contradictions(metadata, None, transform_from_record(record, record.config.size), record.config.patch_size)
-        == []
-    )
+    assert metadata.usual_image_size == 378
+    assert metadata.transform.in_whole_patches(14) == transform_from_record(record, (378, 378))
 
 
 @pytest.mark.parametrize("changes", [{"input_size": (3, 64, 64)}, {}])
@@ -148,5 +145,5 @@ def test_a_recipe_of_another_size_than_the_network_s_is_none_of_timm_s(tmp_path:
     model.save(tmp_path / "ours")
     assert "architecture" not in json.loads((tmp_path / "ours" / "config.json").read_text())
     assert load(tmp_path / "ours").preprocess.transform.size == (64, 64)
-    with pytest.raises(VitliteError, match="a model that prepares pictures so"):
+    with pytest.raises(VitliteError, match="cannot describe how the images are prepared"):
         convert(tmp_path / "ours", tmp_path / "theirs", "timm")

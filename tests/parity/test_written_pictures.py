@@ -16,13 +16,10 @@ from peers import timm, transformers
 from PIL import Image
 from torch import Tensor
 
-from vitlite.checkpoints.metadata import (
-    metadata_content,
-    metadata_contents_for_transformers,
-    read_metadata,
-    transform_of,
-    transform_to_timm,
-)
+from vitlite.checkpoints.formats.timm import transform_to_timm
+from vitlite.checkpoints.formats.transformers import contents_for_transformers
+from vitlite.checkpoints.formats.vitlite import metadata_content
+from vitlite.checkpoints.metadata import read_metadata
 from vitlite.errors import CheckpointError
 from vitlite.images import Preprocess, TransformConfig
 
@@ -70,7 +67,7 @@ def test_timm_prepares_what_was_written_for_it_so(
     content = json.loads(json.dumps(metadata_content(TINY.replace(image_size=recipe.size), None, recipe)))
     assert ("pretrained_cfg" in content) == (transform_to_timm(recipe) is not None)
     (tmp_path / "config.json").write_text(json.dumps(content))
-    assert transform_of(read_metadata(tmp_path), None) == recipe
+    assert read_metadata(tmp_path).transform == recipe
     if "pretrained_cfg" not in content:
         return
     picture = noise(height, width)
@@ -79,7 +76,7 @@ def test_timm_prepares_what_was_written_for_it_so(
     assert torch.allclose(timm.data.create_transform(**data)(picture)[None], ours, atol=1e-4)
     del content["vitlite"]
     (tmp_path / "config.json").write_text(json.dumps(content))
-    back = transform_of(read_metadata(tmp_path), None)
+    back = read_metadata(tmp_path).transform
     assert back is not None
     assert torch.allclose(prepared(back, picture), ours, atol=1e-4)
 
@@ -90,7 +87,7 @@ def test_transformers_prepares_what_was_written_for_it_so(
     recipe: TransformConfig, height: int, width: int, across_first: None, tmp_path: Path
 ) -> None:
     try:
-        contents = metadata_contents_for_transformers(TINY.replace(image_size=recipe.size), None, recipe)
+        contents = contents_for_transformers(TINY.replace(image_size=recipe.size), None, recipe)
     except CheckpointError:
         assert recipe.mode == "center" or recipe.margin == "nearest"
         return
@@ -104,7 +101,7 @@ def test_transformers_prepares_what_was_written_for_it_so(
     ours = prepared(recipe, picture)
     theirs = torch.as_tensor(np.asarray(processor(picture, return_tensors="np")["pixel_values"]))
     assert torch.allclose(theirs, ours, atol=1e-4)
-    back = transform_of(read_metadata(tmp_path), None)
+    back = read_metadata(tmp_path).transform
     assert back is not None
     assert torch.allclose(prepared(back, picture), ours, atol=1e-4)
     assert type(transformers.AutoImageProcessor.from_pretrained(tmp_path)).__name__ == kind
@@ -112,6 +109,5 @@ def test_transformers_prepares_what_was_written_for_it_so(
 
 def test_a_crop_that_would_move_by_a_pixel_is_refused_with_what_to_do() -> None:
     with pytest.raises(CheckpointError, match="transformers rounds half of an odd margin down, and th") as error:
-        metadata_contents_for_transformers(TINY, None, ODD)
+        contents_for_transformers(TINY, None, ODD)
     assert "margin='down'" in str(error.value)
-    assert error.value.for_command_line().endswith("Or to a .safetensors file, which has the tensors alone.")

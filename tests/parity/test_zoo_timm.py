@@ -17,8 +17,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vitlite import ViT, create
+from vitlite.checkpoints.metadata import metadata_from_record
 from vitlite.checkpoints.reader import open_weights
-from vitlite.checkpoints.resolve import Claim, understand
+from vitlite.checkpoints.resolve import understand
 from vitlite.errors import UnknownNameError
 from vitlite.nn.positions import resample_positions
 from vitlite.zoo import registry
@@ -140,7 +141,7 @@ def test_tensors(record: Record, tmp_path: Path):
     path = tmp_path / "model.safetensors"
     write_shapes(path, shapes(peer))
     with open_weights(path) as file:
-        mapping, resolved = understand(file, [Claim("the row says", record.config.to_dict(), knows_network=True)])
+        mapping, resolved = understand(file, metadata_from_record(record))
     path.unlink()
     assert mapping.format.name == record.layout
     assert not mapping.unknown

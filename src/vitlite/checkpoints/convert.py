@@ -14,19 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.checkpoints.build import BuildOptions, build
-from vitlite.checkpoints.key_mapping import FORMATS, KeyMapping, map_keys, patch_geometry, rename_tensors
-from vitlite.checkpoints.metadata import (
-    CONFIG,
-    PICTURES,
+from vitlite.checkpoints.formats.timm import format_for_timm, pools_as_timm, timm_cannot_read
+from vitlite.checkpoints.formats.transformers import (
     computed_by,
-    is_pooled_alike,
-    layout_for_timm,
-    layout_of,
-    metadata_content,
-    metadata_contents_for_transformers,
+    contents_for_transformers,
+    format_for_transformers,
     model_type,
-    unread_by_timm,
 )
+from vitlite.checkpoints.formats.vitlite import metadata_content
+from vitlite.checkpoints.key_mapping import FORMATS, KeyMapping, map_keys, patch_geometry, rename_tensors
+from vitlite.checkpoints.metadata import CONFIG, ID, PREPROCESSOR, Metadata, metadata_from_config, read_metadata
 from vitlite.checkpoints.pickles import without_pickle
 from vitlite.checkpoints.reader import (
     FLOATS,
@@ -39,7 +36,7 @@ from vitlite.checkpoints.reader import (
     path_of,
     weights_in,
 )
-from vitlite.checkpoints.resolve import Claim, understand
+from vitlite.checkpoints.resolve import understand
 from vitlite.checkpoints.save import (
     check_overwrite,
     check_savable,
@@ -51,7 +48,7 @@ from vitlite.checkpoints.save import (
 )
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.factory import claims_about, create, load
+from vitlite.factory import create, load
 from vitlite.images.transform import Margin, Preprocess
 from vitlite.nn.vit import ViT
 from vitlite.storage import folder_obstacle, obstacle
@@ -144,8 +141,8 @@ def check_target(source: Path, target: Path) -> None:
     read = [path] if path.suffix in PICKLES else [path, *files_of(path)[1]]
     folder = metadata_folder(path)
     if folder is not None:
-        read += [folder / CONFIG, folder / PICTURES]
-    written = [target] if is_file else [target / name for name in (WEIGHTS, CONFIG, PICTURES)]
+        read += [folder / CONFIG, folder / PREPROCESSOR]
+    written = [target] if is_file else [target / name for name in (WEIGHTS, CONFIG, PREPROCESSOR)]
     for file in written:
         if any(file.exists() and other.exists() and file.samefile(other) for other in read):
             raise CheckpointError(f"{file} is an input and cannot be the output. Pass another target.")
@@ -186,10 +183,12 @@ def _load_for_tensors(
     made_up: dict[str, Any] = {name: value for name, value in WITHOUT_SHAPE.items() if name not in fixed}
     if "cls_token" not in mapping.tensors:
         made_up["pool"] = "mean"
+    folder = metadata_folder(path)
+    own = Metadata() if folder is None else read_metadata(folder, file.metadata.get(ID))
+    given = Metadata() if config is None else metadata_from_config(config)
     if to in ("timm", "vitlite"):  # the position table is written as it is
-        made_up["image_size"] = _any_image_size(mapping)
-    claims = claims_about(file, metadata_folder(path), config)[1]
-    mapping, resolved = understand(file, [*claims, Claim("convert assumes", made_up, firm=False)])
+        given = replace(given, usual_image_size=_any_image_size(mapping))
+    mapping, resolved = understand(file, own, given, made_up)
     options = BuildOptions(resolved.config, False, torch.device("cpu"), _common_dtype(file) or torch.float32)
     return build(file, mapping, resolved.config, options, resolved.provenance, scan=True)[0]
 
@@ -225,8 +224,8 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
         return
     check_savable(model, "convert")
     transform = getattr(model.preprocess, "transform", None)
-    layout = layout_for_timm(model.config)
-    reason = unread_by_timm(model.config, transform, layout) if to == "timm" else ""
+    layout = format_for_timm(model.config)
+    reason = timm_cannot_read(model.config, transform, layout) if to == "timm" else ""
     if reason:
         raise CheckpointError(f"{reason} Convert to a .safetensors file, which has the tensors alone, or to vitlite.")
     tensors = _rename(model, to)
@@ -234,7 +233,7 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
     if to == "timm":
         contents = {CONFIG: metadata_content(model.config, model.labels, transform, layout)}
     if to == "transformers":
-        contents = metadata_contents_for_transformers(model.config, model.labels, transform)
+        contents = contents_for_transformers(model.config, model.labels, transform)
     write_folder(folder, tensors, contents)
 
 
@@ -249,16 +248,18 @@ def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
     if to == "vitlite":
         return tensors
     if to == "timm":
-        if not is_pooled_alike(config):
+        if not pools_as_timm(config):
             raise _computes_otherwise(to, f"pool={config.pool!r}")
-        layout = layout_for_timm(config)
+        layout = format_for_timm(config)
         return tensors if layout == "timm" else rename_tensors(FORMATS[layout], "", tensors)
     if "pos_embed" in tensors and config.class_token and not config.cls_position and not config.registers:
         tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # there the class token has a row, of zeros
     if to == "transformers":
         kind = model_type(config)
         _check_arithmetic(config, computed_by(kind, config), to)
-        return rename_tensors(FORMATS[layout_of(config)], f"{kind}." if config.num_classes else "", tensors)
+        return rename_tensors(
+            FORMATS[format_for_transformers(config)], f"{kind}." if config.num_classes else "", tensors
+        )
     _check_arithmetic(config, TORCHVISION | {"image_size": config.size[0]}, to)
     if not config.qkv_bias:  # there it always has biases
         for block in range(config.depth):

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from vitlite.checkpoints.build import is_finite
 from vitlite.checkpoints.compare import check_unmodified
 from vitlite.checkpoints.fingerprint import bytes_of
-from vitlite.checkpoints.metadata import CONFIG, PICTURES, metadata_content, unread_by_timm
+from vitlite.checkpoints.formats.timm import timm_cannot_read
+from vitlite.checkpoints.formats.vitlite import metadata_content
+from vitlite.checkpoints.metadata import CONFIG, ID, PREPROCESSOR
 from vitlite.checkpoints.reader import FLOATS, INDEX, WEIGHTS, metadata_of, naming_damage, path_of
 from vitlite.errors import CheckpointError, DownloadError, VitliteError
 from vitlite.images.transform import transform_to_save
@@ -31,7 +33,6 @@ from vitlite.zoo.download import endpoint, is_offline
 
 _log = getLogger("vitlite")
 
-ID = "vitlite_id"  # the same in config.json and in the header of the weights that it describes
 CARD = "README.md"
 STORED_AS = {  # names of types in safetensors files
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -54,7 +55,7 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     check_savable(model)
     config = metadata_content(model.config, model.labels, transform)
     write_folder(folder, model.state_dict(), {CONFIG: config})
-    _warn_once(unread_by_timm(model.config, transform))
+    _warn_once(timm_cannot_read(model.config, transform))
 
 
 @cache  # a training run saves its best model again and again
@@ -111,7 +112,9 @@ def check_overwrite(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder. Pass a new folder.")
-    foreign = [name for name in (WEIGHTS, CONFIG, PICTURES) if (folder / name).exists() and not _is_ours(folder / name)]
+    foreign = [
+        name for name in (WEIGHTS, CONFIG, PREPROCESSOR) if (folder / name).exists() and not _is_ours(folder / name)
+    ]
     if (folder / INDEX).exists():
         foreign.append(INDEX)
     if foreign:
@@ -152,7 +155,7 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[
                     text = json.dumps({**content, **metadata}, indent=2, ensure_ascii=False) + "\n"
                     stack.enter_context(atomic_write(folder / name)).write_text(text, encoding="utf-8", newline="")
                 write_tensors(folder / WEIGHTS, tensors, metadata)
-            for name in (CONFIG, PICTURES):  # of the model that was there
+            for name in (CONFIG, PREPROCESSOR):  # of the model that was there
                 if name not in contents:
                     (folder / name).unlink(missing_ok=True)
         except TimeoutError:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vitlite.checkpoints.formats.timm import transform_from_record
+from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.cli.options import (
     check_device,
     check_outside,

@@ -26,7 +26,12 @@ P = TypeVar("P", bound="Preprocess")
 
 SIDE = 2**16  # pixels: the longest side in a TransformConfig
 RESIZED = 2**26  # pixels: the largest image that is made by resizing, 256 MB
-NUMBERS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6), "scale": (1e-9, 1e6)}  # accepted ranges, finite in float32
+NUMBERS = {  # accepted ranges, finite in float32
+    "mean": (-1e6, 1e6),
+    "std": (1e-6, 1e6),
+    "scale": (1e-9, 1e6),
+    "share": (1e-6, 1.0),
+}
 DRAFT = 2  # quick_decode keeps both sides at this many times the resized ones
 
 
@@ -174,6 +179,8 @@ def _check_numbers(transform: TransformConfig) -> None:
         if not isinstance(values, tuple) or not values:
             raise ConfigError(f"TransformConfig: {name} must be a tuple with a number per channel, got {values!r}.")
     numbers = {"mean": transform.mean, "std": transform.std, "scale": (transform.scale,)}
+    if transform.share is not None:
+        numbers["share"] = (transform.share,)
     for name, values in numbers.items():
         low, high = NUMBERS[name]
         for value in values:

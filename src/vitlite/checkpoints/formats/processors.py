@@ -1,43 +1,35 @@
-"""transformers' preprocessor_config.json: how its processors prepare pictures. Read first, then written."""
+"""transformers' preprocessor_config.json: how its processors prepare images. Read first, then written."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitlite.checkpoints.formats.record import (
-    COLOURS,
-    SIDE,
-    SWITCH,
-    WORD,
+from vitlite.checkpoints.formats.keys import (
+    CHANNELS,
+    COUNT,
+    FLAG,
+    NUMBER,
+    STRING,
     as_json,
+    check_types,
     crops_alike,
-    not_understood,
+    is_size,
     required,
 )
-from vitlite.errors import CheckpointError, shown
+from vitlite.errors import CheckpointError, ConfigError
 from vitlite.images.transform import Interpolation, Mode, TransformConfig
-from vitlite.schema import either, number, optional, table, verify, whole
 
-STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
-SWITCHES = (*STEPS, "default_to_square")  # of which null is off
-EDGES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width")
-SIZE = optional(either(SIDE, table(dict.fromkeys(EDGES, optional(SIDE)))))
-PICTURES = table(
-    {
-        "image_processor_type": optional(WORD),
-        "feature_extractor_type": optional(WORD),
-        "size": SIZE,
-        "crop_size": SIZE,
-        "resample": optional(whole(0, 10)),
-        "image_mean": optional(COLOURS),
-        "image_std": optional(COLOURS),
-        "rescale_factor": optional(number(1e-9, 1e9)),
-        "device": optional(WORD),
-        **dict.fromkeys(SWITCHES, SWITCH),
-    }
-)
-
-CROPS = {  # the processors that do what a transform says, and the crop of each if its config has none; None: no crop
+SWITCHES = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "default_to_square")  # null is off
+TYPES = {
+    "image_processor_type": STRING,
+    "feature_extractor_type": STRING,
+    "resample": COUNT,
+    "image_mean": CHANNELS,
+    "image_std": CHANNELS,
+    "rescale_factor": NUMBER,
+    **dict.fromkeys(SWITCHES, FLAG),
+}
+CROPS = {  # the supported processors, and the crop of each if its config states none; None: no crop
     "ViT": None,
     "DeiT": 224,
     "CLIP": 224,
@@ -47,9 +39,9 @@ CROPS = {  # the processors that do what a transform says, and the crop of each 
     "DINOv3ViT": None,
     "ViTHybrid": 224,
 }
-BY_SHORTER_EDGE = ("CLIP", "Bit", "Siglip", "ViTHybrid")  # the processors to which a size of one number is that
-DINOV3_PICTURES = {"resample": 2, "do_rescale": True}
-BEYOND_RECIPES = (  # switches of processors that change the pixels in ways of which a transform knows nothing
+BY_SHORTER_EDGE = ("CLIP", "Bit", "Siglip", "ViTHybrid")  # for these, a size of one number is the shorter edge
+DINOV3_ONLY = {"resample": 2, "do_rescale": True}
+UNSUPPORTED = (  # switches that change the pixels in ways that a transform cannot describe
     "rescale_offset",
     "do_flip_channel_order",
     "crop_pct",
@@ -63,131 +55,119 @@ INTERPOLATIONS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}  # Pill
 WRITTEN_INTERPOLATIONS = {name: number for number, name in INTERPOLATIONS.items()}
 
 
-def transform_from_transformers(config: Mapping[str, Any], size: tuple[int, int] | None = None) -> TransformConfig:
-    """The transform in preprocessor_config.json; `size` scales the file's own numbers."""
+def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
+    """Return the transform in a preprocessor_config.json.
+
+    Raises:
+        ConfigError: It is not understood.
+    """
     config = as_json(config)
     try:
-        verify(config, PICTURES)
+        check_types(config, TYPES)
     except CheckpointError as error:
-        raise not_understood(f"The preprocessing config: {error.text}") from None
+        raise ConfigError(f"The preprocessing config: {error.text}") from None
     config = {name: value for name, value in config.items() if value is not None or name in SWITCHES}
-    processor = _processor(config)
-    resize, resample = required(config, "size", "resample")
-    crop, before, mode = _crop_and_size_before(config, processor, resize)
+    _check_processor(config)
+    (resample,) = required(config, "resample")
+    crop, resize, mode = _crop_and_resize(config)
     mean, std = [0.0], [1.0]
     if config.get("do_normalize", True):
         mean, std = required(config, "image_mean", "image_std")
-    scale = _scale(config)
-    transform = TransformConfig(
+    scale = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
+    if isinstance(scale, int) and scale > 1:  # transformers multiplies bytes, which wrap around above 255
+        raise ConfigError(f"The preprocessing config has a rescale_factor of {scale}, with which bytes overflow.")
+    return TransformConfig(
         size=crop,
-        resize=before,
+        resize=resize,
         mode=mode,
         interpolation=INTERPOLATIONS.get(resample, resample),
         mean=tuple(mean),
         std=tuple(std),
-        scale=scale,
+        scale=float(scale),
         margin="down",
     )
-    return transform.scaled(size) if size else transform
-
-
-def _scale(config: Mapping[str, Any]) -> float:
-    """What pixels are multiplied by.
-
-    Raises:
-        ConfigError: By a whole number, bytes as they are: above 255 they begin at 0 again.
-    """
-    if not config.get("do_rescale", True):
-        return 1.0
-    scale = config.get("rescale_factor", 1 / 255)
-    if isinstance(scale, int) and scale > 1:
-        raise not_understood(f"The preprocessing config has a rescale_factor of {scale}, in which bytes run over.")
-    return float(scale)
 
 
 def _processor(config: Mapping[str, Any]) -> str:
-    """Which of `CROPS` prepares the pictures.
+    name = config.get("image_processor_type", config.get("feature_extractor_type", ""))
+    return re.sub("(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", name)
+
+
+def _check_processor(config: Mapping[str, Any]) -> None:
+    """Check that a transform can describe what the processor does.
 
     Raises:
-        ConfigError: Another does, or this one in a way that no transform has a word for.
+        ConfigError: It cannot.
     """
-    name = config.get("image_processor_type", config.get("feature_extractor_type", "no image_processor_type"))
-    processor = re.sub("(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", name)
-    beyond = [switch for switch in BEYOND_RECIPES if config.get(switch)]
+    processor = _processor(config)
     if processor not in CROPS:
-        beyond = [name]
-    if processor == "DINOv3ViT":  # resizes before rounding, and where that sharpens, beyond black and white
-        there = {word: config.get(word, usual) for word, usual in DINOV3_PICTURES.items()}
-        beyond += [f"{word} {value}" for word, value in there.items() if value != DINOV3_PICTURES[word]]
-    if beyond:
-        raise not_understood(
-            f"The preprocessing config has {shown(beyond[0])}, which is not understood.",
-            f"Known are the processors {', '.join(CROPS)}.",
-        )
-    return processor
+        raise ConfigError(f"The image processor {processor!r} is not supported. Supported: {', '.join(CROPS)}.")
+    unsupported = [f"{switch} {config[switch]}" for switch in UNSUPPORTED if config.get(switch)]
+    if processor == "DINOv3ViT":  # it resizes before it rounds, so that sharpening may leave the range of bytes
+        for name, only in DINOV3_ONLY.items():
+            if config.get(name, only) != only:
+                unsupported.append(f"{name} {config[name]}")
+    if unsupported:
+        raise ConfigError(f"The preprocessing config has {unsupported[0]}, which is not supported.")
 
 
-def _crop_and_size_before(
-    config: Mapping[str, Any], processor: str, resize: Any
-) -> tuple[tuple[int, int], tuple[int, int], Mode]:
-    """What is cut out, as (height, width); of a picture of which size; and how it was resized to that.
+def _crop_and_resize(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int], Mode]:
+    """Return the size of the crop, the size before the crop, as (height, width), and how images are resized to it.
 
     Raises:
-        ConfigError: The sizes depend on the picture.
+        ConfigError: The sizes depend on the image.
     """
-    shorter = processor in BY_SHORTER_EDGE
+    processor = _processor(config)
+    (size,) = required(config, "size")
+    crop_size = config.get("crop_size", CROPS[processor])
+    by_shorter_edge = processor in BY_SHORTER_EDGE
     if "default_to_square" in config:
-        shorter = not config["default_to_square"]
-    resize = _by_edge(resize, shorter=shorter)
-    crop = resize
+        by_shorter_edge = not config["default_to_square"]
+    if type(size) is int:
+        size = {"shortest_edge": size} if by_shorter_edge else {"height": size, "width": size}
+    crop = size
     if config.get("do_center_crop", CROPS[processor] is not None):
-        (crop,) = required({"crop_size": CROPS[processor], **config}, "crop_size")
-        crop = _by_edge(crop)
-    keeps_proportions = set(resize) == {"shortest_edge"}
-    known = keeps_proportions or set(resize) == {"height", "width"}
-    if not known or set(crop) != {"height", "width"} or not config.get("do_resize", True):
-        raise not_understood(f"The config fixes no image size: size {shown(str(resize))}, crop {shown(str(crop))}.")
-    size = crop["height"], crop["width"]
-    if keeps_proportions:
-        return size, (resize["shortest_edge"], resize["shortest_edge"]), "center"
-    return size, (resize["height"], resize["width"]), "squash"
+        crop = {"height": crop_size, "width": crop_size} if type(crop_size) is int else crop_size
+    if _has_edges(crop, "height", "width") and config.get("do_resize", True):
+        cropped = crop["height"], crop["width"]
+        if _has_edges(size, "shortest_edge"):
+            return cropped, (size["shortest_edge"], size["shortest_edge"]), "center"
+        if _has_edges(size, "height", "width"):
+            return cropped, (size["height"], size["width"]), "squash"
+    raise ConfigError(f"The preprocessing config fixes no image size: size {size}, crop {crop}.")
 
 
-def _by_edge(size: int | Mapping[str, int], *, shorter: bool = False) -> Mapping[str, int]:
-    """A size by the names of its edges, where it is a number, as written before 2023."""
-    if isinstance(size, int):
-        return {"shortest_edge": size} if shorter else {"height": size, "width": size}
-    return size
+def _has_edges(size: Any, *edges: str) -> bool:
+    """Return whether a size states exactly these edges, each in pixels."""
+    if not isinstance(size, dict) or size.keys() != set(edges):
+        return False
+    return all(type(pixels) is int and is_size(pixels) for pixels in size.values())
 
 
 def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> dict[str, Any]:
-    """The preprocessor_config.json of a transform, for pictures of so many channels.
+    """Return the preprocessor_config.json of a transform, for images of so many channels.
 
     Raises:
         CheckpointError: transformers has no processor that does the same.
     """
     if transform.cut is not None:
         raise CheckpointError(
-            f"These pictures are the upper left {transform.size[0]} x {transform.size[1]} pixels of a crop, for which "
-            "transformers' processors have no word.",
-            python="Convert to a .safetensors file, which has the tensors alone.",
+            f"The model sees the upper left {transform.size[0]} x {transform.size[1]} pixels of a crop, which "
+            "transformers' processors cannot do. Convert to a .safetensors file, which has the tensors alone."
         )
     if not crops_alike(transform, "down"):
         raise CheckpointError(
-            "transformers rounds half of an odd margin down, and these pictures are cut at the nearest even number: a "
-            "pixel further right or down.",
-            python="If a pixel may be lost: vitlite.checkpoints.convert.convert(..., margin='down'). For the tensors "
-            "alone: convert to a .safetensors file.",
-            command="If a pixel may be lost: --margin down. Or convert to timm: where that is installed, transformers "
-            "opens the folder too. Or to a .safetensors file, which has the tensors alone.",
+            "transformers rounds half of an odd margin down, and these images are cropped at the nearest even number: "
+            "a pixel further right or down. If a pixel may be lost, pass margin='down' (--margin down). Otherwise "
+            "convert to timm, which transformers opens where timm is installed, or to a .safetensors file."
         )
     height, width = transform.resize
     resize, processor = {"height": height, "width": width}, "DeiTImageProcessor"
     if transform.mode == "center":
         if height != width:
             raise CheckpointError(
-                f"transformers has no preprocessing that resizes pictures to cover {height} x {width} pixels.",
-                python="Convert to a .safetensors file, which has the tensors alone.",
+                f"transformers cannot resize images to cover {height} x {width} pixels. Convert to a .safetensors "
+                "file, which has the tensors alone."
             )
         resize, processor = {"shortest_edge": height}, "CLIPImageProcessor"
     return {
@@ -206,5 +186,5 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
 
 
 def _for_each(values: Sequence[float], channels: int) -> list[float]:
-    """A number for each channel, where one may stand for all."""
+    """Return a number for each channel; one number stands for all."""
     return [values[0]] * channels if len(values) == 1 else list(values)

@@ -1,50 +1,52 @@
-"""transformers' config.json. Read first, then written; what it has for the pictures is in `processors`."""
+"""transformers' config.json. Read first, then written; its preprocessing is in `processors`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vitlite.checkpoints.formats.record import (
+from vitlite import __version__
+from vitlite.checkpoints.formats.keys import (
     COUNT,
-    NAMES,
-    SIDES,
-    SWITCH,
-    WORD,
-    Metadata,
-    UnreadTransform,
-    Words,
+    FLAG,
+    LIST,
+    NUMBER,
+    SIZE,
+    STRING,
+    STRINGS,
+    TABLE,
+    Keys,
+    as_json,
+    check_types,
     in_whole_patches,
+    is_integer,
     labels_in_order,
-    one_or_two_sides,
 )
+from vitlite.checkpoints.formats.processors import transform_from_transformers, transform_to_transformers
+from vitlite.checkpoints.metadata import CONFIG, PREPROCESSOR, Metadata
 from vitlite.config import ViTConfig, stem_stride
-from vitlite.errors import CheckpointError, shown
-from vitlite.schema import number, optional, several, table, verify, whole
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.images.transform import TransformConfig
 
-FIELDS = {
-    "model_type": WORD,
-    "architectures": optional(several(WORD, most=100)),
-    "id2label": NAMES,
-    "num_labels": optional(whole(0, 100_000)),
-    "problem_type": optional(WORD),
-    "image_size": optional(SIDES),
-    "patch_size": optional(SIDES),
-    "num_attention_heads": optional(whole(1, 10_000)),
-    "layer_norm_eps": optional(number(0, 1)),
-    "layerscale_value": optional(number(-1e6, 1e6)),
-    "hidden_act": optional(WORD),
-    "qkv_bias": SWITCH,
-    "use_gated_mlp": SWITCH,
-    "use_swiglu_ffn": SWITCH,
-    **dict.fromkeys(
-        ("hidden_size", "num_hidden_layers", "intermediate_size", "num_channels", "num_register_tokens"),
-        optional(COUNT),
-    ),
+TYPES = {
+    "model_type": STRING,
+    "architectures": LIST,
+    "id2label": STRINGS,
+    "num_labels": COUNT,
+    "projection_dim": COUNT,
+    "problem_type": STRING,
+    "image_size": SIZE,
+    "patch_size": SIZE,
+    "layer_norm_eps": NUMBER,
+    "layerscale_value": NUMBER,
+    "hidden_act": STRING,
+    "qkv_bias": FLAG,
+    "use_gated_mlp": FLAG,
+    "use_swiglu_ffn": FLAG,
+    "vision_config": TABLE,
+    "vision_config_dict": TABLE,
+    "backbone_config": TABLE,
+    "depths": LIST,
+    "out_features": LIST,
 }
-TOWER = optional(table(FIELDS))
-STEM = optional(table({"depths": several(whole(1, 1000), 1, 4), "out_features": optional(several(WORD, 1, 1))}))
-CONFIG = table(
-    {**FIELDS, "vision_config": TOWER, "vision_config_dict": TOWER, "backbone_config": STEM}, required=("model_type",)
-)
 GELUS = {
     "gelu": "exact",
     "gelu_python": "exact",
@@ -57,11 +59,10 @@ GELUS = {
 }
 WRITTEN_GELUS = {"exact": "gelu", "tanh": "gelu_new", "quick": "quick_gelu"}
 
-WRITER = "written_by"  # vitlite's mark in a config.json that is another library's
-# What every config may have, in any version, and what does not change the numbers of an image model.
+WRITER = "written_by"  # in a config.json of another library that vitlite wrote
+# Keys that any config may have, in any version, and that do not change the numbers of an image model.
 OF_ANY_MODEL = """
-    written_by vitlite_id vitlite_pair
-    model_type architectures transformers_version id2label label2id problem_type num_labels
+    written_by vitlite_id model_type architectures transformers_version id2label label2id problem_type num_labels
     _num_labels _name_or_path _commit_hash dtype torch_dtype torchscript use_bfloat16 return_dict use_return_dict
     output_attentions output_hidden_states is_encoder_decoder is_decoder use_cache add_cross_attention
     cross_attention_hidden_size tie_encoder_decoder tie_word_embeddings chunk_size_feed_forward tf_legacy_loss
@@ -73,7 +74,7 @@ OF_ANY_MODEL = """
     num_return_sequences output_scores output_past return_dict_in_generate forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
 """
-# Only training asks for these, or tensors tell.
+# Keys that only training needs.
 OF_TRAINING = """
     hidden_dropout_prob attention_probs_dropout_prob attention_dropout dropout drop_path_rate initializer_range
     initializer_factor
@@ -82,7 +83,7 @@ BESIDE_THE_TOWER = """
     text_config text_config_dict vision_config vision_config_dict projection_dim logit_scale_init_value
     initializer_factor image_text_hidden_size
 """
-TOLD = {
+STATED = {
     "image_size": "image_size",
     "patch_size": "patch_size",
     "hidden_size": "dim",
@@ -97,22 +98,23 @@ TOLD = {
 OTHER_NETWORK: dict[str, Sequence[Any]] = {"auto_map": ({},), "quantization_config": (), "pruned_heads": ({},)}
 
 
-def _words(free: str = "", only: Mapping[str, Sequence[Any]] = {}, **told: str) -> Words:
-    """The words of a class: those of all, and its own."""
-    return Words({**TOLD, **told}, {**OTHER_NETWORK, **only}, OF_ANY_MODEL + OF_TRAINING + free)
+def _keys(ignored: str = "", only: Mapping[str, Sequence[Any]] = {}, **stated: str) -> Keys:
+    """Return the keys of a class: those of all classes and its own."""
+    every = frozenset((OF_ANY_MODEL + OF_TRAINING + ignored).split())
+    return Keys({**STATED, **stated}, {**OTHER_NETWORK, **only}, every)
 
 
 class Family(NamedTuple):
-    """A model_type: the classes that vitlite computes, their words, and what they have where a config is silent."""
+    """A model_type: the classes that vitlite runs, their keys, and the defaults of a silent config."""
 
     classes: Sequence[str]
-    words: Words
+    keys: Keys
     norm_eps: float = 1e-12
     activation: str = "gelu"
     processor: str = "ViT"  # of `processors.CROPS`
     heads: int = 12
-    gate: str | None = "silu"  # what hidden_act has to say of a gated MLP; None: such an MLP does not ask it
-    resample: str | None = None  # how it stretches the position table, where tensors alone may tell otherwise
+    gate: str | None = "silu"  # what hidden_act must be for a gated MLP; None: such an MLP ignores it
+    resample: str | None = None  # how it resizes the position table, if the checkpoint format may tell otherwise
 
 
 POOLER = "encoder_stride pooler_output_size pooler_act"
@@ -121,12 +123,12 @@ DECODER = """
     norm_pix_loss
 """
 BACKBONE = "apply_layernorm reshape_hidden_states stage_names out_features out_indices _out_features _out_indices"
-DINOV2 = f"intermediate_size mlp_ratio use_mask_token {BACKBONE}"  # how wide its MLP is, tensors tell
-DINOV2_TOLD = {"layerscale_value": "layer_scale", "use_swiglu_ffn": "mlp"}
+DINOV2 = f"intermediate_size mlp_ratio use_mask_token {BACKBONE}"  # the tensors tell how wide its MLP is
+DINOV2_STATED = {"layerscale_value": "layer_scale", "use_swiglu_ffn": "mlp"}
 DINOV3 = f"query_bias key_bias value_bias pos_embed_shift pos_embed_jitter pos_embed_rescale {BACKBONE}"
-DINOV3_TOLD = {"layerscale_value": "layer_scale", "num_register_tokens": "registers", "use_gated_mlp": "mlp"}
+DINOV3_STATED = {"layerscale_value": "layer_scale", "num_register_tokens": "registers", "use_gated_mlp": "mlp"}
 DINOV3_ONLY: dict[str, Sequence[Any]] = {"rope_theta": (100.0, 100), "proj_bias": (True,), "mlp_bias": (True,)}
-CLIP = Words({}, OTHER_NETWORK, OF_ANY_MODEL + BESIDE_THE_TOWER)  # of images and texts: the tower has its own words
+CLIP = Keys({}, OTHER_NETWORK, frozenset((OF_ANY_MODEL + BESIDE_THE_TOWER).split()))  # the tower has its own keys
 HYBRID = f"backbone_config backbone_featmap_shape {POOLER}"
 HYBRID_ONLY: dict[str, Sequence[Any]] = {
     "use_pretrained_backbone": (False,),
@@ -134,7 +136,7 @@ HYBRID_ONLY: dict[str, Sequence[Any]] = {
     "backbone": (),
     "backbone_kwargs": ({},),
 }
-BIT = Words(  # the ResNet of a hybrid
+BIT = Keys(  # the ResNet of a hybrid
     {"depths": "stem", "num_channels": "channels"},
     {
         **OTHER_NETWORK,
@@ -149,33 +151,33 @@ BIT = Words(  # the ResNet of a hybrid
         "output_stride": (32,),
         "hidden_act": ("relu",),
     },
-    OF_ANY_MODEL.replace(" model_type ", " ") + OF_TRAINING + BACKBONE,
+    frozenset((OF_ANY_MODEL.replace(" model_type ", " ") + OF_TRAINING + BACKBONE).split()),
 )
-TOWERS = {  # of those with a part for texts: what its part for images is where it does not say
+TOWERS = {  # models with a part for texts: the default model_type of the part for images
     "clip": "clip_vision_model",
     "metaclip_2": "metaclip_2_vision_model",
     "siglip": "siglip_vision_model",
 }
 FAMILIES = {
-    "vit": Family(("ViTModel", "ViTForImageClassification"), _words(POOLER)),
+    "vit": Family(("ViTModel", "ViTForImageClassification"), _keys(POOLER)),
     "deit": Family(
         ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
-        _words(POOLER),
+        _keys(POOLER),
         processor="DeiT",
     ),
-    "vit_mae": Family(("ViTMAEModel", "ViTMAEForPreTraining"), _words(DECODER)),
-    "ijepa": Family(("IJepaModel", "IJepaForImageClassification"), _words(POOLER)),
-    "vit_msn": Family(("ViTMSNModel", "ViTMSNForImageClassification"), _words(), 1e-6),
+    "vit_mae": Family(("ViTMAEModel", "ViTMAEForPreTraining"), _keys(DECODER)),
+    "ijepa": Family(("IJepaModel", "IJepaForImageClassification"), _keys(POOLER)),
+    "vit_msn": Family(("ViTMSNModel", "ViTMSNForImageClassification"), _keys(), 1e-6),
     "dinov2": Family(
         ("Dinov2Model", "Dinov2ForImageClassification"),
-        _words(DINOV2, {}, **DINOV2_TOLD),
+        _keys(DINOV2, {}, **DINOV2_STATED),
         1e-6,
         processor="Bit",
         gate=None,
     ),
     "dinov2_with_registers": Family(
         ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
-        _words(DINOV2, {}, **DINOV2_TOLD, num_register_tokens="registers"),
+        _keys(DINOV2, {}, **DINOV2_STATED, num_register_tokens="registers"),
         1e-6,
         processor="Bit",
         gate=None,
@@ -183,16 +185,16 @@ FAMILIES = {
     ),
     "dinov3_vit": Family(
         ("DINOv3ViTModel",),
-        _words(DINOV3, DINOV3_ONLY, **DINOV3_TOLD),
+        _keys(DINOV3, DINOV3_ONLY, **DINOV3_STATED),
         1e-5,
         processor="DINOv3ViT",
         heads=6,
     ),
-    "vit-hybrid": Family(("ViTHybridModel", "ViTHybridForImageClassification"), _words(HYBRID, HYBRID_ONLY)),
+    "vit-hybrid": Family(("ViTHybridModel", "ViTHybridForImageClassification"), _keys(HYBRID, HYBRID_ONLY)),
     "siglip": Family(("SiglipModel", "SiglipForImageClassification"), CLIP),
     "siglip_vision_model": Family(
         ("SiglipVisionModel",),
-        _words(only={"vision_use_head": (True,)}),
+        _keys(only={"vision_use_head": (True,)}),
         1e-6,
         "gelu_pytorch_tanh",
         "Siglip",
@@ -200,19 +202,19 @@ FAMILIES = {
     "clip": Family(("CLIPModel",), CLIP),
     "metaclip_2": Family(("MetaClip2Model",), CLIP),
     "clip_vision_model": Family(
-        ("CLIPVisionModel", "CLIPVisionModelWithProjection"), _words("projection_dim"), 1e-5, "quick_gelu", "CLIP"
+        ("CLIPVisionModel", "CLIPVisionModelWithProjection"), _keys("projection_dim"), 1e-5, "quick_gelu", "CLIP"
     ),
     "metaclip_2_vision_model": Family(
         ("MetaClip2VisionModel", "MetaClip2VisionModelWithProjection"),
-        _words("projection_dim"),
+        _keys("projection_dim"),
         1e-5,
         "quick_gelu",
         "CLIP",
     ),
 }
-HEAD_WIDTH, DEPTH = 64, 12  # of a network whose config says nothing of them
-USUAL_CLASSES = 2  # of a classifier whose config says nothing of them
-DEFAULT_PROJECTION = 512  # numbers that CLIP's projection gives, where a config does not say
+HEAD_WIDTH, DEPTH = 64, 12  # defaults of transformers
+USUAL_CLASSES = 2
+USUAL_PROJECTION = 512  # width of CLIP's projection
 CLASSES = {  # what is written, by model_type
     "vit": "ViT",
     "deit": "DeiT",
@@ -222,7 +224,7 @@ CLASSES = {  # what is written, by model_type
     "dinov3_vit": "DINOv3ViT",
     "siglip_vision_model": "SiglipVision",
 }
-COMPUTED: dict[str, Any] = {  # by ViT, of which its config has no word: fields of ours
+COMPUTED: dict[str, Any] = {  # what its ViT computes and its config cannot change: fields of ours
     "pool": "cls",
     "class_token": True,
     "registers": 0,
@@ -234,174 +236,178 @@ COMPUTED: dict[str, Any] = {  # by ViT, of which its config has no word: fields 
 }
 
 
-def metadata_from_transformers(config: Mapping[str, Any], pictures: Mapping[str, Any]) -> Metadata:
-    """What config.json and preprocessor_config.json say.
+def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Metadata:
+    """Read transformers' config.json and preprocessor_config.json.
 
     Raises:
-        CheckpointError: It is a model that vitlite does not run.
+        CheckpointError: They describe a model that vitlite does not run.
     """
-    verify(config, CONFIG)
-    vision, family = _tower(config)
-    claims = family.words.claims(vision, "it")
-    claims |= _mlp(claims, family)
-    claims |= _sizes(config, claims)
+    check_types(config, TYPES)
+    vision, family = _image_part(config)
+    stated = family.keys.read(vision, "it")
+    stated |= _activation(stated, family)
+    sizes = _sizes(vision, stated)
+    fields = {
+        "heads": family.heads,
+        "norm_eps": family.norm_eps,
+        "gelu": GELUS[family.activation],
+        "dim": family.heads * HEAD_WIDTH,
+        "depth": DEPTH,
+    }
     if family.resample is not None:
-        claims["resample"] = family.resample
-    if pictures and "feature_extractor_type" not in pictures:
-        pictures = {"image_processor_type": family.processor, **pictures}
-    class_names = _class_names(config)
-    labels, unlabelled = labels_in_order(class_names)
-    if class_names is not None:
-        claims["num_classes"] = len(class_names)
-    if _is_projected(config):
-        claims["num_classes"] = config.get("projection_dim", DEFAULT_PROJECTION)
-    if labels and config.get("problem_type") not in (None, "single_label_classification"):
-        labels, unlabelled = None, f"problem_type is {config['problem_type']}, of which no softmax tells the scores"
-    usual = {"image_size": 224, "heads": family.heads, "norm_eps": family.norm_eps, "gelu": GELUS[family.activation]}
-    usual_sizes = {"dim": family.heads * HEAD_WIDTH, "depth": DEPTH}
+        fields["resample"] = family.resample
+    labels, labels_error, num_classes = _classes(config)
+    if num_classes is not None:
+        fields["num_classes"] = num_classes
+    transform, transform_error = None, ""
+    if preprocessor:
+        if "feature_extractor_type" not in preprocessor:
+            preprocessor = {"image_processor_type": family.processor, **preprocessor}
+        try:
+            transform = transform_from_transformers(preprocessor)
+        except ConfigError as error:
+            transform_error = error.text
     return Metadata(
-        claims=claims,
-        usual=usual,
-        built={field: size for field, size in usual_sizes.items() if field not in claims},
+        source="config.json",
+        fields=fields | stated | sizes,
+        names_network=True,
+        usual_image_size=224,
+        transform=transform,
+        transform_error=transform_error,
         labels=labels,
-        unlabelled=unlabelled,
-        transform=UnreadTransform("transformers", pictures) if pictures else None,
-        library="transformers",
+        labels_error=labels_error,
     )
 
 
-def _sizes(config: Mapping[str, Any], claims: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of images and patches, in our words.
+def _image_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
+    """Return the part of a config that is about images, and its family.
 
     Raises:
-        CheckpointError: It is said of a network that vitlite does not run.
-    """
-    sizes = {name: one_or_two_sides(claims[name]) for name in ("image_size", "patch_size") if name in claims}
-    if config["model_type"].startswith("dinov2"):
-        _refuse_oblong(sizes)
-    if config["model_type"] == "vit-hybrid":
-        sizes |= _stem(config, sizes)
-    patch = sizes.get("patch_size")
-    if "image_size" in sizes and isinstance(patch, int):
-        sizes["image_size"] = in_whole_patches(sizes["image_size"], patch)
-    return sizes
-
-
-def _tower(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
-    """The part of a config that is about images, and its family.
-
-    Raises:
-        CheckpointError: It is of a class that vitlite does not run.
-    """
-    family = _family(config)
-    inner = TOWERS.get(config["model_type"])
-    if inner is None:
-        return config, family
-    family.words.claims(config, "it")
-    vision = {**(config.get("vision_config") or {}), **(config.get("vision_config_dict") or {})}
-    if vision.setdefault("model_type", inner) not in (inner, config["model_type"]):
-        raise CheckpointError(f"its vision_config is of model_type {shown(vision['model_type'])}, not {inner}.")
-    return vision, FAMILIES[inner]
-
-
-def _family(config: Mapping[str, Any]) -> Family:
-    """What is known of a class.
-
-    Raises:
-        CheckpointError: Nothing: tensors of the same names may be computed otherwise.
+        CheckpointError: It is of a class that vitlite does not run; it may compute otherwise with the same tensors.
     """
     kind = config["model_type"]
     if kind not in FAMILIES:
         raise CheckpointError(
-            f"its model_type, {shown(kind)}, is none of transformers' that vitlite computes: {', '.join(FAMILIES)}."
+            f"its model_type, {kind}, is none of transformers' that vitlite runs: {', '.join(FAMILIES)}."
         )
+    family = FAMILIES[kind]
     for name in config.get("architectures") or ():
-        if name not in FAMILIES[kind].classes:
+        if name not in family.classes:
             raise CheckpointError(
-                f"its architectures name {shown(name)}; of model_type {kind}, vitlite computes "
-                f"{', '.join(FAMILIES[kind].classes)}."
+                f"its architectures name {name}; of model_type {kind}, vitlite runs {', '.join(family.classes)}."
             )
-    return FAMILIES[kind]
+    inner = TOWERS.get(kind)
+    if inner is None:
+        return config, family
+    family.keys.read(config, "it")
+    vision = {**(config.get("vision_config") or {}), **(config.get("vision_config_dict") or {})}
+    check_types(vision, TYPES, "vision_config.")
+    if vision.setdefault("model_type", inner) not in (inner, kind):
+        raise CheckpointError(f"its vision_config is of model_type {vision['model_type']}, not {inner}.")
+    return vision, FAMILIES[inner]
 
 
-def _mlp(claims: dict[str, Any], family: Family) -> dict[str, Any]:
-    """What is said of the MLPs, in our words; of one with a gate, hidden_act names no GELU.
+def _activation(stated: dict[str, Any], family: Family) -> dict[str, Any]:
+    """Replace transformers' values for the MLP by ours.
 
     Raises:
-        CheckpointError: The activation is another than vitlite computes.
+        CheckpointError: vitlite does not have the activation.
     """
-    said: dict[str, Any] = {}
-    gated = claims.get("mlp")
+    gated, activation = stated.pop("mlp", None), stated.pop("gelu", None)
+    fields: dict[str, Any] = {}
     if gated is not None:
-        said["mlp"] = "swiglu" if gated else "gelu"
-    activation = claims.pop("gelu", None)
+        fields["mlp"] = "swiglu" if gated else "gelu"
     if gated and family.gate not in (None, activation):
-        raise CheckpointError(f"hidden_act is {shown(repr(activation))}; vitlite computes gates by {family.gate}.")
+        raise CheckpointError(f"hidden_act is {activation!r}; vitlite supports gates by {family.gate}.")
     if activation is not None and not gated:
-        said["gelu"] = _gelu(activation)
-    return said
+        if activation not in GELUS:
+            raise CheckpointError(f"hidden_act is {activation!r}; vitlite supports {', '.join(GELUS)}.")
+        fields["gelu"] = GELUS[activation]
+    return fields
 
 
-def _refuse_oblong(claims: Mapping[str, Any]) -> None:
-    """Makes sure that the position table is read as transformers reads DINOv2's: as a square's, whatever is said of it.
+def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of images and patches, and a hybrid's stem.
 
     Raises:
-        CheckpointError: The config says that it is another's.
+        CheckpointError: They are of a model that vitlite does not run.
     """
-    size = claims.get("image_size")
-    if isinstance(size, tuple):
+    sizes: dict[str, Any] = {}
+    for name in ("image_size", "patch_size"):
+        if name in stated:
+            sizes[name] = in_whole_patches(stated[name], 1)
+    size = sizes.get("image_size")
+    if config["model_type"].startswith("dinov2") and isinstance(size, tuple):
         raise CheckpointError(
-            f"its image_size is {size[0]} x {size[1]}, and transformers' DINOv2 takes its position table for a "
-            "square's all the same, and stretches it.",
-            python="If it is one, write that square's side there; if not, load the file without its config.json.",
+            f"its image_size is {size[0]} x {size[1]}, but transformers' DINOv2 reads its position table as that of a "
+            "square. Write the side of that square there."
         )
+    if config["model_type"] == "vit-hybrid":
+        sizes |= _stem(config.get("backbone_config") or {}, sizes.get("patch_size", 1))
+    patch = sizes.get("patch_size")
+    if size is not None and isinstance(patch, int):
+        sizes["image_size"] = in_whole_patches(size, patch)
+    return sizes
 
 
-def _stem(config: Mapping[str, Any], claims: Mapping[str, Any]) -> dict[str, Any]:
-    """What a hybrid says of the ResNet before its patches; its patch_size is in cells of what that gives.
+def _stem(backbone: Mapping[str, Any], kernel: Any) -> dict[str, Any]:
+    """Return the ResNet of a hybrid, whose patch_size counts cells of what the ResNet returns.
 
     Raises:
-        CheckpointError: It is another ResNet than vitlite computes.
+        CheckpointError: vitlite does not run such a ResNet.
     """
-    backbone = config.get("backbone_config") or {}
-    said = BIT.claims(backbone, "its backbone_config")
+    check_types(backbone, TYPES, "backbone_config.")
+    stated = BIT.read(backbone, "its backbone_config")
+    # transformers' defaults for these are another ResNet.
     needed = ("depths", "layer_type", "global_padding", "embedding_dynamic_padding", "out_features")
     missing = [name for name in needed if backbone.get(name) is None]
     if missing:
-        raise CheckpointError(f"its backbone_config has no {', '.join(missing)}: what stands for that, changed.")
-    stages = len(said["stem"])
-    if backbone["out_features"] != [f"stage{stages}"]:
-        raise CheckpointError(f"its tokens are made of {shown(str(backbone['out_features']))}, not of the last stage.")
-    said["stem"] = tuple(said["stem"])
-    said["patch_size"] = claims.get("patch_size", 1) * stem_stride(said["stem"])
-    return said
+        raise CheckpointError(f"its backbone_config has no {', '.join(missing)}.")
+    stem = tuple(stated["stem"])
+    if not 1 <= len(stem) <= 4 or not all(is_integer(units, 1) for units in stem):
+        raise CheckpointError(f"depths must be the units of up to 4 stages, got {list(stem)}.")
+    if backbone["out_features"] != [f"stage{len(stem)}"]:
+        raise CheckpointError(f"its tokens are made of {backbone['out_features']}, not of the last stage.")
+    if not isinstance(kernel, int):
+        raise CheckpointError(f"patch_size is {kernel}; vitlite's patches are square.")
+    return {**stated, "stem": stem, "patch_size": kernel * stem_stride(stem)}
 
 
-def _gelu(activation: str) -> str:
-    if activation not in GELUS:
-        raise CheckpointError(f"hidden_act is {shown(repr(activation))}; vitlite computes {', '.join(GELUS)}.")
-    return GELUS[activation]
+def _classes(config: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str, int | None]:
+    """Return the labels, why they cannot be used if they cannot, and the number of classes if it is stated."""
+    architecture = (config.get("architectures") or [""])[0]
+    if architecture.endswith(("VisionModelWithProjection", "CLIPModel", "MetaClip2Model")):
+        projection = config.get("projection_dim")  # takes the place of a number of classes
+        return None, "", USUAL_PROJECTION if projection is None else projection
+    if not architecture.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
+        return None, "", None
+    names = config.get("id2label")
+    if names is None:
+        count = config.get("num_labels")
+        names = [f"LABEL_{number}" for number in range(USUAL_CLASSES if count is None else count)]
+    labels, error = labels_in_order(names)
+    if labels and config.get("problem_type") not in (None, "single_label_classification"):
+        labels, error = None, f"problem_type is {config['problem_type']}, whose scores are not a softmax over classes"
+    return labels, error, len(names)
 
 
-def _class_names(config: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """The names of the classes by number; None for a model without a head."""
-    architectures = config.get("architectures") or [""]
-    if not architectures[0].endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
-        return None
-    if config.get("id2label") is not None:
-        return config["id2label"]
-    count = config.get("num_labels")
-    return {str(number): f"LABEL_{number}" for number in range(USUAL_CLASSES if count is None else count)}
+def contents_for_transformers(
+    config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None
+) -> dict[str, dict[str, Any]]:
+    """Return config.json and, if there is a transform, preprocessor_config.json, by file name.
 
-
-def _is_projected(config: Mapping[str, Any]) -> bool:
-    """Whether CLIP's projection is part of the model, whose width takes the place of a number of classes."""
-    architectures = config.get("architectures") or [""]
-    return architectures[0].endswith(("VisionModelWithProjection", "CLIPModel", "MetaClip2Model"))
+    Raises:
+        CheckpointError: transformers has no processor that prepares images like this.
+    """
+    contents = {CONFIG: config_to_transformers(config, labels) | {WRITER: f"vitlite {__version__}"}}
+    if transform is not None:
+        contents[PREPROCESSOR] = transform_to_transformers(transform, config.channels)
+    metadata_from_transformers(as_json(contents[CONFIG]), as_json(contents.get(PREPROCESSOR, {})))
+    return contents
 
 
 def model_type(config: ViTConfig) -> str:
-    """Which of transformers' models computes what this one does, if any; `computed_by` says whether it does."""
+    """Return the transformers model_type nearest to a config; `computed_by` tells whether it computes the same."""
     if config.pool == "map":
         return "siglip_vision_model"
     if config.positions == "rope":
@@ -414,26 +420,26 @@ def model_type(config: ViTConfig) -> str:
 
 
 def computed_by(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """What transformers' model of this type computes, of which its config has no word: fields of ours."""
-    return COMPUTED | _computed_otherwise(kind, config)
+    """Return the fields that transformers' model of this type fixes, with their values."""
+    return COMPUTED | _fixed_by_kind(kind, config)
 
 
-def _computed_otherwise(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """What it computes otherwise than ViT, or tells after all: then as our config says."""
+def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
+    """Return what this model_type fixes unlike ViT; what its own config states is taken from ours."""
     if kind == "deit":
         return {"registers": 1, "pool": "cls_and_distillation" if _has_two_heads(config) else "cls"}
     if kind == "ijepa":
         return {"class_token": False, "pool": "mean"}
     if kind == "siglip_vision_model":
         return {"class_token": False, "pool": "map", "num_classes": 0, "qkv_bias": True, "image_size": config.size[0]}
-    told = {"registers": config.registers, "mlp": config.mlp}
+    stated = {"registers": config.registers, "mlp": config.mlp}
     if kind == "dinov3_vit":
-        return told | {"positions": "rope", "num_classes": 0, "layer_scale": config.layer_scale or 1.0}
+        return stated | {"positions": "rope", "num_classes": 0, "layer_scale": config.layer_scale or 1.0}
     if kind.startswith("dinov2"):
-        return told | {
+        return stated | {
             "pool": "cls_and_mean" if config.num_classes else "cls",
             "mlp_dim": _dinov2_mlp_dim(config, _dinov2_mlp_ratio(config)),
-            "image_size": config.size[0],  # it takes the position table for a square's
+            "image_size": config.size[0],  # it reads the position table as that of a square
         }
     return {}
 
@@ -443,21 +449,21 @@ def _has_two_heads(config: ViTConfig) -> bool:
 
 
 def _dinov2_mlp_dim(config: ViTConfig, ratio: int) -> int:
-    """How wide DINOv2's MLPs are; those with a gate two thirds of that, and a multiple of 8."""
+    """Return the width of DINOv2's MLPs; gated ones have two thirds of it, rounded up to a multiple of 8."""
     width = config.dim * ratio
     return (int(width * 2 / 3) + 7) // 8 * 8 if config.mlp == "swiglu" else width
 
 
 def _dinov2_mlp_ratio(config: ViTConfig) -> int:
-    """The ratio in DINOv2's config that comes nearest to a width, from below."""
+    """Return the largest mlp_ratio of DINOv2 that does not exceed the width of the MLPs."""
     ratio = 1
     while _dinov2_mlp_dim(config, ratio + 1) <= config.mlp_dim:
         ratio += 1
     return ratio
 
 
-def layout_of(config: ViTConfig) -> str:
-    """The layout of layouts.txt that transformers' model has."""
+def format_for_transformers(config: ViTConfig) -> str:
+    """Return the checkpoint format of transformers' model."""
     kind = model_type(config)
     if kind == "deit":
         return "transformers-distilled" if _has_two_heads(config) else "transformers"
@@ -469,7 +475,7 @@ def layout_of(config: ViTConfig) -> str:
 
 
 def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:
-    """The config.json of a model that transformers has."""
+    """Return the config.json of a model that transformers has."""
     kind = model_type(config)
     task = "ForImageClassification" if config.num_classes else "Model"
     if _has_two_heads(config):
@@ -485,29 +491,29 @@ def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> d
         "num_channels": config.channels,
         "layer_norm_eps": config.norm_eps,
         "hidden_act": WRITTEN_GELUS[config.gelu],
-        **_words_of_kind(kind, config),
-        **_words_of_classes(config, labels),
+        **_keys_of_kind(kind, config),
+        **_classes_to_transformers(config, labels),
     }
 
 
-def _words_of_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """The words of a config that not every model has."""
+def _keys_of_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
+    """Return the entries of a config that not every model has."""
     gated = config.mlp == "swiglu"
     if kind.startswith("dinov2"):
-        words = {"mlp_ratio": _dinov2_mlp_ratio(config), "use_swiglu_ffn": gated, "qkv_bias": config.qkv_bias}
+        entries = {"mlp_ratio": _dinov2_mlp_ratio(config), "use_swiglu_ffn": gated, "qkv_bias": config.qkv_bias}
         if config.registers:
-            return words | {"num_register_tokens": config.registers}
-        return words | {"use_mask_token": False}  # which our weights have not; with registers there always is one
-    words = {"intermediate_size": config.mlp_dim}
+            return entries | {"num_register_tokens": config.registers}
+        return entries | {"use_mask_token": False}  # ours have none; with registers there always is one
+    entries = {"intermediate_size": config.mlp_dim}
     if kind == "dinov3_vit":
         biases = dict.fromkeys(("query_bias", "key_bias", "value_bias"), config.qkv_bias)
         activation = {"use_gated_mlp": True, "hidden_act": "silu"} if gated else {}
-        return words | biases | activation | {"num_register_tokens": config.registers}
-    return words if kind == "siglip_vision_model" else words | {"qkv_bias": config.qkv_bias}
+        return entries | biases | activation | {"num_register_tokens": config.registers}
+    return entries if kind == "siglip_vision_model" else entries | {"qkv_bias": config.qkv_bias}
 
 
-def _words_of_classes(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:
-    """The names of the classes, both ways round."""
+def _classes_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:
+    """Return the names of the classes, both ways round."""
     labels = labels or [f"LABEL_{number}" for number in range(config.num_classes)]
     if not labels:
         return {}

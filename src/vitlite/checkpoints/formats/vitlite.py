@@ -1,84 +1,91 @@
-"""vitlite's own part of config.json: all of a config, the labels, and the transform. Read first, then written."""
+"""vitlite's own section of config.json: the config, the labels and the transform."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitlite import __version__
-from vitlite.checkpoints.formats.record import LABEL, Metadata, UnreadTransform
-from vitlite.config import ViTConfig, check_fields
-from vitlite.errors import CheckpointError, ConfigError, shown
-from vitlite.images import TransformConfig
-from vitlite.schema import anything, by_name, optional, several, table, verify
-
-CONFIG = table(
-    {
-        "vitlite": table(
-            {
-                "config": by_name(anything, most=100),  # see check_fields
-                "labels": optional(several(LABEL)),
-                "preprocess": optional(by_name(anything, most=100)),  # whose fields a TransformConfig checks
-            },
-            required=("config",),
-        )
-    }
-)
+from vitlite.checkpoints.formats.keys import STRINGS, TABLE, as_json, check_types, labels_in_order
+from vitlite.checkpoints.formats.timm import config_to_timm, timm_cannot_read
+from vitlite.checkpoints.metadata import Metadata
+from vitlite.config import FIELDS, ViTConfig
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.images.transform import TransformConfig
 
 
-def metadata_from_vitlite(config: Mapping[str, Any]) -> Metadata:
-    """What the config.json says that `config_to_vitlite` wrote.
+def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
+    """Read vitlite's section of a config.json.
 
     Raises:
-        CheckpointError: It was not what wrote it.
+        CheckpointError: It is not what `metadata_content` writes.
     """
-    verify(config, CONFIG)
-    saved = config["vitlite"]
+    check_types(content, {"vitlite": TABLE})
+    section = content["vitlite"]
+    check_types(section, {"config": TABLE, "labels": STRINGS, "preprocess": TABLE}, "vitlite.")
+    fields = section.get("config") or {}
+    unknown = sorted(fields.keys() - set(FIELDS))
+    if unknown:
+        raise CheckpointError(f"vitlite.config has {', '.join(unknown)}. It may be from a newer version of vitlite.")
     try:
-        check_fields(saved["config"])  # those, too, that tensors will overrule
+        config = ViTConfig(**fields)
     except ConfigError as error:
-        raise CheckpointError(error.text) from None
-    labels = saved.get("labels")
-    transform = saved.get("preprocess")
+        raise CheckpointError(f"vitlite.config: {error.text}") from None
+    transform, transform_error = None, ""
+    if section.get("preprocess"):
+        try:
+            transform = transform_from_vitlite(section["preprocess"])
+        except ConfigError as error:
+            transform_error = error.text
+    labels, labels_error = labels_in_order(section.get("labels"))
     return Metadata(
-        claims=saved["config"],
-        labels=tuple(labels) if labels else None,
-        transform=UnreadTransform("vitlite", transform) if transform else None,
-        library="vitlite",
+        source="config.json",
+        fields=config.to_dict(),
+        names_network=True,
+        transform=transform,
+        transform_error=transform_error,
+        labels=labels,
+        labels_error=labels_error,
+        is_vitlite=True,
     )
 
 
-def transform_from_vitlite(fields: Mapping[str, Any], size: tuple[int, int] | None = None) -> TransformConfig:
-    """Return the transform of `config_to_vitlite` or `TransformConfig.to_dict`; `size` scales its numbers.
+def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
+    """Return the transform of `TransformConfig.to_dict`, also from JSON.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is not valid.
     """
     known: dict[str, Any] = {}
     for name, value in fields.items():
         known[name] = tuple(value) if isinstance(value, list) else value
     try:
-        transform = TransformConfig(**known)
+        return TransformConfig(**known)
     except TypeError as error:
-        raise ConfigError(
-            f"These are not the fields of a TransformConfig: {shown(str(error))}. Given: {shown(', '.join(fields))}."
-        ) from None
-    return transform.scaled(size) if size else transform
+        raise ConfigError(f"These are not the fields of a TransformConfig: {error}.") from None
 
 
-def config_to_vitlite(
-    config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None
+def metadata_content(
+    config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None, layout: str = "timm"
 ) -> dict[str, Any]:
-    """All that `vitlite.load` needs to give a model back."""
-    return {
-        "vitlite": {
-            "version": __version__,
-            "config": config.to_dict(),
-            "labels": labels,
-            "preprocess": _recipe_to_vitlite(transform) if transform else None,
-        }
-    }
+    """Return a config.json that vitlite reads back in full, and timm if it can build the model.
 
+    Args:
+        config: Of the model.
+        labels: Names of its classes.
+        transform: How its images are prepared.
+        layout: The checkpoint format of the tensors beside it.
 
-def _recipe_to_vitlite(transform: TransformConfig) -> dict[str, Any]:
-    """All of a transform; of its share nothing where none is known."""
-    share = {} if transform.share is None else {"share": transform.share}
-    return transform.to_dict() | share
+    Raises:
+        CheckpointError: It could not be read back: a label is not a string, for example.
+    """
+    preprocess = None
+    if transform is not None:
+        preprocess = transform.to_dict() | ({} if transform.share is None else {"share": transform.share})
+    section = {"version": __version__, "config": config.to_dict(), "labels": labels, "preprocess": preprocess}
+    content: dict[str, Any] = {"vitlite": section}
+    reason = timm_cannot_read(config, transform, layout)
+    if reason:
+        section["for_vitlite_alone"] = reason
+    else:
+        content |= config_to_timm(config, labels, transform)
+    metadata_from_vitlite(as_json(content))
+    return content

@@ -1,0 +1,153 @@
+"""Reading other libraries' JSON: which keys are understood, and the types of their values."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitlite.errors import CheckpointError, ConfigError
+from vitlite.images.transform import Margin, TransformConfig
+
+LARGEST_SIDE = 100_000  # pixels
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of a library's config that describe its network.
+
+    A key that is not listed may change what the model computes, so a config with one is refused.
+    """
+
+    fields: Mapping[str, str]  # keys that state a field of `ViTConfig`, and which
+    only: Mapping[str, Sequence[Any]]  # keys with the values that change nothing; others compute something else
+    ignored: frozenset[str]  # keys that do not change the numbers, or whose effect is seen in the tensors
+    ignored_endings: tuple[str, ...] = ()
+
+    def read(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return the fields that a config states; null states nothing.
+
+        Raises:
+            CheckpointError: A key is not known, or its value makes the library compute something else.
+        """
+        stated = {}
+        for name, value in config.items():
+            if value is None or name in self.ignored or name.endswith(self.ignored_endings):
+                continue
+            if name in self.fields:
+                stated[self.fields[name]] = value
+            elif name not in self.only:
+                raise CheckpointError(
+                    f"{where} has {name}, which vitlite does not know and which may change the numbers. If it changes "
+                    "nothing for these weights, remove it."
+                )
+            elif not any(type(value) is type(valid) and value == valid for valid in self.only[name]):
+                valid = " or ".join(map(repr, self.only[name])) or "models without it"
+                raise CheckpointError(f"{where} has {name} {value!r}; vitlite supports {valid}.")
+        return stated
+
+
+def is_integer(value: Any, least: int = 0, most: int = 10_000_000) -> bool:
+    """Return whether this is an integer in a range; True is none."""
+    return type(value) is int and least <= value <= most
+
+
+def is_number(value: Any, most: float = 1e6) -> bool:
+    """Return whether this is a finite number."""
+    return type(value) in (int, float) and abs(value) <= most
+
+
+def is_strings(value: Any) -> bool:
+    """Return whether this is a list of strings, or a table of them."""
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [None]
+    return all(isinstance(each, str) and len(each) <= 1000 for each in values)
+
+
+def is_size(value: Any) -> bool:
+    """Return whether this is a side in pixels, or height and width."""
+    sides = value if isinstance(value, list) else [value, value]
+    return len(sides) == 2 and all(is_integer(side, 1, LARGEST_SIDE) for side in sides)
+
+
+def is_channels(value: Any) -> bool:
+    """Return whether this is a list with a number for each channel."""
+    return isinstance(value, list) and 1 <= len(value) <= 1000 and all(is_number(each) for each in value)
+
+
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "a string": lambda value: isinstance(value, str) and len(value) <= 200,
+    "true or false": lambda value: type(value) is bool,
+    "a non-negative integer": is_integer,
+    "a number": is_number,
+    "a side in pixels or [height, width]": is_size,
+    "strings": is_strings,
+    "a number for each channel": is_channels,
+    "a list": lambda value: isinstance(value, list),
+    "a table": lambda value: isinstance(value, dict),
+}
+STRING, FLAG, COUNT, NUMBER, SIZE, STRINGS, CHANNELS, LIST, TABLE = KINDS
+
+
+def check_types(config: Mapping[str, Any], kinds: Mapping[str, str], where: str = "") -> None:
+    """Check the types of the values that are read; every one may be null.
+
+    Raises:
+        CheckpointError: A value has another type; by its name.
+    """
+    for name, kind in kinds.items():
+        value = config.get(name)
+        if value is not None and not KINDS[kind](value):
+            raise CheckpointError(f"{where}{name} must be {kind}, got {value!r}.")
+
+
+def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[tuple[str, ...] | None, str]:
+    """Return labels from a list, or from a table by class number, and why they cannot be used if they cannot."""
+    if not names:
+        return None, ""
+    if not isinstance(names, Mapping):
+        return tuple(names), ""
+    missing = [number for number in range(len(names)) if str(number) not in names]
+    if missing:
+        return None, f"{len(names)} classes are named, and none of them has the number {missing[0]}"
+    return tuple(names[str(number)] for number in range(len(names))), ""
+
+
+def in_whole_patches(size: int | Sequence[int], patch: int) -> int | tuple[int, int]:
+    """Return the image size that patches cover; timm's and transformers' convolutions leave out the rest."""
+    height, width = (size, size) if isinstance(size, int) else size
+    if height >= patch:
+        height -= height % patch
+    if width >= patch:
+        width -= width % patch
+    return height if height == width else (height, width)
+
+
+def crops_alike(transform: TransformConfig, margin: Margin) -> bool:
+    """Return whether a library that rounds half of an odd margin like this crops every image as a transform does.
+
+    If proportions are kept, some images have an odd margin; if images are squashed, all have the same one. No
+    library's config can say that only the upper left part of a crop is used.
+    """
+    if transform.cut is not None:
+        return False
+    if transform.margin == margin:
+        return True
+    odd = [(before - after) % 4 == 3 for before, after in zip(transform.resize, transform.size, strict=True)]
+    return transform.mode == "squash" and not any(odd)  # half of 1 is nearer to 0 than to 2, half of 3 is not
+
+
+def as_json(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with the types that JSON has, such as lists for tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
+    return plain
+
+
+def required(config: Mapping[str, Any], *names: str) -> list[Any]:
+    """Return these values of a preprocessing config.
+
+    Raises:
+        ConfigError: Some are missing.
+    """
+    missing = [name for name in names if config.get(name) is None]
+    if missing:
+        raise ConfigError(f"The preprocessing config has no {', '.join(missing)}.")
+    return [config[name] for name in names]
