@@ -71,7 +71,7 @@ def creation(runs: int = RUNS) -> dict[str, list[float]]:
         save_file(state, file)
         renamed = rename_tensors(FORMATS["torchvision"], "", state)
         save_file({name: tensor.contiguous() for name, tensor in renamed.items()}, file + TORCHVISION)
-        for _ in range(runs):  # the first warms the file cache, and stamps the file
+        for _ in range(runs):  # the first warms the file cache, and hashes the file
             for name, library in LIBRARIES.items():
                 values = _in_a_process(library, file)
                 if values is not None:
