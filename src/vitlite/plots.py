@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from statistics import mean, pstdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -281,9 +282,8 @@ def draw_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) 
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     for name, few in curves:
-        shares = [100 * torch.tensor(list(few[count]), dtype=torch.float64, device="cpu") for count in sorted(few)]
-        means = [float(share.mean()) for share in shares]
-        deviations = [float(share.std(correction=0)) for share in shares]
+        means = [100 * mean(few[count]) for count in sorted(few)]
+        deviations = [100 * pstdev(few[count]) for count in sorted(few)]
         axes.errorbar(sorted(few), means, deviations, marker=".", markersize=9, capsize=4, label=_plain(name))
     axes.set(xlabel="images of each class", ylabel="accuracy (percent)", xscale="log")
     axes.set_xticks(counts, [str(count) for count in counts])
@@ -374,9 +374,8 @@ def _with_scale(sheet: "Image", low: float) -> "Image":
 
 def to_pillow(pixels: Tensor) -> "Image":
     """Return floats (h, w, 3), 0..255, as an image."""
-    h, w, _ = pixels.shape
-    data = pixels.round().clamp(0, 255).to(torch.uint8).contiguous().view(-1)
-    return _pillow().image.frombytes("RGB", (w, h), bytes(data.tolist()))
+    image: Image = _pillow().image.fromarray(pixels.round().clamp(0, 255).to(torch.uint8).cpu().numpy())
+    return image
 
 
 class Pillow(NamedTuple):

@@ -163,4 +163,4 @@ def test_machines_that_do_not_share_the_output(data: Path, alone: Path, tmp_path
     assert first.returncode
     assert second.returncode
     assert errors.count("vitlite: error: ") == 1
-    assert "begin with different epoch. All machines must see" in errors
+    assert "have different epoch. All machines must see" in errors

@@ -14,7 +14,7 @@ from vitlite.cli.options import add_model_arguments, add_speed_arguments, check_
 from vitlite.cli.progress import Progress
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.cli.train import CLASSES
-from vitlite.errors import InputError, TrainError, shown
+from vitlite.errors import InputError, TrainError, printable
 from vitlite.nn.vit import ViT
 from vitlite.plots import draw_confusion, need_matplotlib
 from vitlite.training import distributed
@@ -88,7 +88,7 @@ def _check_out(out: Path) -> None:
         InputError: It does.
     """
     found = [name for name in (FIGURES, CONFUSION) if (out / name).exists()]
-    with suppress(OSError, ValueError, RecursionError, TypeError):
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         if json.loads((out / FIGURES).read_bytes())[WRITER] == COMMAND:
             return
     if found:
@@ -128,7 +128,7 @@ def _print(measured: Measured, data: ImageData) -> None:
     rows = []
     for name, count, recall, precision in zip(data.classes, counts, measured.recall, measured.precision, strict=True):
         if count:
-            rows.append([shown(name), str(count), _percent(recall), _percent(precision)])
+            rows.append([printable(name), str(count), _percent(recall), _percent(precision)])
     print(with_bold_header(table(["class", "images", "recall", "precision"], rows)))
     accuracies = [f"{name.replace('top', 'top-')} {share:.2%}" for name, share in _accuracies(measured).items()]
     print("\n" + "   ".join([*accuracies, f"loss {measured.loss:.4f}", f"{len(data)} images"]))

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitlite.cli.progress import Lines
 from vitlite.cli.tables import bold
-from vitlite.errors import MissingExtraError, fit_to_print
+from vitlite.errors import MissingExtraError, printable
 from vitlite.plots import draw_curves
 from vitlite.training.data import listed
 from vitlite.training.history import History, is_better, is_finished, why_best
@@ -97,7 +97,7 @@ class Report:
         if len(history) < self.settings.epochs:
             lines.insert(0, f"Stopped early, after {self.settings.patience} epochs without a better one (--patience).")
         lines += [f"  {command}" for command in self._commands()]
-        print(fit_to_print("\n" + "\n".join(lines)), file=sys.stderr if self.as_json else sys.stdout)
+        print(printable("\n" + "\n".join(lines)), file=sys.stderr if self.as_json else sys.stdout)
 
     def _commands(self) -> list[str]:
         """Return commands that use the best epoch, quoted for a shell."""
@@ -126,4 +126,4 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"vitlite: {fit_to_print(text)}", file=sys.stderr)
+    print(f"vitlite: {printable(text)}", file=sys.stderr)

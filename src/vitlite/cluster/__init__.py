@@ -1,1 +1,1 @@
-"""Many pictures become rows: on this machine, or on a cluster with Ray."""
+"""Embed and classify millions of images on a cluster with Ray."""

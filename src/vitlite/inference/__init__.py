@@ -1,1 +1,1 @@
-"""Predictions and embeddings of any number of images."""
+"""Run models over images, and write their vectors into files."""

@@ -192,7 +192,7 @@ class Journal:
     def _remove(self) -> None:
         for name in (ORDERED, VECTORS, IMAGES):
             (self.folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # somebody else's file is in it
+        with suppress(OSError):  # it has files of other programs
             self.folder.rmdir()
 
 

@@ -67,9 +67,9 @@ def measure(
     """
     check_count(batch, "batch")
     check_data_fits(model, data)
-    distributed.assert_equal_on_all_ranks(
-        {"images": (len(data), data.classes), "config": model.config, "weights": model.source and model.source.sha256}
-    )
+    if distributed.world_size() > 1:
+        weights = model.source and model.source.sha256
+        distributed.assert_equal_on_all_ranks({"data": data.names(), "config": model.config, "weights": weights})
     model.eval()
     transform, channels = preprocess_of(model).transform, model.config.channels
     k, total = model.config.num_classes, len(data)
