@@ -1,4 +1,4 @@
-"""Two processes under torchrun do what one does alone. tests/cluster has more of them, and what they survive."""
+"""Two processes under torchrun do what one does alone. tests/cluster has more."""
 
 import socket
 import subprocess
@@ -74,18 +74,18 @@ sys.exit(main([word.replace("MACHINE", here) for word in sys.argv[1:]]))
     [
         ("train MACHINE/data --model here/model --epochs 1 --out out", "images, validation"),
         ("train here/data --model MACHINE/model --epochs 1 --out out", "weights"),
-        ("eval MACHINE/data --model here/model", "pictures"),
+        ("eval MACHINE/data --model here/model", "data"),
         ("eval here/data --model MACHINE/model", "weights"),
     ],
 )
-def test_machines_that_see_others_of_the_same_number(
+def test_machines_with_different_data_or_models_are_an_error(
     words: str, different: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy of yesterday, or a model that each resolves from a cache of its own."""
+    """Such as an older copy of the data, or a model from a cache of its own."""
     monkeypatch.chdir(tmp_path)
     for seed, (machine, ending) in enumerate((("here", ".png"), ("there", ".PNG"))):
-        for picture in list(write_images(Path(machine) / "data", train=16, val=4).rglob("*.png")):
-            picture.rename(picture.with_suffix(ending))
+        for image in list(write_images(Path(machine) / "data", train=16, val=4).rglob("*.png")):
+            image.rename(image.with_suffix(ending))
         model = new_model()
         model.labels = ("lying", "standing")
         torch.nn.init.constant_(model.norm.bias, seed)
@@ -94,11 +94,11 @@ def test_machines_that_see_others_of_the_same_number(
     line = launcher(2, *words.split(), program=("two.py",))
     done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1
-    assert f"The processes begin with different {different}. All machines must see the same data and" in done.stderr
+    assert f"The processes have different {different}. All machines must see the same data and" in done.stderr
     assert not list(tmp_path.rglob("last"))
 
 
-def test_too_few_pictures_for_the_processes(
+def test_too_few_images_for_the_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = write_images(tmp_path / "data", train=8, val=2)
@@ -109,7 +109,7 @@ def test_too_few_pictures_for_the_processes(
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under torchrun, of which nothing else is there."""
+    """Pretend to be started by torchrun."""
     monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
     monkeypatch.setattr(distributed, "_join", lambda device: None)
     monkeypatch.setattr(distributed, "_is_first_to_fail", lambda: True)
@@ -117,7 +117,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize("error", [dist.DistNetworkError("gone\nand more"), RuntimeError("[gloo] gone")])
-def test_who_lost_another_process_says_what_helps(error: Exception) -> None:
+def test_a_lost_process_is_explained(error: Exception) -> None:
     with (
         pytest.raises(TrainError, match=r"lost another process of this run \(.*gone\)\. With `torchrun --max-restarts"),
         distributed.process_group("cpu"),
@@ -134,14 +134,14 @@ def test_other_errors_pass_as_they_are(error: Exception) -> None:
 
 
 @pytest.mark.usefixtures("launched")
-def test_those_who_fail_later_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_failures_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "_is_first_to_fail", lambda: False)
     with pytest.raises(SystemExit), distributed.process_group("cpu"):
         raise RuntimeError("gloo")
 
 
 @pytest.mark.parametrize(("restarts", "rank", "warned"), [("1", "0", True), ("0", "0", False), ("1", "1", False)])
-def test_restarts_that_may_hang_are_warned_of(
+def test_hanging_restarts_are_warned_of(
     restarts: str, rank: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": restarts, "RANK": rank}
@@ -151,7 +151,7 @@ def test_restarts_that_may_hang_are_warned_of(
     assert [record.getMessage().startswith("vitlite: torch may hang") for record in caplog.records] == [True] * warned
 
 
-def test_without_torchrun_the_first_to_fail_is_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchrun_this_process_is_the_first_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed_soon:
         port = closed_soon.getsockname()[1]
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
@@ -164,8 +164,8 @@ def test_without_torchrun_the_first_to_fail_is_this_one(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("device", "error"),
     [
-        ("cuda", r"started process 3 on this machine, where torch sees 0 GPUs\. Start as many processes as there are"),
-        ("cuda:1", r"all of them would be on cuda:1\. Give device=\"cuda\", and choose GPUs by CUDA_VISIBLE_DEVICES"),
+        ("cuda", r"started process 3 on this machine, where torch sees 0 GPUs\. Start one process"),
+        ("cuda:1", r"all would use cuda:1\. Use device=\"cuda\" .*, and choose GPUs with CUDA_VISIBLE_DEVICES"),
     ],
 )
 def test_each_process_has_a_gpu_of_its_own(device: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
