@@ -23,7 +23,7 @@ BELOW = plots.CAPTION + 8  # a caption of one line, and the room around it
 
 
 def build(**options: Any) -> ViT:
-    """A small model whose tokens differ, with preprocessing."""
+    """Return a small model with preprocessing whose tokens differ."""
     torch.manual_seed(0)
     sizes = {"image_size": 32, "patch_size": 8, "dim": 48, "depth": 3, "heads": 4, "mlp_dim": 96}
     model = ViT(ViTConfig(**(sizes | options))).eval()
@@ -103,7 +103,7 @@ def test_rollout_multiplies_the_last_block_from_the_left() -> None:
 
 
 def test_rollout_by_hand() -> None:
-    """Every way from the class token down to a patch, counted one step at a time."""
+    """Add up every path from the class token to a patch, step by step."""
     model, images = build(image_size=16, depth=3), torch.randn(1, 3, 16, 16)
     maps = model.attention_maps(images, layers=range(3)).detach().mean(2)[:, 0].tolist()
     n = 5
@@ -178,7 +178,7 @@ def test_draw_filters() -> None:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures of matplotlib that a test draws."""
+    """Collect the figures that a test draws."""
     figures: list[Figure] = []
 
     class Kept(Figure):
@@ -252,7 +252,7 @@ def test_attention_is_drawn_on_grey_and_colour_images() -> None:
         plots.draw_attention(build(channels=4), torch.rand(4, 32, 32))
 
 
-def test_captions_can_be_read_on_a_phone_and_fit_below_their_panels() -> None:
+def test_captions_are_readable_on_a_phone_and_fit_their_panels() -> None:
     phone = 350  # pixels across its page
     assert plots.CAPTION * phone / (3 * (plots.PANEL + plots.GAP) + plots.GAP) >= 9
     font = ImageFont.load_default(plots.CAPTION)
@@ -314,7 +314,7 @@ def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_real_positions_show_rows_and_columns(shared: Path) -> None:
-    """In a trained model, a place resembles those of its own row and column most: the paper's figure."""
+    """In a trained model, a position is most similar to those of its row and column, as in the paper."""
     from safetensors.torch import load_file
 
     from vitlite.zoo import registry

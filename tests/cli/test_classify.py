@@ -13,7 +13,7 @@ from commands import Run, paths_of
 import vitlite
 
 
-def test_classify_gives_what_predict_gives(run: Run, model: Path, pictures: Path) -> None:
+def test_classify_equals_predict(run: Run, model: Path, pictures: Path) -> None:
     expected = vitlite.load(model).predict([pictures / "a.png", pictures / "b.JPG"], top=2)
     code, out, err = run("classify", pictures / "a.png", pictures / "b.JPG", "--model", model, "--top", 2)
     assert (code, err) == (0, "")

@@ -16,7 +16,7 @@ import vitlite
 from vitlite.inference.journal import ImageFile, Journal, open_journal
 
 
-def test_embed_gives_what_embed_gives(run: Run, model: Path, broken: Path, tmp_path: Path) -> None:
+def test_embed_equals_model_embed(run: Run, model: Path, broken: Path, tmp_path: Path) -> None:
     from safetensors import safe_open
 
     out = tmp_path / "out.safetensors"
@@ -33,7 +33,7 @@ def test_embed_gives_what_embed_gives(run: Run, model: Path, broken: Path, tmp_p
     assert about["sha256"] == loaded.source.sha256
 
 
-def test_embed_killed_and_continued_gives_the_same_bytes(run: Run, model: Path, tmp_path: Path) -> None:
+def test_a_killed_embed_resumes_to_the_same_bytes(run: Run, model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     noise = torch.Generator().manual_seed(0)
@@ -64,7 +64,7 @@ def test_embed_killed_and_continued_gives_the_same_bytes(run: Run, model: Path, 
 
 @pytest.fixture
 def interrupted(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
-    """A command whose run stopped after four of six images, in the folder a of tmp_path."""
+    """A command that was interrupted after four of six images, in the folder a."""
     for i, folder in enumerate("ab"):
         (tmp_path / folder).mkdir()
         for j in range(6):
@@ -97,7 +97,7 @@ def test_embed_resumes_only_with_the_same_inputs(
     assert re.search(r"4 \w+ are done", run(*interrupted)[2])
 
 
-def test_embed_does_a_changed_image_again(run: Run, interrupted: tuple[object, ...], tmp_path: Path) -> None:
+def test_embed_repeats_a_changed_image(run: Run, interrupted: tuple[object, ...], tmp_path: Path) -> None:
     shutil.copy(tmp_path / "b" / "2.bmp", tmp_path / "a" / "2.bmp")
     code, shown, err = run(*interrupted)
     assert (code, shown) == (0, f"wrote {tmp_path / 'out.jsonl'}: 6 vectors of 32\n")
@@ -139,7 +139,7 @@ def test_embed_locks_its_output(run: Run, model: Path, pictures: Path, tmp_path:
     assert not list(tmp_path.glob("out.npz?*"))
 
 
-def test_quick_decode_is_part_of_what_identifies_vectors(run: Run, model: Path, tmp_path: Path) -> None:
+def test_quick_decode_is_part_of_the_identity(run: Run, model: Path, tmp_path: Path) -> None:
     from safetensors import safe_open
 
     photo = tmp_path / "photo.jpg"

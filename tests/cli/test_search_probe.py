@@ -122,7 +122,7 @@ def _without_identity(vectors: Path) -> Path:
 
 @pytest.fixture
 def colours(tmp_path: Path) -> Path:
-    """Two classes of pictures that differ in colour."""
+    """Two classes of images that differ in colour."""
     for name, colour in (("red", (200, 40, 30)), ("blue", (30, 40, 200))):
         (tmp_path / "colours" / name).mkdir(parents=True)
         for i in range(10):

@@ -24,7 +24,7 @@ def claim(out: Path, identity: dict[str, Any] = IDENTITY) -> Any:
 
 
 def write(output: Any, name: str, *paths: str, schema: Any = None) -> Path:
-    """A file as Ray writes it."""
+    """Write a file as Ray does."""
     table = pa.table({"path": paths, "vector": [[1.0]] * len(paths), "error": [None] * len(paths)})
     file = Path(output.folder, f"{output.prefix}_{name}.parquet")
     pq.write_table(table.cast(schema or output.schema), file)

@@ -1,4 +1,4 @@
-"""`--engine ray` on a cluster of several nodes on this machine: what it answers, and what it survives."""
+"""`--engine ray` on a cluster of several nodes on this machine, some of which are killed."""
 
 import os
 import re
@@ -44,7 +44,7 @@ STORE = 100 << 20  # bytes of shared memory a node
 
 @pytest.fixture(autouse=True)
 def limit() -> Iterator[None]:
-    """Ends a test whose job hangs, and with it the cluster."""
+    """End a test whose job hangs, and the cluster with it."""
 
     def hangs(*_: object) -> None:
         pytest.fail(f"not finished within {LIMIT} s")  # no Exception, which the command would take for its own
@@ -63,9 +63,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of pictures, one of them broken."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images, one of them broken."""
+    folder = tmp_path_factory.mktemp("images")
     noise = torch.Generator().manual_seed(0)
     for i in range(COUNT):
         pixels = torch.randint(0, 256, (24, 32, 3), dtype=torch.uint8, generator=noise)
@@ -75,9 +75,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vectors(model: Path, pictures: Path) -> dict[str, torch.Tensor]:
-    """What a single process answers."""
-    paths = sorted(str(path) for path in pictures.iterdir() if path.name != BROKEN)
+def vectors(model: Path, images: Path) -> dict[str, torch.Tensor]:
+    """The vectors that a single process computes."""
+    paths = sorted(str(path) for path in images.iterdir() if path.name != BROKEN)
     loaded = vitlite.load(model)
     with torch.no_grad():
         return dict(zip(paths, loaded.embed(loaded.preprocess(paths)), strict=True))
@@ -85,7 +85,7 @@ def vectors(model: Path, pictures: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head that computes nothing, and two nodes with a core each."""
+    """A head without cores, and two nodes with one core each."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET.items():
             patch.setenv(name, value)
@@ -100,13 +100,13 @@ def cluster() -> Iterator[Cluster]:
             made.shutdown()
 
 
-def check(out: Path, vectors: dict[str, torch.Tensor], pictures: Path) -> None:
-    """Every picture once, the broken one with its reason, the vectors a single process's."""
+def check(out: Path, vectors: dict[str, torch.Tensor], images: Path) -> None:
+    """Check that every image has one row, the broken one an error, and the others the vectors of a single process."""
     rows = pq.read_table(out)
     assert rows.column_names == ["path", "vector", "error"]
-    assert sorted(rows["path"].to_pylist()) == sorted(str(path) for path in pictures.iterdir())
+    assert sorted(rows["path"].to_pylist()) == sorted(str(path) for path in images.iterdir())
     found = {row["path"]: row for row in rows.to_pylist()}
-    broken = found.pop(str(pictures / BROKEN))
+    broken = found.pop(str(images / BROKEN))
     assert broken["vector"] is None
     assert BROKEN in broken["error"]
     for path, row in found.items():
@@ -119,20 +119,20 @@ def embed(model: Path, source: object, out: Path, *more: str) -> int:
 
 
 def wait_for(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Waits for something that a job does, as long as it runs."""
+    """Wait until a job has done something."""
     while not happened():
         assert process.poll() is None, "the job ended too early"
         time.sleep(0.01)
 
 
 def rows_in(out: Path) -> int:
-    """How many rows the output's whole files hold by now."""
+    """Return the number of rows in the complete files of the output."""
     return sum(pq.read_metadata(file).num_rows for file in out.glob("*.parquet") if file.read_bytes()[-4:] == b"PAR1")
 
 
 @contextmanager
-def slow_job(cluster: Cluster, model: Path, pictures: Path, out: Path, notes: Path, workers: int) -> Iterator[Any]:
-    """`vitlite embed --engine ray`, whose actors leave a note each, and rest after three small tables until told."""
+def slow_job(cluster: Cluster, model: Path, images: Path, out: Path, notes: Path, workers: int) -> Iterator[Any]:
+    """Start `vitlite embed --engine ray`. Each actor leaves a note, and waits after three tables for the file "go"."""
     code = f"""
 import os, sys, time
 import ray
@@ -150,7 +150,7 @@ class Slow(jobs.Embedder):
         return super().__call__(table)
 
 jobs.Embedder, jobs.BLOCK, jobs.FILE = Slow, 16, 32
-words = ["embed", {str(pictures)!r}, "--engine", "ray", "--workers", "{workers}"]
+words = ["embed", {str(images)!r}, "--engine", "ray", "--workers", "{workers}"]
 sys.exit(main([*words, "--out", {str(out)!r}, "--model", {str(model)!r}]))
 """
     notes.mkdir()
@@ -163,25 +163,25 @@ sys.exit(main([*words, "--out", {str(out)!r}, "--model", {str(model)!r}]))
         process.wait()
 
 
-def test_every_picture_once_though_an_actor_is_killed(
-    cluster: Cluster, model: Path, pictures: Path, vectors: dict[str, torch.Tensor], tmp_path: Path
+def test_every_image_once_if_an_actor_is_killed(
+    cluster: Cluster, model: Path, images: Path, vectors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     notes, out = tmp_path / "notes", tmp_path / "out"
-    with slow_job(cluster, model, pictures, out, notes, workers=2) as job:
+    with slow_job(cluster, model, images, out, notes, workers=2) as job:
         wait_for(lambda: len(list(notes.iterdir())) == 2 and rows_in(out) > 0, job)
         os.kill(int(next(notes.iterdir()).name), signal.SIGKILL)
         assert rows_in(out) < COUNT / 2
         (tmp_path / "go").touch()
-        assert job.wait() == 1  # the broken picture
+        assert job.wait() == 1  # the broken image
     assert len(list(notes.iterdir())) == 3  # another took the place of the lost one
-    check(out, vectors, pictures)
+    check(out, vectors, images)
 
 
-def test_every_picture_once_though_a_node_is_lost(
-    cluster: Cluster, model: Path, pictures: Path, vectors: dict[str, torch.Tensor], tmp_path: Path
+def test_every_image_once_if_a_node_is_lost(
+    cluster: Cluster, model: Path, images: Path, vectors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     notes, out = tmp_path / "notes", tmp_path / "out"
-    with slow_job(cluster, model, pictures, out, notes, workers=3) as job:
+    with slow_job(cluster, model, images, out, notes, workers=3) as job:
         wait_for(lambda: len(list(notes.iterdir())) == 2, job)
         node = cluster.add_node(num_cpus=1, object_store_memory=STORE)  # for the third, to which the job is no guest
         wait_for(lambda: len(list(notes.iterdir())) == 3, job)
@@ -189,19 +189,19 @@ def test_every_picture_once_though_a_node_is_lost(
         assert rows_in(out) < COUNT / 2
         (tmp_path / "go").touch()
         assert job.wait() == 1
-    check(out, vectors, pictures)
+    check(out, vectors, images)
 
 
-def test_killed_and_started_again_continues(
+def test_a_killed_job_resumes(
     cluster: Cluster,
     model: Path,
-    pictures: Path,
+    images: Path,
     vectors: dict[str, torch.Tensor],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    with slow_job(cluster, model, pictures, out, tmp_path / "notes", workers=2) as job:
+    with slow_job(cluster, model, images, out, tmp_path / "notes", workers=2) as job:
         wait_for(lambda: rows_in(out) >= 64, job)
     while ray.available_resources().get("CPU") != 2:  # until Ray has ended the job's actors
         time.sleep(0.1)
@@ -211,43 +211,43 @@ def test_killed_and_started_again_continues(
     torn = file.with_name(f"{file.stem}-9.parquet")
     torn.write_bytes(file.read_bytes()[:-50])
 
-    assert embed(model, pictures, out) == 1
+    assert embed(model, images, out) == 1
     assert f"continuing {out}: {held} " in capsys.readouterr().err
-    check(out, vectors, pictures)
+    check(out, vectors, images)
     assert not torn.exists()
-    assert embed(model, pictures, out) == 1
+    assert embed(model, images, out) == 1
     assert f"{COUNT} images, 1 of them broken (column error); 0 new" in capsys.readouterr().out
-    check(out, vectors, pictures)
-    assert embed(model, pictures, out, "--dtype", "bfloat16") == 1
+    check(out, vectors, images)
+    assert embed(model, images, out, "--dtype", "bfloat16") == 1
     refusal = "was written with another model or other options. Repeat that command, or choose another --out."
     assert refusal in capsys.readouterr().err
     with pytest.raises(InputError, match=re.escape(refusal)):
         embed_images(
             vitlite.load(model),
-            find_source(str(pictures)),
+            find_source(str(images)),
             str(out),
             Actors(dtype="bfloat16"),
             on_resume=lambda done: None,
         )
 
 
-def test_what_others_put_into_the_folder_stays(
-    cluster: Cluster, model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_files_of_other_programs_stay(
+    cluster: Cluster, model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Parquet without our columns, and one that another program is still writing."""
+    """Other columns, and a file that another program is still writing."""
     pq.write_table(pa.table({"number": [1, 2, 3]}), tmp_path / "numbers.parquet")
     (tmp_path / "begun.parquet").write_bytes((tmp_path / "numbers.parquet").read_bytes()[:-20])
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert embed(model, pictures, tmp_path) == 1
+    assert embed(model, images, tmp_path) == 1
     said = f"{tmp_path} has files that vitlite did not write, such as begun.parquet. Choose a new folder (--out)."
     assert said in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
-def test_parquet_of_pictures_is_classified(
-    cluster: Cluster, model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_images_in_parquet_are_classified(
+    cluster: Cluster, model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = sorted(pictures.iterdir())[:20]
+    paths = sorted(images.iterdir())[:20]
     source, out = tmp_path / "source.parquet", tmp_path / "out"
     contents = [path.read_bytes() for path in paths]
     pq.write_table(pa.table({"path": [path.name for path in paths[:8]], "bytes": contents[:8]}), source)
@@ -289,10 +289,10 @@ def test_parquet_of_pictures_is_classified(
             )
 
 
-def test_a_list_names_files_that_are_not_there(
-    cluster: Cluster, model: Path, pictures: Path, vectors: dict[str, torch.Tensor], tmp_path: Path
+def test_a_list_with_missing_files(
+    cluster: Cluster, model: Path, images: Path, vectors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    one = str(pictures / "0001.png")
+    one = str(images / "0001.png")
     source, out = tmp_path / "list.txt", tmp_path / "out"
     source.write_text(f"{one}\n{one}\nfile://{one}\n/not/there.png\n\nnowhere://at/all.png\n")
     assert embed(model, source, out) == 1
@@ -304,9 +304,7 @@ def test_a_list_names_files_that_are_not_there(
     assert "nowhere" in rows["nowhere://at/all.png"]["error"]
 
 
-def test_embedder_in_a_pipeline_of_ones_own(
-    cluster: Cluster, model: Path, pictures: Path, vectors: dict[str, torch.Tensor]
-) -> None:
+def test_embedder_in_a_pipeline(cluster: Cluster, model: Path, images: Path, vectors: dict[str, torch.Tensor]) -> None:
     paths = sorted(vectors)[:30]
     data = ray.data.read_binary_files(paths, include_paths=True, ray_remote_args={"num_cpus": 0})
     options = {"batch_format": "pyarrow", "compute": ray.data.ActorPoolStrategy(size=1)}
@@ -326,7 +324,7 @@ def test_tables_without_paths_are_errors(model: Path) -> None:
 
 
 def test_links_in_a_folder_are_followed_but_not_in_circles(tmp_path: Path) -> None:
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     (folder / "inner").mkdir(parents=True)
     for name in ("inner/a.png", "notes.txt"):
         (folder / name).touch()

@@ -27,7 +27,7 @@ METADATA = "__metadata__"
 
 @cache
 def good() -> tuple[dict[str, Any], bytes]:
-    """The header of a file as `vitlite embed` writes it, what is JSON in it as values; and its data."""
+    """Return the header of a file of `vitlite embed`, with its JSON parsed, and the data."""
     vectors = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
     content = save({"vectors": vectors})
     length = int.from_bytes(content[:8], "little")
@@ -38,7 +38,7 @@ def good() -> tuple[dict[str, Any], bytes]:
 
 
 def joined(header: Any, data: bytes) -> Content:
-    """A file of this header; what its metadata have beside text becomes the text of JSON, as it would be there."""
+    """Return a file with this header. Metadata that are not text are written as JSON."""
     if isinstance(header, dict) and isinstance(header.get(METADATA), dict):
         as_text = {
             name: value if isinstance(value, str) else json.dumps(value) for name, value in header[METADATA].items()
@@ -49,7 +49,7 @@ def joined(header: Any, data: bytes) -> Content:
 
 
 def check(content: bytes) -> None:
-    """The cosines are those of what safetensors reads, and each picture has that of its row; or there is an error."""
+    """Compare the matches with cosines of what safetensors reads, unless there is an error."""
     with kept(content, ".safetensors"), TemporaryDirectory() as folder:
         path = Path(folder, "vectors.safetensors")
         path.write_bytes(content)

@@ -13,7 +13,7 @@ from vitlite.retrieval.probe import PENALTIES, draw_per_class, fit, held_out, le
 def clusters(
     count: int, classes: int = 3, width: int = 12, spread: float = 0.5, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Vectors around a middle for each class, and the classes."""
+    """Return vectors around a centre for each class, and the classes."""
     centers = 3 * torch.randn(classes, width, generator=torch.Generator().manual_seed(7))
     labels = torch.arange(count) % classes
     noise = torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
@@ -22,7 +22,7 @@ def clusters(
 
 @pytest.mark.parametrize("count", [40, 8])
 def test_the_fit_is_ridge_regression(count: int) -> None:
-    """Of more vectors than numbers, and of fewer."""
+    """With more vectors than dimensions, and with fewer."""
     x, labels = clusters(count)
     found = fit(x, labels, 3)
     assert found.penalty in PENALTIES
