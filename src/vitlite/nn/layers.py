@@ -37,7 +37,7 @@ class PatchEmbed(nn.Module):
         super().__init__()
         c, p, d = config.stem_dim, config.kernel_size, config.dim
         self.patch_size = p
-        self.backbone = stem(config)  # the ResNet of a hybrid, else nothing
+        self.backbone = nn.Identity() if config.stem is None else stem(config)  # the ResNet of a hybrid
         self.norm_in = nn.LayerNorm(c * p * p, config.norm_eps) if config.patch_norm else None
         self.proj = nn.Conv2d(c, d, kernel_size=p, stride=p, bias=not config.pre_norm)
         self.norm = nn.LayerNorm(d, config.norm_eps) if config.patch_norm else nn.Identity()
@@ -74,7 +74,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
         q, k, v = self.queries_keys_values(x, *rotation)
-        if _plain_is_faster(q):
+        if q.requires_grad and _plain_is_faster(q):
             x = attention_map(q, k) @ v
         else:
             x = F.scaled_dot_product_attention(q, k, v)
@@ -93,9 +93,8 @@ def attention_map(q: Tensor, k: Tensor) -> Tensor:
 
 def _plain_is_faster(q: Tensor) -> bool:
     """On a CPU the fused kernel's backward takes twice as long. Past 1,024 tokens the maps would take gigabytes."""
-    trains_on_cpu = q.requires_grad and q.device.type == "cpu"
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    return trains_on_cpu and q.shape[2] <= 1024 and not traced
+    return q.device.type == "cpu" and q.shape[2] <= 1024 and not traced
 
 
 class QuickGELU(nn.Module):

@@ -98,7 +98,5 @@ def root(channels: int) -> nn.Sequential:
 
 
 def stem(config: ViTConfig) -> nn.Module:
-    """Return the layers before the patch projection: none, a root alone, or a root with stages."""
-    if config.stem is None:
-        return nn.Identity()
+    """Return the layers before the patch projection: a root alone, or a root with stages."""
     return Stem(config.channels, config.stem) if config.stem else root(config.channels)

@@ -67,7 +67,8 @@ class ViT(nn.Module):
         self.pre_logits = PreLogits(config.pooled_dim, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head = _head(config)
         self.tables = PositionTables()
-        initialise(self)
+        if not self.patch_embed.proj.weight.is_meta:
+            initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits, or with num_classes=0 what `embed` returns: (b, c, h, w) -> (b, k)."""
@@ -316,8 +317,6 @@ def stacked_matrices(name: str, config: ViTConfig) -> int:
 
 def _lecun_normal(weight: Tensor) -> None:
     """Apply Flax's default: variance 1 / inputs, truncated at two standard deviations."""
-    if weight.is_meta:  # trunc_normal_ is not seen by a TorchFunctionMode
-        return
     std = weight[0].numel() ** -0.5 / 0.87962566  # the truncation keeps 0.88 of the deviation
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
