@@ -6,17 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from vitlite.errors import DownloadError
+from vitlite.errors import CheckpointError, DownloadError
 from vitlite.storage import (
     atomic_write,
     cache_folder,
     folder_obstacle,
     lock,
     obstacle,
+    read_json,
     remove_leftovers,
     state_folder,
     write_json,
@@ -164,3 +166,46 @@ def test_cache_is_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     with pytest.raises(DownloadError, match="There is no home folder for"):
         cache_folder()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is not valid JSON: Expecting value"),
+        (b'{"a": 1', "is not valid JSON: "),
+        (b"[1]", "is not valid JSON: it is not an object"),
+        (b"\xff\xfe\x00", "is not valid JSON: "),
+        (b"1" * 5000, "is not valid JSON: "),
+        (b'{"a":' * 100_000, "is not valid JSON: it is nested too deeply"),
+        (b'{"a":' * 40 + b"1" + b"}" * 40, "is not valid JSON: it is nested too deeply"),
+    ],
+    ids=["empty", "cut", "list", "bytes", "number", "very deep", "deep"],
+)
+def test_json_that_is_not_valid(content: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{path} {reason}"):
+        read_json(path)
+
+
+def test_json_within_the_limits(tmp_path: Path) -> None:
+    content = {"a": [1, {"b": "é"}], "c": None}
+    write_json(tmp_path / "a.json", content)
+    assert read_json(tmp_path / "a.json") == content
+
+
+def test_json_that_cannot_be_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path, tmp_path / "none.json", tmp_path / "pipe.json"):
+        with pytest.raises(CheckpointError, match=rf"Cannot read {path}: \w+"):
+            read_json(path)
+
+
+def test_large_json_is_not_read_into_memory(tmp_path: Path) -> None:
+    with open(tmp_path / "a.json", "wb") as file:
+        file.truncate(2**33)  # sparse
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="it is larger than 16777216 bytes"):
+        read_json(tmp_path / "a.json")
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""Atomic file replacement, locks between processes, and the folders where weights and our own state are kept."""
+"""Atomic writes, JSON of other programs, locks between processes, and the folders of the cache and its state."""
 
 import glob
 import json
@@ -9,9 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vitlite.errors import DownloadError
+from vitlite.errors import CheckpointError, DownloadError
 
 PARTIAL = ".partial"  # the suffix of temporary files
+MAX_JSON = 16 * 2**20  # bytes; the names of the classes of ImageNet-21k take 2 million
+MAX_DEPTH = 32
 
 
 @contextmanager
@@ -43,6 +45,42 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a JSON file atomically."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file that another program wrote. Its size and its depth are limited.
+
+    Raises:
+        CheckpointError: The file cannot be read, is too large or too deep, or is not a JSON object.
+    """
+    try:
+        if path.exists() and not path.is_file():  # opening a pipe would block
+            raise OSError("it is not a regular file")
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(min(size, MAX_JSON) + 1)  # allocates as much as it is asked for
+        if len(content) > MAX_JSON:
+            raise OSError(f"it is larger than {MAX_JSON} bytes")
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from None
+    try:
+        value = json.loads(content)
+        if not isinstance(value, dict):
+            raise ValueError("it is not an object")
+        level: list[Any] = [value]
+        for _ in range(MAX_DEPTH):
+            level = [
+                inner
+                for outer in level
+                if isinstance(outer, (dict, list))
+                for inner in (outer.values() if isinstance(outer, dict) else outer)
+            ]
+        if level:
+            raise RecursionError
+    except (ValueError, RecursionError) as error:  # ValueError: also text that is not UTF-8, and very long numbers
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise CheckpointError(f"{path} is not valid JSON: {reason}.") from None
+    return value
 
 
 def remove_leftovers(path: Path) -> None:

@@ -206,7 +206,7 @@ def test_config_json_does_not_describe_a_file_with_a_name_of_its_own(tmp_path: P
 def test_broken_and_foreign_configs(tmp_path: Path) -> None:
     written(tmp_path / "model.safetensors")
     for text, said in (
-        ("{", "cannot be read as JSON: Expecting property name"),
+        ("{", "is not valid JSON: Expecting property name"),
         ("[]", "it must be a table of at most 1000000, got []"),
         ('{"vitlite": {"config": [1]}}', "vitlite.config must be a table of at most 100, got [1]."),
         ('{"vitlite": {"config": {}, "preprocess": "none"}}', "vitlite.preprocess must be a table"),

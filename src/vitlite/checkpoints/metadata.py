@@ -15,7 +15,7 @@ from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError
 from vitlite.images.transform import TransformConfig
 from vitlite.presets import PRESETS
-from vitlite.schema import anything, by_name, read_json
+from vitlite.storage import read_json
 from vitlite.zoo.registry import Record
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
@@ -133,5 +133,5 @@ def _read_preprocessor(folder: Path) -> Mapping[str, Any]:
 
 
 def _read_table(file: Path) -> Mapping[str, Any]:
-    content: Mapping[str, Any] = read_json(file, by_name(anything)) if os.path.lexists(file) else {}
+    content: Mapping[str, Any] = read_json(file) if os.path.lexists(file) else {}
     return content

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from vitlite.errors import CheckpointError, ConfigError, VitliteError, missing_extra
-from vitlite.schema import MOST_BYTES, Check, by_name, read_json, table
+from vitlite.storage import MAX_JSON, read_json
 
 Shape = tuple[int, ...]
 
@@ -37,20 +37,12 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 NUMPY_FLOATS = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
 
 # Limits that keep a damaged or hostile file from taking unlimited time and memory.
-MAX_HEADER = MOST_BYTES
+MAX_HEADER = MAX_JSON
 MAX_TENSORS = 20_000  # a ViT with 40 blocks has 500
 MAX_NAME = 500
 MAX_UNPACKED = 2**28  # bytes beyond ten times the size of an .npz; trained weights hardly compress
 
 SHARD = re.compile(r"-\d{5}-of-(\d{5})\.\w+$")
-
-
-def _is_name_of_shard(value: Any) -> bool:
-    return isinstance(value, str) and value.endswith(".safetensors") and Path(value).name == value and "\\" not in value
-
-
-SHARD_NAMES = by_name(Check("the name of a .safetensors file in the same folder", _is_name_of_shard))
-INDEX_CONTENT = table({"weight_map": SHARD_NAMES}, required=("weight_map",))
 
 
 class Entry(NamedTuple):
@@ -122,7 +114,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                 raise CheckpointError(f"{path}: more than one shard has {twice[0]}. Download all shards again.")
             entries |= found
         if path.suffix == ".json":
-            missing = read_json(path, INDEX_CONTENT)["weight_map"].keys() - entries.keys()
+            missing = _weight_map(path).keys() - entries.keys()
             if missing:
                 raise CheckpointError(
                     f"{path} lists {min(missing)}, and no shard has it. Download the index and all shards again."
@@ -145,10 +137,25 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
         )
     check_not_a_shard(path)
     if path.suffix == ".json":
-        return path, [path.parent / name for name in sorted(set(read_json(path, INDEX_CONTENT)["weight_map"].values()))]
+        return path, [path.parent / name for name in sorted(set(_weight_map(path).values()))]
     if path.suffix not in READABLE:
         raise CheckpointError(f"{path} is not a weights file. Pass a .safetensors or .npz file, {INDEX}, or a folder.")
     return path, [path]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return the names of the tensors that an index lists, with the name of each one's shard."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index}: weight_map must be an object, got {weight_map!r}.")
+    for name, shard in weight_map.items():
+        is_name = isinstance(shard, str) and Path(shard).name == shard and "\\" not in shard
+        if not is_name or not shard.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index}: weight_map[{name!r}] must be the name of a .safetensors file in the same folder, got "
+                f"{shard!r}."
+            )
+    return weight_map
 
 
 def weights_in(folder: Path) -> Path:

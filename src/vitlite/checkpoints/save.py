@@ -27,8 +27,7 @@ from vitlite.checkpoints.reader import FLOATS, INDEX, WEIGHTS, metadata_of, nami
 from vitlite.errors import CheckpointError, DownloadError, VitliteError
 from vitlite.images.transform import transform_to_save
 from vitlite.nn.vit import ViT
-from vitlite.schema import anything, by_name, read_json
-from vitlite.storage import atomic_write, lock, remove_leftovers
+from vitlite.storage import atomic_write, lock, read_json, remove_leftovers
 from vitlite.zoo.download import endpoint, is_offline
 
 _log = getLogger("vitlite")
@@ -124,7 +123,7 @@ def check_overwrite(folder: Path) -> None:
 def _is_ours(file: Path) -> bool:
     try:
         with naming_damage(file):
-            return ID in (metadata_of(file) if file.suffix == ".safetensors" else read_json(file, by_name(anything)))
+            return ID in (metadata_of(file) if file.suffix == ".safetensors" else read_json(file))
     except VitliteError:
         return False
 
