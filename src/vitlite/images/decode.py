@@ -31,6 +31,7 @@ FORMATS = {  # the formats that are opened, by Pillow's name, with their file ex
     "AVIF": (".avif",),  # Pillow 11.3 or newer; last, because older versions raise KeyError when they get here
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+BYTES = (bytes, bytearray, memoryview)
 ORIENTATION = 0x0112  # the EXIF tag
 SIDEWAYS = 5  # from this EXIF orientation on, height and width are exchanged
 LARGE = 25_000_000  # pixels; images above this are decoded one at a time, because each takes 100 MB or more
@@ -75,17 +76,7 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
     is_pillow = hasattr(image, "getexif")
     if isinstance(image, Tensor) or (hasattr(image, "__array_interface__") and not is_pillow):
         return _from_array(image, channels)
-    if is_pillow:
-        name = f"the {image.mode} image"
-    elif isinstance(image, (bytes, bytearray, memoryview)):
-        name, image = f"the {len(image)} bytes", io.BytesIO(image)
-    elif isinstance(image, (str, PathLike)) or hasattr(image, "read"):
-        name = str(getattr(image, "name", image) if hasattr(image, "read") else image)
-    else:
-        raise ImageError(
-            "An image is a path, bytes, an open file, a Pillow image, an array or a tensor, "
-            f"got {type(image).__name__}. Pass several images as a list."
-        )
+    name = _name(image)
     try:
         from PIL import UnidentifiedImageError
     except ImportError as error:
@@ -102,6 +93,22 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
             raise no_such_file(name) from error
         reason = "no such file" if isinstance(error, FileNotFoundError) else str(error) or type(error).__name__
         raise ImageError(f"Cannot read {name} as an image: {reason}") from error
+
+
+def _name(image: Any) -> str:
+    """Return the name of a file, open file, bytes or Pillow image for errors."""
+    if isinstance(image, (str, PathLike)):
+        return str(image)
+    if isinstance(image, BYTES):
+        return f"the {len(image)} bytes"
+    if hasattr(image, "getexif"):
+        return getattr(image, "filename", "") or f"the {image.mode} image"
+    if hasattr(image, "read"):
+        return str(getattr(image, "name", "the open file"))
+    raise ImageError(
+        "An image is a path, bytes, an open file, a Pillow image, an array or a tensor, "
+        f"got {type(image).__name__}. Pass several images as a list."
+    )
 
 
 def no_such_file(name: str) -> ImageError:
@@ -122,7 +129,8 @@ def to_tensor(image: "Image") -> Tensor:
 def _open(file: Any, channels: int, at_least: tuple[int, int] | None) -> "Image":
     from PIL import Image
 
-    with Image.open(file, formats=list(FORMATS)) as image:
+    source = io.BytesIO(file) if isinstance(file, BYTES) else file
+    with Image.open(source, formats=list(FORMATS)) as image:
         pixels = image.width * image.height
         if Image.MAX_IMAGE_PIXELS and pixels > Image.MAX_IMAGE_PIXELS:  # Pillow itself only warns up to twice this
             raise ImageError(

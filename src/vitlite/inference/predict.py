@@ -4,7 +4,6 @@ The files of the next batch are read in background threads while the model works
 is put into eval mode for each batch and back.
 """
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vitlite.errors import ImageError, InputError, check_count, not_finite
+from vitlite.images.decode import BYTES
 from vitlite.images.transform import Preprocess, image_list, preprocess_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def work_through(
         InputError: `images` is a single image, or `batch` is not a positive integer.
     """
     check_count(batch, "batch")
-    is_file = isinstance(images, (str, bytes, bytearray, memoryview, PathLike)) or hasattr(images, "read")
+    is_file = isinstance(images, (str, PathLike, *BYTES)) or hasattr(images, "read")
     if is_file or hasattr(images, "getexif") or getattr(images, "ndim", 0) in (2, 3):
         raise InputError(f"Expected a list or iterator of images, got one {type(images).__name__}. Pass [image].")
     return _work_through(model, preprocess_of(model), images, work, batch, timings or Timings())
@@ -159,7 +159,7 @@ def _prepared(
     pool = readers()
     try:
         while True:
-            for image in islice(source, min(2 * batch - len(waiting), sys.maxsize)):
+            for image in islice(source, 2 * batch - len(waiting)):
                 if isinstance(image, (str, PathLike, bytes)):
                     waiting.append((image, pool.submit(_pixels, preprocess, image)))
                 else:
