@@ -357,6 +357,8 @@ def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tens
             from PIL import Image
         except ImportError as error:
             raise missing_extra(f"Resizing an image of {height} x {width} pixels", "images") from error
+        if len(image) == 3:
+            return resize_and_crop(Image.fromarray(image.permute(1, 2, 0).numpy()), transform)
         return torch.cat([resize_and_crop(Image.fromarray(channel.numpy()), transform) for channel in image])
     from PIL.Image import Resampling
 
