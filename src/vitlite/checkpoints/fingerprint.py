@@ -33,7 +33,8 @@ def sample_of(model: ViT) -> Tensor:
         if not name.startswith("head."):
             step = 1 if weight.numel() <= SMALL else max(weight.shape[-1] - 1, 1)  # no row is left out
             parts.append(weight.detach().flatten()[::step])
-    return torch.cat(parts).cpu() if parts else torch.empty(0, device="cpu")
+    sample = torch.cat(parts) if parts else torch.empty(0, device="cpu")
+    return sample if sample.is_meta else sample.cpu()
 
 
 def hash_of_weights(model: ViT) -> str:
