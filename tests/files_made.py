@@ -10,9 +10,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitlite import ViT, ViTConfig
+from vitlite.checkpoints.metadata import CONFIG_ARGUMENT, ID, Metadata, read_metadata
+from vitlite.checkpoints.reader import metadata_folder, open_weights
+from vitlite.checkpoints.resolve import understand
 
 TINY = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
-ASK = TINY
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
@@ -51,3 +53,11 @@ def flax() -> dict[str, Any]:
         "head/kernel": (8, 3), "head/bias": (3,), **{f"Transformer/encoderblock_0/{n}": s for n, s in block.items()},
     }  # fmt: skip
     return {name: chance.standard_normal(shape).astype("f4") for name, shape in shapes.items()}
+
+
+def completed(path: Path, **fields: Any) -> ViTConfig:
+    """Return the complete config of a file: these fields, and what its tensors, its metadata and its format state."""
+    folder = metadata_folder(path)
+    with open_weights(path) as file:
+        own = Metadata() if folder is None else read_metadata(folder, file.metadata.get(ID))
+        return understand(file, own, Metadata(source=CONFIG_ARGUMENT, fields=fields))[1].config

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from files_made import completed
 from peers import timm, transformers, vit_pytorch
 from references import distance, spread
 from safetensors.torch import save_file
 from timm.models import vision_transformer as timm_vit
 from torch import Tensor, nn
 
-from vitlite import ViT, ViTConfig, create, load
+from vitlite import ViT, create, load
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.zoo import registry
 
@@ -148,7 +149,7 @@ def _bare(kind: Kind, value: Value, model: nn.Module, path: Path) -> str:
     said: dict[str, Any] = {}
     for _ in range(5):
         try:
-            load(path, config=ViTConfig(**said) if said else None)
+            load(path, config=completed(path, **said) if said else None)
         except CheckpointError:
             return "refused"
         except ConfigError as error:
@@ -159,16 +160,13 @@ def _bare(kind: Kind, value: Value, model: nn.Module, path: Path) -> str:
             if value.unsayable in fields or not set(fields) <= knows.keys():
                 return "asked"
             said |= {field: knows[field] for field in fields}
-            if "heads" in fields:
-                said["dim"] = knows["dim"]  # without which they cannot be said
-            if "image_size" in fields and "patch_size" in knows:
-                said["patch_size"] = knows["patch_size"]
         else:
             break
-    result = _compared(kind, model, lambda: load(path, config=ViTConfig(**said) if said else None))
+    result = _compared(kind, model, lambda: load(path, config=completed(path, **said) if said else None))
     if result == "differs" and value.assumed:
-        provenance = load(path, config=ViTConfig(**said)).source.report.provenance
-        result = "assumed" if any(who.startswith("assumed, because") for who in provenance.values()) else result
+        provenance = load(path, config=completed(path, **said)).source.report.provenance
+        if provenance.keys() & {"norms", "tokens", "rotation"}:
+            result = "assumed"
     return result
 
 

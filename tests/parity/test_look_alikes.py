@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from files_made import completed
 from peers import timm
 from references import distance, spread
 from safetensors.torch import save_file
 from torch import nn
 
-from vitlite import ViT, ViTConfig, load
+from vitlite import ViT, load
 from vitlite.checkpoints.formats.timm import ARCHITECTURES
 from vitlite.errors import CheckpointError, ConfigError
 
@@ -60,7 +61,7 @@ def outcome(model: nn.Module, path: Path) -> str:
     said: dict[str, Any] = {}
     for _ in range(3):
         try:
-            return compared(model, load(path, config=ViTConfig(**said) if said else None))
+            return compared(model, load(path, config=completed(path, **said) if said else None))
         except CheckpointError:
             return "refused"
         except ConfigError as error:
@@ -69,7 +70,7 @@ def outcome(model: nn.Module, path: Path) -> str:
             fields = asked[1].split(", ") if asked else []
             if not fields or not set(fields) <= answers.keys():
                 return "asked"
-            said |= {"dim": 64, "patch_size": answers["patch_size"]} | {field: answers[field] for field in fields}
+            said |= {field: answers[field] for field in fields}
     return "asked"
 
 

@@ -77,7 +77,7 @@ def test_what_is_saved_prepares_pictures_as_before(write: Callable[[Path], Answe
 @pytest.mark.parametrize("to", ["timm", "transformers"])
 def test_what_other_libraries_have_no_word_for_is_refused(to: str, tmp_path: Path) -> None:
     of_timm(tmp_path / "theirs")
-    with pytest.raises(VitliteError, match=r"prepares pictures so|upper left 42 x 42 pixels of a crop"):
+    with pytest.raises(VitliteError, match=r"how the images are prepared|upper left 42 x 42 pixels of a crop"):
         convert(tmp_path / "theirs", tmp_path / "out", to)
     assert not (tmp_path / "out").exists()
 
@@ -93,7 +93,7 @@ def test_another_size_is_cut_as_ever(tmp_path: Path) -> None:
 
 def test_padding_up_to_whole_patches_is_refused(tmp_path: Path) -> None:
     of_timm(tmp_path, dynamic_img_pad=True)
-    with pytest.raises(VitliteError, match="dynamic_img_pad fills images of 45 up to whole patches of 14"):
+    with pytest.raises(VitliteError, match=r"dynamic_img_pad fills images of .* up to whole patches of 14"):
         load(tmp_path)
 
 
@@ -103,12 +103,9 @@ def test_the_zoo_s_own(tag: str) -> None:
     assert (record.pixels, record.config.image_size) == (384, 378)
     recipe = transform_from_record(record, (378, 378))
     assert (recipe.cut, recipe.resize) == ((384, 384), (int(384 / record.crop_pct),) * 2)
-    crop = recipe.crop(500, 700)
-    assert (crop.top, crop.left, crop.rows) == (
-        round((crop.height - 384) / 2),
-        round((crop.width - 384) / 2),
-        378,
-    )
+    left, top, right, bottom = recipe.crop_box(500, 700)
+    assert (left, top) == (round((700 - 384) / 2), round((500 - 384) / 2))
+    assert (right - left, bottom - top) == (378, 378)
 
 
 def test_a_folder_of_the_zoo_s_own_pictures_is_no_contradiction(tmp_path: Path) -> None:

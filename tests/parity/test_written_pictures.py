@@ -60,7 +60,7 @@ ODD = TransformConfig(size=(32, 32), resize=(35, 35), mode="center", interpolati
 
 
 @ANY
-@given(transform=recipes(), height=SIDES, width=SIDES)
+@given(recipe=recipes(), height=SIDES, width=SIDES)
 def test_timm_prepares_what_was_written_for_it_so(
     recipe: TransformConfig, height: int, width: int, across_first: None, tmp_path: Path
 ) -> None:
@@ -82,7 +82,7 @@ def test_timm_prepares_what_was_written_for_it_so(
 
 
 @ANY
-@given(transform=recipes(), height=SIDES, width=SIDES)
+@given(recipe=recipes(), height=SIDES, width=SIDES)
 def test_transformers_prepares_what_was_written_for_it_so(
     recipe: TransformConfig, height: int, width: int, across_first: None, tmp_path: Path
 ) -> None:
