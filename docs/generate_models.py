@@ -316,7 +316,7 @@ def answer_to(name: str) -> str:
     try:
         registry.info(name)
     except UnknownNameError as error:
-        return refused if error.text.startswith(f"{name!r} is not in the zoo: ") else neither
+        return refused if str(error).startswith(f"{name!r} is not in the zoo: ") else neither
     return here
 
 

@@ -26,18 +26,12 @@ class VitliteError(Exception):
     'There is no file \\x1b[31mred. Check the path.'
     """
 
-    # Deprecated: python=, command= and field= go as soon as every error has one text. Do not use them in new code.
-    def __init__(self, text: str, *, python: str = "", command: str | None = None, field: str | None = None) -> None:
-        super().__init__(text)
-        self.text, self.python, self.command, self.field = text, python, command, field
+    def __init__(self, text: str) -> None:
+        self.text = printable(text)
+        super().__init__(self.text)
 
     def __str__(self) -> str:
-        return printable(" ".join(part for part in (self.text, self.python) if part))
-
-    def for_command_line(self) -> str:
-        """Deprecated: str(error) serves Python and the command line."""
-        remedy = self.python if self.command is None else self.command
-        return printable(" ".join(part for part in (self.text, remedy) if part))
+        return self.text
 
     def within(self: E, context: str) -> E:
         """Return the same error with context in front of its text, such as the file that was being read.
@@ -46,7 +40,7 @@ class VitliteError(Exception):
         'mine.safetensors: The header is damaged.'
         """
         error = copy.copy(self)
-        error.text = f"{context}: {self.text}"
+        error.text = printable(f"{context}: {self.text}")
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:  # subclasses may have constructors with other arguments
@@ -133,13 +127,8 @@ def not_finite(dtype: object) -> InputError:
 
 
 def shown(text: str, most: int = 200) -> str:
-    """Deprecated in errors, which make their text printable themselves; elsewhere `printable` does it."""
-    return printable(text[:most]) + (f"... ({len(text)} letters)" if len(text) > most else "")
-
-
-def fit_to_print(text: str) -> str:
-    """Deprecated: use `printable`."""
-    return printable(text)
+    """Deprecated: errors make their text printable themselves."""
+    return printable(text[:most])
 
 
 def counted(endings: Counter[str]) -> str:

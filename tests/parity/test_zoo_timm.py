@@ -176,7 +176,7 @@ def answer_to(name: str) -> str:
     with pytest.raises(UnknownNameError) as caught:
         registry.info(name)
     for answer in ("is not in the zoo: ", "is what timm calls a network; "):
-        if caught.value.text.startswith(f"{name!r} {answer}"):
+        if str(caught.value).startswith(f"{name!r} {answer}"):
             return answer
     return "neither"
 

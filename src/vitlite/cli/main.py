@@ -130,7 +130,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 def _describe(error: BaseException) -> str:
     """Return one line about an error, without the type if the user can do something about it."""
     if isinstance(error, VitliteError):
-        return error.for_command_line()
+        return str(error)
     if isinstance(error, OSError):
         return printable(str(error))
     first_line = printable(str(error).partition("\n")[0])

@@ -82,7 +82,7 @@ class ImageProgress:
             for path, outcome in outcomes:
                 if isinstance(outcome, ImageError):
                     self.broken += 1
-                    text = outcome.for_command_line()
+                    text = str(outcome)
                     if printable(path) not in text:
                         text = f"{printable(path)}: {text}"
                     self.bar.write(f"vitlite: {text}", file=sys.stderr)

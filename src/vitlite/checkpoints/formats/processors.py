@@ -65,7 +65,7 @@ def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
     try:
         check_types(config, TYPES)
     except CheckpointError as error:
-        raise ConfigError(f"The preprocessing config: {error.text}") from None
+        raise ConfigError(f"The preprocessing config: {error}") from None
     config = {name: value for name, value in config.items() if value is not None or name in SWITCHES}
     _check_processor(config)
     (resample,) = required(config, "resample")

@@ -343,7 +343,7 @@ def _transform(
     try:
         return transform_from_timm(pretrained), ""
     except ConfigError as error:
-        return None, error.text
+        return None, str(error)
 
 
 def transform_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None = None) -> TransformConfig:
@@ -366,7 +366,7 @@ def transform_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None 
         check_types(config, TRANSFORM_TYPES)
         check_types({"input_size": list(size)}, {"input_size": SIZE})
     except CheckpointError as error:
-        raise ConfigError(f"The preprocessing config: {error.text}") from None
+        raise ConfigError(f"The preprocessing config: {error}") from None
     if not crop_pct > 0:
         raise ConfigError(f"The preprocessing config: crop_pct must be positive, got {crop_pct!r}.")
     height, width = size

@@ -266,7 +266,7 @@ def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[
         try:
             transform = transform_from_transformers(preprocessor)
         except ConfigError as error:
-            transform_error = error.text
+            transform_error = str(error)
     return Metadata(
         source="config.json",
         fields=fields | stated | sizes,

@@ -28,13 +28,13 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
     try:
         config = ViTConfig(**fields)
     except ConfigError as error:
-        raise CheckpointError(f"vitlite.config: {error.text}") from None
+        raise CheckpointError(f"vitlite.config: {error}") from None
     transform, transform_error = None, ""
     if section.get("preprocess"):
         try:
             transform = transform_from_vitlite(section["preprocess"])
         except ConfigError as error:
-            transform_error = error.text
+            transform_error = str(error)
     labels, labels_error = labels_in_order(section.get("labels"))
     return Metadata(
         source="config.json",
