@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from files_made import ASK, TINY, trained, written
+from files_made import TINY, trained, written
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -48,7 +48,7 @@ def test_the_difference_is_sorted_and_signed(tmp_path: Path) -> None:
 
     path = written(tmp_path / "vit.safetensors", change)
     with pytest.raises(CheckpointError) as error:
-        load(path, config=ASK)
+        load(path, config=TINY)
     assert str(error.value) == (
         f"{path} (timm format) does not fit its config: - is missing, + is there instead\n"
         "+ blocks.1.attn.gate (2,)\n"
@@ -73,14 +73,14 @@ def test_values_that_are_not_finite(value: float, tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", lambda state: state["blocks.1.mlp.fc2.bias"].view(-1)[3].fill_(value))
     for _ in range(2):  # the second time the file is known
         with pytest.raises(CheckpointError, match=r"vit.safetensors: blocks.1.mlp.fc2.bias has values .* not finite"):
-            load(path, config=ASK)
+            load(path, config=TINY)
 
 
 def test_large_values_are_finite_unless_the_dtype_cannot_hold_them(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", lambda state: state["head.bias"].fill_(3e38))
-    assert load(path, config=ASK).head.bias.isfinite().all()
+    assert load(path, config=TINY).head.bias.isfinite().all()
     with pytest.raises(CheckpointError, match="too large for this type"):
-        load(path, config=ASK, dtype=torch.float16)
+        load(path, config=TINY, dtype=torch.float16)
 
 
 @pytest.mark.parametrize("name", ["blocks.0.mlp.fc1.weight", "pos_embed"])
@@ -91,18 +91,18 @@ def test_a_scanned_file_is_scanned_again_for_a_narrower_type(name: str, tmp_path
 
     path = written(tmp_path / "vit.safetensors", widen)
     for _ in range(2):
-        assert load(path, config=ASK, dtype=torch.float64).state_dict()[name].max() == 1e300
+        assert load(path, config=TINY, dtype=torch.float64).state_dict()[name].max() == 1e300
     for dtype in (torch.float32, torch.bfloat16):
         with pytest.raises(CheckpointError, match=f"{name} has values that are not finite in {dtype}"):
-            load(path, config=ASK, dtype=dtype)
+            load(path, config=TINY, dtype=dtype)
     if name == "pos_embed":  # stretched in float32
         with pytest.raises(CheckpointError, match="pos_embed has values that are not finite"):
-            load(path, config=ASK, dtype=torch.float64, image_size=32)
+            load(path, config=TINY, dtype=torch.float64, image_size=32)
     largest = torch.finfo(torch.float32).max
     path = written(tmp_path / "full.safetensors", lambda state: state["pos_embed"].fill_(largest))
-    load(path, config=ASK)
+    load(path, config=TINY)
     with pytest.raises(CheckpointError, match=r"not finite in torch\.bfloat16"):
-        load(path, config=ASK, dtype=torch.bfloat16)
+        load(path, config=TINY, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn])
@@ -113,7 +113,7 @@ def test_quantised_and_whole_numbers_are_refused_by_name(dtype: torch.dtype, tmp
     except KeyError:
         pytest.skip(f"this safetensors writes no {dtype}")
     with pytest.raises(CheckpointError, match=r"blocks.0.attn.qkv.weight is of type \w+, and vitlite reads F64, F32"):
-        load(path, config=ASK)
+        load(path, config=TINY)
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
@@ -121,7 +121,7 @@ def test_quantised_and_whole_numbers_are_refused_by_name(dtype: torch.dtype, tmp
 def test_floating_types(stored: torch.dtype, wanted: torch.dtype | None, tmp_path: Path) -> None:
     state = {name: tensor.to(stored) for name, tensor in trained().state_dict().items()}
     save_file(state, tmp_path / "vit.safetensors")
-    model = load(tmp_path / "vit.safetensors", config=ASK, dtype=wanted)
+    model = load(tmp_path / "vit.safetensors", config=TINY, dtype=wanted)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[name].to(wanted or torch.float32))
         assert tensor.is_contiguous()
@@ -137,7 +137,7 @@ def test_what_is_no_plain_vit_is_refused_with_its_reason(names: dict[str, Any], 
     more = {name: torch.zeros(shape) for name, shape in names.items()}
     path = written(tmp_path / "vit.safetensors", lambda state: state.update(more))
     with pytest.raises(CheckpointError, match=f"no plain ViT: .*{reason}"):
-        load(path, config=ASK)
+        load(path, config=TINY)
 
 
 def test_a_kernel_over_time_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -146,4 +146,4 @@ def test_a_kernel_over_time_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"patch_embed.proj.weight: .* patch_embed.proj.weight of a ViT has 4 axes"
     ):
-        load(path, config=ASK)
+        load(path, config=TINY)

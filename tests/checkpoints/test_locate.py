@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from files_made import ASK, IMAGES, trained
+from files_made import IMAGES, TINY, trained
 from safetensors.torch import save
 from server import Hub
 
@@ -30,7 +30,7 @@ def test_shards_of_a_repository(count: int, tmp_path: Path, monkeypatch: pytest.
     with Hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.publish(REPO, **files)
-        found = load(REPO, config=ASK)
+        found = load(REPO, config=TINY)
         location = locate(REPO)
     assert torch.equal(found(IMAGES), model(IMAGES))
     assert location.sha256 is None, "that of the index is nobody's of the shards"
@@ -49,7 +49,7 @@ def test_a_branch_that_moves_between_shards_and_one_file(tmp_path: Path, monkeyp
         return {"model.safetensors.index.json": json.dumps(index).encode(), "model-1.safetensors": save(state)}
 
     def bias_of_main() -> float:
-        return load(REPO, config=ASK).head.bias[0].item()
+        return load(REPO, config=TINY).head.bias[0].item()
 
     with Hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -74,10 +74,10 @@ def test_an_adapter_in_a_repository_is_seen(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         weights = save(trained().state_dict())
         hub.publish(REPO, model_safetensors=weights)
-        assert load(REPO, config=ASK).config.num_classes == 3
+        assert load(REPO, config=TINY).config.num_classes == 3
         hub.publish(REPO, model_safetensors=weights, adapter_config_json=b"{}")
         with pytest.raises(CheckpointError, match=r"has an adapter beside its weights \(adapter_config\.json\)"):
-            load(REPO, config=ASK)
+            load(REPO, config=TINY)
 
 
 def test_broken_link_is_not_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_broken_link_is_not_fetched_from_the_hub(tmp_path: Path, monkeypatch: py
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.publish("models/mine", model_safetensors=save(trained().state_dict()), config_json=b"{}")
         with pytest.raises(CheckpointError, match="models/mine is not a weights file"):
-            load("models/mine", config=ASK)
+            load("models/mine", config=TINY)
         assert not hub.log
 
 

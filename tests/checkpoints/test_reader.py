@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from files_made import ASK, IMAGES, TINY, flax, trained, written
+from files_made import IMAGES, TINY, flax, trained, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import TIMM_SIZES
@@ -57,7 +57,7 @@ def test_damaged_files(kind: str, name: str, tmp_path: Path) -> None:
         path = tmp_path / name
     path.write_bytes(damage(path)[kind])
     with pytest.raises(CheckpointError, match=f"{name} is damaged or not a|{name}: The tensor names"):
-        load(path, config=ASK)
+        load(path, config=TINY)
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,19 +119,19 @@ def test_shards(tmp_path: Path) -> None:
         save_file({name: state[name] for name in inside}, tmp_path / file)
     index = {"weight_map": {name: file for file, inside in shards.items() for name in inside}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    model = load(tmp_path, config=ASK)
+    model = load(tmp_path, config=TINY)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert len(model.source.sha256) == 64
     save_file(state, tmp_path / "b.safetensors")
     with pytest.raises(CheckpointError, match="more than one shard has"):
-        load(tmp_path, config=ASK)
+        load(tmp_path, config=TINY)
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"b.safetensors cannot be read: No such file"):
-        load(tmp_path, config=ASK)
+        load(tmp_path, config=TINY)
     index["weight_map"] = dict.fromkeys(names, "../a.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"weight_map.* of a .safetensors file in the same folder, got '../a"):
-        load(tmp_path, config=ASK)
+        load(tmp_path, config=TINY)
 
 
 def test_shards_that_lack_a_tensor_of_their_index(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_shards_that_lack_a_tensor_of_their_index(tmp_path: Path) -> None:
     index = {"weight_map": dict.fromkeys(names, "a.safetensors")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"index\.json lists head\.bias, and no shard has it"):
-        load(tmp_path, config=ASK)
+        load(tmp_path, config=TINY)
 
 
 def test_single_shard_is_an_error(tmp_path: Path) -> None:
@@ -151,13 +151,13 @@ def test_single_shard_is_an_error(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model-00001-of-00002.safetensors")
     for place in (tmp_path, tmp_path / "model-00001-of-00002.safetensors"):
         with pytest.raises(CheckpointError, match=r"is one of 2 shards, which are one model only together"):
-            load(place, config=ASK)
+            load(place, config=TINY)
     torch.save(tensors, tmp_path / "pytorch_model-00001-of-00002.bin")
     with pytest.raises(CheckpointError, match=r"is one of 2 shards, which are one model only together"):
         convert(tmp_path / "pytorch_model-00001-of-00002.bin", tmp_path / "out.safetensors", "timm")
     (tmp_path / "pytorch_model-00001-of-00002.bin").unlink()
     (tmp_path / "model-00001-of-00002.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
-    assert load(tmp_path, config=ASK).config.num_classes == 0
+    assert load(tmp_path, config=TINY).config.num_classes == 0
 
 
 def test_folder_of_a_training_run_is_an_error_that_names_its_models(tmp_path: Path) -> None:
@@ -166,25 +166,25 @@ def test_folder_of_a_training_run_is_an_error_that_names_its_models(tmp_path: Pa
         written(tmp_path / name / "model.safetensors")
     written(tmp_path / "state.safetensors")
     with pytest.raises(CheckpointError, match=f"Pass a folder inside it: {tmp_path / 'best'}, {tmp_path / 'last'}"):
-        load(tmp_path, config=ASK)
+        load(tmp_path, config=TINY)
 
 
 def test_folders(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Pass one of its files: it has none"):
-        load(tmp_path, config=ASK)
+        load(tmp_path, config=TINY)
     torch.save(trained().state_dict(), tmp_path / "a.pth")
     with pytest.raises(CheckpointError, match=r"a\.pth is a pickle, .* vitlite convert .*a\.pth OUT"):
-        load(tmp_path, config=ASK)
+        load(tmp_path, config=TINY)
     written(tmp_path / "any.safetensors")
     with pytest.raises(CheckpointError, match=r"Pass one of its files: a\.pth, any\.safetensors\."):
-        load(tmp_path, config=ASK)
+        load(tmp_path, config=TINY)
     (tmp_path / "a.pth").unlink()
-    assert load(tmp_path, config=ASK).source.path == tmp_path / "any.safetensors"
+    assert load(tmp_path, config=TINY).source.path == tmp_path / "any.safetensors"
     written(tmp_path / "other.safetensors")
     with pytest.raises(CheckpointError, match=r"Pass one of its files: any\.safetensors, other\.safetensors\."):
-        load(tmp_path, config=ASK)
+        load(tmp_path, config=TINY)
     written(tmp_path / "model.safetensors")
-    assert load(tmp_path, config=ASK).source.path == tmp_path / "model.safetensors"
+    assert load(tmp_path, config=TINY).source.path == tmp_path / "model.safetensors"
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(CheckpointError, match=r"notes.txt is not a weights file"):
         load(tmp_path / "notes.txt")
@@ -194,7 +194,7 @@ def test_weights_beside_the_usual_pickle_are_not_taken_for_it(tmp_path: Path) ->
     torch.save(trained().state_dict(), tmp_path / "pytorch_model.bin")
     written(tmp_path / "ema.safetensors")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a pickle"):
-        load(tmp_path, config=ASK)
+        load(tmp_path, config=TINY)
 
 
 def test_config_json_does_not_describe_a_file_with_a_name_of_its_own(tmp_path: Path) -> None:
@@ -221,14 +221,14 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
     ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CheckpointError) as error:
-            load(tmp_path, config=ASK)
+            load(tmp_path, config=TINY)
         assert str(error.value).startswith(f"{tmp_path / 'config.json'}")
         assert said in str(error.value)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "hidden_size": 32}))
     with pytest.raises(CheckpointError, match=r"dim: the tensors say 16, its config.json says 32"):
         load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    assert load(tmp_path, config=ASK).config.heads == 2
+    assert load(tmp_path, config=TINY).config.heads == 2
 
 
 @pytest.mark.parametrize("wrong", [{"mean": 5}, {"crop_pct": 0}, {"crop_pct": "a"}, {"std": None}, {"std": [0.0]}])
@@ -259,12 +259,12 @@ def test_block_with_a_huge_number_is_an_error(tmp_path: Path) -> None:
     extra = {"blocks.1000000000000.norm1.weight": torch.ones(16)}
     path = written(tmp_path / "vit.safetensors", lambda state: state.update(extra))
     with pytest.raises(CheckpointError, match="1000000000000"):
-        load(path, config=ASK)
+        load(path, config=TINY)
 
 
 def test_overwriting_the_file_does_not_change_the_model(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors")
-    model = load(path, config=ASK)
+    model = load(path, config=TINY)
     before = model(IMAGES)
     with open(path, "r+b") as file:
         file.write(bytes(path.stat().st_size))
@@ -278,7 +278,7 @@ def test_overwriting_the_file_does_not_change_the_model(tmp_path: Path) -> None:
 
 
 def test_tensors_own_their_memory_and_get_gradients(tmp_path: Path) -> None:
-    model = load(written(tmp_path / "vit.safetensors"), config=ASK)
+    model = load(written(tmp_path / "vit.safetensors"), config=TINY)
     for tensor in model.parameters():
         assert tensor.requires_grad
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -289,13 +289,13 @@ def test_tensors_own_their_memory_and_get_gradients(tmp_path: Path) -> None:
 def test_a_known_file_is_not_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "vit.safetensors")
     os.utime(path, (1, 1))
-    load(path, config=ASK)
+    load(path, config=TINY)
     scans: list[Tensor] = []
     monkeypatch.setattr("vitlite.checkpoints.build.is_finite", lambda values: not scans.append(values))
-    load(path, config=ASK)
+    load(path, config=TINY)
     assert not scans
     monkeypatch.setenv("VITLITE_VERIFY", "always")
-    load(path, config=ASK)
+    load(path, config=TINY)
     assert scans
 
 
@@ -335,6 +335,6 @@ def test_open_weights_reads_values_on_demand(tmp_path: Path) -> None:
 
 def test_same_number_of_patches_in_another_grid_is_resampled(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=TINY.replace(image_size=32))
-    model = load(path, config=ASK.replace(image_size=32), image_size=(16, 64))
+    model = load(path, config=TINY.replace(image_size=32), image_size=(16, 64))
     assert model.source.report.resampled == {"pos_embed": ((1, 17, 16), (1, 17, 16))}
     assert "pos_embed" not in model.source.report.loaded
