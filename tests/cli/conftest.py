@@ -1,4 +1,4 @@
-"""A command line in this process, a small model, and pictures for it."""
+"""A command line in this process, a small model, and images for it."""
 
 import shutil
 from pathlib import Path
@@ -31,20 +31,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of pictures and other files, on two levels."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images and other files, on two levels."""
+    folder = tmp_path_factory.mktemp("images")
     (folder / "inner").mkdir()
     for i, name in enumerate(("a.png", "b.JPG", "inner/c.webp", "inner/d.png")):
         Image.new("RGB", (20 + i, 30), (60 * i, 10, 200 - 60 * i)).save(folder / name)
-    (folder / "notes.txt").write_text("no picture")
+    (folder / "notes.txt").write_text("no image")
     return folder
 
 
 @pytest.fixture
-def broken(pictures: Path, tmp_path: Path) -> Path:
-    """The same folder with a picture cut short between the others."""
-    folder = tmp_path / "pictures"
-    shutil.copytree(pictures, folder)
+def broken(images: Path, tmp_path: Path) -> Path:
+    """The same folder with an image cut short between the others."""
+    folder = tmp_path / "images"
+    shutil.copytree(images, folder)
     (folder / "aa.png").write_bytes((folder / "a.png").read_bytes()[:60])
     return folder

@@ -14,18 +14,18 @@ def size_of(path: Path) -> tuple[int, int]:
         return image.size
 
 
-def test_attention_and_positions(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_attention_and_positions(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "map.png"
-    code, shown, _ = run("attention", pictures / "a.png", "--model", model, "--out", out)
+    code, shown, _ = run("attention", images / "a.png", "--model", model, "--out", out)
     assert code == 0
     width, height = size_of(out)
     assert shown == f"wrote {out}, {width} x {height} pixels\n"
-    assert run("attention", pictures / "a.png", "--model", model, "--rollout", "--size", 32, "--out", out)[0] == 0
+    assert run("attention", images / "a.png", "--model", model, "--rollout", "--size", 32, "--out", out)[0] == 0
     assert size_of(out)[0] < width
     for layer in (-1, 0):  # also where it is the usual one
         words = ("--rollout", "--layer", layer, "--out", out)
-        assert "not allowed with argument" in run("attention", pictures / "a.png", "--model", model, *words)[2]
-    assert "has 7" in run("attention", pictures / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
+        assert "not allowed with argument" in run("attention", images / "a.png", "--model", model, *words)[2]
+    assert "has 7" in run("attention", images / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
     assert run("positions", model, "--out", out)[0] == 0
     code, _, err = run("positions", model, "--out", tmp_path / "none" / "map.png")
     assert code == 1
@@ -33,13 +33,13 @@ def test_attention_and_positions(run: Run, model: Path, pictures: Path, tmp_path
     (tmp_path / "folder.png").mkdir()
     assert "Cannot write the image" in run("positions", model, "--out", tmp_path / "folder.png")[2]
     for name in ("map", "map.txt"):  # said before a model is fetched
-        assert "Name a .png file" in run("attention", pictures / "a.png", "--out", tmp_path / name)[2]
+        assert "Name a .png file" in run("attention", images / "a.png", "--out", tmp_path / name)[2]
     assert run("attention", "none.png", "--out", out)[2] == "vitlite: error: No such file: none.png\n"
 
 
-def test_distances(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_distances(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "distances.png"
-    files = pictures / "a.png", pictures / "b.JPG"
+    files = images / "a.png", images / "b.JPG"
     code, shown, _ = run("distances", *files, "--model", model, "--out", out)
     assert code == 0
     first, *blocks, last = shown.splitlines()
@@ -54,11 +54,11 @@ def test_distances(run: Run, model: Path, pictures: Path, tmp_path: Path) -> Non
         assert numbers.split() == [f"{head:.1f}" for head in heads]
     assert "over 1 image," in run("distances", files[0], "--model", model, "--out", out)[1]
     assert "No such file" in run("distances", "none.png", "--model", model, "--out", out)[2]
-    code, _, err = run("distances", pictures, "--model", model, "--out", out)
+    code, _, err = run("distances", images, "--model", model, "--out", out)
     assert code == 0
     assert "1 .txt" in err
     kept = files[0].read_bytes()
-    assert str(files[0]) in run("distances", pictures, "--model", model, "--out", files[0])[2]
+    assert str(files[0]) in run("distances", images, "--model", model, "--out", files[0])[2]
     assert files[0].read_bytes() == kept
 
 

@@ -13,33 +13,33 @@ from commands import Run, paths_of
 import vitlite
 
 
-def test_classify_equals_predict(run: Run, model: Path, pictures: Path) -> None:
-    expected = vitlite.load(model).predict([pictures / "a.png", pictures / "b.JPG"], top=2)
-    code, out, err = run("classify", pictures / "a.png", pictures / "b.JPG", "--model", model, "--top", 2)
+def test_classify_equals_predict(run: Run, model: Path, images: Path) -> None:
+    expected = vitlite.load(model).predict([images / "a.png", images / "b.JPG"], top=2)
+    code, out, err = run("classify", images / "a.png", images / "b.JPG", "--model", model, "--top", 2)
     assert (code, err) == (0, "")
     first, *answers = out.splitlines()[:3]
-    assert first == str(pictures / "a.png")
+    assert first == str(images / "a.png")
     assert answers == [f"  {100 * score:5.1f} %  {label}" for label, _, score in expected[0]]
 
-    words = ("classify", pictures / "a.png", pictures / "b.JPG", "--model", model, "--top", 2, "--format")
+    words = ("classify", images / "a.png", images / "b.JPG", "--model", model, "--top", 2, "--format")
     rows = [json.loads(line) for line in run(*words, "jsonl")[1].splitlines()]
-    assert [row["path"] for row in rows] == [str(pictures / "a.png"), str(pictures / "b.JPG")]
+    assert [row["path"] for row in rows] == [str(images / "a.png"), str(images / "b.JPG")]
     for row, answer in zip(rows, expected, strict=True):
         assert [(p["label"], p["index"]) for p in row["predictions"]] == [(p.label, p.index) for p in answer]
         assert [p["score"] for p in row["predictions"]] == pytest.approx([p.score for p in answer], abs=1e-6)
 
     table = list(csv.DictReader(io.StringIO(run(*words, "csv")[1])))
     assert [(row["path"], row["rank"]) for row in table][:2] == [
-        (str(pictures / "a.png"), "1"),
-        (str(pictures / "a.png"), "2"),
+        (str(images / "a.png"), "1"),
+        (str(images / "a.png"), "2"),
     ]
     assert table[0]["label"] == expected[0][0].label
 
 
-def test_csv_keeps_any_name_in_one_row(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_csv_keeps_any_name_in_one_row(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
     names = ["a\rb.png", "a\nb.png", 'a "b", c.png', "plain.png"]
     for name in names:
-        shutil.copy(pictures / "a.png", tmp_path / name)
+        shutil.copy(images / "a.png", tmp_path / name)
     out = run("classify", *(tmp_path / name for name in names), "--model", model, "--top", 1, "--format", "csv")[1]
     rows = list(csv.DictReader(io.StringIO(out, newline="")))
     assert [row["path"] for row in rows] == [str(tmp_path / name) for name in names]
@@ -49,17 +49,17 @@ def test_csv_keeps_any_name_in_one_row(run: Run, model: Path, pictures: Path, tm
 
 
 def test_where_images_are_found(
-    run: Run, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("--model", model, "--format", "jsonl")
-    all_four = [str(pictures / name) for name in ("a.png", "b.JPG", "inner/c.webp", "inner/d.png")]
-    assert paths_of(run("classify", pictures, *words)[1]) == all_four
-    assert paths_of(run("classify", f"{pictures}/**/*.png", *words)[1]) == [all_four[0], all_four[3]]
-    assert paths_of(run("classify", pictures, pictures / "a.png", *words)[1]) == all_four  # each once
+    all_four = [str(images / name) for name in ("a.png", "b.JPG", "inner/c.webp", "inner/d.png")]
+    assert paths_of(run("classify", images, *words)[1]) == all_four
+    assert paths_of(run("classify", f"{images}/**/*.png", *words)[1]) == [all_four[0], all_four[3]]
+    assert paths_of(run("classify", images, images / "a.png", *words)[1]) == all_four  # each once
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{all_four[1]}\n\n{all_four[2]}\r\n"))
     assert paths_of(run("classify", "-", *words)[1]) == all_four[1:3]
     odd = tmp_path / "[1] odd.png"  # brackets in a name that exists are no pattern
-    shutil.copy(pictures / "a.png", odd)
+    shutil.copy(images / "a.png", odd)
     assert paths_of(run("classify", odd, *words)[1]) == [str(odd)]
     (tmp_path / "empty").mkdir()
     assert "No images in the folder" in run("classify", tmp_path / "empty", *words)[2]
@@ -69,11 +69,11 @@ def test_where_images_are_found(
     assert "the list is empty" in run("classify", "-", *words)[2]
 
 
-def test_skipped_files_are_reported(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_skipped_files_are_reported(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
-    shutil.copytree(pictures, folder)
+    shutil.copytree(images, folder)
     for name in ("1.HEIC", "2.heic", "inner/3.heic", "IMG_0001", "inner/.hidden"):
-        shutil.copy(pictures / "a.png", folder / name)
+        shutil.copy(images / "a.png", folder / name)
     words = ("--model", model)
     for command in (("classify", folder, *words), ("embed", folder, *words, "--out", tmp_path / "out.npz")):
         code, _, err = run(*command)

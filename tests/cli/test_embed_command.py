@@ -119,18 +119,18 @@ def test_embed_leaves_nothing_if_no_image_can_be_read(run: Run, model: Path, tmp
     assert not list(tmp_path.glob("out*"))
 
 
-def test_embed_does_not_mix_two_models(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_embed_does_not_mix_two_models(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with Journal(out, {"weights": "others"}, 32) as journal:
         journal.add([ImageFile("a.png", 0, 0)], [torch.zeros(32)])
-    code, _, err = run("embed", pictures, "--model", model, "--out", out)
+    code, _, err = run("embed", images, "--model", model, "--out", out)
     assert code == 1
     assert re.search("was left by a run with different config, .*preprocessing, .*weights", err)
-    assert "must end in .safetensors" in run("embed", pictures, "--model", model, "--out", "x.csv")[2]
+    assert "must end in .safetensors" in run("embed", images, "--model", model, "--out", "x.csv")[2]
 
 
-def test_embed_locks_its_output(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
-    words = ("embed", pictures, "--model", model, "--out", tmp_path / "out.npz")
+def test_embed_locks_its_output(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
+    words = ("embed", images, "--model", model, "--out", tmp_path / "out.npz")
     with open_journal(tmp_path / "out.npz", {}, 32):
         code, shown, err = run(*words)
         assert (code, shown) == (1, "")

@@ -116,9 +116,9 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_file_names_that_the_terminal_cannot_show(model: Path, pictures: Path, tmp_path: Path, encoding: str) -> None:
+def test_file_names_that_the_terminal_cannot_show(model: Path, images: Path, tmp_path: Path, encoding: str) -> None:
     name = "ü".encode() + b"\xe9.png"  # the second letter is not UTF-8
-    (tmp_path / os.fsdecode(name)).write_bytes((pictures / "a.png").read_bytes())
+    (tmp_path / os.fsdecode(name)).write_bytes((images / "a.png").read_bytes())
     words = [sys.executable, "-m", "vitlite", "classify", name, "--model", str(model)]
     environment = os.environ | {"PYTHONIOENCODING": encoding}
     done = subprocess.run(words, capture_output=True, cwd=tmp_path, env=environment)

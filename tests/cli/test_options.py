@@ -14,8 +14,8 @@ from vitlite.cli.options import is_place
 from vitlite.fast.int8 import int8_is_right
 
 
-def test_options_reach_the_model(run: Run, model: Path, pictures: Path) -> None:
-    words = ("classify", pictures / "a.png", "--format", "jsonl", "--model", model)
+def test_options_reach_the_model(run: Run, model: Path, images: Path) -> None:
+    words = ("classify", images / "a.png", "--format", "jsonl", "--model", model)
     plain = run(*words)[1]
     assert run(*words, "--device", "cpu", "--dtype", "float32", "--batch", 1)[1] == plain
     assert run(*words, "--dtype", "bfloat16")[1] != plain
@@ -28,9 +28,9 @@ def test_options_reach_the_model(run: Run, model: Path, pictures: Path) -> None:
 
 
 @pytest.mark.skipif(not int8_is_right(torch.float32), reason="int8 is not available on this CPU")
-def test_int8_is_close_to_float32(run: Run, model: Path, pictures: Path) -> None:
-    words = ("classify", pictures / "a.png", "--format", "jsonl", "--model", model)
-    plain, int8 = run(*words), run(*words, "--fast", "--dtype", "int8", "--calibrate", pictures)
+def test_int8_is_close_to_float32(run: Run, model: Path, images: Path) -> None:
+    words = ("classify", images / "a.png", "--format", "jsonl", "--model", model)
+    plain, int8 = run(*words), run(*words, "--fast", "--dtype", "int8", "--calibrate", images)
     assert int8[0] == 0
     assert int8[1] != plain[1]
     right, found = (json.loads(out)["predictions"] for _, out, _ in (plain, int8))
@@ -51,22 +51,22 @@ def test_calibration_images_are_spread_over_the_folder(tmp_path: Path, there: in
     [
         (["--dtype", "int8"], "--dtype int8 needs --fast and --calibrate FOLDER"),
         (["--dtype", "int8", "--fast"], "--dtype int8 needs --fast and --calibrate FOLDER"),
-        (["--fast", "--calibrate", "pictures"], "--calibrate is only used with --fast --dtype int8"),
+        (["--fast", "--calibrate", "images"], "--calibrate is only used with --fast --dtype int8"),
         (["--device", "tpu"], "cannot be used here"),
         (["--model", "./nothing"], "There is no file or folder nothing"),
     ],
 )
-def test_options_that_do_not_fit(run: Run, model: Path, pictures: Path, words: list[str], text: str) -> None:
-    code, out, err = run("classify", pictures / "a.png", "--model", model, *words)
+def test_options_that_do_not_fit(run: Run, model: Path, images: Path, words: list[str], text: str) -> None:
+    code, out, err = run("classify", images / "a.png", "--model", model, *words)
     assert (code, out) == (1, "")
     assert text in err
 
 
 def test_a_missing_pillow_is_reported_before_the_model_is_downloaded(
-    run: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    for words in (("classify", pictures), ("embed", pictures, "--out", tmp_path / "out.npz")):
+    for words in (("classify", images), ("embed", images, "--out", tmp_path / "out.npz")):
         assert run(*words)[2].endswith("needs an optional package. Install it: pip install 'vitlite[images]'\n")
 
 
@@ -84,18 +84,18 @@ def test_a_home_folder_is_expanded(run: Run, model: Path, monkeypatch: pytest.Mo
     assert run("info", f"~/{model.name}")[0] == 0
 
 
-def test_an_empty_path_is_not_the_current_folder(run: Run, pictures: Path) -> None:
-    for words in (("train", pictures, "--model", "vit_nano_4", "--out", ""), ("eval", "")):
+def test_an_empty_path_is_not_the_current_folder(run: Run, images: Path) -> None:
+    for words in (("train", images, "--model", "vit_nano_4", "--out", ""), ("eval", "")):
         code, out, err = run(*words)
         assert (code, out) == (2, "")
         assert "the path is empty (is a variable not set?)" in err
 
 
-def test_an_output_is_not_an_input(model: Path, pictures: Path, tmp_path: Path) -> None:
-    args = Namespace(paths=[str(pictures / "a.png")], model=str(model), weights=None)
+def test_an_output_is_not_an_input(model: Path, images: Path, tmp_path: Path) -> None:
+    args = Namespace(paths=[str(images / "a.png")], model=str(model), weights=None)
     link = tmp_path / "link.png"
-    link.symlink_to(pictures / "a.png")
-    for out in (pictures / "a.png", link, model / "model.safetensors"):
+    link.symlink_to(images / "a.png")
+    for out in (images / "a.png", link, model / "model.safetensors"):
         with pytest.raises(options.InputError, match="is also an input"):
             options.check_not_an_input(out, args)
     options.check_not_an_input(tmp_path / "new.png", args)

@@ -12,20 +12,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_inputs_are_not_overwritten(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_inputs_are_not_overwritten(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
     mine, data = tmp_path / "mine", tmp_path / "data"
     shutil.copytree(model, mine)
     for split in ("train", "val"):
         for name in ("one", "two"):
-            shutil.copytree(pictures, data / split / name)
+            shutil.copytree(images, data / split / name)
     weights, photo = mine / "model.safetensors", data / "val/one/a.png"
     os.link(weights, tmp_path / "link.safetensors")
     train = ("train", data, "--epochs", 1, "--size", 16)
     before = contents(tmp_path)
     for words, out in (
-        (("embed", pictures, "--model", mine), weights),
-        (("embed", pictures, "--model", weights), tmp_path / "link.safetensors"),
-        (("embed", pictures, "--model", "vit_nano_4", "--weights", weights), mine / "../mine/model.safetensors"),
+        (("embed", images, "--model", mine), weights),
+        (("embed", images, "--model", weights), tmp_path / "link.safetensors"),
+        (("embed", images, "--model", "vit_nano_4", "--weights", weights), mine / "../mine/model.safetensors"),
         (("attention", photo, "--model", mine), photo),
         (("distances", data, "--model", mine), photo),
         ((*train, "--model", mine), mine),
@@ -59,9 +59,9 @@ def test_convert_does_not_overwrite_its_input_or_a_folder_of_others(run: Run, mo
     ids=lambda words: words[0],
 )
 def test_a_missing_folder_is_reported_before_the_model_runs(
-    run: Run, model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    run: Run, model: Path, images: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("vitlite.cli.options.create_or_load", lambda *_, **__: pytest.fail("the model was opened"))
-    code, _, err = run(*(word.format(photo=pictures / "a.png", model=model) for word in words))
+    code, _, err = run(*(word.format(photo=images / "a.png", model=model) for word in words))
     assert code == 1
     assert "there is no folder none" in err

@@ -29,9 +29,9 @@ def test_a_long_run_has_a_progress_bar(model: Path, tmp_path: Path, monkeypatch:
 
 
 def test_without_a_terminal_progress_is_printed_in_lines(
-    run: Run, model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, model: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("embed", pictures, "--model", model, "--out", tmp_path / "out.npz")
+    words = ("embed", images, "--model", model, "--out", tmp_path / "out.npz")
     assert "are done" not in run(*words)[2]
     monkeypatch.setattr(progress, "EVERY", 0.0)
     lines = [line for line in run(*words)[2].splitlines() if "are done" in line]

@@ -16,22 +16,22 @@ from vitlite.retrieval.store import open_vectors
 
 
 @pytest.fixture
-def vectors(run: Run, model: Path, pictures: Path, tmp_path: Path) -> Path:
+def vectors(run: Run, model: Path, images: Path, tmp_path: Path) -> Path:
     out = tmp_path / "v.safetensors"
-    assert run("embed", pictures, "--model", model, "--out", out)[0] == 0
+    assert run("embed", images, "--model", model, "--out", out)[0] == 0
     return out
 
 
-def test_search_finds_the_image_itself_first(run: Run, vectors: Path, pictures: Path) -> None:
-    asked = (pictures / "a.png", pictures / "inner" / "d.png")
+def test_search_finds_the_image_itself_first(run: Run, vectors: Path, images: Path) -> None:
+    asked = (images / "a.png", images / "inner" / "d.png")
     code, out, err = run("search", vectors, *asked, "--top", 2, "--format", "jsonl")
     assert (code, err) == (0, "")
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["path"] for row in rows] == [str(path) for path in asked]
     assert [row["matches"][0]["path"] for row in rows] == [str(path) for path in asked]
     assert [len(row["matches"]) for row in rows] == [2, 2]
-    out = run("search", vectors, pictures / "a.png")[1]
-    assert out.splitlines()[:2] == [str(pictures / "a.png"), f"  1.0000  {pictures / 'a.png'}"]
+    out = run("search", vectors, images / "a.png")[1]
+    assert out.splitlines()[:2] == [str(images / "a.png"), f"  1.0000  {images / 'a.png'}"]
 
 
 def test_search_decodes_as_embed_did(run: Run, model: Path, tmp_path: Path) -> None:
@@ -48,33 +48,33 @@ def test_search_decodes_as_embed_did(run: Run, model: Path, tmp_path: Path) -> N
         search(open_vectors(vectors), vitlite.load(model), [folder / "1.jpg"])
 
 
-def test_search_draws_a_contact_sheet(run: Run, vectors: Path, pictures: Path, tmp_path: Path) -> None:
-    (pictures / "b.JPG").rename(pictures / "moved.JPG")  # since the vectors were made
+def test_search_draws_a_contact_sheet(run: Run, vectors: Path, images: Path, tmp_path: Path) -> None:
+    (images / "b.JPG").rename(images / "moved.JPG")  # since the vectors were made
     try:
-        code, _, err = run("search", vectors, pictures / "a.png", pictures / "moved.JPG", "--out", tmp_path / "s.jpg")
+        code, _, err = run("search", vectors, images / "a.png", images / "moved.JPG", "--out", tmp_path / "s.jpg")
     finally:
-        (pictures / "moved.JPG").rename(pictures / "b.JPG")
-    missing = f"vitlite: 2 of the images found do not exist, such as {pictures / 'b.JPG'}, and are grey on the sheet."
+        (images / "moved.JPG").rename(images / "b.JPG")
+    missing = f"vitlite: 2 of the images found do not exist, such as {images / 'b.JPG'}, and are grey on the sheet."
     assert (code, err.startswith(missing), err.endswith(f"\nwrote {tmp_path / 's.jpg'}\n")) == (0, True, True)
     with Image.open(tmp_path / "s.jpg") as sheet:
-        assert sheet.width > 5 * 160  # the picture asked for, and four found
+        assert sheet.width > 5 * 160  # the image asked for, and four found
         assert sheet.height > 2 * 160
-    code, _, err = run("search", vectors, pictures / "a.png", "--out", tmp_path / "s.gif2")
+    code, _, err = run("search", vectors, images / "a.png", "--out", tmp_path / "s.gif2")
     assert code == 1
     assert "Cannot write the image" in err
     many = [tmp_path / f"{row}.png" for row in range(300)]
     for path in many:
-        shutil.copy(pictures / "a.png", path)
+        shutil.copy(images / "a.png", path)
     code, out, err = run("search", vectors, *many, "--out", tmp_path / "s.png")
     assert (code, out) == (1, "")
     assert err.endswith("250 across or down. Search for fewer at a time, or with a smaller --top.\n")
 
 
-def test_a_contact_sheet_does_not_replace_an_input(run: Run, vectors: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_contact_sheet_does_not_replace_an_input(run: Run, vectors: Path, images: Path, tmp_path: Path) -> None:
     asked = tmp_path / "asked.png"
-    shutil.copy(pictures / "a.png", asked)
+    shutil.copy(images / "a.png", asked)
     os.link(asked, tmp_path / "linked.png")
-    for out in (asked, tmp_path / "linked.png", pictures / "inner" / "d.png"):
+    for out in (asked, tmp_path / "linked.png", images / "inner" / "d.png"):
         before = out.read_bytes()
         code, printed, err = run("search", vectors, asked, "--out", out)
         assert (code, printed) == (1, "")
@@ -82,18 +82,18 @@ def test_a_contact_sheet_does_not_replace_an_input(run: Run, vectors: Path, pict
         assert out.read_bytes() == before
 
 
-def test_search_does_not_compare_two_models(run: Run, vectors: Path, pictures: Path, tmp_path: Path) -> None:
-    code, out, err = run("search", vectors, pictures / "a.png", "--model", "vit_nano_4.cifar10")
+def test_search_does_not_compare_two_models(run: Run, vectors: Path, images: Path, tmp_path: Path) -> None:
+    code, out, err = run("search", vectors, images / "a.png", "--model", "vit_nano_4.cifar10")
     assert (code, out) == (1, "")
     assert "this model differs in weights, config, preprocessing" in err
-    assert "differs in" in run("search", vectors, pictures / "a.png", "--size", 32)[2]
-    assert "does not say which model" in run("search", _without_identity(vectors), pictures / "a.png")[2]
+    assert "differs in" in run("search", vectors, images / "a.png", "--size", 32)[2]
+    assert "does not say which model" in run("search", _without_identity(vectors), images / "a.png")[2]
 
 
-def test_a_model_that_was_moved_needs_model(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
-    vectors, here, asked = tmp_path / "v.safetensors", tmp_path / "here", pictures / "a.png"
+def test_a_model_that_was_moved_needs_model(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
+    vectors, here, asked = tmp_path / "v.safetensors", tmp_path / "here", images / "a.png"
     shutil.copytree(model, here)
-    assert run("embed", pictures, "--model", here, "--out", vectors)[0] == 0
+    assert run("embed", images, "--model", here, "--out", vectors)[0] == 0
     here.rename(tmp_path / "there")
     code, out, err = run("search", vectors, asked)
     assert (code, out) == (1, "")
@@ -102,12 +102,12 @@ def test_a_model_that_was_moved_needs_model(run: Run, model: Path, pictures: Pat
     assert run("search", vectors, asked, "--model", tmp_path / "there")[0] == 0
 
 
-def test_vectors_made_with_weights_are_searched_with_them(run: Run, pictures: Path, tmp_path: Path) -> None:
-    weights, vectors, asked = tmp_path / "mine.safetensors", tmp_path / "v.safetensors", pictures / "a.png"
+def test_vectors_made_with_weights_are_searched_with_them(run: Run, images: Path, tmp_path: Path) -> None:
+    weights, vectors, asked = tmp_path / "mine.safetensors", tmp_path / "v.safetensors", images / "a.png"
     vitlite.create("vit_tiny_16", weights=None).save(tmp_path / "saved")
     shutil.copy(tmp_path / "saved" / "model.safetensors", weights)
     named = ("--model", "vit_tiny_16.deit_fb_in1k", "--weights", weights)
-    assert run("embed", pictures, *named, "--out", vectors)[0] == 0
+    assert run("embed", images, *named, "--out", vectors)[0] == 0
     assert "If embed was run with --weights, pass --weights PATH." in run("search", vectors, asked)[2]
     assert run("search", vectors, asked, "--weights", weights)[0] == 0
 
@@ -161,7 +161,7 @@ def test_probe_of_few_images_draws_a_curve_for_each_model(run: Run, model: Path,
     both = [json.loads(line) for line in run(*words, "--json")[1].splitlines()]
     assert [one["model"] for one in both] == [str(model), "vit_nano_4.cifar10"]
     alone = json.loads(run("probe", colours, "--model", "vit_nano_4.cifar10", "--shots", "1,2,8", "--json")[1])
-    assert alone == both[1]  # of the same pictures
+    assert alone == both[1]  # of the same images
     assert list(alone["few"]) == ["1", "2", "8"]
 
 
@@ -193,17 +193,17 @@ def test_probe_fits_to_train_and_measures_on_val(run: Run, model: Path, colours:
 
 
 def test_probe_leaves_out_broken_images(run: Run, model: Path, colours: Path) -> None:
-    (colours / "red" / "0.png").write_bytes(b"no picture")
+    (colours / "red" / "0.png").write_bytes(b"no image")
     code, out, err = run("probe", colours, "--model", model, "--json")
     assert code == 1
     assert "0.png" in err
     assert json.loads(out)["fitted_to"] + json.loads(out)["measured_on"] == 19
 
 
-def test_probe_of_one_image_per_class(run: Run, model: Path, pictures: Path, tmp_path: Path) -> None:
+def test_probe_of_one_image_per_class(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
-        (tmp_path / "data" / name / "1.png").write_bytes((pictures / "a.png").read_bytes())
+        (tmp_path / "data" / name / "1.png").write_bytes((images / "a.png").read_bytes())
     code, _, err = run("probe", tmp_path / "data", "--model", model)
     assert code == 1
     assert "0 of the 2 images that can be read are to measure on" in err

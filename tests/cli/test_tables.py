@@ -19,5 +19,5 @@ def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "licence" in on_a_terminal(monkeypatch, "list", "vit_tiny", columns=120)
 
 
-def test_bars_only_on_a_terminal(model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "█" in on_a_terminal(monkeypatch, "classify", pictures / "a.png", "--model", model)
+def test_bars_only_on_a_terminal(model: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "█" in on_a_terminal(monkeypatch, "classify", images / "a.png", "--model", model)
