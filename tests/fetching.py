@@ -42,12 +42,6 @@ def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
     return out + err
 
 
-def open_to_all(folder: Path) -> None:
-    """Let other users read a folder and its parents; pytest makes them private."""
-    for place in (folder, *folder.parents):
-        place.chmod(place.stat().st_mode | 0o111)
-
-
 def in_namespace(command: str) -> tuple[str, ...]:
     """Return what runs a program after a mount that only this program sees."""
     wrapper = ("unshare", "-m", "sh", "-c", command + ' && exec "$@"', "sh")

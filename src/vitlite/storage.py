@@ -127,25 +127,24 @@ def lock(path: Path, *, timeout: float | None = None) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Return the folder of downloaded weights: VITLITE_CACHE/hub if it is set, otherwise the Hub's own cache."""
+    """Return the folder of downloaded weights: VITLITE_CACHE/hub if it is set, otherwise the Hub's own cache.
+
+    Raises:
+        DownloadError: No variable is set, and there is no home folder.
+    """
     variable = os.environ.get
-    if folder := variable("VITLITE_CACHE"):
-        return _absolute(folder) / "hub"
-    if folder := variable("HF_HUB_CACHE") or variable("HUGGINGFACE_HUB_CACHE"):
-        return _absolute(folder)
-    if folder := variable("HF_HOME"):
-        return _absolute(folder) / "hub"
-    return _absolute(variable("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+    if variable("VITLITE_CACHE"):
+        folder = os.path.join(variable("VITLITE_CACHE", ""), "hub")
+    else:
+        home = variable("HF_HOME") or os.path.join(variable("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+        folder = variable("HF_HUB_CACHE") or variable("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    path = os.path.expanduser(os.path.expandvars(folder))
+    if path.startswith("~"):
+        raise DownloadError(f"There is no home folder for {folder}. Set VITLITE_CACHE to a folder that can be written.")
+    return Path(path).absolute()
 
 
 def state_folder() -> Path:
     """Return the folder of what vitlite remembers about files, next to the cache of weights."""
     beside = cache_folder().parent
     return beside if os.environ.get("VITLITE_CACHE") else beside / "vitlite"
-
-
-def _absolute(folder: str) -> Path:
-    path = os.path.expanduser(os.path.expandvars(folder))
-    if path.startswith("~"):
-        raise DownloadError(f"There is no home folder for {folder}. Set VITLITE_CACHE to a folder that can be written.")
-    return Path(path).absolute()

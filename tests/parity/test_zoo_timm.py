@@ -23,7 +23,7 @@ from vitlite.checkpoints.resolve import understand
 from vitlite.errors import UnknownNameError
 from vitlite.nn.positions import resample_positions
 from vitlite.zoo import registry
-from vitlite.zoo.registry import Record, read_labels
+from vitlite.zoo.registry import Record
 
 RECORDS = [record for record in registry.RECORDS.values() if record.layout.startswith("timm") and record.repo]
 FAMILIES = (  # timm's modules of Vision Transformers: all of their names are in the zoo, or refused with a reason
@@ -288,7 +288,7 @@ def test_inner_norm():
 )
 def test_labels(name: str, subset: str):
     wanted = timm.data.ImageNetInfo(subset)
-    labels = read_labels(name)
+    labels = (registry.DATA / "labels" / f"{name}.txt").read_text("utf-8").splitlines()
     assert len(labels) == wanted.num_classes()
     for label, synset in zip(labels, wanted.label_names(), strict=True):
         names = wanted.label_name_to_description(synset)

@@ -315,16 +315,16 @@ def test_refusals_say_what_to_do(server: Hub, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("repo", ["vit", "a/b/c", "../b", "a/..", "", "a/b\n"])
 def test_invalid_repository(server: Hub, repo: str) -> None:
-    with pytest.raises(DownloadError, match="is not the name of a repository of the Hub"):
+    with pytest.raises(DownloadError, match="is not a repository id, owner/name"):
         download.fetch(repo, FILE)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "", "a//b", ".hidden", "a\0b"])
 def test_names_do_not_lead_to_other_folders(server: Hub, name: str) -> None:
-    with pytest.raises(DownloadError, match="is not the name of a file name"):
+    with pytest.raises(DownloadError, match="is not a file of a repository"):
         download.fetch(REPO, name)
     if name:
-        with pytest.raises(DownloadError, match="is not the name of a branch, tag or commit"):
+        with pytest.raises(DownloadError, match="is not a branch, tag or commit"):
             download.fetch(REPO, FILE, revision=name)
     assert not server.log
 

@@ -66,12 +66,12 @@ class _File:
 
     def __post_init__(self) -> None:
         for value, pattern, meaning in (
-            (self.repo, _REPO, "repository of the Hub (owner/name)"),
-            (self.name, _PATH, "file name"),
+            (self.repo, _REPO, "repository id, owner/name"),
+            (self.name, _PATH, "file of a repository"),
             (self.revision, _PATH, "branch, tag or commit"),
         ):
             if not isinstance(value, str) or not pattern.fullmatch(value):
-                raise DownloadError(f"{value!r} is not the name of a {meaning}.")
+                raise DownloadError(f"{value!r} is not a {meaning}.")
 
     def __str__(self) -> str:
         return f"{self.name} of {self.repo}@{self.revision}"

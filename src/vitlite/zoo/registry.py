@@ -67,7 +67,9 @@ class Record:
         >>> info("vit_base_16").labels[285]
         'Egyptian cat'
         """
-        return None if self.labels_name is None else read_labels(self.labels_name)
+        if self.labels_name is None:
+            return None
+        return tuple((DATA / "labels" / f"{self.labels_name}.txt").read_text(encoding="utf-8").splitlines())
 
 
 class Refusal(NamedTuple):
@@ -81,11 +83,6 @@ class Refusal(NamedTuple):
     def fits(self, name: str) -> bool:
         """Return True if the row is about a name, with its tag or without."""
         return fnmatchcase(name, self.name) or name == self.name.partition(".")[0]
-
-
-def read_labels(name: str) -> tuple[str, ...]:
-    """Return a label set of data/labels, such as "imagenet-1k"."""
-    return tuple((DATA / "labels" / f"{name}.txt").read_text(encoding="utf-8").splitlines())
 
 
 def _read_rows(table: str) -> list[tuple[list[str], str]]:

@@ -35,7 +35,7 @@ def sha256_of(path: Path) -> str:
     Raises:
         DownloadError: The file cannot be read.
     """
-    known = {} if _always() else _remembered(path)
+    known = _remembered(path)
     if known:
         return str(known["sha256"])
     stat, digest = _hash_file(path)
@@ -63,7 +63,7 @@ def hash_again(path: Path, expected: str | None = None) -> str:
         WrongBytesError: It is not the expected hash, or not the hash from before although the file seems unchanged.
         DownloadError: The file cannot be read.
     """
-    known = _remembered(path)
+    known = _remembered(path, ignore_setting=True)
     stat, found = _hash_file(path)
     expected = expected or known.get("sha256", found)
     if found != expected:
@@ -75,12 +75,12 @@ def hash_again(path: Path, expected: str | None = None) -> str:
 
 def was_scanned(path: Path) -> bool:
     """Return True if all tensors of this file were found finite before, and the file has not changed since."""
-    return not _always() and bool(_remembered(path).get("finite"))
+    return bool(_remembered(path).get("finite"))
 
 
 def mark_scanned(path: Path) -> None:
     """Remember that all tensors of a file are finite. The file must have been hashed before."""
-    known = _remembered(path)
+    known = _remembered(path, ignore_setting=True)
     if known:
         remember(path, path.stat(), known["sha256"], finite=True)
 
@@ -100,15 +100,13 @@ def _hash_file(path: Path) -> tuple[os.stat_result, str]:
         raise DownloadError(f"Cannot read {path}: {error.strerror}. Check the path and its permissions.") from None
 
 
-def _always() -> bool:
+def _remembered(path: Path, *, ignore_setting: bool = False) -> dict[str, Any]:
+    """Return the cache entry of a file; empty if there is none, the file has changed, or VITLITE_VERIFY is set."""
     setting = os.environ.get("VITLITE_VERIFY") or ""
     if setting not in ("", "always"):
         raise DownloadError(f"VITLITE_VERIFY is {setting!r}. Set it to always, or unset it.")
-    return setting == "always"
-
-
-def _remembered(path: Path) -> dict[str, Any]:
-    """Return the cache entry of a file; empty if there is none, or the file has changed since."""
+    if setting and not ignore_setting:
+        return {}
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         stat = path.stat()
         entry: dict[str, Any] = json.loads(_entry_of(path).read_bytes())
