@@ -1,4 +1,4 @@
-"""A Hub on loopback: what huggingface_hub asks for, a log of every request, and faults on demand.
+"""A Hub on localhost for the real huggingface_hub, with a log of every request and faults on demand.
 
 Run as a program it serves a folder: `python tests/server.py FOLDER`, with FOLDER/owner/name/files.
 """
@@ -39,7 +39,7 @@ class Request:
 
 
 class Answer(NamedTuple):
-    """What to answer in place of the file. A body that is no bytes is sent piece by piece, then the line is cut."""
+    """An answer instead of the file. A body of several pieces is sent one by one, then the connection is cut."""
 
     status: int
     headers: dict[str, str]
@@ -48,21 +48,15 @@ class Answer(NamedTuple):
 
 @dataclass
 class Hub:
-    """Use as a context manager. `publish` makes a commit; the faults are plain attributes, set at any time."""
+    """Use as a context manager. `publish` makes a commit; the faults are attributes that can be set at any time."""
 
     fail: deque[tuple[int, dict[str, str]]] = field(default_factory=deque)  # answers to give instead: status, headers
     cut: deque[int] = field(default_factory=deque)  # drop the connection of the next content answers after n bytes
     wrong: int = 0  # content answers with wrong bytes of the right size
-    hang: deque[float] = field(default_factory=deque)  # seconds of silence before the next answers
-    drop: Callable[[Request], bool] = lambda request: False  # hang up without an answer
     instead: Callable[[Request], Answer | None] = lambda request: None  # another answer
     speed: float = 0  # bytes per second; 0: as fast as it goes
-    drip: float = 0  # seconds between two bytes of an answer's head
-    cdn: str = ""  # where large files are; "" is this server, under another name
     ranges: bool = True
-    token: str | None = None  # requests with any other token are refused; those without one are not
-    private: set[str] = field(default_factory=set)  # repositories that need the token
-    gated: dict[str, set[str]] = field(default_factory=dict)  # repositories, and whose tokens may read them
+    gated: dict[str, set[str]] = field(default_factory=dict)  # repositories, and the tokens that may read them
     repos: dict[str, dict[str, Any]] = field(default_factory=dict)
     log: list[Request] = field(default_factory=list)
 
@@ -84,7 +78,7 @@ class Hub:
         self._server.server_close()
 
     def publish(self, repo: str, branch: str = "main", **files: bytes) -> str:
-        """A new commit with these files (`config_json=b"..."`: the last underscore is a dot); its hash."""
+        """Make a commit with these files and return its hash. In `config_json=b"..."` the last underscore is a dot."""
         named = {".".join(name.rsplit("_", 1)): content for name, content in files.items()}
         entry = self.repos.setdefault(repo, {"commits": {}, "branches": {}})
         text = repo + repr(sorted((name, sha256_of(content)) for name, content in named.items()))
@@ -98,7 +92,7 @@ class Hub:
 
     @property
     def sent(self) -> int:
-        """Bytes of content sent so far."""
+        """The number of bytes of files sent so far."""
         return sum(request.sent for request in self.log)
 
 
@@ -107,7 +101,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, *_: object) -> None:
-        """Killed clients hang up; that is what is tested."""
+        """Ignore killed clients, which some tests are about."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -128,13 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub, path = self.hub, unquote(urlsplit(self.path).path)
         self.request_log = Request(self.command, path, {k.lower(): v for k, v in self.headers.items()})
         hub.log.append(self.request_log)
-        if hub.drop(self.request_log):
-            self.close_connection = True
-            return None
         if path == "/api/agent-harnesses":
             return self._reply(200, b'{"standardEnvVars": [], "harnesses": {}}')
-        if hub.hang:
-            time.sleep(hub.hang.popleft())
         if hub.fail:
             status, headers = hub.fail.popleft()
             return self._reply(status, b"", headers)
@@ -144,13 +133,11 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/cdn/"):
             return self._content(path.split("/")[2])
         token = self.headers.get("authorization", "").removeprefix("Bearer ")
-        if token and hub.token and token != hub.token:
-            return self._refuse(401, "", "Invalid credentials in Authorization header")
         parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         is_api = parts[:2] == ["api", "models"]
         repo = "/".join(parts[2:4] if is_api else parts[:2])
         entry = hub.repos.get(repo)
-        if entry is None or (repo in hub.private and not token):
+        if entry is None:
             return self._refuse(401, "RepoNotFound", "Repository not found")
         if token not in hub.gated.get(repo, {token}):
             return self._refuse(403 if token else 401, "GatedRepo", f"Access to model {repo} is restricted.")
@@ -175,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             "X-Repo-Commit": commit,
             "X-Linked-Etag": f'"{sha256}"',
             "X-Linked-Size": str(len(content)),
-            "Location": f"{self.hub.cdn or f'http://localhost:{self.hub.port}'}/cdn/{sha256}",  # no place for the token
+            "Location": f"http://localhost:{self.hub.port}/cdn/{sha256}",  # another host, which must not get the token
         }
         return self._reply(302, b"", headers)
 
@@ -209,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = {"Content-Length": str(len(content))} if isinstance(content, bytes) else {"Connection": "close"}
         for name, value in {**length, **(headers or {})}.items():
             self.send_header(name, value)
-        self._send_head()
+        self.end_headers()
         if self.command == "HEAD":
             return
         if not isinstance(content, bytes):
@@ -228,16 +215,6 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(len(piece) / hub.speed)
         if cut is not None:
             self.close_connection = True
-
-    def _send_head(self) -> None:
-        if not self.hub.drip:
-            return self.end_headers()
-        self._headers_buffer.append(b"\r\n")
-        for byte in b"".join(self._headers_buffer):
-            self.wfile.write(bytes([byte]))
-            time.sleep(self.hub.drip)
-        self._headers_buffer.clear()
-        return None
 
 
 def _model_info(repo: str, commit: str, files: dict[str, bytes]) -> bytes:

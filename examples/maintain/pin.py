@@ -1,9 +1,9 @@
-"""Pins the zoo: asks the Hub for the commit and sha256 of every checkpoint that has none, and writes pins.txt.
+"""Ask the Hub for the commit and sha256 of every checkpoint that has none, and write them to pins.txt.
 
     make pin                                   # or: python examples/maintain/pin.py 'vit_base_*'
 
-Nothing is downloaded: the Hub states the hash of each large file, and whoever downloads it first verifies it. A pin
-that is there is never changed, because a name means the same bytes for ever.
+Nothing is downloaded: the Hub states the hash of each large file, and every download is compared with it. A pin never
+changes, because a name means the same bytes for ever.
 """
 
 import argparse
@@ -23,20 +23,20 @@ from vitlite.zoo.registry import Record
 
 
 def ask_for_pin(record: Record) -> tuple[str, str]:
-    """The commit and sha256 of a checkpoint's file as they are now."""
+    """Return the commit and sha256 of a checkpoint's file as the Hub states them now."""
     if record.file:
         return "-", hashlib.sha256((registry.DATA / record.file).read_bytes()).hexdigest()
     url = hf_hub_url(record.repo, record.filename, endpoint=os.environ.get("HF_ENDPOINT"))
     stated = get_hf_file_metadata(url)
     if not re.fullmatch("[0-9a-f]{40}", stated.commit_hash or ""):
-        raise ValueError(f"{url}: the Hub states no commit, but {stated.commit_hash!r}")
+        raise ValueError(f"{url}: expected a commit, got {stated.commit_hash!r}")
     if not re.fullmatch("[0-9a-f]{64}", stated.etag or ""):
-        raise ValueError(f"{url}: the Hub states no sha256, but {stated.etag!r}")
+        raise ValueError(f"{url}: expected a sha256, got {stated.etag!r}")
     return str(stated.commit_hash), str(stated.etag)
 
 
 class PinTable:
-    """pins.txt: what stands at its head, and the line of each checkpoint that is pinned."""
+    """The comments at the head of pins.txt, and a line for each pinned checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,14 +49,14 @@ class PinTable:
                 self.lines[line.split()[0]] = line
 
     def add(self, name: str, commit: str, sha256: str) -> None:
-        """Writes a new pin to the disk, all of them in the order of the zoo."""
+        """Add a pin and write the file, in the order of the registry."""
         self.lines[name] = f"{name}  {commit}  {sha256}"
         pinned = [self.lines[name] for name in registry.RECORDS if name in self.lines]
         write_text(self.path, "\n".join([*self.head, *pinned]) + "\n")
 
 
 def main() -> int:
-    """Pins what is not pinned; 1 if something could not be."""
+    """Pin what is not pinned. Return 1 if a checkpoint could not be pinned."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pattern", nargs="?", default="*", help="the checkpoints to pin; all by default")
     parser.add_argument("--pins", type=Path, default=registry.DATA / "pins.txt", help="the file to fill in")

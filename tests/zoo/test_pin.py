@@ -18,7 +18,7 @@ def run(hub: Hub, pins: Path, pattern: str) -> "subprocess.CompletedProcess[str]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def test_pins_commit_and_hash_without_downloading(tmp_path: Path):
+def test_commit_and_hash_are_written_without_a_download(tmp_path: Path):
     pins = tmp_path / "pins.txt"
     pins.write_text(HEADER)
     with Hub() as hub:
@@ -31,7 +31,7 @@ def test_pins_commit_and_hash_without_downloading(tmp_path: Path):
         assert (hub.count("GET", "resolve"), hub.sent) == (0, 0)
 
 
-def test_a_pin_never_changes_and_a_failure_keeps_the_others(tmp_path: Path):
+def test_pins_never_change_and_survive_a_failure(tmp_path: Path):
     pins = tmp_path / "pins.txt"
     old = f"vit_tiny_16.deit_fb_in1k  {'a' * 40}  {'b' * 64}\n"
     pins.write_text(HEADER + old)
@@ -46,7 +46,7 @@ def test_a_pin_never_changes_and_a_failure_keeps_the_others(tmp_path: Path):
     assert re.search(r"^2 of \d+ checkpoints are pinned; 1 could not be\.", done.stdout, re.MULTILINE)
 
 
-def test_a_file_without_a_stated_hash_is_not_pinned(tmp_path: Path):
+def test_file_without_a_hash_is_not_pinned(tmp_path: Path):
     pins = tmp_path / "pins.txt"
     pins.write_text(HEADER)
     with Hub() as hub:
@@ -54,5 +54,5 @@ def test_a_file_without_a_stated_hash_is_not_pinned(tmp_path: Path):
         hub.fail.append((200, {"ETag": '"abc"', "X-Repo-Commit": "c" * 40}))
         done = run(hub, pins, "vit_tiny_16.deit_fb_in1k")
     assert done.returncode == 1
-    assert "the Hub states no sha256, but 'abc'" in done.stderr
+    assert "expected a sha256, got 'abc'" in done.stderr
     assert pins.read_text() == HEADER
