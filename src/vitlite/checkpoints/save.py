@@ -149,7 +149,8 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with lock(folder / f"{WEIGHTS}.lock", timeout=0), ExitStack() as stack:
-                remove_leftovers(folder / WEIGHTS)
+                for name in (WEIGHTS, *contents):
+                    remove_leftovers(folder / name)
                 for name, content in contents.items():
                     text = json.dumps({**content, **metadata}, indent=2, ensure_ascii=False) + "\n"
                     stack.enter_context(atomic_write(folder / name)).write_text(text, encoding="utf-8", newline="")
