@@ -1,4 +1,4 @@
-"""Writes the results in docs/training.md from examples/cifar10/results; with --check only says if they are fresh."""
+"""Write the results in docs/training.md from examples/cifar10/results; --check only checks that they are up to date."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ def read(name: str) -> Any:
 def section() -> Iterator[str]:
     """The lines between the marks."""
     yield from embedded_model()
-    yield from few_pictures()
+    yield from few_images()
     yield from fine_tuning()
     yield from experiments()
 
@@ -44,7 +44,7 @@ the averaged weights on the 1,000 validation images:
             yield f"| {record['epoch']} | {record['loss']:.3f} | {record['val_top1']:.1%} |"
 
 
-def few_pictures() -> Iterator[str]:
+def few_images() -> Iterator[str]:
     """What its features are worth."""
     few = read("fewshot.json")
     shots = next(iter(few.values()))

@@ -1,4 +1,4 @@
-"""Teaches a trained model two classes of its own, in a plain torch loop: python examples/finetune.py FOLDER
+"""Fine-tune a model on two classes in a plain torch loop: python examples/finetune.py FOLDER
 
 The two classes are random pieces of two photos, so that it runs in seconds. `vitlite train` does the real thing.
 """
@@ -18,7 +18,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
 
 
 def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random squares of 128 pixels, prepared for the model, and the classes they belong to."""
+    """Return random squares of 128 pixels, prepared for the model, and their classes."""
     classes = torch.randint(len(pixels), (count,))
     pieces = []
     for k in classes:
@@ -34,6 +34,6 @@ for _ in range(12):
     loss.backward()
     optimizer.step()
 
-model.eval().labels = list(photos)  # a new head has no labels until somebody says what its classes are
+model.eval().labels = list(photos)  # a new head has no labels
 model.save(sys.argv[1] if len(sys.argv) > 1 else "finetuned")
 print(f"loss {loss:.3f}; {photos['coffee']}: {model.predict(photos['coffee'], top=1)[0].label}")

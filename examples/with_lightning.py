@@ -1,4 +1,4 @@
-"""Trains a model with Lightning: python examples/with_lightning.py FOLDER. Needs: pip install lightning
+"""Train a model with Lightning: python examples/with_lightning.py FOLDER. Needs: pip install lightning
 
 The two classes are two photos, so that it runs in seconds; the data of your own are any DataLoader.
 """

@@ -29,12 +29,12 @@ class Stage(nn.Sequential):
 
 
 def stem() -> nn.Sequential:
-    """The first two stages: (b, 3, 32, 32) -> (b, 64, 7, 7)."""
+    """Return the first two stages: (b, 3, 32, 32) -> (b, 64, 7, 7)."""
     return nn.Sequential(nn.Conv2d(3, 24, 2), nn.GELU(), Stage(24, 32), Stage(32, 64))
 
 
 def small_cnn(classes: int) -> nn.Sequential:
-    """The stem, a third stage, and a linear classifier: (b, 3, 32, 32) -> (b, classes)."""
+    """Return the stem, a third stage, and a linear classifier: (b, 3, 32, 32) -> (b, classes)."""
     return nn.Sequential(stem(), Stage(64, 128), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(128, classes))
 
 

@@ -22,7 +22,7 @@ from vitlite.zoo import registry
 
 
 def mimetic(model: ViT) -> None:
-    """Starts attention where trained networks end: tokens look at similar ones, and values partly cancel the stream.
+    """Initialise attention like that of trained networks: tokens attend to similar ones, and values partly cancel them.
 
     Trockman & Kolter 2023, "Mimetic Initialization of Self-Attention Layers": for each head the product of query and
     key weights is near 0.7 (noise + identity), that of value and output weights near 0.4 (noise - identity).
@@ -40,7 +40,7 @@ def mimetic(model: ViT) -> None:
 
 
 def _halves(noise: float, identity: float, dim: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Two matrices (rank, dim) whose product a.T @ b is the best approximation of noise + identity."""
+    """Return two matrices (rank, dim) whose product a.T @ b is the best approximation of noise + identity."""
     u, s, v = torch.linalg.svd(noise * torch.randn(dim, dim) / dim**0.5 + identity * torch.eye(dim))
     root = s[:rank].sqrt()[:, None]
     return root * u.T[:rank], root * v[:rank]

@@ -23,7 +23,7 @@ from vitlite.retrieval import probe
 from vitlite.training import ImageData, read_cifar10
 
 RESULTS = Path(__file__).parent / "results" / "fewshot.json"
-PICTURE = Path(__file__).parents[2] / "docs" / "images" / "few_shots.png"
+PLOT = Path(__file__).parents[2] / "docs" / "images" / "few_shots.png"
 EMBEDDED, DEIT = "vit_nano_4.cifar10", "vit_tiny_16.deit_fb_in1k"
 SHOTS, DRAWS, TESTED = (1, 5, 10, 25), 10, 2000
 
@@ -63,7 +63,7 @@ def main() -> None:
         results[name] = {str(n): [round(mean(draws), 4), round(stdev(draws), 4)] for n, draws in found.items()}
         print(name, results[name], flush=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    draw_few_shots(curves).save(PICTURE)
+    draw_few_shots(curves).save(PLOT)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Build CIFAR-10's official binary version (six .bin files and the names of the classes) from what is at hand.
+"""Build CIFAR-10's official binary version (six .bin files and the names of the classes) from other versions.
 
     python examples/cifar10/prepare.py SOURCE OUT
 
@@ -29,7 +29,7 @@ Batch = tuple[np.ndarray, np.ndarray]  # images (10000, 3, 32, 32) and labels (1
 
 
 def read_pngs(folder: Path) -> dict[str, Batch]:
-    """The npm package: PNGs of 1024 x 10000 pixels, a row an image; the file names are spelt as published."""
+    """Read the npm package: PNGs of 1024 x 10000 pixels, a row per image; the file names are spelt as published."""
     from PIL import Image
 
     train = np.array(json.loads((folder / "train_lables.json").read_text()), np.uint8).reshape(5, -1)
@@ -43,7 +43,7 @@ def read_pngs(folder: Path) -> dict[str, Batch]:
 
 
 def read_pickles(folder: Path) -> dict[str, Batch]:
-    """The official python version: a pickle can run code, so nothing is opened before its md5 matches."""
+    """Read the official python version. A pickle can run code, so nothing is opened before its md5 matches."""
     batches = {}
     for name, md5 in BATCHES.items():
         data = (folder / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Training and measuring in several processes: more than two, two nodes, and what becomes of those that fail."""
+"""Training and evaluation in several processes: more than two, two nodes, and failures."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def start(command: list[str], **environment: str) -> "Iterator[subprocess.Popen[str]]":
-    """A command that runs; should the test fail, it is ended, and with it what it has started."""
+    """Start a command, and end it if the test fails."""
     process = subprocess.Popen(
         command,
         env=ENVIRONMENT | environment,
@@ -51,7 +51,7 @@ def start(command: list[str], **environment: str) -> "Iterator[subprocess.Popen[
 
 
 def two_nodes() -> tuple[str, ...]:
-    """Each of two agents meets the other over the network of this machine."""
+    """Return the options of torchrun for two nodes on this machine."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     return ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "two", "--rdzv-endpoint", f"127.0.0.1:{port}")
@@ -64,12 +64,12 @@ def wait_for(happened: Callable[[], bool], process: "subprocess.Popen[str]") -> 
 
 
 def workers(process: "subprocess.Popen[str]") -> list[int]:
-    """The process ids of the ranks that a torchrun started."""
+    """Return the process ids of the ranks that torchrun started."""
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
 def has_saved(out: Path, epochs: int) -> bool:
-    """Whether the log of a run, which is written after its state, has so many epochs."""
+    """Return whether the log of a run, which is written after its state, has so many epochs."""
     log = out / "log.jsonl"
     return log.exists() and len(log.read_text().splitlines()) >= epochs
 
@@ -112,7 +112,7 @@ def test_two_nodes(data: Path, alone: Path, tmp_path: Path) -> None:
     assert same_weights(alone, tmp_path, 1e-4)
 
 
-def test_a_killed_worker_comes_back_and_ends_as_if_nothing_had_been(data: Path, tmp_path: Path) -> None:
+def test_a_killed_worker_is_restarted_and_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     torchrun(2, *train_command(data, whole))
     words = train_command(data, killed, "--save-every", "0")
@@ -133,7 +133,7 @@ def test_a_killed_worker_comes_back_and_ends_as_if_nothing_had_been(data: Path, 
     assert same_weights(whole, killed)
 
 
-def test_one_that_fails_says_why_once_and_none_hangs(data: Path, tmp_path: Path) -> None:
+def test_a_failure_is_reported_once_and_no_process_hangs(data: Path, tmp_path: Path) -> None:
     bad = write_images(tmp_path / "data", train=40, val=10)
     broken = bad / "train" / "lying" / "0.png"
     broken.write_bytes(b"no image")
@@ -144,7 +144,7 @@ def test_one_that_fails_says_why_once_and_none_hangs(data: Path, tmp_path: Path)
     assert f"vitlite: error: Cannot read {broken}" in errors
 
 
-def test_without_restarts_a_killed_worker_ends_the_run_at_once(data: Path, tmp_path: Path) -> None:
+def test_without_restarts_a_killed_worker_ends_the_run(data: Path, tmp_path: Path) -> None:
     with start(launcher(3, *train_command(data, tmp_path, "--save-every", "0", "--epochs", "500"))) as run:
         wait_for((tmp_path / "last" / "model.safetensors").exists, run)
         os.kill(workers(run)[0], signal.SIGKILL)
@@ -155,7 +155,7 @@ def test_without_restarts_a_killed_worker_ends_the_run_at_once(data: Path, tmp_p
     assert errors.count("vitlite: error: ") <= 1
 
 
-def test_machines_that_do_not_share_the_output(data: Path, alone: Path, tmp_path: Path) -> None:
+def test_machines_with_different_outputs_are_an_error(data: Path, alone: Path, tmp_path: Path) -> None:
     options = two_nodes()
     commands = [launcher(1, *train_command(data, out), options=options) for out in (alone, tmp_path)]
     with start(commands[0]) as first, start(commands[1]) as second:

@@ -1,4 +1,4 @@
-"""The experiments on CIFAR-10, as far as they go without the images."""
+"""The experiments on CIFAR-10, without its images."""
 
 import importlib
 import json
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "cifar10"
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports one of the scripts, for the time of the test."""
+    """Return a function that imports one of the scripts for the test."""
     monkeypatch.syspath_prepend(str(FOLDER))
     for path in FOLDER.glob("*.py"):
         monkeypatch.delitem(sys.modules, path.stem, raising=False)
@@ -44,7 +44,7 @@ def test_prepare_builds_the_binary_version_from_pngs(example, tmp_path, monkeypa
     assert "data_batch_1.bin  2 images" in capsys.readouterr().out
 
 
-def test_prepare_opens_no_pickle_that_is_not_the_published_one(example, tmp_path, monkeypatch):
+def test_prepare_opens_only_the_published_pickles(example, tmp_path, monkeypatch):
     for name in ("data_batch_1", "test_batch"):
         (tmp_path / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     monkeypatch.setattr(sys, "argv", ["prepare.py", str(tmp_path), str(tmp_path / "bin")])
@@ -88,7 +88,7 @@ def test_the_best_learning_rate_is_shown(example):
     ]
 
 
-def test_the_embedded_model_begins_where_trained_ones_end(example):
+def test_the_embedded_model_begins_with_mimetic_attention(example):
     model = ViT(CONFIG.replace(dim=64))
     example("embedded").mimetic(model)
     queries, keys, _ = model.blocks[0].attn.qkv.weight.chunk(3)

@@ -24,7 +24,7 @@ def test_orthogonal_evens_out_singular_values():
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_ranks_share_the_matrices_out(count, monkeypatch):
+def test_ranks_share_the_matrices(count, monkeypatch):
     torch.manual_seed(0)
     matrices = torch.randn(count, 8, 16)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
@@ -37,7 +37,7 @@ def test_ranks_share_the_matrices_out(count, monkeypatch):
     torch.testing.assert_close(sums[0] + sums[1], orthogonal(matrices))
 
 
-def test_muon_takes_query_key_and_value_apart():
+def test_muon_splits_queries_keys_and_values():
     joint = nn.Parameter(torch.zeros(24, 8))
     parts = [nn.Parameter(torch.zeros(8, 8)) for _ in range(3)]
     joint.grad = torch.randn(24, 8)
@@ -51,14 +51,14 @@ def test_muon_takes_query_key_and_value_apart():
     assert (tall - joint).abs().max() > 0.01
 
 
-def test_muon_takes_only_query_key_and_value_apart():
+def test_muon_splits_only_queries_keys_and_values():
     model = new_model(CONFIG.replace(mlp_dim=3 * CONFIG.dim))
     _, muon = optimizers(model, dict(model.named_parameters()), settings(optimizer="muon"))
     apart = {weight for group in muon.param_groups if group["parts"] == 3 for weight in group["params"]}
     assert apart == {block.attn.qkv.weight for block in model.blocks}
 
 
-def test_muon_takes_the_gate_and_what_it_lets_through_apart():
+def test_muon_splits_the_gate_and_the_value_of_swiglu():
     model = new_model(CONFIG.replace(mlp="swiglu"))
     _, muon = optimizers(model, dict(model.named_parameters()), settings(optimizer="muon"))
     parts = {weight: group["parts"] for group in muon.param_groups for weight in group["params"]}
@@ -66,7 +66,7 @@ def test_muon_takes_the_gate_and_what_it_lets_through_apart():
         assert (parts[block.mlp.fc1.weight], parts[block.mlp.fc2.weight], parts[block.attn.qkv.weight]) == (2, 1, 3)
 
 
-def test_pooling_by_attention_learns_as_the_head_does():
+def test_attention_pooling_has_the_learning_rate_of_the_head():
     model = new_model(CONFIG.replace(pool="map", class_token=False))
     (adamw,) = optimizers(model, dict(model.named_parameters()), settings(layer_decay=0.5))
     scales = {weight: group["scale"] for group in adamw.param_groups for weight in group["params"]}
@@ -88,8 +88,8 @@ def test_layer_decay_and_what_does_not_decay():
         assert groups["patch_embed.proj.weight"] == (0.125, 0.05)
 
 
-def test_depths_are_timms():
-    """Of timm's groups: its last norm learns with the last block, and ours with the head."""
+def test_depths_equal_timms():
+    """Except for the last norm, which learns with the last block in timm and with the head here."""
     timm_optim = import_module("timm.optim")
     theirs = timm.create_model("vit_tiny_patch16_224", depth=3, num_classes=5)
     ours = ViT(ViTConfig(dim=192, depth=3, heads=3, mlp_dim=768, num_classes=5))

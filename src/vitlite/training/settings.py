@@ -40,7 +40,7 @@ def _check_ranges(settings: object, ranges: Mapping[str, Range]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """How training images are changed; zero turns a change off.
+    """The random changes to training images; zero turns a change off.
 
     Raises:
         TrainError: A value is not between 0 and 1, or mixup and cutmix add up to more than 1.
