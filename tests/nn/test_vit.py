@@ -815,3 +815,15 @@ def test_trace_is_the_same_with_and_without_gradients() -> None:
     model, images = tiny(), random_images()
     traced = torch.jit.trace(model, images)
     torch.testing.assert_close(traced(images), model(images))
+
+
+@pytest.mark.parametrize("name", ["blocks.0.attn.qkv", "blocks.0.attn.proj", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2"])
+def test_hooks_of_linear_layers_are_called(name: str) -> None:
+    model = tiny()
+    shapes = []
+    handle = model.get_submodule(name).register_forward_hook(lambda layer, inputs, output: shapes.append(output.shape))
+    with torch.inference_mode():
+        model(random_images())
+    handle.remove()
+    assert len(shapes) == 1
+    assert type(model.get_submodule(name)) is nn.Linear

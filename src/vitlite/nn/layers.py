@@ -17,17 +17,16 @@ from vitlite.nn.stem import stem
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a linear layer; in inference by oneDNN, where this CPU is faster with it: (b, n, d) -> (b, n, k)."""
-    if kernels.serves(x, layer.weight) and _is_plain(layer):
-        return kernels.linear(x, layer.weight, layer.bias)
-    return layer(x)
+    """Apply a linear layer; in inference by oneDNN, where this CPU is faster with it: (b, n, d) -> (b, n, k).
 
-
-def _is_plain(layer: nn.Linear) -> bool:
-    """Return False for an adapter, a parametrized layer or one with hooks: calling it is not just its product."""
+    An adapter, a parametrized layer, or one with hooks does more than its product, and is called.
+    """
     hooks = layer._forward_hooks or layer._forward_pre_hooks
     hooks = hooks or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-    return type(layer) is nn.Linear and not hooks and "forward" not in layer.__dict__
+    plain = type(layer) is nn.Linear and not hooks and "forward" not in layer.__dict__
+    if plain and kernels.serves(x, layer.weight):
+        return kernels.linear(x, layer.weight, layer.bias)
+    return layer(x)
 
 
 class PatchEmbed(nn.Module):
