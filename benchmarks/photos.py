@@ -1,12 +1,12 @@
-"""Photos a second, from files to answers: vitlite beside what people use now, on the same files with the same network.
+"""Measure images per second from files to labels: vitlite and other libraries, on the same files and network.
 
     python benchmarks/photos.py --megapixels 12 --images 300
     python benchmarks/photos.py --megapixels 0.2 --images 2000 --model vit_base_16
 
-They take turns, each in a process of its own, which makes its network and lets it run once before the clock
+They take turns. Each runs in its own process, which builds its network and runs it once before the clock
 starts. Weights are random, which are as fast as trained ones. timm and torchvision prepare photos in two workers of a
-DataLoader, and OpenCV in two threads for OpenVINO. All resize with antialiasing, but for OpenCV, which has none of
-Pillow's filters: its pixels are others. Those that are not installed are left out.
+DataLoader, and OpenCV in two threads for OpenVINO. All resize with antialiasing except OpenCV, which does not have
+Pillow's filters and gives other pixels. Those that are not installed are left out.
 """
 
 import argparse
@@ -39,7 +39,7 @@ THEIR_NAMES = {"vit_tiny_16": "vit_tiny_patch16_224", "vit_base_16": "vit_base_p
 
 
 class Files(Dataset[Tensor]):
-    """Photos, prepared by a transform that takes Pillow's images."""
+    """A dataset of image files with a transform that takes Pillow images."""
 
     def __init__(self, paths: list[Path], transform: Callable[[Any], Tensor]) -> None:
         self.paths, self.transform = paths, transform
@@ -53,7 +53,7 @@ class Files(Dataset[Tensor]):
 
 
 def fill(folder: Path, count: int, megapixels: float) -> None:
-    """Writes `count` different JPEGs, four parts wide and three high."""
+    """Write `count` different JPEGs with an aspect ratio of 4:3."""
     unit = (megapixels * 1e6 / 12) ** 0.5
     size = round(4 * unit), round(3 * unit)
     for i in range(count):
@@ -67,7 +67,7 @@ Run = Callable[[list[Path]], object]
 
 
 def of_vitlite(name: str, *, fast: bool = False, quick: bool = False) -> Run:
-    """What `vitlite classify` does, with `--fast`, with `--quick-decode`."""
+    """Return what `vitlite classify` does, also with `--fast` and with `--quick-decode`."""
     model = random_model(name)
     if quick:
         model.preprocess = model.preprocess.with_quick_decode()
@@ -78,39 +78,39 @@ def of_vitlite(name: str, *, fast: bool = False, quick: bool = False) -> Run:
 
 
 def of_timm(name: str) -> Run:
-    """timm's network, behind timm's transform."""
-    recipe = random_model(name).preprocess.transform
-    numbers = {"mean": recipe.mean, "std": recipe.std, "interpolation": recipe.interpolation}
+    """Return timm's network with timm's transform."""
+    config = random_model(name).preprocess.transform
+    numbers = {"mean": config.mean, "std": config.std, "interpolation": config.interpolation}
     transform = load("timm").data.create_transform(
-        (3, *recipe.size), crop_pct=recipe.size[0] / recipe.resize[0], **numbers
+        (3, *config.size), crop_pct=config.size[0] / config.resize[0], **numbers
     )
     return _by_workers(name, transform)
 
 
 def of_torchvision(name: str) -> Run:
-    """The same network behind the second version of torchvision's transforms, on tensors."""
+    """Return timm's network with torchvision's v2 transforms on tensors."""
     load("torchvision")
     from torchvision.transforms import v2
 
-    recipe = random_model(name).preprocess.transform
+    config = random_model(name).preprocess.transform
     steps = [
         v2.PILToTensor(),
-        v2.Resize(recipe.resize[0], v2.InterpolationMode.BICUBIC, antialias=True),
-        v2.CenterCrop(recipe.size),
+        v2.Resize(config.resize[0], v2.InterpolationMode.BICUBIC, antialias=True),
+        v2.CenterCrop(config.size),
         v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(recipe.mean, recipe.std),
+        v2.Normalize(config.mean, config.std),
     ]
     return _by_workers(name, v2.Compose(steps))
 
 
 def of_openvino(name: str) -> Run:
-    """OpenVINO's network, behind OpenCV's pictures."""
-    recipe = random_model(name).preprocess.transform
+    """Return OpenVINO's network with images that OpenCV decodes and resizes."""
+    config = random_model(name).preprocess.transform
     network = load("timm").create_model(THEIR_NAMES[name]).eval()
-    images = torch.rand(BATCH, 3, *recipe.size)
+    images = torch.rand(BATCH, 3, *config.size)
     forward = openvino_network(network, images, narrow=False)
     forward(images)
-    prepared = opencv_transform(recipe)
+    prepared = opencv_transform(config)
 
     def run(paths: list[Path]) -> None:
         with ThreadPoolExecutor(WORKERS) as pool:
@@ -122,30 +122,30 @@ def of_openvino(name: str) -> Run:
 
 
 def filled_up(images: Tensor) -> Tensor:
-    """A whole batch, with black images for those that are missing: the network was compiled for its shape."""
+    """Pad a batch with black images to the size for which the network was compiled."""
     missing = images.new_zeros(BATCH - len(images), *images.shape[1:])
     return torch.cat([images, missing])
 
 
-def opencv_transform(recipe: TransformConfig) -> Callable[[Path], Tensor]:
-    """OpenCV's decoding and its resizing by areas; then what everybody does."""
+def opencv_transform(config: TransformConfig) -> Callable[[Path], Tensor]:
+    """Return a function that decodes with OpenCV, resizes by areas, crops and normalises."""
     cv2 = load("cv2")
-    cv2.setNumThreads(1)  # each of our threads has a photo of its own
-    mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
+    cv2.setNumThreads(1)  # each thread works on its own image
+    mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
 
     def prepared(path: Path) -> Tensor:
         photo = cv2.imread(str(path))
-        height, width = recipe.resized(*photo.shape[:2])
+        height, width = config.resized(*photo.shape[:2])
         small = cv2.resize(photo, (width, height), interpolation=cv2.INTER_AREA)
-        top, left = (height - recipe.size[0]) // 2, (width - recipe.size[1]) // 2
-        crop = small[top : top + recipe.size[0], left : left + recipe.size[1], ::-1]
+        top, left = (height - config.size[0]) // 2, (width - config.size[1]) // 2
+        crop = small[top : top + config.size[0], left : left + config.size[1], ::-1]
         return (torch.from_numpy(crop.copy()).permute(2, 0, 1) / 255 - mean) / std
 
     return prepared
 
 
 def _by_workers(name: str, transform: Callable[[Any], Tensor]) -> Run:
-    """timm's network on what a transform makes in the workers of a DataLoader."""
+    """Return timm's network with a transform that runs in the workers of a DataLoader."""
     network = load("timm").create_model(THEIR_NAMES[name]).eval()
     with torch.inference_mode():
         network(torch.rand(BATCH, 3, *network.patch_embed.img_size))
@@ -159,7 +159,7 @@ def _by_workers(name: str, transform: Callable[[Any], Tensor]) -> Run:
 
 
 def best(logits: Tensor) -> list[list[int]]:
-    """The classes of each picture that are most likely."""
+    """Return the five most likely classes of each image."""
     return logits.softmax(-1).topk(5).indices.tolist()
 
 
@@ -175,7 +175,7 @@ MISSING = 3  # exit code of a program that is not installed
 
 
 def run_alone(program: str, model: str, folder: Path) -> int:
-    """What a process of its own does: prints by how many seconds the files became answers."""
+    """Run one program in this process and print its seconds."""
     try:
         run = PROGRAMS[program](model)
     except ModuleNotFoundError as error:
@@ -199,7 +199,7 @@ def seconds_of(program: str, model: str, folder: Path) -> float | None:
 
 
 def shares(model: str, paths: list[Path]) -> str:
-    """Where vitlite's processor time goes."""
+    """Return a line that says where vitlite's processor time goes."""
     network = random_model(model)
     images = network.preprocess(paths)
     with torch.inference_mode():
@@ -212,18 +212,18 @@ def shares(model: str, paths: list[Path]) -> str:
     described = ", ".join(
         f"{name} {part / len(paths) * 1000:.1f} ms ({part / whole:.0%})" for name, part in parts.items()
     )
-    return f"vitlite's processor time for a photo: {described}"
+    return f"vitlite's processor time per photo: {described}"
 
 
 def processor_seconds(work: Callable[[], object]) -> float:
-    """What a call takes of all processors."""
+    """Return the processor time of a call."""
     start = time.process_time()
     work()
     return time.process_time() - start
 
 
 def main() -> int:
-    """Lets all take turns, and prints photos a second, each one's best."""
+    """Run all programs in turns and print the best rate of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="vit_tiny_16", choices=THEIR_NAMES)
     parser.add_argument("--images", type=int, default=96)

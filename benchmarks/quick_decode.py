@@ -1,9 +1,9 @@
-"""How much `--quick-decode` changes answers: the share of equal top-1, and the cosine of vectors.
+"""Measure how much `--quick-decode` changes results: the share of equal top-1, and the cosine of vectors.
 
     python benchmarks/quick_decode.py PHOTO... --model NAME --weights PATH [--parts 20]
 
-Of each photo several square parts are taken, enlarged to 12 megapixels and written as JPEG of quality 90, which is read
-whole and quickly.
+Several parts of each photo are enlarged to 12 megapixels and written as JPEG of quality 90. Each is decoded at full
+size and with `quick_decode`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ LARGE = (4000, 3000)
 
 
 def enlarged(path: Path, part: int, parts: int) -> bytes:
-    """A part of a photo as a JPEG of 12 megapixels; the parts become smaller, and go from corner to corner."""
+    """Return a part of a photo as a JPEG of 12 megapixels. Later parts are smaller and in other corners."""
     with Image.open(path) as photo:
         share = 1 - 0.5 * part / parts
         width, height = photo.width * share, photo.height * share
@@ -31,11 +31,11 @@ def enlarged(path: Path, part: int, parts: int) -> bytes:
 
 
 def main() -> None:
-    """Reads every picture in both ways, and prints how near the answers are."""
+    """Compare both ways on every part and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("photos", nargs="+", type=Path)
     parser.add_argument("--model", required=True, help="a name that vitlite.create takes")
-    parser.add_argument("--weights", type=Path, help="a file of it")
+    parser.add_argument("--weights", type=Path, help="a file with its weights")
     parser.add_argument("--parts", type=int, default=20, help="of each photo; default: %(default)s")
     args = parser.parse_args()
     model = vitlite.create(args.model, weights=args.weights or "default").eval()
@@ -52,8 +52,7 @@ def main() -> None:
             cosines.append(torch.cosine_similarity(vectors[0], vectors[1], dim=0).item())
     mean, least = sum(cosines) / len(cosines), min(cosines)
     print(
-        f"{len(cosines)} pictures: same top-1 {equal / len(cosines):.2%}; "
-        f"cosine of vectors {mean:.4f}, least {least:.4f}"
+        f"{len(cosines)} images: same top-1 {equal / len(cosines):.2%}; cosine of vectors {mean:.4f}, least {least:.4f}"
     )
 
 

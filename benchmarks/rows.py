@@ -1,9 +1,9 @@
-"""How long oneDNN takes for a row of tokens, by how many there are: the linear layers of ViT-B's blocks, packed.
+"""Measure oneDNN's time per token for the linear layers of ViT-B's blocks, by the number of tokens.
 
     python benchmarks/rows.py
 
-"in a model": each block has weights of its own, as in a forward pass, so they are not in the processor's cache.
-"the same weights": one block again and again. Times are the best of several rounds.
+"in a model": each block has its own weights, as in a forward pass, so they are not in the processor's cache.
+"the same weights": one block is repeated. Times are the best of several rounds.
 """
 
 import time
@@ -19,7 +19,7 @@ ROWS = (128, 192, 197, 256, 257, 261, 272, 384, 512)
 
 
 class Products:
-    """The four linear layers of a block, with what is fused with them."""
+    """The four linear layers of a block and the operations fused with them."""
 
     def __init__(self) -> None:
         self.qkv = _layer(3 * DIM, DIM)
@@ -28,7 +28,7 @@ class Products:
         self.fc2 = _layer(DIM, 4 * DIM)
 
     def run(self, x: Tensor) -> None:
-        """As a block calls them, for (1, n, d)."""
+        """Run them as a block does, on (1, n, d)."""
         self.qkv(x)
         x = self.proj.added(x, x)
         self.fc2.added(self.fc1.activated(x, "none"), x)
@@ -39,7 +39,7 @@ def _layer(outputs: int, inputs: int) -> PackedLinear:
 
 
 def microseconds(blocks: list[Products], rows: int) -> float:
-    """Of a row in a block."""
+    """Return the microseconds per row and block."""
     x, best = torch.randn(1, rows, DIM), float("inf")
     for _ in range(ROUNDS):
         begun = time.perf_counter()
