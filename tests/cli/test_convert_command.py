@@ -22,7 +22,7 @@ def test_convert(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert run("convert", f"~/{model.name}", tmp_path / "again.safetensors", "--to", "timm")[0] == 0
     for name in ("none.pth", "none"):
         assert f"no file or folder {name}." in run("convert", name, tmp_path / "back", "--to", "timm")[2]
-    assert "vit_nano_4 is a name" in run("convert", "vit_nano_4", tmp_path / "back", "--to", "timm")[2]
+    assert "vit_nano_4 is a model name" in run("convert", "vit_nano_4", tmp_path / "back", "--to", "timm")[2]
 
 
 def test_like_brings_labels_and_preprocessing(run: Run, shared: Path, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_like_brings_labels_and_preprocessing(run: Run, shared: Path, tmp_path: 
     assert theirs == {"label": label, "score": pytest.approx(score, abs=1e-4)}
     code, _, err = run("convert", file, tmp_path / "hf", "--to", "transformers", "--like", "vit_tiny_16.deit_fb_in1k")
     assert code == 1
-    assert "--margin down. Or convert to timm: where that is installed, transformers opens the folder too." in err
+    assert "Otherwise convert to timm, which transformers opens where timm is installed" in err
     assert not (tmp_path / "hf").exists()
 
 

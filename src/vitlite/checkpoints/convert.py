@@ -23,7 +23,16 @@ from vitlite.checkpoints.formats.transformers import (
 )
 from vitlite.checkpoints.formats.vitlite import metadata_content
 from vitlite.checkpoints.key_mapping import FORMATS, KeyMapping, map_keys, patch_geometry, rename_tensors
-from vitlite.checkpoints.metadata import CONFIG, ID, PREPROCESSOR, Metadata, metadata_from_config, read_metadata
+from vitlite.checkpoints.metadata import (
+    CONFIG,
+    ID,
+    PREPROCESSOR,
+    Metadata,
+    metadata_from_config,
+    metadata_from_preset,
+    metadata_from_record,
+    read_metadata,
+)
 from vitlite.checkpoints.pickles import without_pickle
 from vitlite.checkpoints.reader import (
     FLOATS,
@@ -48,9 +57,10 @@ from vitlite.checkpoints.save import (
 )
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.factory import create, load
+from vitlite.factory import load
 from vitlite.images.transform import Margin, Preprocess
 from vitlite.nn.vit import ViT
+from vitlite.presets import PRESETS
 from vitlite.storage import folder_obstacle, obstacle
 from vitlite.zoo import registry
 
@@ -81,9 +91,9 @@ def convert(
         target: A .safetensors file for the tensors alone, or a folder for a whole model with its config.json.
         to: The library. vitlite's format is timm's.
         config: As in `vitlite.load`.
-        like: The checkpoint of the zoo that `source` is, or that it was fine-tuned from. A folder gets its
-            preprocessing, and its labels if it has the same classes.
-        num_classes: Together with `like`, the number of classes of a fine-tuned model.
+        like: As in `vitlite.load`. A folder gets the preprocessing of the checkpoint, and its labels unless
+            `num_classes` is passed.
+        num_classes: The number of classes of a model that was fine-tuned from `like`.
         margin: How the folder's images shall be cropped instead, so that the library can do it: half of an odd margin
             rounded "down" for transformers, to the "nearest" even number for timm. Some crops move by a pixel.
         key: The network to take from a pickle that contains several, such as "teacher".
@@ -98,7 +108,6 @@ def convert(
         raise ConfigError(f"Cannot convert to {to!r}. Valid: {', '.join(get_args(Target))}.")
     if config is not None and like is not None:
         raise ConfigError("Both config= and like= were given, and each states the whole config. Leave one out.")
-    record = None if like is None else registry.find(like)
     source, target = path_of(source, "source"), path_of(target, "target")
     only_tensors = target.suffix == ".safetensors"
     check_target(source, target)
@@ -106,11 +115,9 @@ def convert(
         raise ConfigError("margin= (--margin) is for folders; a .safetensors file does not say how images are cropped.")
     with without_pickle(source, key) as path, open_weights(path) as file:
         if only_tensors:
-            model = _load_for_tensors(file, path, to, config, record, num_classes)
-        elif record is not None:
-            model = create(record.name, weights=path, num_classes=num_classes, dtype=_common_dtype(file))
+            model = _load_for_tensors(file, path, to, _given(config, like, num_classes))
         else:
-            model = load(path, config=config, num_classes=num_classes, dtype=_common_dtype(file))
+            model = load(path, like=like, config=config, num_classes=num_classes, dtype=_common_dtype(file))
     if model.source is not None and model.source.report.reinitialised:
         raise CheckpointError(f"{source} has no head with {num_classes} classes. Pass the number that it has.")
     if only_tensors:
@@ -120,7 +127,7 @@ def convert(
         return
     if margin is not None:
         _set_margin(model, margin)
-    if record is None and to != "vitlite":
+    if like is None and to != "vitlite":
         _check_labels(model)
     _write_folder(model, target, to)
 
@@ -167,17 +174,22 @@ def _common_dtype(file: WeightsFile) -> torch.dtype | None:
     return common
 
 
+def _given(config: ViTConfig | None, like: str | None, num_classes: int | None) -> Metadata:
+    """Return what the caller states about the source."""
+    if like is not None:
+        given = metadata_from_preset(like) if like in PRESETS else metadata_from_record(registry.find(like))
+    else:
+        given = Metadata() if config is None else metadata_from_config(config)
+    return given if num_classes is None else replace(given, fields={**given.fields, "num_classes": num_classes})
+
+
 def _load_for_tensors(
     file: WeightsFile,
     path: Path,
     to: Target,
-    config: ViTConfig | None,
-    record: registry.Record | None,
-    num_classes: int | None,
+    given: Metadata,
 ) -> ViT:
     """Return the model of a file for its tensors only. What no shape depends on may remain unknown and is made up."""
-    if record is not None:
-        config = record.config if num_classes is None else record.config.replace(num_classes=num_classes)
     mapping = map_keys(file.shapes)
     fixed = FORMATS[to].fixed if to in FORMATS else {}
     made_up: dict[str, Any] = {name: value for name, value in WITHOUT_SHAPE.items() if name not in fixed}
@@ -185,7 +197,6 @@ def _load_for_tensors(
         made_up["pool"] = "mean"
     folder = metadata_folder(path)
     own = Metadata() if folder is None else read_metadata(folder, file.metadata.get(ID))
-    given = Metadata() if config is None else metadata_from_config(config)
     if to in ("timm", "vitlite"):  # the position table is written as it is
         given = replace(given, usual_image_size=_any_image_size(mapping))
     mapping, resolved = understand(file, own, given, made_up)
