@@ -114,12 +114,16 @@ def convert(
     if only_tensors and margin is not None:
         raise ConfigError("margin= (--margin) is for folders; a .safetensors file does not say how images are cropped.")
     with without_pickle(source, key) as path, open_weights(path) as file:
+        head = map_keys(file.shapes).tensors.get("head.weight")
+        own_classes = head.shape[0] if head else 0
+        if num_classes not in (None, own_classes):
+            raise CheckpointError(
+                f"{source} has {own_classes} classes, not {num_classes}. A conversion keeps the head."
+            )
         if only_tensors:
             model = _load_for_tensors(file, path, to, _given(config, like, num_classes))
         else:
             model = load(path, like=like, config=config, num_classes=num_classes, dtype=_common_dtype(file))
-    if model.source is not None and model.source.report.reinitialised:
-        raise CheckpointError(f"{source} has no head with {num_classes} classes. Pass the number that it has.")
     if only_tensors:
         tensors = _rename(model, to)
         with explaining_write_errors(target):
