@@ -27,6 +27,7 @@ TYPES = {
     "image_mean": CHANNELS,
     "image_std": CHANNELS,
     "rescale_factor": NUMBER,
+    "device": STRING,
     **dict.fromkeys(SWITCHES, FLAG),
 }
 CROPS = {  # the supported processors, and the crop of each if its config states none; None: no crop
@@ -134,7 +135,7 @@ def _crop_and_resize(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[
             return cropped, (size["shortest_edge"], size["shortest_edge"]), "center"
         if _has_edges(size, "height", "width"):
             return cropped, (size["height"], size["width"]), "squash"
-    raise ConfigError(f"The preprocessing config fixes no image size: size {size}, crop {crop}.")
+    raise ConfigError(f"The preprocessing config fixes no image size: size {size!s:.200}, crop {crop!s:.200}.")
 
 
 def _has_edges(size: Any, *edges: str) -> bool:
