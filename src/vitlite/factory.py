@@ -172,7 +172,7 @@ def _open(location: Location, given: Metadata, options: LoadOptions, name: str |
 
     Args:
         location: Of the file.
-        given: What the caller passed about the checkpoint, which the metadata beside the file come before.
+        given: Metadata from the caller. The metadata beside the file come first.
         options: Of the caller.
         name: Of the checkpoint in the zoo.
     """

@@ -175,7 +175,7 @@ def answer_to(name: str) -> str:
         return "in the zoo"
     with pytest.raises(UnknownNameError) as caught:
         registry.info(name)
-    for answer in ("is not in the zoo: ", "is what timm calls a network; "):
+    for answer in ("is not in the zoo: ", "is timm's name of a network"):
         if str(caught.value).startswith(f"{name!r} {answer}"):
             return answer
     return "neither"

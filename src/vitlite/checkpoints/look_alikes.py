@@ -1,12 +1,11 @@
-"""Published networks that are no plain ViTs, and have tensors of the same names and shapes as some."""
+"""Published networks that are no plain ViTs, and whose tensors have the names and shapes of one."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from vitlite.checkpoints.key_mapping import KeyMapping, MappedTensor
+from vitlite.checkpoints.key_mapping import KeyMapping
 
-# What names cannot tell, and no field of a config says: networks of the same names whose weights are published. What
-# the tensors have in common, and in what the others differ from a plain ViT.
+# No field of a config tells these apart. Each text says what the tensors have in common, and who else has them.
 LOOK_ALIKES = {
     "scales": "scales called gamma_1 beside a position table are those of DeiT III, and of networks that turn queries "
     "and keys as well (RoPE-ViT, the Perception Encoder)",
@@ -21,25 +20,21 @@ LOOK_ALIKES = {
 }
 
 
-def look_alike(mapping: KeyMapping, facts: Mapping[str, Any]) -> str:
-    """Which published networks, that are no plain ViTs, have tensors of these names and shapes; mostly none."""
+def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any]) -> str:
+    """Return which published networks look like this file without being plain ViTs, or "" if there are none."""
     if mapping.format.name not in ("timm", "openai"):
         return ""
-    alike = _alike_with_a_table(mapping.tensors, facts) if facts["position_rows"] else ""
-    if not alike and facts.get("pool") == "map" and (facts["class_token"] or facts["registers"]):
-        alike = "pooled"
-    return LOOK_ALIKES.get(alike, "")
-
-
-def _alike_with_a_table(found: Mapping[str, MappedTensor], facts: Mapping[str, Any]) -> str:
-    """Which of the `LOOK_ALIKES` have a position table and such tensors."""
-    scale, bias = found.get("blocks.0.ls1.gamma"), found.get("blocks.0.attn.qkv.bias")
-    if scale is not None:
-        return "scales" if scale.parts[0].endswith("gamma_1") else ""
-    if bias is not None and bias.op == "zeros_between":
-        return "biases"
-    if facts["pre_norm"] and ("final_norm" not in facts or facts.get("pool") == "map"):
-        return "norms"
-    if bias is None and not facts["class_token"]:
-        return "nothing"
+    pools_by_attention = geometry.get("pool") == "map"
+    if geometry["position_rows"]:
+        scale, bias = mapping.tensors.get("blocks.0.ls1.gamma"), mapping.tensors.get("blocks.0.attn.qkv.bias")
+        if scale is not None and scale.parts[0].endswith("gamma_1"):
+            return LOOK_ALIKES["scales"]
+        if scale is None and bias is not None and bias.op == "zeros_between":
+            return LOOK_ALIKES["biases"]
+        if scale is None and geometry["pre_norm"] and ("final_norm" not in geometry or pools_by_attention):
+            return LOOK_ALIKES["norms"]
+        if scale is None and bias is None and not geometry["class_token"]:
+            return LOOK_ALIKES["nothing"]
+    if pools_by_attention and (geometry["class_token"] or geometry["registers"]):
+        return LOOK_ALIKES["pooled"]
     return ""

@@ -1,4 +1,4 @@
-"""What is known about a checkpoint besides its tensors, and where that is read from.
+"""Read what is known about a checkpoint besides its tensors.
 
 A record of the zoo, a config.json, a preset and a `ViTConfig` all become a `Metadata`. Other libraries' files are read
 by the modules in `formats`, which are imported when such a file is there.
@@ -29,7 +29,7 @@ SHAPE = ("patch_size", "dim", "depth", "heads", "mlp_dim")  # the fields that a 
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """What one source states about a checkpoint."""
+    """Everything that one source states about a checkpoint besides its tensors."""
 
     source: str = ""  # as errors and the load report name it: "config.json", "the record of vit_base_16.dino"
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a `ViTConfig`

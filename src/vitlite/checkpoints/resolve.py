@@ -29,7 +29,7 @@ FINE_TUNED = ("pool", "norm_eps", "gelu", "cls_position", "layer_scale")  # may 
 SQUARE = ("torchvision", "google")  # formats of libraries that take square images only
 MEAN_WITHOUT_CLS = ("transformers", "transformers-siglip-classifier")  # formats that average if there is no class token
 LISTED = 4  # candidates that an error names
-ASSUMED = {  # what the report says about networks that nobody publishes weights of and that have the same tensor names
+ASSUMED = {  # for the report: networks with the same tensor names, of which no weights are published
     "timm": ("norms", "assumed: before attention and MLP. timm's ResPostBlock has the same names, and them after"),
     "vit-pytorch": ("tokens", "assumed: all go through all blocks. vit-pytorch's ats_vit has the same names"),
     "vit-pytorch before 1.0": (
@@ -54,7 +54,7 @@ class Resolved(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What the file says before any metadata is read."""
+    """What the tensors of a file and its format tell."""
 
     format: CheckpointFormat
     geometry: Mapping[str, Any]  # of `infer_geometry`
@@ -114,11 +114,11 @@ def resolve_fields(
     checkpoint_format, geometry, ambiguous = evidence
     values, disagreements = _stated_fields(own, given, checkpoint_format)
     for name in geometry.keys() & set(FIELDS) - {"layer_scale"}:
-        told = Value(geometry[name], TENSORS)
-        if name in values and values[name].value != told.value:
-            disagreements[name] = _difference(name, told, values[name])
+        measured = Value(geometry[name], TENSORS)
+        if name in values and values[name].value != measured.value:
+            disagreements[name] = _difference(name, measured, values[name])
         if name not in ambiguous:
-            values[name] = told
+            values[name] = measured
     for name in checkpoint_format.fixed.keys() - ambiguous.keys() - set(checkpoint_format.assumed):
         fixed = Value(checkpoint_format.fixed[name], f"the {checkpoint_format.name} format")
         known = values.setdefault(name, fixed)

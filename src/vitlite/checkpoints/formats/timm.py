@@ -288,7 +288,7 @@ def _pool(
 
 
 def _num_classes(config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of classes of the weights; timm is told it beside the number that it is to build.
+    """Return the number of classes of the weights; timm gets it beside the number that it is to build.
 
     Raises:
         CheckpointError: The two differ, so that timm would make a new head.
