@@ -1,7 +1,7 @@
-"""A GPU that has no memory and computes nothing, but on which every operator has its say: torch's FakeTensor.
+"""A fake GPU without memory, by torch's FakeTensor, which computes no values.
 
-It finds tensors of two devices in one operation, and whatever would wait for a value. What it cannot run is a backward
-pass; that is walked on the meta device. A torch for CPUs enters CUDA's own library now and then, and is led around it.
+It finds operations on tensors of two devices, and synchronisations. It cannot run a backward pass; the meta device can.
+In a torch without CUDA, a few calls would need CUDA's library and are replaced.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from vitlite.nn.vit import ViT, model_on_meta
 
 
 def _place(x: Tensor, places: Any) -> Tensor:
-    """Python's `x[:, 1:]` by calls."""
+    """Return `x[:, 1:]` by function calls."""
     axis = 0
     for place in places if isinstance(places, tuple) else (places,):
         if isinstance(place, int):
@@ -34,7 +34,7 @@ def _place(x: Tensor, places: Any) -> Tensor:
 
 
 class WithoutCudasLibrary(TorchFunctionMode):
-    """What enters CUDA's own library, by operators that do not."""
+    """Replace calls that need CUDA's library."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
@@ -54,29 +54,27 @@ class WithoutCudasLibrary(TorchFunctionMode):
 
 
 def skip_where_a_driver_is_needed() -> None:
-    """A torch before 2.10 that is made for CUDA asks for its driver even for tensors that have no memory."""
+    """Skip the test in a torch for CUDA before 2.10, which needs a driver even for fake tensors."""
     if torch.version.cuda and not torch.cuda.is_available() and not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
         pytest.skip("this torch wants a driver of CUDA")
 
 
 @contextmanager
 def fake_gpu() -> Iterator[None]:
-    """Tensors that are made here have no memory, those on "cuda" too."""
+    """Make all tensors inside fake ones, on "cuda" too."""
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         WithoutCudasLibrary(),
         torch.no_grad(),
         pytest.MonkeyPatch.context() as m,
     ):
-        m.setattr(
-            "vitlite.fast.optimize._check_parameters", lambda model: None
-        )  # which refuses what is no plain tensor
-        m.setattr(torch.utils, "swap_tensors", lambda old, new: None)  # `module.to` of what it is in already
+        m.setattr("vitlite.fast.optimize._check_parameters", lambda model: None)  # it takes plain parameters only
+        m.setattr(torch.utils, "swap_tensors", lambda old, new: None)  # called by `module.to`
         yield
 
 
 def on_fake_gpu(config: ViTConfig, dtype: torch.dtype = torch.float32) -> ViT:
-    """A model whose weights are there."""
+    """Return a model on the fake GPU."""
     model = model_on_meta(config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     weights = {name: torch.empty(shape, dtype=dtype, device="cuda") for name, shape in shapes.items()}

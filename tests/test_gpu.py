@@ -1,4 +1,4 @@
-"""What happens on a GPU: walked on one that is none, on torch's meta device, and where there is one, on it."""
+"""Models on a GPU: a fake one, torch's meta device, and a real one if there is one."""
 
 import re
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def gpu() -> Iterator[None]:
         yield
 
 
-# ---- on a GPU that is none
+# ---- on a fake GPU
 
 
 @families
@@ -56,13 +56,13 @@ def test_every_answer_stays_on_the_gpu(options: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("resample", RESAMPLE if torch.version.cuda else ["timm"])  # the others need such a torch
-def test_positions_are_stretched_on_the_gpu(resample: Any) -> None:
+def test_positions_are_resampled_on_the_gpu(resample: Any) -> None:
     model = on_fake_gpu(ViTConfig(**TINY | {"resample": resample}))
     assert model(torch.empty(1, 3, 16, 40, device="cuda")).device.type == "cuda"
 
 
 @pytest.mark.usefixtures("gpu")
-def test_pictures_are_normalised_on_the_gpu() -> None:
+def test_images_are_normalised_on_the_gpu() -> None:
     model = on_fake_gpu(ViTConfig(**TINY), torch.bfloat16)
     model.preprocess = Preprocess(TRANSFORM, model)
     images = model.preprocess.batch([torch.empty(3, 16, 16, dtype=torch.uint8)] * 2)
@@ -71,7 +71,7 @@ def test_pictures_are_normalised_on_the_gpu() -> None:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_an_optimizer_s_state_goes_where_its_step_needs_it(optimizer: Any) -> None:
+def test_optimizer_state_is_restored_on_the_gpu(optimizer: Any) -> None:
     model = on_fake_gpu(ViTConfig(**TINY))
     weights = dict(model.named_parameters())
     for weight in weights.values():
@@ -88,19 +88,19 @@ def test_an_optimizer_s_state_goes_where_its_step_needs_it(optimizer: Any) -> No
         restore_optimizer(found, names, saved)
         for state in found.state.values():
             assert {value.device.type for value in state.values()} == {"cuda"}
-        found.step()  # fused AdamW refuses a count of its steps that is elsewhere
+        found.step()  # fused AdamW needs its step count on the same device
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_table_of_a_gpu_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(1))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1_000_000)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 43_000_000)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU 9000")
-    monkeypatch.setattr(bench, "TOLERANCE", {torch.float32: 0})  # what has no memory stays in its dtype
-    monkeypatch.setattr(bench, "difference", lambda answer, right: 0.0)  # there are no values
+    monkeypatch.setattr(bench, "TOLERANCE", {torch.float32: 0})  # fake tensors keep their dtype
+    monkeypatch.setattr(bench, "difference", lambda answer, right: 0.0)  # without values
     monkeypatch.setattr(command, "random_model", lambda config: on_fake_gpu(ViTConfig(**TINY)).eval())
     monkeypatch.setattr(command, "check_device", lambda device: None)
     assert cli.main(["--debug", "bench", "--device", "cuda", "--quick", "--rounds", "1"]) == 0
@@ -114,11 +114,11 @@ def test_a_table_of_a_gpu_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "Kernels on this CPU" not in out
 
 
-# ---- on the meta device, where nothing has a value
+# ---- on the meta device
 
 
 @families
-def test_a_training_step_waits_for_nothing(options: dict[str, Any]) -> None:
+def test_a_training_step_does_not_synchronise(options: dict[str, Any]) -> None:
     model = model_on_meta(ViTConfig(**TINY | options | {"dropout": 0.1, "drop_path": 0.1})).train()
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(torch.empty(4, 3, 48, 24, device="meta"))
@@ -128,12 +128,12 @@ def test_a_training_step_waits_for_nothing(options: dict[str, Any]) -> None:
         optimizer.step()
 
 
-# ---- on one that is there
+# ---- on a real GPU
 
 
 @real
 @families
-def test_a_gpu_answers_as_the_cpu_does(options: dict[str, Any]) -> None:
+def test_a_gpu_gives_the_answers_of_a_cpu(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = ViT(ViTConfig(**TINY | options)).eval()
     for size in ((32, 32), (48, 24)):
@@ -147,7 +147,7 @@ def test_a_gpu_answers_as_the_cpu_does(options: dict[str, Any]) -> None:
 
 
 @real
-def test_a_table_to_send_in(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_on_a_real_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--device", "cuda", "--quick", "--rounds", "1"]) == 0
     print(out := capsys.readouterr().out)
     assert out.startswith(torch.cuda.get_device_name())
@@ -155,7 +155,7 @@ def test_a_table_to_send_in(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @real
-def test_new_positions_are_seen_however_they_were_written() -> None:
+def test_changed_positions_are_used() -> None:
     model = ViT(ViTConfig(**TINY)).eval().cuda()
     images = torch.randn(1, 3, 48, 24, device="cuda")
     with torch.no_grad():
@@ -166,7 +166,7 @@ def test_new_positions_are_seen_however_they_were_written() -> None:
 
 @real
 @pytest.mark.parametrize("bfloat16", [False, True])
-def test_a_run_on_a_gpu_goes_on(bfloat16: bool, tmp_path: Path) -> None:
+def test_a_run_on_a_gpu_is_resumed(bfloat16: bool, tmp_path: Path) -> None:
     for epochs in (1, 2):
         model = new_model().cuda()
         history = train(model, stripes(24), tmp_path, settings(epochs=epochs, decay=0.0, bfloat16=bfloat16))

@@ -1,4 +1,4 @@
-"""Nothing is called that only some systems have, and files are the same on all of them; answers on every CPU, too."""
+"""The code runs on every system: portable calls, the same files everywhere, and right answers on older CPUs."""
 
 import ast
 import os
@@ -24,12 +24,7 @@ OF_POSIX = {
     "sched_setaffinity", "sendfile", "setpgid", "setsid", "setuid", "statvfs", "symlink", "sync", "sysconf", "ttyname",
     "uname", "wait", "wait3", "wait4", "WNOHANG",
 }  # fmt: skip
-METHODS = {
-    "symlink_to",
-    "hardlink_to",
-    "chmod",
-    "rename",
-}  # of paths; `replace` does everywhere what `rename` does here
+METHODS = {"symlink_to", "hardlink_to", "rename"}  # of paths; `replace` overwrites on every system
 ALTERNATIVES = {
     ("fast/measure.py", "os.getloadavg"): 'hasattr(os, "getloadavg")',
     ("zoo/cache.py", "link.symlink_to"): "except (OSError, ValueError):",
@@ -37,7 +32,7 @@ ALTERNATIVES = {
 
 
 def banned(tree: ast.AST) -> Iterator[str]:
-    """Every name in a module that not all systems have."""
+    """Yield every name in a module that some systems lack."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from MODULES & {alias.name.split(".")[0] for alias in node.names}
@@ -50,7 +45,7 @@ def banned(tree: ast.AST) -> Iterator[str]:
 
 
 def careless(tree: ast.AST) -> Iterator[str]:
-    """Every text file that is opened in the encoding of the system, or written with its line ends."""
+    """Yield every call that reads or writes text in the encoding, or with the line ends, of the system."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -69,7 +64,7 @@ def careless(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(SOURCE).as_posix())
-def test_what_only_some_systems_have_is_not_called(file: Path) -> None:
+def test_no_calls_that_some_systems_lack(file: Path) -> None:
     content, name = file.read_text("utf-8"), file.relative_to(SOURCE).as_posix()
     for found in set(banned(ast.parse(content))):
         alternative = ALTERNATIVES.get((name, found))
@@ -78,18 +73,18 @@ def test_what_only_some_systems_have_is_not_called(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(SOURCE).as_posix())
-def test_text_is_in_utf_8_and_its_lines_end_alike_everywhere(file: Path) -> None:
+def test_text_files_are_the_same_on_all_systems(file: Path) -> None:
     assert list(careless(ast.parse(file.read_text("utf-8")))) == []
 
 
-def test_what_is_banned_is_found() -> None:
+def test_banned_calls_are_found() -> None:
     found = set(banned(ast.parse("import os, fcntl\nfrom signal import SIGKILL\nos.fork()\npath.symlink_to(x)")))
     assert found == {"fcntl", "signal", "os.fork", "path.symlink_to"}
     text = "open(a)\nopen(a, 'w')\nopen(a, 'rb')\npath.write_text(a, encoding='utf-8')\nopen(a, encoding='utf-8')"
     assert list(careless(ast.parse(text))) == ["open(a)", "open(a, 'w')", "path.write_text(a, encoding='utf-8')"]
 
 
-# ---- CPUs that can do less than this one
+# ---- CPUs with fewer instructions
 
 ON_THIS_CPU = """
 import sys, torch

@@ -156,8 +156,8 @@ def test_advice_for_each_batch() -> None:
         ("--batch 1,0", 2, "argument --batch: must be a positive integer, got '0'"),
         ("--rounds 0", 2, "argument --rounds: must be a positive integer, got '0'"),
         ("--models vit_tiny_16,vit_tinny_16", 1, "No preset 'vit_tinny_16'. Did you mean vit_tiny_16"),
-        ("--models vit_tiny_16 --sizes 224,225", 1, "--size 225 does not divide into patches of 16"),
-        ("--device cuda:99", 1, "--device cuda:99 cannot be used here. This machine has: cpu"),
+        ("--models vit_tiny_16 --sizes 224,225", 1, "image_size 225 does not divide into patches of 16"),
+        ("--device cuda:99", 1, "The device 'cuda:99' cannot be used here"),
         ("--peers timm", 2, "unrecognized arguments: --peers timm"),
         (
             "--out .",

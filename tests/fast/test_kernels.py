@@ -24,7 +24,6 @@ with_the_setting = pytest.mark.skipif(kernels.float32_products.matmul is None, r
 CACHED = [
     kernels.kernel_choice,
     kernels.first_core,
-    kernels.instructions,
     kernels.linear_is_faster,
     kernels.packing_is_right,
     kernels.float32_products_are_exact,
@@ -47,34 +46,37 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 FLOATS = (torch.float32, torch.bfloat16)
 CHOICES = {
     "AMD, AVX-512": (
-        ("AVX512", "AuthenticAMD", "avx2 avx512f avx512_bf16", False),
-        KernelChoice(linear=True, packed=FLOATS, powers=FLOATS, products=True, narrow=True),
+        ("AVX512", "AuthenticAMD", False),
+        KernelChoice(linear=True, packed=FLOATS, powers=FLOATS, products=True),
     ),
     "AMD, AVX2": (
-        ("AVX2", "AuthenticAMD", "avx2", False),
+        ("AVX2", "AuthenticAMD", False),
         KernelChoice(linear=True, packed=FLOATS, powers=FLOATS),
     ),
     "Intel, AMX": (
-        ("AVX512", "GenuineIntel", "avx2 avx512f avx512_bf16 amx_bf16", True),
-        KernelChoice(packed=FLOATS, powers=FLOATS, narrow=True),
+        ("AVX512", "GenuineIntel", True),
+        KernelChoice(packed=FLOATS, powers=FLOATS),
     ),
     "Intel, AVX-512": (
-        ("AVX512", "GenuineIntel", "avx2 avx512f", False),
+        ("AVX512", "GenuineIntel", False),
         KernelChoice(packed=FLOATS, powers=FLOATS, products=True),
     ),
-    "ARM": (("DEFAULT", "", "bf16 asimdhp", True), KernelChoice()),
-    "unknown vendor": (("AVX2", "", "", True), KernelChoice(packed=FLOATS, powers=FLOATS)),
+    "ARM": (("DEFAULT", "", True), KernelChoice()),
+    "unknown vendor": (("AVX2", "", True), KernelChoice(packed=FLOATS, powers=FLOATS)),
 }
 
 
 @pytest.mark.parametrize("cpu", CHOICES)
 @pytest.mark.usefixtures("fresh")
 def test_the_cpu_decides(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (capability, vendor, flags, amx), expected = CHOICES[cpu]
+    (capability, vendor, amx), expected = CHOICES[cpu]
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(kernels, "first_core", lambda: {"vendor_id": vendor, "flags": flags})
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
-    monkeypatch.setattr(kernels, "has_amx", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
+    monkeypatch.setattr(kernels, "first_core", lambda: {"vendor_id": vendor})
+    assert kernels.kernel_choice() == expected
+    monkeypatch.setattr(kernels, "first_core", dict)  # on Windows
+    monkeypatch.setenv("PROCESSOR_IDENTIFIER", f"AMD64 Family 25 Model 33 Stepping 0, {vendor}")
+    kernels.kernel_choice.cache_clear()
     assert kernels.kernel_choice() == expected
 
 
@@ -94,24 +96,21 @@ def test_an_unknown_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         kernels.kernel_choice()
 
 
-def test_linux_and_windows_name_the_vendor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpuinfo_of_the_first_core(tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nmodel name\t: Fast: 9000\nvendor_id\t: GenuineIntel\n\nmodel name\t: Other\n")
-    core = kernels.first_core(file)
-    assert core == {"processor": "0", "model name": "Fast: 9000", "vendor_id": "GenuineIntel"}
+    core = {"processor": "0", "model name": "Fast: 9000", "vendor_id": "GenuineIntel"}
+    assert kernels.first_core(file) == core
     assert kernels.first_core(tmp_path / "none") == {}
-    monkeypatch.setattr(kernels, "first_core", dict)
-    monkeypatch.setenv("PROCESSOR_IDENTIFIER", "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD")
-    assert kernels.vendor() == "AuthenticAMD"
-    monkeypatch.delenv("PROCESSOR_IDENTIFIER")
-    assert kernels.vendor() == ""
 
 
 @pytest.mark.parametrize(
-    ("known", "is_fast"), [({"avx2"}, False), ({"avx2", "avx512_bf16"}, True), (set(), True)], ids=str
+    ("core", "is_fast"),
+    [({"flags": "avx2"}, False), ({"flags": "avx2 avx512_bf16"}, True), ({"Features": "fp bf16"}, True), ({}, None)],
 )
-def test_instructions_for_a_dtype(known: set[str], is_fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "instructions", lambda: frozenset(known))
+def test_instructions_for_a_dtype(core: dict[str, str], is_fast: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "first_core", lambda: core)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
     assert kernels.is_fast_in(torch.bfloat16) == is_fast
     assert kernels.is_fast_in(torch.float32)
 
@@ -135,7 +134,7 @@ def test_operators_that_are_missing_or_wrong_are_not_used(fault: Any, monkeypatc
 
     assert kernels.linear_is_faster()
     assert kernels.fastest_linear(torch.float32) is PackedLinear
-    for function in CACHED[3:]:
+    for function in CACHED[2:]:
         function.cache_clear()
     monkeypatch.setattr(kernels, "linear", broken(nn.functional.linear))
     monkeypatch.setattr(PackedLinear, "added", broken(packed_added))
@@ -155,7 +154,7 @@ def test_products_that_are_not_exact_are_not_used(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("fresh")
 def test_an_autocast_around_the_first_use_changes_nothing() -> None:
     outside = kernels.float32_products_are_exact(), kernels.linear_is_faster()
-    for function in CACHED[3:]:
+    for function in CACHED[2:]:
         function.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
         assert (kernels.float32_products_are_exact(), kernels.linear_is_faster()) == outside
@@ -335,7 +334,7 @@ def test_a_setting_changed_meanwhile_stays() -> None:
 ANOTHER_THREAD = """
 import threading, torch, vitlite
 from vitlite.fast import kernels, optimize as module
-kernels.has_amx = lambda: False  # oneDNN is limited to what a CPU without it has
+torch.cpu._is_amx_tile_supported = lambda: False  # oneDNN is limited to what a CPU without it has
 if not kernels.float32_products_are_exact():
     print(0.0)
     raise SystemExit

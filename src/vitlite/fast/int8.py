@@ -165,17 +165,14 @@ def int8_is_right(gives: torch.dtype) -> bool:
     takes, other, given = Quantization(0.01, 128), random_numbers(3, 17, 64), x.to(torch.uint8)
     product = F.linear((x.double() - takes.zero_point) * takes.scale, weight.double(), bias.double())
 
-    def compute() -> list[Tensor]:
-        layer = Int8Linear(weight, bias, takes, gives)
-        return [layer.added(given, other), layer.added(given, other.clone(), overwrite=True)]
+    def added(overwrite: bool) -> Tensor:
+        return Int8Linear(weight, bias, takes, gives).added(given, other.clone(), overwrite)
 
+    tolerance = EXACT if gives is torch.float32 else ROUNDED
     return (
-        agrees(
-            lambda: [Int8Linear(weight, bias, takes, gives)(given)],
-            [product],
-            EXACT if gives is torch.float32 else ROUNDED,
-        )
-        and agrees(compute, [product + other] * 2, EXACT)
+        agrees(lambda: Int8Linear(weight, bias, takes, gives)(given), product, tolerance)
+        and agrees(lambda: added(overwrite=False), product + other, EXACT)
+        and agrees(lambda: added(overwrite=True), product + other, EXACT)
         and all(_writes_bytes(weight, bias, takes, kind, given, product) for kind in ACTIVATIONS)
     )
 
@@ -186,4 +183,4 @@ def _writes_bytes(weight: Tensor, bias: Tensor, takes: Quantization, kind: str, 
     gives = Quantization(float(activated.max() - activated.min()) / LARGEST, 20)
     expected = (activated / gives.scale + gives.zero_point).round().clamp(0, LARGEST)
     one_step = 1.01 / float(expected.max())
-    return agrees(lambda: [Int8Linear(weight, bias, takes, gives).activated(given, kind)], [expected], one_step)
+    return agrees(lambda: Int8Linear(weight, bias, takes, gives).activated(given, kind), expected, one_step)

@@ -11,7 +11,7 @@ Shapes: b images, n tokens, d inputs, k outputs.
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -28,7 +28,6 @@ EXACT = 1e-5  # error of a float32 product, relative to its largest number
 ROUNDED = 1e-2  # the same for bfloat16
 LONG = 128  # tokens from which the faster kernels of attention pay for what they add to each call
 ONEDNN = "bf16"  # torch's setting for float32 products that leaves them to oneDNN
-AMD = ("AuthenticAMD", "HygonGenuine")
 # Instructions that make products in a narrow dtype fast, by their names in Linux and in torch.
 FAST_WITH = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16", "sve_bf16"},
@@ -46,7 +45,6 @@ class KernelChoice(NamedTuple):
     packed: tuple[torch.dtype, ...] = ()  # linear layers of an optimized model, by dtype
     powers: tuple[torch.dtype, ...] = ()  # powers of two in place of a softmax, by dtype
     products: bool = False  # of attention, in float32
-    narrow: bool = False  # bfloat16 in place of float32, where either will do
 
 
 @cache
@@ -62,9 +60,12 @@ def kernel_choice() -> KernelChoice:
     capability = torch.backends.cpu.get_cpu_capability()
     if setting == "torch" or capability not in ("AVX2", "AVX512"):  # ARM and old CPUs: not measured
         return KernelChoice()
+    # Windows says something like "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD".
+    vendor = first_core().get("vendor_id") or os.environ.get("PROCESSOR_IDENTIFIER", "")
+    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)()
     return KernelChoice(
         # MKL is slow on AMD: oneDNN takes 0.4 to 0.9 of its time (Zen 4 and 5). On Intel both take the same time.
-        linear=vendor() in AMD,
+        linear=vendor.endswith(("AuthenticAMD", "HygonGenuine")),
         # With GELU and residual fused, oneDNN is ahead on Intel, too (0.95). bfloat16 is always oneDNN's, and packed
         # weights spare it a copy in each call (0.9).
         packed=(torch.float32, torch.bfloat16),
@@ -72,8 +73,7 @@ def kernel_choice() -> KernelChoice:
         powers=(torch.float32, torch.bfloat16),
         # oneDNN takes 0.85 of MKL's time on AMD and 0.75 on Intel. With AMX it may round to bfloat16. Without AVX-512,
         # torch ignores the setting.
-        products=capability == "AVX512" and not has_amx(),
-        narrow=bool(instructions() & FAST_WITH[torch.bfloat16]),
+        products=capability == "AVX512" and not has_amx,
     )
 
 
@@ -89,31 +89,15 @@ def first_core(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     return values
 
 
-def vendor() -> str:
-    """Return the vendor of this CPU, such as "AuthenticAMD". It is empty if unknown."""
-    windows = os.environ.get("PROCESSOR_IDENTIFIER", "")  # "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD"
-    return first_core().get("vendor_id") or windows.rpartition(" ")[2]
-
-
-@cache
-def instructions() -> frozenset[str]:
-    """Return the instructions of this CPU, by their names in Linux and in torch. They are empty if unknown."""
+def is_fast_in(dtype: torch.dtype) -> bool | None:
+    """Return whether this CPU has instructions for products in a dtype, or None if it does not say."""
+    if dtype not in FAST_WITH:
+        return True
     core = first_core()
-    found = set((core.get("flags") or core.get("Features", "")).split())
+    known = set((core.get("flags") or core.get("Features", "")).split())
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    found.update(name for name, has_it in capabilities.items() if has_it is True)
-    return frozenset(found)
-
-
-def has_amx() -> bool:
-    """Return True if this CPU has AMX, or if this torch cannot tell."""
-    return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)())
-
-
-def is_fast_in(dtype: torch.dtype) -> bool:
-    """Return True if this CPU has instructions for products in that dtype, or if its instructions are unknown."""
-    known = instructions()
-    return dtype not in FAST_WITH or not known or bool(known & FAST_WITH[dtype])
+    known.update(name for name, has_it in capabilities.items() if has_it is True)
+    return bool(known & FAST_WITH[dtype]) if known else None
 
 
 # ---- linear layers of an eager model
@@ -154,7 +138,7 @@ def linear_is_faster() -> bool:
         return False
     x, weight, bias = random_numbers(37, 96), random_numbers(80, 96), random_numbers(80)
     expected = F.linear(x.double(), weight.double(), bias.double())
-    return agrees(lambda: [linear(x, weight, bias)], [expected], EXACT)
+    return agrees(partial(linear, x, weight, bias), expected, EXACT)
 
 
 # ---- linear layers of an optimized model
@@ -226,14 +210,17 @@ def packing_is_right(dtype: torch.dtype) -> bool:
     """Return True if the operators of `PackedLinear` exist here and agree with torch's own in float64."""
     x, other = random_numbers(3, 17, 48).to(dtype), random_numbers(3, 17, 64).to(dtype)
     weight, bias = random_numbers(64, 48).to(dtype), random_numbers(64).to(dtype)
-
-    def answers(linear: Linear, dtype: torch.dtype) -> list[Tensor]:
-        layer, given = linear(weight, bias, dtype), x.to(dtype)
-        activated = [layer.activated(given, kind) for kind in ACTIVATIONS]
-        return [layer(given), *activated, layer.added(given, other.to(dtype))]
-
     tolerance = EXACT if dtype is torch.float32 else ROUNDED
-    return agrees(lambda: answers(PackedLinear, dtype), answers(PlainLinear, torch.float64), tolerance)
+    exact = PlainLinear(weight, bias, torch.float64)
+
+    def activated(kind: str) -> Tensor:
+        return PackedLinear(weight, bias, dtype).activated(x, kind)
+
+    return (
+        agrees(lambda: PackedLinear(weight, bias, dtype)(x), exact(x.double()), tolerance)
+        and agrees(lambda: PackedLinear(weight, bias, dtype).added(x, other), exact.added(x.double(), other), tolerance)
+        and all(agrees(partial(activated, kind), exact.activated(x.double(), kind), tolerance) for kind in ACTIVATIONS)
+    )
 
 
 # ---- products of attention
@@ -279,33 +266,30 @@ def float32_products_are_exact() -> bool:
         return False
     q, k, v = random_numbers(3, 2, 257, 64)
 
-    def attend() -> list[Tensor]:
+    def attend() -> Tensor:
         with float32_products:
-            scores = torch.bmm(q, k.mT)
-            return [scores, torch.bmm(scores, v)]
+            return torch.bmm(torch.bmm(q, k.mT), v)
 
-    scores = torch.bmm(q.double(), k.double().mT)
-    return agrees(attend, [scores, torch.bmm(scores, v.double())], EXACT)
+    return agrees(attend, torch.bmm(torch.bmm(q.double(), k.double().mT), v.double()), EXACT)
 
 
 # ---- checks
 
 
-def agrees(compute: Callable[[], list[Tensor]], expected: list[Tensor], tolerance: float) -> bool:
-    """Return True if private operators exist in this torch and compute what is expected.
+def agrees(compute: Callable[[], Tensor], expected: Tensor, tolerance: float) -> bool:
+    """Return True if a private operator exists in this torch and computes what is expected.
 
     Args:
-        compute: Uses the operators.
-        expected: The results, in float64.
-        tolerance: The largest error, relative to the largest number of a result.
+        compute: Uses the operator.
+        expected: The result, in float64.
+        tolerance: The largest error, relative to the largest number of the result.
     """
     try:
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
             found = compute()
     except (AttributeError, RuntimeError):  # not in this build of torch, or not on this CPU
         return False
-    errors = [(y.double() - right).abs().max() / right.abs().max() for y, right in zip(found, expected, strict=True)]
-    return all(bool(error < tolerance) for error in errors)
+    return bool((found.double() - expected).abs().max() < tolerance * expected.abs().max())
 
 
 def random_numbers(*shape: int) -> Tensor:

@@ -110,7 +110,7 @@ def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
             f"optimize cannot compute in {dtype}. Pass torch.float32, torch.bfloat16, torch.float16 or torch.int8, or "
             f"leave dtype out for the model's own, {model.dtype}."
         )
-    if model.device.type == "cpu" and not is_fast_in(dtype):
+    if model.device.type == "cpu" and is_fast_in(dtype) is False:
         warnings.warn(
             f"This CPU has no instructions for {dtype}: float32 is probably faster, and more accurate.", stacklevel=3
         )
@@ -160,7 +160,7 @@ def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
         raise OptimizedError(
             f"calibrate takes a list of images, got {images!r}. Pass the paths of image files in a list."
         )
-    inner = torch.bfloat16 if kernel_choice().narrow else torch.float32
+    inner = torch.bfloat16 if is_fast_in(torch.bfloat16) else torch.float32
     if not (kernel_choice().packed and int8_is_right(inner)):
         raise OptimizedError(
             "int8 needs products of oneDNN that are missing or inexact on this CPU, or are turned off by "

@@ -149,7 +149,7 @@ def move_branch(repo: str, revision: str | None, commit: str) -> None:
     file = _File(repo, "any", revision or "main")
     reference = file.folder / "refs" / file.revision
     with suppress(OSError):
-        if not _COMMIT.fullmatch(file.revision) and not (reference.exists() and reference.read_text() == commit):
+        if not _COMMIT.fullmatch(file.revision) and not (reference.exists() and reference.read_text(encoding="ascii") == commit):
             reference.parent.mkdir(parents=True, exist_ok=True)
             write_text(reference, commit)
 
@@ -188,7 +188,7 @@ def _cached_commit(file: _File) -> str:
     if _COMMIT.fullmatch(file.revision):
         return file.revision
     with suppress(OSError, ValueError):
-        commit = (file.folder / "refs" / file.revision).read_text().strip()
+        commit = (file.folder / "refs" / file.revision).read_text(encoding="ascii").strip()
         if _COMMIT.fullmatch(commit):
             return commit
     return "none"
