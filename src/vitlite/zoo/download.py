@@ -149,7 +149,9 @@ def move_branch(repo: str, revision: str | None, commit: str) -> None:
     file = _File(repo, "any", revision or "main")
     reference = file.folder / "refs" / file.revision
     with suppress(OSError):
-        if not _COMMIT.fullmatch(file.revision) and not (reference.exists() and reference.read_text(encoding="ascii") == commit):
+        if not _COMMIT.fullmatch(file.revision) and not (
+            reference.exists() and reference.read_text(encoding="ascii") == commit
+        ):
             reference.parent.mkdir(parents=True, exist_ok=True)
             write_text(reference, commit)
 
