@@ -306,20 +306,10 @@ def _is_right(path: Path, stated: str) -> bool:
 
 def _download(file: _File, size: int | None, blob: Path) -> None:
     """Download a blob, starting with what an earlier process left. Bytes with another hash are removed."""
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
-
     incomplete = blob.with_name(f"{blob.name}.incomplete")
     incomplete.parent.mkdir(parents=True, exist_ok=True)
     for _ in ("resumed", "from the start"):
-        with open(incomplete, "ab") as out:
-            if size is not None and out.tell() > size:
-                out.truncate(0)
-            resume_size = out.seek(0, os.SEEK_END)
-            headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-            http_get(file.url, out, resume_size=resume_size, headers=headers, expected_size=size)
-            out.flush()
-            os.fsync(out.fileno())
+        _receive(file, size, incomplete)
         found = hash_of(incomplete, hashlib.sha256()) if len(blob.name) == 64 else _git_hash(incomplete)
         if found == blob.name:
             os.replace(incomplete, blob)
@@ -328,6 +318,28 @@ def _download(file: _File, size: int | None, blob: Path) -> None:
             return
         incomplete.unlink()
     raise WrongBytesError(incomplete, blob.name, found)
+
+
+def _receive(file: _File, size: int | None, incomplete: Path) -> None:
+    """Append the missing bytes to a file. Older clients raise if a connection is cut; then go on from there."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+    for is_last in (False, False, False, False, True):
+        with open(incomplete, "ab") as out:
+            if size is not None and out.tell() > size:  # older clients append all of it if a server has no ranges
+                out.truncate(0)
+            start = out.seek(0, os.SEEK_END)
+            try:
+                http_get(file.url, out, resume_size=start, headers=headers, expected_size=size)
+            except Exception as error:
+                if is_last or out.tell() <= start or getattr(error, "errno", None) in _DISK:
+                    raise
+            else:
+                out.flush()
+                os.fsync(out.fileno())
+                return
 
 
 @contextmanager
