@@ -73,8 +73,6 @@ sys.exit(main([word.replace("MACHINE", here) for word in sys.argv[1:]]))
     ("words", "different"),
     [
         ("train MACHINE/data --model here/model --epochs 1 --out out", "images, validation"),
-        ("train here/data --model MACHINE/model --epochs 1 --out out", "weights"),
-        ("eval MACHINE/data --model here/model", "data"),
         ("eval here/data --model MACHINE/model", "weights"),
     ],
 )

@@ -442,7 +442,7 @@ root = Path(sys.argv[1])
 validation, begun, out = stripes(8, seed=1), root / "begun", root / "out"
 run(begun, 6, stop_after=2)
 shutil.copytree(begun, out)
-for step in kills(lambda: run(out, 6, stop_after=3), every=5):
+for step in kills(lambda: run(out, 6, stop_after=3), every=11):
     try:
         history = run(out, 3)
     except TrainError as error:
