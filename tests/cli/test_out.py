@@ -1,11 +1,13 @@
 """Commands never write over their inputs."""
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 from commands import Run
+from safetensors.torch import load_file, save_file
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -28,7 +30,6 @@ def test_inputs_are_not_overwritten(run: Run, model: Path, images: Path, tmp_pat
         (("embed", images, "--model", "vit_nano_4", "--weights", weights), mine / "../mine/model.safetensors"),
         (("attention", photo, "--model", mine), photo),
         (("distances", data, "--model", mine), photo),
-        ((*train, "--model", mine), mine),
         ((*train, "--model", "vit_nano_4"), data),
         ((*train, "--model", "vit_nano_4"), data / "train"),
         (("eval", data, "--model", mine), data / "val/one"),
@@ -65,3 +66,18 @@ def test_a_missing_folder_is_reported_before_the_model_runs(
     code, _, err = run(*(word.format(photo=images / "a.png", model=model) for word in words))
     assert code == 1
     assert "there is no folder none" in err
+
+
+def test_convert_does_not_overwrite_a_shard_of_its_input(run: Run, model: Path, tmp_path: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    parts = {name: f"model-0000{1 + (name > 'd')}-of-00002.safetensors" for name in tensors}
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for file in set(parts.values()):
+        save_file({name: tensors[name] for name in tensors if parts[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    (tmp_path / "link.safetensors").symlink_to(folder / "model-00002-of-00002.safetensors")
+    before = contents(folder)
+    for target in (folder / "model-00002-of-00002.safetensors", tmp_path / "link.safetensors"):
+        assert run("convert", folder, target, "--to", "timm")[0] == 1
+        assert contents(folder) == before
