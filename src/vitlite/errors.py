@@ -126,11 +126,6 @@ def not_finite(dtype: object) -> InputError:
     return InputError(f"The model's outputs are not finite in {dtype}. Use float32 or bfloat16 (--dtype).")
 
 
-def shown(text: str, most: int = 200) -> str:
-    """Deprecated: errors make their text printable themselves."""
-    return printable(text[:most])
-
-
 def counted(endings: Counter[str]) -> str:
     """Return how many files have which extension, the most frequent first.
 

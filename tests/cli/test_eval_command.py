@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from closed import refuse_new_files
 from models import small_model
 from tiny_run import new_model, stripes_in_folders
+from unwritable import refuse_new_files
 
 from vitlite.cli import eval as eval_command
 from vitlite.cli.main import main

@@ -8,10 +8,10 @@ from itertools import chain
 import pytest
 import torch
 import torch.nn.functional as F
-from closed import refuse_new_files
 from kills import program
 from tiny_run import CONFIG, TRANSFORM, Killed, new_model, settings, stop, stripes
 from torch import nn
+from unwritable import refuse_new_files
 
 import vitlite
 from vitlite import ViT, ViTConfig
