@@ -157,7 +157,7 @@ def test_single_shard_is_an_error(tmp_path: Path) -> None:
         convert(tmp_path / "pytorch_model-00001-of-00002.bin", tmp_path / "out.safetensors", "timm")
     (tmp_path / "pytorch_model-00001-of-00002.bin").unlink()
     (tmp_path / "model-00001-of-00002.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
-    assert load(tmp_path, config=TINY).config.num_classes == 0
+    assert load(tmp_path, config=TINY.replace(num_classes=0)).config.num_classes == 0
 
 
 def test_folder_of_a_training_run_is_an_error_that_names_its_models(tmp_path: Path) -> None:
@@ -208,16 +208,19 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
     for text, said in (
         ("{", "is not valid JSON: Expecting property name"),
         ("[]", "is not valid JSON: it is not an object"),
-        ('{"vitlite": {"config": [1]}}', "vitlite.config must be a table of at most 100, got [1]."),
+        ('{"vitlite": {"config": [1]}}', "vitlite.config must be a table, got [1]."),
         ('{"vitlite": {"config": {}, "preprocess": "none"}}', "vitlite.preprocess must be a table"),
-        ('{"vitlite": {}}', "vitlite must be a table with config, got {}."),
-        ('{"model_type": 3}', "model_type must be a text of at most 200 letters, got 3."),
-        ('{"model_type": "vit", "hidden_act": []}', "hidden_act must be a text of at most 200 letters or null"),
-        ('{"model_type": "vit", "hidden_act": "relu"}', "hidden_act is 'relu'; vitlite computes gelu"),
-        ('{"model_type": "vit", "layer_norm_eps": "small"}', "layer_norm_eps must be a number from 0 to 1 or null"),
-        ('{"model_type": "vit", "image_size": [1, 2, 3]}', "image_size must be a whole number from 1 to 100000 or a"),
-        ('{"architecture": null}', "architecture must be a text of at most 200 letters, got None."),
-        ('{"architecture": "vit_tiny_patch16_224", "global_pool": "prr"}', "global_pool is prr; vitlite computes"),
+        ('{"vitlite": {}}', "vitlite has no config."),
+        ('{"model_type": 3}', "model_type must be a string, got 3."),
+        ('{"model_type": "vit", "hidden_act": []}', "hidden_act must be a string, got []"),
+        ('{"model_type": "vit", "hidden_act": "relu"}', "hidden_act is 'relu'; vitlite supports gelu"),
+        ('{"model_type": "vit", "layer_norm_eps": "small"}', "layer_norm_eps must be a number, got 'small'"),
+        (
+            '{"model_type": "vit", "image_size": [1, 2, 3]}',
+            "image_size must be a side in pixels or [hei",
+        ),
+        ('{"architecture": null}', "its architecture, None, is none of timm's"),
+        ('{"architecture": "vit_tiny_patch16_224", "global_pool": "prr"}', "global_pool is prr; vitlite supports"),
     ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CheckpointError) as error:
@@ -225,7 +228,7 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
         assert str(error.value).startswith(f"{tmp_path / 'config.json'}")
         assert said in str(error.value)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "hidden_size": 32}))
-    with pytest.raises(CheckpointError, match=r"dim: the tensors say 16, its config.json says 32"):
+    with pytest.raises(CheckpointError, match=r"dim is 16 in the tensors and 32 in config.json"):
         load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     assert load(tmp_path, config=TINY).config.heads == 2
@@ -250,9 +253,8 @@ def test_invalid_preprocessing_is_an_error_when_it_is_used(wrong: dict[str, Any]
     (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": right | wrong}))
     model = load(tmp_path)
     for same in (model, pickle.loads(pickle.dumps(model))):
-        with pytest.raises(ImageError, match=rf"{tmp_path}: .*(preprocessing|{next(iter(wrong))})") as error:
+        with pytest.raises(ImageError, match=rf"{tmp_path}: .*(preprocessing|{next(iter(wrong))})"):
             same.preprocess(torch.zeros(16, 16, 3))
-        assert "TransformConfig" not in str(error.value) or "std" in str(error.value)
 
 
 def test_block_with_a_huge_number_is_an_error(tmp_path: Path) -> None:

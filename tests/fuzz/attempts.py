@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
+from files_made import completed
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
@@ -73,10 +74,12 @@ def _memory(what: str) -> int:
     return int(line.split()[1])
 
 
-def attempt(source: Path, **options: Any) -> ViT | None:
+def attempt(source: Path, fields: dict[str, Any] | None = None, **options: Any) -> ViT | None:
     """A model of finite numbers; None where there was one readable error, which names the file or its folder."""
     with bounded():
         try:
+            if fields is not None:  # beside what the file itself tells
+                options["config"] = completed(source, **fields)
             model = load(source, **options)
         except VitliteError as error:
             said = str(error)

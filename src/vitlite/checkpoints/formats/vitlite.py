@@ -21,7 +21,9 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
     check_types(content, {"vitlite": TABLE})
     section = content["vitlite"]
     check_types(section, {"config": TABLE, "labels": STRINGS, "preprocess": TABLE}, "vitlite.")
-    fields = section.get("config") or {}
+    fields = section.get("config")
+    if fields is None:
+        raise CheckpointError("vitlite has no config.")
     unknown = sorted(fields.keys() - set(FIELDS))
     if unknown:
         raise CheckpointError(f"vitlite.config has {', '.join(unknown)}. It may be from a newer version of vitlite.")
@@ -38,7 +40,7 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
     labels, labels_error = labels_in_order(section.get("labels"))
     return Metadata(
         source="config.json",
-        fields=config.to_dict(),
+        fields={name: getattr(config, name) for name in fields},
         names_network=True,
         transform=transform,
         transform_error=transform_error,
