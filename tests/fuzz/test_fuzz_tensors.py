@@ -217,7 +217,7 @@ def test_a_head_of_twice_the_width_where_heads_read_one_token(name: str, tmp_pat
     head = "classifier.weight" if "classifier.weight" in state else "visual_projection.weight"
     (tmp_path / "config.json").write_bytes(config)
     save_file(dict(state) | {head: torch.cat([state[head], state[head]], dim=1)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"a head that reads one vector; this one is twice as wide"):
+    with pytest.raises(CheckpointError, match=r"\n- .*\n\+ .*(classifier|visual_projection)\.weight"):
         load(tmp_path)
 
 
@@ -229,7 +229,7 @@ def test_keys_and_values_that_only_together_are_as_many_as_they_should_be(tmp_pa
     changed = {name.format("key"): key[:0], name.format("value"): torch.cat([value, value])}
     (tmp_path / "config.json").write_bytes(config)
     save_file(dict(state) | changed, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="equally large"):
+    with pytest.raises(CheckpointError, match="parts of equal shape"):
         load(tmp_path)
 
 

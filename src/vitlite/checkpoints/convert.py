@@ -239,14 +239,14 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
         return
     check_savable(model, "convert")
     transform = getattr(model.preprocess, "transform", None)
-    layout = format_for_timm(model.config)
-    reason = timm_cannot_read(model.config, transform, layout) if to == "timm" else ""
+    name = format_for_timm(model.config)
+    reason = timm_cannot_read(model.config, transform, name) if to == "timm" else ""
     if reason:
         raise CheckpointError(f"{reason} Convert to a .safetensors file, which has the tensors alone, or to vitlite.")
     tensors = _rename(model, to)
     contents: dict[str, dict[str, Any]] = {}
     if to == "timm":
-        contents = {CONFIG: metadata_content(model.config, model.labels, transform, layout)}
+        contents = {CONFIG: metadata_content(model.config, model.labels, transform, name)}
     if to == "transformers":
         contents = contents_for_transformers(model.config, model.labels, transform)
     write_folder(folder, tensors, contents)
@@ -265,8 +265,8 @@ def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
     if to == "timm":
         if not pools_as_timm(config):
             raise _computes_otherwise(to, f"pool={config.pool!r}")
-        layout = format_for_timm(config)
-        return tensors if layout == "timm" else rename_tensors(FORMATS[layout], "", tensors)
+        name = format_for_timm(config)
+        return tensors if name == "timm" else rename_tensors(FORMATS[name], "", tensors)
     if "pos_embed" in tensors and config.class_token and not config.cls_position and not config.registers:
         tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # there the class token has a row, of zeros
     if to == "transformers":

@@ -550,7 +550,8 @@ def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapp
         return {"pool": "cls_and_distillation"}
     # The head of a distilled DeiT saved by vitlite reads two tokens, too: the class token and the only register.
     may_be_distilled = mapping.format.name == "timm" and geometry["registers"] == 1
-    if head and head.shape[1] == 2 * geometry["dim"] and not geometry["pre_logits"] and not may_be_distilled:
+    reads_two = head and head.shape[1] == 2 * geometry["dim"] and not geometry["pre_logits"]
+    if reads_two and "cls_and_mean" in mapping.format.pools and not may_be_distilled:
         return {"pool": "cls_and_mean"}
     if mapping.format.bare_proj and len(shapes["cls_token"]) == 2:
         return {"pool": "cls"}  # since 1.16.1, vit-pytorch has a class token only to pool it
