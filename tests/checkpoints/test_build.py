@@ -40,7 +40,7 @@ def test_options_that_vanish_whole_are_missed_by_who_knows_of_them(config: ViTCo
         load(path, config=ViTConfig(**config.to_dict()))
 
 
-def test_the_difference_is_sorted_and_signed(tmp_path: Path) -> None:
+def test_difference_is_sorted_and_signed(tmp_path: Path) -> None:
     def change(state: dict[str, Tensor]) -> None:
         del state["blocks.1.norm1.weight"]
         state["blocks.1.attn.proj.weight"] = torch.zeros(16, 17)
@@ -58,7 +58,7 @@ def test_the_difference_is_sorted_and_signed(tmp_path: Path) -> None:
     )
 
 
-def test_the_difference_speaks_the_file_s_language(tmp_path: Path) -> None:
+def test_difference_uses_the_names_of_the_file(tmp_path: Path) -> None:
     state = {"encoder.layers.encoder_layer_0.mlp.0.bias": torch.zeros(3)}
     import peers
 
