@@ -136,7 +136,7 @@ def test_floating_types(stored: torch.dtype, wanted: torch.dtype | None, tmp_pat
 def test_what_is_no_plain_vit_is_refused_with_its_reason(names: dict[str, Any], reason: str, tmp_path: Path) -> None:
     more = {name: torch.zeros(shape) for name, shape in names.items()}
     path = written(tmp_path / "vit.safetensors", lambda state: state.update(more))
-    with pytest.raises(CheckpointError, match=f"no plain ViT: .*{reason}"):
+    with pytest.raises(CheckpointError, match=f"not a plain ViT: .*{reason}"):
         load(path, config=TINY)
 
 

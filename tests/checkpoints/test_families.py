@@ -156,7 +156,7 @@ def test_a_gated_mlp_with_a_table_and_no_bias_for_keys_is_eva02_s(tmp_path: Path
     for gated in ("timm-eva", "timm-eva-gated"):
         path = bare(tmp_path / "vit.safetensors", dict(rename_tensors(FORMATS[gated], "", state)))
         with pytest.raises(
-            CheckpointError, match=r"no plain ViT: .* are EVA-02's, whose attention has rotary positions"
+            CheckpointError, match=r"not a plain ViT: .* are EVA-02's, whose attention has rotary positions"
         ):
             load(path, config=TINY.replace(mlp="swiglu"))
 

@@ -219,7 +219,7 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
             '{"model_type": "vit", "image_size": [1, 2, 3]}',
             "image_size must be a side in pixels or [hei",
         ),
-        ('{"architecture": null}', "its architecture, None, is none of timm's"),
+        ('{"architecture": null}', "its architecture, None, is not one of timm's"),
         ('{"architecture": "vit_tiny_patch16_224", "global_pool": "prr"}', "global_pool is prr; vitlite supports"),
     ):
         (tmp_path / "config.json").write_text(text)

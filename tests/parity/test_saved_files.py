@@ -242,7 +242,7 @@ def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, tex
     ("DINOv2, gated", {"use_swiglu_ffn": False}, "mlp is swiglu in the tensors and gelu in config.json"),
     ("SigLIP", {"vision_use_head": False}, "has vision_use_head False; vitlite supports True"),
     ("SigLIP", {"model_type": "siglip2_vision_model"}, "its model_type, siglip2_vision_model, is none of"),
-    ("SigLIP, classifier", {"model_type": "siglip2"}, "its model_type, siglip2, is none of transformers' that"),
+    ("SigLIP, classifier", {"model_type": "siglip2"}, "its model_type, siglip2, is not one of transformers' that"),
 ])  # fmt: skip
 def test_what_transformers_would_compute_otherwise_is_refused(
     option: str, changes: dict[str, Any], text: str, tmp_path: Path
@@ -673,7 +673,9 @@ def test_one_of_two_heads_of_a_distilled_deit_is_refused(tmp_path: Path) -> None
     state = load_file(tmp_path / "model.safetensors")
     del state["cls_classifier.weight"]
     save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="no plain ViT: it has a second head, and not all that a distilled DeiT"):
+    with pytest.raises(
+        CheckpointError, match="not a plain ViT: it has a second head, and not all that a distilled DeiT"
+    ):
         load(tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""A name or a place becomes verified bytes, and these a filled model; and back."""
+"""Find, read, convert and save the weights of a model."""

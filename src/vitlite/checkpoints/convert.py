@@ -99,7 +99,7 @@ def convert(
         key: The network to take from a pickle that contains several, such as "teacher".
 
     Raises:
-        CheckpointError: `source` is no plain ViT, or would be overwritten, or the library has no model that computes
+        CheckpointError: `source` is not a plain ViT, or would be overwritten, or the library has no model that computes
             the same.
         ConfigError: A folder is wanted, and the config of `source` is not known.
         UnknownNameError: The zoo has no checkpoint `like`.

@@ -450,7 +450,7 @@ def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str
     absence of a table tells of rotary attention.
 
     Raises:
-        CheckpointError: A part of every ViT is missing, or there is a part that no plain ViT has.
+        CheckpointError: A part of every ViT is missing, or a part belongs to another network.
     """
     _check_supported(mapping)
     tensors = mapping.tensors
@@ -491,7 +491,7 @@ def _check_supported(mapping: KeyMapping) -> None:
     for name in mapping.unknown:
         for pattern, reason in UNSUPPORTED.items():
             if re.fullmatch(pattern, name):
-                raise CheckpointError(f"This is no plain ViT: {reason} ({name}). vitlite runs plain ViTs only.")
+                raise CheckpointError(f"This is not a plain ViT: {reason} ({name}). vitlite runs plain ViTs only.")
     needed = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"]
     if mapping.format.name not in MAY_LACK_POSITIONS:
         needed.append("pos_embed")
@@ -504,7 +504,7 @@ def _check_supported(mapping: KeyMapping) -> None:
     gated = tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * tensors["blocks.0.mlp.fc2.weight"].shape[1]
     if gated and table and table.shape[1] and bias and bias.op == "zeros_between":
         raise CheckpointError(
-            "This is no plain ViT: a gated MLP, a position table and no bias for keys are EVA-02's, whose attention "
+            "This is not a plain ViT: a gated MLP, a position table and no bias for keys are EVA-02's, whose attention "
             "has rotary positions of its own. vitlite runs plain ViTs only."
         )
 

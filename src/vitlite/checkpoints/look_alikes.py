@@ -1,22 +1,22 @@
-"""Published networks that are no plain ViTs, and whose tensors have the names and shapes of one."""
+"""Published networks that are not plain ViTs, although their tensors have the names and shapes of one."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from vitlite.checkpoints.key_mapping import KeyMapping
 
-# No field of a config tells these apart. Each text says what the tensors have in common, and who else has them.
+# No field of a config tells these apart. Each text says what was found and which other networks have it.
 LOOK_ALIKES = {
-    "scales": "scales called gamma_1 beside a position table are those of DeiT III, and of networks that turn queries "
-    "and keys as well (RoPE-ViT, the Perception Encoder)",
-    "biases": "biases called q_bias and v_bias beside a position table are those of EVA's giants, and of EVA-02-CLIP's "
-    "enormous one, whose norms stand after attention and MLP",
-    "norms": "a norm before the blocks, and after them none, or a pool by attention, is what the Perception Encoder "
-    "has, which turns queries and keys as well",
-    "nothing": "a ViT without class token, without scales and without biases of queries, keys and values may be timm's "
-    "vit_base_patch16_rpn_224, whose norms stand after attention and MLP",
-    "pooled": "a pool by attention beside a class token or registers looks at the patches alone in timm's plain ViTs, "
-    "and at all tokens in its test_vit3 and its Evas, DINOv3 among them",
+    "scales": "DeiT III has scales called gamma_1 and a position table, but so have networks with rotary positions "
+    "(RoPE-ViT, the Perception Encoder)",
+    "biases": "EVA's giant models have biases called q_bias and v_bias and a position table, but so has the enormous "
+    "EVA-02-CLIP, which is a post-norm network",
+    "norms": "the Perception Encoder has a norm before the blocks and none, or attention pooling, after them; its "
+    "positions are rotary as well",
+    "nothing": "without a class token, scales and biases of queries, keys and values, it may be timm's "
+    "vit_base_patch16_rpn_224, which is a post-norm network",
+    "pooled": "attention pooling beside a class token or registers reads only the patches in timm's plain ViTs, but "
+    "all tokens in its test_vit3 and in its Eva models, such as DINOv3",
 }
 
 

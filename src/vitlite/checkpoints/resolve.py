@@ -74,7 +74,7 @@ def understand(
         defaults: For fields that would otherwise be unknown.
 
     Raises:
-        CheckpointError: The file is no plain ViT, or the metadata disagree with it.
+        CheckpointError: The file is not a plain ViT, or the metadata disagree with it.
         ConfigError: A field remains unknown.
     """
     given = given or Metadata()

@@ -1,1 +1,1 @@
-"""The command `vitlite`: words of a command line become calls of the library."""
+"""The command `vitlite`, one module for each subcommand."""

@@ -1,1 +1,1 @@
-"""A model becomes a fast one."""
+"""Make a model fast, for inference only."""

@@ -1,4 +1,4 @@
-"""How long models take: benchmarks take turns in one run, and the best of many turns counts.
+"""Measure the speed of models. Benchmarks take turns in one run, and the best of many turns counts.
 
 Absolute times on a shared machine mean little, so what counts are ratios within one run. Each turn begins with a pause,
 in which the workers of the benchmark before fall asleep.

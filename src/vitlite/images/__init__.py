@@ -1,4 +1,4 @@
-"""Image files, arrays and tensors become what the network takes."""
+"""Read images, and prepare them for the network."""
 
 from vitlite.images.transform import Preprocess, TransformConfig
 

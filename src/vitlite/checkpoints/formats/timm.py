@@ -190,8 +190,8 @@ def metadata_from_timm(config: Mapping[str, Any]) -> Metadata:
     if name not in ARCHITECTURES:
         reason = next((f": {refusal.reason}" for refusal in REFUSED if refusal.fits(str(name))), "")
         raise CheckpointError(
-            f"its architecture, {name}, is none of timm's that vitlite runs{reason}. If these weights are a plain ViT, "
-            "move the file away and pass like= (--model NAME --weights PATH)."
+            f"its architecture, {name}, is not one of timm's that vitlite runs{reason}. If these weights are a plain "
+            "ViT, move the file away and pass like= (--model NAME --weights PATH)."
         )
     architecture = ARCHITECTURES[name]
     args = {key: value for key, value in (config.get("model_args") or {}).items() if value is not None}

@@ -288,13 +288,13 @@ def _image_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
     kind = config["model_type"]
     if kind not in FAMILIES:
         raise CheckpointError(
-            f"its model_type, {kind}, is none of transformers' that vitlite runs: {', '.join(FAMILIES)}."
+            f"its model_type, {kind}, is not one of transformers' that vitlite runs: {', '.join(FAMILIES)}."
         )
     family = FAMILIES[kind]
     for name in config.get("architectures") or ():
         if name not in family.classes:
             raise CheckpointError(
-                f"its architectures name {name}; of model_type {kind}, vitlite runs {', '.join(family.classes)}."
+                f"its architectures contain {name}; for model_type {kind}, vitlite runs {', '.join(family.classes)}."
             )
     inner = TOWERS.get(kind)
     if inner is None:
