@@ -220,7 +220,7 @@ def test_the_size_that_timm_prepares_images_for(args: dict[str, Any], size: int,
 
 @pytest.mark.parametrize(("pools", "pool"), [
     ({}, "cls"), ({"global_pool": "avg"}, "mean"), ({"pretrained_cfg": {"global_pool": "token"}}, "cls"),
-    ({"pretrained_cfg": {"global_pool": "avg"}}, None), ({"global_pool": ""}, None),
+    ({"pretrained_cfg": {"global_pool": "avg"}}, None),
     ({"model_args": {"global_pool": "avg"}, "pretrained_cfg": {"global_pool": "token"}}, "mean"),
 ])  # fmt: skip
 def test_what_timm_pools_is_told_or_open(pools: dict[str, Any], pool: str | None, tmp_path: Path) -> None:

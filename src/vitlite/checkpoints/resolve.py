@@ -339,6 +339,8 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
             f"{_named(candidates(evidence, own))}"
         )
     rotary, positions = evidence.geometry["rotary"], values.get("positions")
+    if "positions" in evidence.format.fixed:
+        return
     if rotary == "other":
         raise CheckpointError(
             "It has layer scale and no position table, as in models with other rotary positions than DINOv3's "

@@ -277,7 +277,7 @@ def _pool(
         return architecture.pool if POOLS.get(usual) == architecture.pool else None
     pool = stated[0]
     if pool == "":
-        return None
+        raise CheckpointError("global_pool is '': timm returns all tokens, unpooled. Set it to token or avg there.")
     if len(set(stated)) > 1 or pool not in POOLS:
         raise CheckpointError(f"global_pool is {' and '.join(stated)}; vitlite supports {' or '.join(POOLS)}.")
     if pool == "map" and not architecture.map_of_patches:
