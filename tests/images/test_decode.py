@@ -119,7 +119,7 @@ def test_an_open_file_is_read_from_its_beginning_and_stays_open():
         (None, "An image is a path, bytes, .* a Pillow image, an array or a tensor, got NoneType. Pass several"),
         (Image.new("La", (9, 9)), "Cannot read the La image as an image: conversion from La"),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value[:40],
 )
 def test_errors(file, text):
     with pytest.raises(ImageError, match=text):
