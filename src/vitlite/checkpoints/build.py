@@ -122,7 +122,8 @@ def build(
             if adapted is not value:
                 resampled[name] = tensor.shape, shapes[name]
             state[name] = adapted.to(options.dtype)
-            if scan or adapted is not value or _may_overflow(file, tensor, options.dtype):
+            largest = max((torch.finfo(file.dtype(part)).max for part in tensor.parts), default=0.0)
+            if scan or adapted is not value or largest > torch.finfo(options.dtype).max:
                 _check_finite(file, tensor, state[name])
             state[name] = state[name].to(options.device)
         new = {name: shape for name, shape in shapes.items() if name not in state}
@@ -220,12 +221,6 @@ def resample_kernel(kernel: Tensor, patch_size: int, method: Resample = "timm") 
     inverse = torch.linalg.pinv(resized.flatten(1).T)  # (p p of old, p p of new)
     new = kernel.double().flatten(2) @ inverse
     return new.unflatten(2, (patch_size, patch_size)).to(kernel.dtype)
-
-
-def _may_overflow(file: WeightsFile, tensor: MappedTensor, dtype: torch.dtype) -> bool:
-    """Return True if the wanted type holds smaller numbers than that of the file."""
-    largest = torch.finfo(dtype).max
-    return any(torch.finfo(file.dtype(part)).max > largest for part in tensor.parts)
 
 
 def _check_finite(file: WeightsFile, tensor: MappedTensor, value: Tensor) -> None:

@@ -215,8 +215,11 @@ class CheckpointFormat:
 
 def _numbered(name: str, numbers: Sequence[int]) -> str:
     """Return a name of the table with numbers in place of '#', and of '#+', which counts from one."""
-    rest = iter(numbers)
-    return re.sub(r"#\+?", lambda mark: str(next(rest) + len(mark[0]) - 1), name)
+    for number in numbers:
+        before, mark, after = name.partition("#")
+        if mark:
+            name = f"{before}{number + 1}{after[1:]}" if after.startswith("+") else f"{before}{number}{after}"
+    return name
 
 
 def _row_and_numbers(ours: str) -> tuple[str, list[int]]:
@@ -514,22 +517,16 @@ def patch_geometry(tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
     dim, channels, patch, across = tensors["patch_embed.proj.weight"].shape
     if patch != across or patch == 0:
         raise CheckpointError(f"The patches are {patch} x {across} pixels; vitlite's are square.")
-    stem = _infer_stem(tensors)
-    if stem is not None:
+    before, after = STEM_UNIT.split("#.blocks.#")
+    names = [name for name in tensors if name.startswith(before) and name.endswith(after)]
+    stem: tuple[int, ...] | None = None  # the number of units in each stage of a hybrid's stem
+    if names or first_kernel(()) in tensors:
+        units = Counter(int(name.split(".")[3]) for name in names)
+        stem = tuple(units[stage] for stage in range(len(units)))
+        if first_kernel(stem) not in tensors or not all(stem) or len(stem) > 4:
+            raise CheckpointError(f"The stem is not that of a hybrid ViT: its stages have {stem} units.")
         channels = tensors[first_kernel(stem)].shape[1]
     return {"stem": stem, "patch_size": patch * stem_stride(stem), "channels": channels, "dim": dim}
-
-
-def _infer_stem(tensors: Mapping[str, MappedTensor]) -> tuple[int, ...] | None:
-    """Return the number of units in each stage of a hybrid's stem, or None for a plain ViT."""
-    names = [name.split(".") for name in tensors if _row_and_numbers(name)[0] == STEM_UNIT]
-    if not names and first_kernel(()) not in tensors:
-        return None
-    units = Counter(int(name[3]) for name in names)
-    stem = tuple(units[stage] for stage in range(len(units)))
-    if first_kernel(stem) not in tensors or not all(stem) or len(stem) > 4:
-        raise CheckpointError(f"The stem is not that of a hybrid ViT: its stages have {stem} units.")
-    return stem
 
 
 def first_kernel(stem: tuple[int, ...] | None) -> str:

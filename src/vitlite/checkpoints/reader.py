@@ -31,7 +31,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 RUN_STATE = "state.safetensors"  # of a training run; its models are in folders beside it
 READABLE = (".safetensors", ".npz")
 USUAL_PICKLE = "pytorch_model.bin"  # as timm and transformers name it
-USUAL_PICKLES = (USUAL_PICKLE, f"{USUAL_PICKLE}.index.json")
 PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt", ".tar")  # .pth.tar is common for ImageNet models
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NUMPY_FLOATS = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
