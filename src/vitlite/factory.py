@@ -199,7 +199,7 @@ def _open(location: Location, given: Metadata, options: LoadOptions, name: str |
         report = replace(report, unlabelled=error)
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
     if own.transform_error:
-        model.preprocess = MissingPreprocess(f"{file.path.parent}: {own.transform_error.rstrip(chr(46))}")
+        model.preprocess = MissingPreprocess(f"{file.path.parent}: {own.transform_error}".rstrip("."))
     transform = own.transform or given.transform
     if transform is not None and not own.transform_error:
         if options.image_size is not None:
