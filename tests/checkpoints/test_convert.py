@@ -278,7 +278,7 @@ def test_names_that_rotary_networks_share_are_not_lost_in_other_names(tmp_path: 
     old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for name, x in state.items()}
     torch.save(old, tmp_path / "deit.pth")
     for config in (None, TINY.replace(layer_scale=0.1, cls_position=False)):
-        with pytest.raises(ConfigError, match=r"do not tell whether it is a plain ViT: scales called"):
+        with pytest.raises(ConfigError, match=r"do not tell whether it is a plain ViT: DeiT III has scales"):
             convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=config)
     args = {"img_size": 32, "patch_size": 8, "num_heads": 4, **TIMM_SIZES}
     named = {"architecture": "deit3_small_patch16_224", "model_args": args}
