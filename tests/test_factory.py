@@ -635,8 +635,8 @@ def test_a_fine_tune_does_not_borrow_the_labels_of_what_it_began_with(tag: dict[
 
 
 @pytest.mark.parametrize(("changes", "text"), [
-    ({"architecture": "vit_base_patch16_rope_ape_224"}, "its architecture, vit_base_patch16_rope_ape_224, is not one of"),
-    ({"architecture": "vit_base_patch16_rpn_224"}, "architecture, vit_base_patch16_rpn_224, is not one of"),
+    ({"architecture": "vit_base_patch16_rope_ape_224"}, "its architecture, vit_base_patch16_rope_ape_224, is not one"),
+    ({"architecture": "vit_base_patch16_rpn_224"}, "its architecture, vit_base_patch16_rpn_224, is not"),
     ({"architecture": "mine"}, "its architecture, mine, is not one of timm's that vitlite runs. If these weights are"),
     ({"model_args": {"act_layer": "relu"}}, "act_layer is 'relu'; vitlite supports gelu, gelu_tanh, quick_gelu"),
     ({"model_args": {"norm_layer": "rmsnorm"}}, "model_args has norm_layer 'rmsnorm'; vitlite supports 'layernorm'"),
@@ -657,9 +657,9 @@ def test_what_timm_computes_otherwise_is_refused_by_name(changes: dict[str, Any]
 
 @pytest.mark.parametrize(("about", "text"), [
     ({"model_type": "paddleocr_vl"}, "its model_type, paddleocr_vl, is not one of transformers' that vitlite runs"),
-    ({"model_type": "vit", "architectures": ["ViTForMaskedImageModeling"]}, "its architectures contain ViTForMaskedImage"),
-    ({"model_type": "dinov2", "architectures": ["Dinov2Backbone"]}, "architectures contain Dinov2Backbone; for"),
-    ({"model_type": "clip", "architectures": ["CLIPForImageClassification"]}, "architectures contain CLIPForImage"),
+    ({"model_type": "vit", "architectures": ["ViTForMaskedImageModeling"]}, "its architectures contain ViTForMaskedI"),
+    ({"model_type": "dinov2", "architectures": ["Dinov2Backbone"]}, "its architectures contain Dinov2Backbone"),
+    ({"model_type": "clip", "architectures": ["CLIPForImageClassification"]}, "its architectures contain CLIPForImage"),
     ({"model_type": "clip", "vision_config": {"model_type": "siglip_vision_model"}}, "its vision_config is of model"),
     ({"model_type": "vit", "hidden_act": "gelu_10"}, "hidden_act is 'gelu_10'; vitlite supports gelu, gelu_python"),
     ({"model_type": "vit", "auto_map": {"AutoModel": "m.M"}}, "it has auto_map {'AutoModel': 'm.M'}; vitlite supports"),
