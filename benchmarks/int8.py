@@ -22,7 +22,7 @@ from peer_models import load, traced
 from torch import Tensor
 
 import vitlite
-from vitlite.fast import kernels
+from vitlite import kernels
 from vitlite.fast import optimize as optimize_module
 from vitlite.fast.measure import Benchmark, difference, machine, measure, optimized, random_model
 from vitlite.fast.optimize import optimize

@@ -11,8 +11,8 @@ import time
 import torch
 from torch import Tensor
 
-from vitlite.fast.kernels import PackedLinear
 from vitlite.fast.measure import machine
+from vitlite.kernels import PackedLinear
 
 DIM, BLOCKS, ROUNDS = 768, 12, 10
 ROWS = (128, 192, 197, 256, 257, 261, 272, 384, 512)

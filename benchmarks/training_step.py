@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from vitlite import ViT
 from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.config import ViTConfig
-from vitlite.fast.kernels import float32_products, float32_products_are_exact
 from vitlite.images.transform import normalise
+from vitlite.kernels import float32_products, float32_products_are_exact
 from vitlite.presets import PRESETS
 from vitlite.training.augment import shuffled
 from vitlite.training.data import read_cifar10

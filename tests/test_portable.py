@@ -91,7 +91,8 @@ import sys, torch
 sys.path.insert(0, sys.argv[1])
 from models import tiny_model
 from vitlite import optimize
-from vitlite.fast import blocks, kernels
+from vitlite import kernels
+from vitlite.fast import blocks
 
 floats = (torch.float32, torch.bfloat16)
 choice = kernels.KernelChoice(linear=True, packed=floats, powers=floats)

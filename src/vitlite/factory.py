@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from vitlite import storage
 from vitlite.checkpoints.build import BuildOptions, Source, build
 from vitlite.checkpoints.fingerprint import sample_of
 from vitlite.checkpoints.locate import Location, locate, locate_record
@@ -29,7 +30,7 @@ from vitlite.errors import ConfigError, UnknownNameError
 from vitlite.images.transform import MissingPreprocess, Preprocess
 from vitlite.nn.vit import ViT
 from vitlite.presets import PRESETS
-from vitlite.zoo import registry, verify
+from vitlite.zoo import registry
 
 ImageSize = int | tuple[int, int]
 Place = str | PathLike[str]
@@ -178,9 +179,9 @@ def _open(location: Location, given: Metadata, options: LoadOptions, name: str |
     """
     with open_weights(location.path) as file:
         if len(file.files) == 1:
-            sha256 = verify.check_sha256(file.files[0], location.sha256)
+            sha256 = storage.check_sha256(file.files[0], location.sha256)
         else:
-            hashes = "".join(verify.sha256_of(path) for path in file.files)
+            hashes = "".join(storage.sha256_of(path) for path in file.files)
             sha256 = hashlib.sha256(hashes.encode()).hexdigest()
         own = Metadata() if location.metadata is None else read_metadata(location.metadata, file.metadata.get(ID))
         mapping, resolved = understand(file, own, given)
@@ -189,11 +190,11 @@ def _open(location: Location, given: Metadata, options: LoadOptions, name: str |
         moved = target.pool != resolved.config.pool
         new_head = target.num_classes > 0 and (moved or target.num_classes != resolved.config.num_classes)
         wanted = BuildOptions(target, new_head, _device(options.device), _dtype(options.dtype))
-        scan = not all(verify.was_scanned(path) for path in file.files)
+        scan = not all(storage.was_scanned(path) for path in file.files)
         model, report = build(file, mapping, resolved.config, wanted, resolved.provenance, scan=scan)
         if scan and not report.dropped:
             for path in file.files:
-                verify.mark_scanned(path)
+                storage.mark_scanned(path)
     if target.num_classes and not new_head:
         model.labels, error = _labels(own, given, location, target.num_classes)
         report = replace(report, unlabelled=error)

@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitlite import kernels
 from vitlite.errors import OptimizedError
-from vitlite.fast import kernels
 from vitlite.fast.optimize import optimize
 
 pytestmark = [  # of torch itself

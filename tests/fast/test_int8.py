@@ -16,8 +16,8 @@ from vitlite.errors import OptimizedError
 from vitlite.fast import calibrate, int8
 from vitlite.fast import optimize as module
 from vitlite.fast.int8 import Int8Linear, Quantization, int8_is_right, quantize_weight
-from vitlite.fast.kernels import KernelChoice
 from vitlite.fast.optimize import OptimizedViT, kernels_of
+from vitlite.kernels import KernelChoice
 from vitlite.nn.layers import MLP, Block, QuickGELU
 
 pytestmark = pytest.mark.skipif(not int8_is_right(torch.float32), reason="no int8 on this CPU")

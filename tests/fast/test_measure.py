@@ -8,8 +8,8 @@ import torch
 
 from vitlite import ViTConfig
 from vitlite.fast import measure as module
-from vitlite.fast.kernels import PlainLinear, float32_products
 from vitlite.fast.measure import Benchmark, difference, eager, machine, optimized, products, random_model
+from vitlite.kernels import PlainLinear, float32_products
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=48, depth=2, heads=4, mlp_dim=96, num_classes=7)
 

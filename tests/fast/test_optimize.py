@@ -18,12 +18,12 @@ import torch
 from changed_models import quantise
 from torch import Tensor, nn
 
-from vitlite import ViT, ViTConfig, optimize
+from vitlite import ViT, ViTConfig, kernels, optimize
 from vitlite.errors import InputError, OptimizedError
-from vitlite.fast import attention, blocks, kernels, slices
+from vitlite.fast import attention, blocks, slices
 from vitlite.fast import optimize as module
-from vitlite.fast.kernels import KernelChoice
 from vitlite.images import Preprocess, TransformConfig
+from vitlite.kernels import KernelChoice
 
 SIZES: dict[str, Any] = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=96, num_classes=7)
 TRANSFORM = TransformConfig(

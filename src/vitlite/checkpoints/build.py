@@ -18,7 +18,7 @@ from vitlite.config import Resample, ViTConfig
 from vitlite.errors import CheckpointError
 from vitlite.nn.positions import RESAMPLE, resample_positions
 from vitlite.nn.vit import ViT, model_on_meta
-from vitlite.zoo.verify import Verified
+from vitlite.storage import Verified
 
 MAX_DIFF = 40  # lines
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from vitlite.checkpoints.metadata import BESIDE_WEIGHTS
 from vitlite.checkpoints.reader import INDEX, PICKLES, READABLE, WEIGHTS, files_of, metadata_folder, path_of
 from vitlite.errors import CheckpointError, DownloadError, closest
+from vitlite.storage import Verified
 from vitlite.zoo import download, registry
-from vitlite.zoo.verify import Verified
 
 REPOSITORY = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?")
 

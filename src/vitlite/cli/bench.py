@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vitlite import kernels
 from vitlite.cli.options import check_device, expanded_path, positive, positives
 from vitlite.cli.tables import bold
 from vitlite.config import ViTConfig
 from vitlite.errors import InputError
-from vitlite.fast import kernels
 from vitlite.fast.bench import Timing, advice, time_model
 from vitlite.fast.measure import machine, random_model
 from vitlite.presets import preset

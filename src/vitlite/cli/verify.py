@@ -5,9 +5,9 @@ from pathlib import Path
 
 from vitlite.cli.options import expanded
 from vitlite.errors import DownloadError, VitliteError, printable
+from vitlite.storage import hash_again
 from vitlite.zoo import registry
 from vitlite.zoo.download import find_cached, stated_hash
-from vitlite.zoo.verify import hash_again
 
 
 def add_arguments(parser: ArgumentParser) -> None:

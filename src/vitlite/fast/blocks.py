@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vitlite.fast.attention import ClassTokenAttention, attend_fused, attend_in_cache
-from vitlite.fast.kernels import LONG, Layer, Linear, PlainLinear, fastest_linear, kernel_choice
+from vitlite.kernels import LONG, Layer, Linear, PlainLinear, fastest_linear, kernel_choice
 from vitlite.nn.layers import MLP, Attention, AttentionPool, Block, PatchEmbed, SwiGLU
 from vitlite.nn.stem import StandardConv
 

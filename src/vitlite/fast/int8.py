@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlite.fast.blocks import FloatLayers, plain_norm
-from vitlite.fast.kernels import ACTIVATIONS, ROUNDED, Layer, agrees, random_numbers
+from vitlite.kernels import ACTIVATIONS, ROUNDED, Layer, agrees, random_numbers
 
 LARGEST = 255
 LARGEST_WEIGHT = 127

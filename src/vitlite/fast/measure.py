@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.config import ViTConfig
-from vitlite.fast.kernels import LONG, fastest_linear, first_core, float32_products, float32_products_are_exact
 from vitlite.fast.optimize import optimize
 from vitlite.fast.slices import SLICE
+from vitlite.kernels import LONG, fastest_linear, first_core, float32_products, float32_products_are_exact
 from vitlite.nn import costs
 from vitlite.nn.vit import ViT
 

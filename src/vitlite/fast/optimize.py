@@ -25,7 +25,8 @@ from vitlite.errors import OptimizedError
 from vitlite.fast.blocks import FastAttentionPool, FastBlock, FastPatches, FloatLayers, Kernels, Layers, fastest_kernels
 from vitlite.fast.calibrate import calibrated, fingerprint
 from vitlite.fast.int8 import Int8Layers, int8_is_right
-from vitlite.fast.kernels import (
+from vitlite.fast.slices import compute, join, split
+from vitlite.kernels import (
     LONG,
     PackedLinear,
     float32_products,
@@ -35,7 +36,6 @@ from vitlite.fast.kernels import (
     kernel_choice,
     linear_is_faster,
 )
-from vitlite.fast.slices import compute, join, split
 from vitlite.nn.layers import AttentionPool, Block
 from vitlite.nn.vit import Features, ViT, check_images
 

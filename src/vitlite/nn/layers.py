@@ -10,8 +10,8 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from vitlite import kernels
 from vitlite.config import ViTConfig
-from vitlite.fast import kernels
 from vitlite.nn.positions import rotate
 from vitlite.nn.stem import stem
 

@@ -15,8 +15,8 @@ from vitlite import storage
 from vitlite.checkpoints.reader import RUN_STATE
 from vitlite.checkpoints.save import check_savable, write_tensors
 from vitlite.errors import TrainError
-from vitlite.fast.kernels import float32_products, float32_products_are_exact
 from vitlite.images.transform import preprocess_of
+from vitlite.kernels import float32_products, float32_products_are_exact
 from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.data import ImageData, digest

@@ -18,8 +18,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitlite.errors import DownloadError
-from vitlite.storage import cache_folder, lock, write_text
-from vitlite.zoo.verify import Verified, WrongBytesError, check_sha256, hash_of, remember, sha256_of
+from vitlite.storage import (
+    Verified,
+    WrongBytesError,
+    cache_folder,
+    check_sha256,
+    hash_of,
+    lock,
+    remember,
+    sha256_of,
+    write_text,
+)
 
 _log = getLogger("vitlite")
 _COMMIT = re.compile("[0-9a-f]{40}")

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitlite import ViT, ViTConfig, optimize
+from vitlite import ViT, ViTConfig, kernels, optimize
 from vitlite.errors import ConfigError
-from vitlite.fast import kernels
-from vitlite.fast.kernels import KernelChoice, PackedLinear, PlainLinear
+from vitlite.kernels import KernelChoice, PackedLinear, PlainLinear
 from vitlite.nn.layers import linear as linear_layer
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -333,7 +332,8 @@ def test_a_setting_changed_meanwhile_stays() -> None:
 
 ANOTHER_THREAD = """
 import threading, torch, vitlite
-from vitlite.fast import kernels, optimize as module
+from vitlite import kernels
+from vitlite.fast import optimize as module
 torch.cpu._is_amx_tile_supported = lambda: False  # oneDNN is limited to what a CPU without it has
 if not kernels.float32_products_are_exact():
     print(0.0)
@@ -387,7 +387,7 @@ else:
     vars(torch._C._functorch).pop("peek_interpreter_stack", None)
 from models import tiny_model
 import vitlite
-from vitlite.fast import kernels
+from vitlite import kernels
 
 for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
     model = tiny_model(dim=64, mlp_dim=96)

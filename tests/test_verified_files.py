@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fetching import OTHER, SHA256, WEIGHTS, flip, rot
 
+from vitlite import storage
 from vitlite.errors import DownloadError
-from vitlite.zoo import verify
-from vitlite.zoo.verify import check_sha256, hash_again, mark_scanned, sha256_of, was_scanned
+from vitlite.storage import check_sha256, hash_again, mark_scanned, sha256_of, was_scanned
 
 OTHER_SHA256 = hashlib.sha256(OTHER).hexdigest()
 
@@ -29,13 +29,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were read to be hashed."""
     read: list[Path] = []
-    hash_of = verify.hash_of
+    hash_of = storage.hash_of
 
     def note(path: Path, digest: Any) -> str:
         read.append(path)
         return hash_of(path, digest)
 
-    monkeypatch.setattr(verify, "hash_of", note)
+    monkeypatch.setattr(storage, "hash_of", note)
     return read
 
 
