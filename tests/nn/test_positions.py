@@ -35,11 +35,6 @@ def learned(seed: int = 0) -> nn.Parameter:
     return nn.Parameter(torch.randn(1, 17, 8, generator=generator))
 
 
-def test_the_native_grid_is_the_table_itself() -> None:
-    table = learned()
-    assert PositionTables().learned(table, GRID, GRID, "timm") is table
-
-
 def test_each_grid_and_method_is_computed_once(stretched: list[tuple[int, int]]) -> None:
     tables, table = PositionTables(), learned()
     with torch.no_grad():

@@ -286,19 +286,15 @@ class OptimizedViT(ViT):
         return self._run(images, lambda part: super(OptimizedViT, self).attention_maps(part, wanted), batch_axis=1)
 
     def _embed(self, images: Tensor) -> Tensor:
-        x, rotation = self._tokens(images), self._rotation(images)
+        x, rotation = self._tokens(images)
         *blocks, last = cast("Sequence[FastBlock]", self.blocks)
         for block in blocks:
             x = block(x, *rotation)
         return self.pre_logits(self.fc_norm(self._pool(last.pooled_tokens(x, *rotation))))
 
-    def _tokens(self, images: Tensor) -> Tensor:
-        added, _ = self._tables(images)
-        return self.norm_pre(self.patch_embed(images, added).to(self._plan.stream))
-
-    def _rotation(self, images: Tensor) -> tuple[Tensor, ...]:
-        _, rotation = self._tables(images)
-        return rotation
+    def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        added, rotation = self._tables(images)
+        return self.norm_pre(self.patch_embed(images, added).to(self._plan.stream)), rotation
 
     def _tables(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return what depends on the grid alone, computed once: what is added to the patches, and the rotation."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from vitlite.errors import ConfigError, ImageError, check_count, missing_extra
+from vitlite.errors import ConfigError, ImageError, missing_extra
 from vitlite.images.decode import decode, to_tensor
 
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ class TransformConfig:
         for name in ("mean", "std", "cut"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        _check_choices(self)
         _check_sizes(self)
-        _check_numbers(self)
+        _check_values(self)
         if self.share is not None and _before_crop(self.cropped, self.share) != self.resize:
             object.__setattr__(self, "share", None)  # it belongs to other sizes, which dataclasses.replace changed
 
@@ -88,7 +87,6 @@ class TransformConfig:
         ...                 mean=(0.5,), std=(0.5,)).in_whole_patches(14).size
         (378, 378)
         """
-        check_count(patch, "patch")
         height, width = self.size
         size = height - height % patch, width - width % patch
         if size == self.size or not all(size):
@@ -149,13 +147,6 @@ def _before_crop(size: tuple[int, int], share: float) -> tuple[int, int]:
     return math.floor(size[0] / share), math.floor(size[1] / share)
 
 
-def _check_choices(transform: TransformConfig) -> None:
-    for name, choices in (("mode", Mode), ("interpolation", Interpolation), ("margin", Margin)):
-        value = getattr(transform, name)
-        if not isinstance(value, str) or value not in get_args(choices):
-            raise ConfigError(f"TransformConfig: {name} must be one of {get_args(choices)}, got {value!r}.")
-
-
 def _check_sizes(transform: TransformConfig) -> None:
     for name in ("size", "resize", "cut"):
         value = getattr(transform, name)
@@ -173,7 +164,11 @@ def _check_sizes(transform: TransformConfig) -> None:
         raise ConfigError(f"TransformConfig: a size of {size} does not fit in a crop of {cropped}.")
 
 
-def _check_numbers(transform: TransformConfig) -> None:
+def _check_values(transform: TransformConfig) -> None:
+    for name, choices in (("mode", Mode), ("interpolation", Interpolation), ("margin", Margin)):
+        value = getattr(transform, name)
+        if value not in get_args(choices):
+            raise ConfigError(f"TransformConfig: {name} must be one of {get_args(choices)}, got {value!r}.")
     for name in ("mean", "std"):
         values = getattr(transform, name)
         if not isinstance(values, tuple) or not values:
@@ -387,17 +382,15 @@ def normalise(pixels: Tensor, transform: TransformConfig, channels: int) -> Tens
     Raises:
         ImageError: The transform is for another number of channels.
     """
-    mean = _per_channel(transform.mean, channels, pixels.device)
-    std = _per_channel(transform.std, channels, pixels.device)
+    per_channel = []
+    for values in (transform.mean, transform.std):
+        if len(set(values)) == 1:  # the same for every channel, however many there are
+            values = values[:1]
+        elif len(values) != channels:
+            raise ImageError(
+                f"The transform has mean and std for {len(values)} channels, and the model takes {channels}. "
+                "Set model.preprocess to a TransformConfig with as many, or change its config.json."
+            )
+        per_channel.append(torch.tensor(values, dtype=torch.float32, device=pixels.device)[:, None, None])
+    mean, std = per_channel
     return pixels.to(torch.float32, copy=True).mul_(transform.scale).sub_(mean).div_(std)
-
-
-def _per_channel(values: tuple[float, ...], channels: int, device: torch.device) -> Tensor:
-    if len(set(values)) == 1:  # the same for every channel, however many there are
-        values = values[:1]
-    elif len(values) != channels:
-        raise ImageError(
-            f"The transform has mean and std for {len(values)} channels, and the model takes {channels}. "
-            "Set model.preprocess to a TransformConfig with as many, or change its config.json."
-        )
-    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]

@@ -207,7 +207,8 @@ def _best_labels(model: "ViT", top: int) -> Callable[[Tensor], list[list[Predict
     Raises:
         InputError: The model has no head or no labels, or `top` is not a positive integer.
     """
-    check_count(top, "top")
+    if type(top) is not int or top < 1:
+        raise InputError(f"top must be a positive integer, got {top!r}.")
     classes = model.config.num_classes
     if classes < 2:
         raise InputError(

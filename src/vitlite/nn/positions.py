@@ -5,7 +5,8 @@ Shapes: h and w patches down and across, d width of a token. A table has a row f
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +120,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return rotated.to(x.dtype)  # cosines and sines are in full precision
 
 
+@dataclass(eq=False)
 class PositionTables:
     """The position tables of one model, computed once for each grid in inference.
 
@@ -126,20 +128,16 @@ class PositionTables:
     emptied while another thread reads it.
     """
 
-    LARGEST = 16  # grids
+    LARGEST: ClassVar[int] = 16  # grids
 
-    def __init__(self) -> None:
-        self.resampled: tuple[Tensor, dict[Any, Tensor]] | None = None  # a copy of the learned table, and its versions
-        self.fixed: dict[Any, tuple[Tensor, ...]] = {}
+    resampled: tuple[Tensor, dict[Any, Tensor]] | None = None  # a copy of the learned table, and its versions
+    fixed: dict[Any, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type["PositionTables"], tuple[()]]:
         return PositionTables, ()
 
     def learned(self, table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
         """Return a learned table for another grid: (1, rows, d)."""
-        dynamic = isinstance(new[0], torch.SymInt) or isinstance(new[1], torch.SymInt)
-        if not dynamic and new == grid:
-            return table
         learns = table.requires_grad and torch.is_grad_enabled()
         if learns or table.device.type != "cpu" or not _is_plain_parameter(table):  # a GPU would have to synchronise
             return resample_positions(table, grid, new, method)

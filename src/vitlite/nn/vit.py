@@ -49,7 +49,7 @@ class ViT(nn.Module):
         self.config = config
         self.labels: Sequence[str] | None = None  # names of the classes
         self.source: Source | None = None  # where the weights came from; None: random
-        self.preprocess = None
+        self.__dict__["_preprocess"] = None
 
         self.patch_embed = PatchEmbed(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, d)) if config.class_token else None
@@ -76,7 +76,7 @@ class ViT(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Return one vector an image, the input of the head: (b, c, h, w) -> (b, d)."""
-        x, rotation = self._tokens(images), self._rotation(images)
+        x, rotation = self._tokens(images)
         for block in self.blocks:
             x = block(x, *rotation)
         return self.pre_logits(self.fc_norm(self._pool(x)))
@@ -90,7 +90,7 @@ class ViT(nn.Module):
             norm: Apply the final norm to the outputs of the blocks, too, as DINO does.
         """
         wanted = self._layers(layers)
-        x, rotation = self._tokens(images), self._rotation(images)
+        x, rotation = self._tokens(images)
         outputs = {}
         for i, block in enumerate(self.blocks):
             x = block(x, *rotation)
@@ -119,7 +119,7 @@ class ViT(nn.Module):
         wanted = self._layers(layers)
         if not wanted:
             raise InputError("attention_maps got no layers. Pass at least one block index, such as layers=(-1,).")
-        x, rotation = self._tokens(images), self._rotation(images)
+        x, rotation = self._tokens(images)
         maps = {}
         for i in range(max(wanted) + 1):
             block: Block = self.blocks[i]  # type: ignore[assignment]
@@ -152,9 +152,11 @@ class ViT(nn.Module):
     @property
     def preprocess(self) -> Callable[[Any], Tensor]:
         """The function that turns an image, or a list of images, into the tensor that the model takes."""
-        from vitlite.images import Preprocess
+        from vitlite.images.transform import MissingPreprocess, Preprocess
 
-        kept: Any = self.__dict__["_preprocess"]
+        kept: Any = self.__dict__["_preprocess"]  # without the model, which would not be freed at once with a cycle
+        if kept is None:
+            return MissingPreprocess()
         return kept.replace(model=self) if isinstance(kept, Preprocess) else kept
 
     @preprocess.setter
@@ -179,19 +181,27 @@ class ViT(nn.Module):
         """The dtype of the weights."""
         return self.patch_embed.proj.weight.dtype
 
-    def _tokens(self, images: Tensor) -> Tensor:
-        """Return class token, registers and patches with their positions: (b, c, h, w) -> (b, n, d)."""
+    def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return class token, registers and patches with their positions, (b, n, d), and the rotation for attention.
+
+        With rotary positions, the rotation is the cosines and sines of each token, (n, head_dim / 2); else it is ().
+        """
         check_images(images, self.config)
+        config, grid = self.config, self._grid(images)
         patches = self.patch_embed(images)
         cls: Tensor | None = self.cls_token
-        positions = self._positions(self._grid(images))
+        positions = self._positions(grid)
         if positions is not None:
             rows = patches.shape[1]
-            if cls is not None and self.config.cls_position:
+            if cls is not None and config.cls_position:
                 cls = cls + positions[:, :-rows]
             patches = patches + positions[:, -rows:]
         prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
-        return self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
+        tokens = self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
+        if config.positions != "rope":
+            return tokens, ()
+        weight = self.patch_embed.proj.weight
+        return tokens, self.tables.rotation(weight, grid, config.prefix_tokens, config.head_width)
 
     def _grid(self, images: Tensor) -> tuple[int, int]:
         p = self.config.patch_size
@@ -200,20 +210,13 @@ class ViT(nn.Module):
     def _positions(self, grid: tuple[int, int]) -> Tensor | None:
         """Return the position table for a grid, (1, rows, d)."""
         config = self.config
-        if self.pos_embed is not None:
-            return self.tables.learned(self.pos_embed, config.grid, grid, config.resample)
         if config.positions == "sincos2d":
             cls_row = config.class_token and config.cls_position
             return self.tables.sincos(self.patch_embed.proj.weight, grid, cls_row)
-        return None
-
-    def _rotation(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return the cosines and sines of rotary positions, (n, head_dim / 2) each; () for other positions."""
-        config = self.config
-        if config.positions != "rope":
-            return ()
-        weight, grid = self.patch_embed.proj.weight, self._grid(images)
-        return self.tables.rotation(weight, grid, config.prefix_tokens, config.head_width)
+        dynamic = isinstance(grid[0], torch.SymInt) or isinstance(grid[1], torch.SymInt)
+        if self.pos_embed is None or (not dynamic and grid == config.grid):
+            return self.pos_embed
+        return self.tables.learned(self.pos_embed, config.grid, grid, config.resample)
 
     def _pool(self, x: Tensor) -> Tensor:
         """Apply the final norm and pool the tokens: (b, n, d) -> (b, d), or (b, 2 d) for two tokens side by side."""
