@@ -264,11 +264,11 @@ class Preprocess:
         return self.__dict__ | {"model": model}
 
 
+@dataclass(frozen=True)
 class MissingPreprocess:
     """The `preprocess` of a model whose weights came without it. Calling it raises the reason."""
 
-    def __init__(self, reason: str = "These weights came without preprocessing") -> None:
-        self.reason = reason
+    reason: str = "These weights came without preprocessing"
 
     def __call__(self, images: Any) -> Tensor:
         raise ImageError(
