@@ -1,8 +1,8 @@
-"""Every error that vitlite raises on purpose.
+"""The exceptions that vitlite raises.
 
-Each one is also what a Python caller would expect (`ValueError`, `OSError`, ...). Its text says what failed and with
-which value, then what to do. The command line prints the same text, so it names the argument and the option: "Pass
-image_size= (--size)."
+Each one is also a subclass of the built-in exception that a caller expects (`ValueError`, `OSError`, ...). Its text
+says what failed and with which value, then what to do. The command line prints the same text, so the text names both
+the argument and the option: "Pass image_size= (--size)."
 """
 
 import copy
@@ -20,7 +20,7 @@ class VitliteError(Exception):
 
     Args:
         text: What failed and with which value, then what to do. Names and values from files need no escaping:
-            characters that a terminal cannot show are made visible here, and a text that is too long is shortened.
+            unprintable characters are escaped here, and a text that is too long is shortened.
 
     >>> str(VitliteError("There is no file \x1b[31mred. Check the path."))
     'There is no file \\x1b[31mred. Check the path.'
@@ -34,7 +34,7 @@ class VitliteError(Exception):
         return self.text
 
     def within(self: E, context: str) -> E:
-        """Return the same error with context in front of its text, such as the file that was being read.
+        """Return the same error with context before its text, such as the file that was being read.
 
         >>> str(CheckpointError("The header is damaged.").within("mine.safetensors"))
         'mine.safetensors: The header is damaged.'
@@ -54,7 +54,7 @@ def _rebuild(kind: type[E], state: dict[str, Any]) -> E:
 
 
 def printable(text: str) -> str:
-    r"""Return the text with characters that a terminal cannot show made visible, shortened if it is very long.
+    r"""Return the text with unprintable characters escaped, shortened if it is very long.
 
     >>> print(printable("There is no file \x1b[31mred:\n- blocks.0"))
     There is no file \x1b[31mred:
@@ -67,11 +67,11 @@ def printable(text: str) -> str:
 
 
 class ConfigError(VitliteError, ValueError):
-    """A `ViTConfig`, or an option of `create` or `load`, that is not valid."""
+    """An invalid `ViTConfig`, or an invalid option of `create` or `load`."""
 
 
 class InputError(VitliteError, ValueError):
-    """An argument or a tensor that a model or function cannot take."""
+    """An argument or a tensor that a model or function cannot accept."""
 
 
 class ImageError(VitliteError, ValueError):
@@ -83,7 +83,7 @@ class UnknownNameError(VitliteError, ValueError):
 
 
 class CheckpointError(VitliteError, RuntimeError):
-    """A weights file that does not fit, is damaged, or is not what it should be."""
+    """A weights file that is damaged, does not fit the model, or is not supported."""
 
 
 class DownloadError(VitliteError, OSError):
@@ -91,7 +91,7 @@ class DownloadError(VitliteError, OSError):
 
 
 class OptimizedError(VitliteError, RuntimeError):
-    """An operation that an optimized model does not offer."""
+    """An operation that an optimized model does not support."""
 
 
 class ExportError(VitliteError, RuntimeError):
@@ -122,12 +122,12 @@ def check_count(number: Any, name: str) -> None:
 
 
 def not_finite(dtype: object) -> InputError:
-    """Return the error for outputs with nan or infinity, as float16 gives where activations exceed its range."""
+    """Return the error for outputs with NaN or infinity, such as overflow in float16."""
     return InputError(f"The model's outputs are not finite in {dtype}. Use float32 or bfloat16 (--dtype).")
 
 
 def counted(endings: Counter[str]) -> str:
-    """Return how many files have which extension, the most frequent first.
+    """Return the number of files for each extension, most frequent first.
 
     >>> counted(Counter({".heic": 12, "": 1}))
     '12 .heic, 1 without an extension'

@@ -1,4 +1,4 @@
-"""The named presets: one row for each shape of Vision Transformer, as in the papers. Nothing here imports torch."""
+"""The named presets: one row per shape of Vision Transformer, as in the papers. This module does not import torch."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ PRESETS = {
 
 
 def preset(name: str) -> ViTConfig:
-    """The config of a named preset.
+    """Return the config of a named preset.
 
     >>> preset("vit_base_16").depth
     12

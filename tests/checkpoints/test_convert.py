@@ -302,12 +302,12 @@ def test_pickle_with_several_networks_needs_a_key(keys: tuple[str, str], tmp_pat
     torch.save(states | rest, tmp_path / "vit.pth")
     with pytest.raises(CheckpointError, match=rf"contains several ViTs: {keys[0]}, {keys[1]}\. Choose one with key="):
         convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm")
-    with pytest.raises(CheckpointError, match=rf"no ViT that vitlite knows at other. It contains: {keys[0]}, "):
+    with pytest.raises(CheckpointError, match=rf"no ViT in a known format at other. It contains: {keys[0]}, "):
         convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm", key="other")
     convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm", key=keys[1])
     written = load_file(tmp_path / "vit.safetensors")
     assert torch.equal(written["head.bias"], states[keys[1]]["module.head.bias"])
-    with pytest.raises(ConfigError, match=r"is not a pickle, so there is nothing to choose\. Leave out key="):
+    with pytest.raises(ConfigError, match=r"is not a pickle, so key= does not apply\. Leave out key="):
         convert(tmp_path / "vit.safetensors", tmp_path / "again.safetensors", "timm", key=keys[1])
 
 
@@ -502,10 +502,10 @@ def test_pickles_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         convert(tmp_path / "evil.pth", tmp_path / "out.safetensors", "timm")
     assert not (tmp_path / "evil").exists()
     torch.save({"step": 3}, tmp_path / "none.pth")
-    with pytest.raises(CheckpointError, match=r"none.pth contains no ViT that vitlite knows. It contains: step"):
+    with pytest.raises(CheckpointError, match=r"none.pth contains no ViT in a known format. It contains: step"):
         convert(tmp_path / "none.pth", tmp_path / "out.safetensors", "timm")
     torch.save([torch.ones(1)], tmp_path / "list.pth")
-    with pytest.raises(CheckpointError, match=r"list.pth contains no ViT that vitlite knows. It contains: list"):
+    with pytest.raises(CheckpointError, match=r"list.pth contains no ViT in a known format. It contains: list"):
         convert(tmp_path / "list.pth", tmp_path / "out.safetensors", "timm")
     torch.save({"model": tiny_model().state_dict() | {"more": torch.ones(1)}}, tmp_path / "more.pth")
     with pytest.raises(CheckpointError, match=r"more.pth .*\n\+ more \(1,\)"):
@@ -536,7 +536,7 @@ def test_transformers_stretches_the_oblong_table_of_a_dinov2_as_if_it_were_a_squ
     sizes = {"image_size": (16, 64), "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1}
     config = getattr(transformers, f"{kind}Config")(**sizes, num_attention_heads=2, mlp_ratio=2)
     getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="image_size is 16 x 64, but transformers' DINOv2 reads"):
+    with pytest.raises(CheckpointError, match="image_size is 16 x 64, but transformers' DINOv2 has a square"):
         load(tmp_path)
     config.image_size = 32
     config.save_pretrained(tmp_path)

@@ -74,7 +74,7 @@ def test_a_transform_that_is_not_valid_is_an_error_when_it_is_used(tmp_path: Pat
 @pytest.mark.parametrize(
     ("section", "text"),
     [
-        ([], "vitlite must be a table"),
+        ([], "vitlite must be a JSON object"),
         ({"config": {"dim": "wide"}}, r"vitlite\.config: dim must be an integer from 1 to \d+, got 'wide'"),
         ({"config": {"wings": 2}}, r"vitlite\.config has wings\. It may be from a newer version"),
         ({"config": {}, "labels": [1]}, r"vitlite\.labels must be strings, got \[1\]"),
@@ -184,12 +184,14 @@ def test_the_patches_that_timm_cuts(name: str, given: dict[str, Any], pixels: in
 def test_two_numbers_of_classes(tmp_path: Path) -> None:
     """timm makes a new head for the one, and loads nothing for the other, without a word."""
     about = {"architecture": "vit_base_patch16_224", "num_classes": 3, "model_args": {"num_classes": 2}}
-    with pytest.raises(CheckpointError, match=r"config\.json: num_classes is 3, and in model_args 2"):
+    with pytest.raises(CheckpointError, match=r"config\.json: num_classes is 3, but 2 in model_args"):
         beside(tmp_path, about)
 
 
 def test_patches_with_two_sides(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json: patch_size is 16 x 8; vitlite's patches are square"):
+    with pytest.raises(
+        CheckpointError, match=r"config\.json: patch_size is 16 x 8; vitlite supports only square patches"
+    ):
         beside(tmp_path, {"architecture": "vit_base_patch16_224", "model_args": {"patch_size": [16, 8]}})
 
 
@@ -313,7 +315,7 @@ def test_the_width_of_the_mlp_is_stated_in_two_ways(tmp_path: Path) -> None:
     ({"id2label": {"1": "bee", "0": "ant"}}, 2, ("ant", "bee")), ({}, 2, ("LABEL_0", "LABEL_1")),
     ({"num_labels": 3}, 3, ("LABEL_0", "LABEL_1", "LABEL_2")),
     ({"num_labels": 5, "id2label": {"0": "ant"}}, 1, ("ant",)),
-    ({"id2label": {"0": "ant", "2": "cow"}}, 2, "2 classes are named, and none of them has the number 1"),
+    ({"id2label": {"0": "ant", "2": "cow"}}, 2, "of the 2 labels, none is for class 1"),
     ({"architectures": ["ViTModel"]}, None, None),
     ({"id2label": {"0": "ant"}, "problem_type": "multi_label_classification"}, 1, "problem_type is multi_label_cl"),
     ({"id2label": {"0": "ant"}, "problem_type": "single_label_classification"}, 1, ("ant",)),
@@ -405,13 +407,13 @@ def test_transformers_switches():
     assert transform_from_transformers(config | {"do_rescale": False}).scale == 1
     assert transform_from_transformers(config | {"rescale_factor": 1 / 127.5}).scale == 1 / 127.5
     assert transform_from_transformers(config | {"do_normalize": False}).mean == (0.0,)
-    with pytest.raises(ConfigError, match=r"fixes no image size"):
+    with pytest.raises(ConfigError, match=r"does not fix the image size"):
         transform_from_transformers(config | {"do_resize": False})
-    with pytest.raises(ConfigError, match=r"fixes no image size"):
+    with pytest.raises(ConfigError, match=r"does not fix the image size"):
         transform_from_transformers({"size": {"shortest_edge": 224}, "resample": 3} | HUGGING)
-    with pytest.raises(ConfigError, match=r"fixes no image size"):
+    with pytest.raises(ConfigError, match=r"does not fix the image size"):
         transform_from_transformers(config | {"size": {"shortest_edge": 224, "longest_edge": 300}})
-    with pytest.raises(ConfigError, match="fixes no image size"):
+    with pytest.raises(ConfigError, match="does not fix the image size"):
         transform_from_transformers({"size": 224, "do_center_crop": True, "resample": 3} | HUGGING)
     with pytest.raises(ConfigError, match="has no resample"):
         transform_from_transformers(HUGGING)
@@ -439,7 +441,7 @@ def test_a_size_of_one_number_is_the_shorter_edge_where_the_processor_says_so(pr
     config = HUGGING | {"size": 256, "resample": 3, "image_processor_type": f"{processor}ImageProcessor"}
     transform = transform_from_transformers(config | {"do_center_crop": True, "crop_size": 224})
     assert (transform.mode, transform.resize) == ("center", (256, 256))
-    with pytest.raises(ConfigError, match="fixes no image size"):  # each picture keeps its own
+    with pytest.raises(ConfigError, match="does not fix the image size"):  # each picture keeps its own
         transform_from_transformers(config | {"do_center_crop": False})
 
 

@@ -208,8 +208,8 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
     for text, said in (
         ("{", "is not valid JSON: Expecting property name"),
         ("[]", "is not valid JSON: it is not an object"),
-        ('{"vitlite": {"config": [1]}}', "vitlite.config must be a table, got [1]."),
-        ('{"vitlite": {"config": {}, "preprocess": "none"}}', "vitlite.preprocess must be a table"),
+        ('{"vitlite": {"config": [1]}}', "vitlite.config must be a JSON object, got [1]."),
+        ('{"vitlite": {"config": {}, "preprocess": "none"}}', "vitlite.preprocess must be a JSON object"),
         ('{"vitlite": {}}', "vitlite has no config."),
         ('{"model_type": 3}', "model_type must be a string, got 3."),
         ('{"model_type": "vit", "hidden_act": []}', "hidden_act must be a string, got []"),
@@ -217,9 +217,9 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
         ('{"model_type": "vit", "layer_norm_eps": "small"}', "layer_norm_eps must be a number, got 'small'"),
         (
             '{"model_type": "vit", "image_size": [1, 2, 3]}',
-            "image_size must be a side in pixels or [hei",
+            "image_size must be a size in pixels or [hei",
         ),
-        ('{"architecture": null}', "its architecture, None, is not one of timm's"),
+        ('{"architecture": null}', "timm's architecture None is not supported"),
         ('{"architecture": "vit_tiny_patch16_224", "global_pool": "prr"}', "global_pool is prr; vitlite supports"),
     ):
         (tmp_path / "config.json").write_text(text)

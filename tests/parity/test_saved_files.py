@@ -1,4 +1,4 @@
-"""Files that the reference libraries write, or that have their layout, give the logits that the libraries give."""
+"""Files that the reference libraries write, or that have their format, give the logits that the libraries give."""
 
 import json
 import re
@@ -111,7 +111,7 @@ def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
     assert ours.config.to_dict() == expected
 
 
-def layout_of(reference: Reference, theirs: nn.Module) -> str:
+def format_of(reference: Reference, theirs: nn.Module) -> str:
     """Which of timm's spellings its own model has."""
     names = theirs.state_dict()
     if "dist_token" in names:
@@ -125,13 +125,13 @@ def layout_of(reference: Reference, theirs: nn.Module) -> str:
 def test_timm_takes_our_tensors_and_answers_the_same(reference: Reference) -> None:
     theirs = reference.build().eval()
     ours = spread(ViT(reference.config))
-    layout = layout_of(reference, theirs)
-    if layout.startswith("timm-eva"):  # which has no bias for keys
+    format = format_of(reference, theirs)
+    if format.startswith("timm-eva"):  # which has no bias for keys
         for name, tensor in ours.named_parameters():
             if name.endswith("qkv.bias"):
                 tensor.data.view(3, -1)[1] = 0
-    state = dict(rename_tensors(FORMATS[layout], "", ours.state_dict()))
-    if reference.folded and layout == "timm":  # it has rows for tokens, to which ours were added
+    state = dict(rename_tensors(FORMATS[format], "", ours.state_dict()))
+    if reference.folded and format == "timm":  # it has rows for tokens, to which ours were added
         rows = sum(ours.get_parameter(name).shape[1] for name in reference.folded)
         state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, rows, 0))
     theirs.load_state_dict(state)
@@ -218,11 +218,11 @@ def test_a_folder_of_the_hybrid_that_transformers_had(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "value", "text"), [
     ("layer_type", "preactivation", "has layer_type 'preactivation'; vitlite supports 'bottleneck'"),
     ("global_padding", "VALID", "has global_padding 'VALID'; vitlite supports 'same' or 'SAME'"),
-    ("global_padding", None, "its backbone_config has no global_padding"),
+    ("global_padding", None, "backbone_config has no global_padding"),
     ("embedding_dynamic_padding", False, "embedding_dynamic_padding False; vitlite supports True"),
-    ("out_features", ["stage1"], r"its tokens are made of \['stage1'\], not of the last stage"),
+    ("out_features", ["stage1"], r"out_features is \['stage1'\]; vitlite supports only the last stage"),
     ("num_groups", 16, "has num_groups 16; vitlite supports 32"), ("model_type", "resnet", "has model_type 'resnet'"),
-    ("sharpness", 2, "it has sharpness, which vitlite does not know"),
+    ("sharpness", 2, "has the unknown key sharpness"),
     ("depths", [2, 2], r"stem is \(1, 2\) in the tensors and \(2, 2\) in config.json"),
     ("use_timm_backbone", True, "has use_timm_backbone True; vitlite supports False"),
 ])  # fmt: skip
@@ -236,13 +236,13 @@ def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, tex
     ("DINOv3", {"rope_theta": 10000.0}, r"has rope_theta 10000.0; vitlite supports 100.0 or 100"),
     ("DINOv3", {"hidden_act": "silu"}, "hidden_act is 'silu'; vitlite supports gelu,"),
     ("DINOv3", {"use_gated_mlp": True, "hidden_act": "silu"}, "mlp is gelu in the tensors and swiglu in config.json"),
-    ("DINOv3, gated", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; vitlite supports gates by silu"),
-    ("DINOv3, gated", {"hidden_act": None}, "hidden_act is None; vitlite supports gates by silu"),
+    ("DINOv3, gated", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; for a gated MLP, vitlite supports silu"),
+    ("DINOv3, gated", {"hidden_act": None}, "hidden_act is None; for a gated MLP, vitlite supports silu"),
     ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "its architectures contain DINOv3ViTBackbone; for model_type"),
     ("DINOv2, gated", {"use_swiglu_ffn": False}, "mlp is swiglu in the tensors and gelu in config.json"),
     ("SigLIP", {"vision_use_head": False}, "has vision_use_head False; vitlite supports True"),
-    ("SigLIP", {"model_type": "siglip2_vision_model"}, "its model_type, siglip2_vision_model, is not one of"),
-    ("SigLIP, classifier", {"model_type": "siglip2"}, "its model_type, siglip2, is not one of transformers' that"),
+    ("SigLIP", {"model_type": "siglip2_vision_model"}, "transformers' model_type siglip2_vision_model is not supported"),
+    ("SigLIP, classifier", {"model_type": "siglip2"}, "transformers' model_type siglip2 is not supported"),
 ])  # fmt: skip
 def test_what_transformers_would_compute_otherwise_is_refused(
     option: str, changes: dict[str, Any], text: str, tmp_path: Path

@@ -25,7 +25,7 @@ from vitlite.nn.positions import resample_positions
 from vitlite.zoo import registry
 from vitlite.zoo.registry import Record
 
-RECORDS = [record for record in registry.RECORDS.values() if record.layout.startswith("timm") and record.repo]
+RECORDS = [record for record in registry.RECORDS.values() if record.format.startswith("timm") and record.repo]
 FAMILIES = (  # timm's modules of Vision Transformers: all of their names are in the zoo, or refused with a reason
     "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam", "deit",
     "eva", "beit", "naflexvit", "qwen3_vit", "gemma4_vit", "deepseek_vit",
@@ -143,7 +143,7 @@ def test_tensors(record: Record, tmp_path: Path):
     with open_weights(path) as file:
         mapping, resolved = understand(file, metadata_from_record(record))
     path.unlink()
-    assert mapping.format.name == record.layout
+    assert mapping.format.name == record.format
     assert not mapping.unknown
     assert {name: found.shape for name, found in mapping.tensors.items()} == ours(record.config)
     assert resolved.config.to_dict() == record.config.to_dict()
@@ -175,7 +175,7 @@ def answer_to(name: str) -> str:
         return "in the zoo"
     with pytest.raises(UnknownNameError) as caught:
         registry.info(name)
-    for answer in ("is not in the zoo: ", "is timm's name of a network"):
+    for answer in ("is not in the zoo: ", "is timm's name for an architecture"):
         if str(caught.value).startswith(f"{name!r} {answer}"):
             return answer
     return "neither"

@@ -160,7 +160,7 @@ def test_hub_without_hashes(server: Hub) -> None:
 @pytest.mark.parametrize("commit", ["", "../../../evil", "main"])
 def test_answer_without_a_commit_is_not_from_a_hub(server: Hub, commit: str) -> None:
     server.instead = lambda request: Answer(200, {"ETag": f'"{SHA256}"', "X-Repo-Commit": commit}, b"Please log in")
-    with pytest.raises(DownloadError, match="does not answer like a Hub"):
+    with pytest.raises(DownloadError, match="does not answer like the Hub"):
         fetch()
 
 
@@ -341,7 +341,7 @@ def test_read_only_cache(server: Hub, tmp_path: Path) -> None:
     finish(start(FETCH, *read_only))
     assert not server.log
     text = finish(start(FETCH.replace(FILE, "config.json"), *read_only), code=1)
-    assert "set VITLITE_CACHE to a folder that can be written" in text
+    assert "set VITLITE_CACHE to a writable folder" in text
 
 
 def test_full_disk(server: Hub) -> None:
@@ -356,7 +356,7 @@ def test_full_disk(server: Hub) -> None:
 def test_cache_that_is_a_file(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DownloadError, match="set VITLITE_CACHE to a folder that can be written"):
+    with pytest.raises(DownloadError, match="set VITLITE_CACHE to a writable folder"):
         fetch()
 
 

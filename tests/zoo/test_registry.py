@@ -113,7 +113,7 @@ def test_layers_are_those_of_the_model(changes: dict):
 
 def test_every_checkpoint_has_one_record():
     assert len(registry.RECORDS) == 349
-    assert sum(record.layout == "transformers" for record in registry.RECORDS.values()) == 4  # I-JEPA
+    assert sum(record.format == "transformers" for record in registry.RECORDS.values()) == 4  # I-JEPA
     assert len(registry.ALIASES) == 348
     for name, record in registry.RECORDS.items():
         assert (record.name, record.preset) == (name, name.split(".")[0])
@@ -248,7 +248,7 @@ def test_wrong_tag_gets_similar_ones_and_the_list():
 
 def test_timm_name_without_its_tag():
     assert message("vit_large_patch32_384") == (
-        "'vit_large_patch32_384' is timm's name of a network. Its checkpoints have a tag: "
+        "'vit_large_patch32_384' is timm's name for an architecture. Its checkpoints have a tag: "
         "vit_large_patch32_384.orig_in21k_ft_in1k. "
         "For random weights: create('vit_large_patch32_384', weights=None) (--weights none)."
     )

@@ -9,15 +9,16 @@ from vitlite.nn.vit import ViT, model_on_meta
 def check_unmodified(model: ViT, task: str, error: type[VitliteError] = CheckpointError) -> None:
     """Check that a model has the modules and tensors that its config describes.
 
-    Types and settings of modules, names and shapes of tensors are compared. Hooks, replaced methods and values are not.
+    It compares the types and settings of modules and the names and shapes of tensors, but not hooks, replaced methods
+    or values.
 
     Args:
         model: The model.
         task: What the caller is about to do, such as "save". The error message begins with it.
-        error: Type of the error.
+        error: The type of the error.
 
     Raises:
-        VitliteError: Something differs.
+        VitliteError: The model differs from its config.
     """
     difference = find_difference(model)
     if difference:

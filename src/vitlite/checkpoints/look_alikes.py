@@ -5,14 +5,14 @@ from typing import Any
 
 from vitlite.checkpoints.key_mapping import KeyMapping
 
-# No field of a config tells these apart. Each text says what was found and which other networks have it.
+# No config field distinguishes these. Each text says what was found and which other networks have it.
 LOOK_ALIKES = {
-    "scales": "DeiT III has scales called gamma_1 and a position table, but so have networks with rotary positions "
+    "scales": "DeiT III has scales called gamma_1 and a position table, but so do networks with rotary positions "
     "(RoPE-ViT, the Perception Encoder)",
-    "biases": "EVA's giant models have biases called q_bias and v_bias and a position table, but so has the enormous "
-    "EVA-02-CLIP, which is a post-norm network",
-    "norms": "the Perception Encoder has a norm before the blocks and none, or attention pooling, after them; its "
-    "positions are rotary as well",
+    "biases": "EVA's giant models have biases called q_bias and v_bias and a position table, but so does EVA-02-CLIP "
+    "enormous, which is a post-norm network",
+    "norms": "the Perception Encoder has a norm before the blocks, and no norm or attention pooling after them; its "
+    "positions are rotary, too",
     "nothing": "without a class token, scales and biases of queries, keys and values, it may be timm's "
     "vit_base_patch16_rpn_224, which is a post-norm network",
     "pooled": "attention pooling beside a class token or registers reads only the patches in timm's plain ViTs, but "
@@ -21,7 +21,7 @@ LOOK_ALIKES = {
 
 
 def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any]) -> str:
-    """Return which published networks look like this file without being plain ViTs, or "" if there are none."""
+    """Return a description of the networks that look like this file but are not plain ViTs, or "" if there are none."""
     if mapping.format.name not in ("timm", "openai"):
         return ""
     pools_by_attention = geometry.get("pool") == "map"

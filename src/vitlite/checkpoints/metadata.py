@@ -50,7 +50,7 @@ def metadata_from_record(record: Record) -> Metadata:
         source=f"the record of {record.name}",
         fields=record.config.to_dict(),
         names_network=True,
-        format=record.layout,
+        format=record.format,
         transform=transform_from_record(record, record.config.size),
         labels=record.labels,
     )

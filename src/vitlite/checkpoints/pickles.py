@@ -1,4 +1,4 @@
-"""Read pickles (.pth, .bin) for `vitlite convert`, with torch.load(weights_only=True), which runs no code of theirs."""
+"""Read pickles (.pth, .bin) for `vitlite convert` with torch.load(weights_only=True), which runs no code from them."""
 
 import re
 import shutil
@@ -27,26 +27,26 @@ from vitlite.checkpoints.reader import (
 from vitlite.checkpoints.save import write_tensors
 from vitlite.errors import CheckpointError, ConfigError, VitliteError
 
-SCRIPT_OPTIONS = SimpleNamespace, "argparse.Namespace"  # training scripts keep their options beside the weights
-MAX_DEPTH = 4  # of tables in tables
-COMPILED = "_orig_mod."  # torch.compile puts it into names
+SCRIPT_OPTIONS = SimpleNamespace, "argparse.Namespace"  # training scripts save their options beside the weights
+MAX_DEPTH = 4  # of nested dictionaries
+COMPILED = "_orig_mod."  # torch.compile adds it to names
 
 
 @contextmanager
 def without_pickle(source: Path, key: str | None = None) -> Iterator[Path]:
-    """Yield a path that `load` takes: the source, or for a pickle a temporary folder with its tensors and its JSON.
+    """Yield a path that `load` accepts: the source or, for a pickle, a temporary folder with its tensors and JSON.
 
     Args:
         source: A file or a folder.
         key: The ViT to take from a pickle that contains several.
 
     Raises:
-        CheckpointError: The pickle contains no ViT, several, or more than tensors and plain values.
+        CheckpointError: The pickle contains no ViT, several ViTs, or more than tensors and plain values.
     """
     path = weights_in(source) if source.is_dir() else source
     if path.suffix not in PICKLES:
         if key is not None:
-            raise ConfigError(f"{path} is not a pickle, so there is nothing to choose. Leave out key= (--key).")
+            raise ConfigError(f"{path} is not a pickle, so key= does not apply. Leave out key= (--key).")
         yield source
         return
     check_not_a_shard(path)
@@ -58,7 +58,7 @@ def without_pickle(source: Path, key: str | None = None) -> Iterator[Path]:
         for beside in BESIDE_WEIGHTS:
             if described_by is not None and (described_by / beside).exists():
                 shutil.copyfile(described_by / beside, folder / beside)
-        del tensors  # they would be in memory twice
+        del tensors  # otherwise they would be in memory twice
         try:
             yield folder
         except VitliteError as error:
@@ -69,11 +69,11 @@ def without_pickle(source: Path, key: str | None = None) -> Iterator[Path]:
 def read_pickle(path: Path, key: str | None = None) -> dict[str, Tensor]:
     """Return the tensors of the ViT in a pickle.
 
-    Training scripts keep a network beside other things. The ViT is the one table whose names are those of a ViT. If
-    there are several, such as a student and a teacher, the caller chooses by key.
+    Training scripts save a network beside other things. The ViT is the dictionary whose keys are tensor names of a ViT.
+    If there are several, such as a student and a teacher, the caller chooses one by key.
 
     Raises:
-        CheckpointError: There is no ViT, or there are several, or the file is damaged or contains more than tensors.
+        CheckpointError: There is no ViT, there are several, or the file is damaged or contains more than tensors.
     """
     with naming_damage(path):
         try:
@@ -84,8 +84,8 @@ def read_pickle(path: Path, key: str | None = None) -> dict[str, Tensor]:
             if foreign is None:
                 raise
             raise CheckpointError(
-                f"{path} contains {foreign[1]} beside tensors, which could run code. If you trust the file, keep its "
-                "tensors alone, in Python: torch.save(torch.load(PATH, weights_only=False).state_dict(), NEW)."
+                f"{path} contains {foreign[1]} beside tensors, which could run code. If you trust the file, save only "
+                "its tensors, in Python: torch.save(torch.load(PATH, weights_only=False).state_dict(), NEW)."
             ) from None
     found = _find_vits(content)
     if key is None and len(found) > 1:
@@ -93,18 +93,18 @@ def read_pickle(path: Path, key: str | None = None) -> dict[str, Tensor]:
     if not found or key not in (None, *found):
         keys = ", ".join(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
         raise CheckpointError(
-            f"{path} contains no ViT that vitlite knows{f' at {key}' if key else ''}. It contains: "
+            f"{path} contains no ViT in a known format{f' at {key}' if key else ''}. It contains: "
             f"{', '.join(found) or keys}."
         )
     tensors = next(iter(found.values())) if key is None else found[key]
     size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
-    if size > 10 * path.stat().st_size + MAX_UNPACKED:  # a tensor of any size may be one repeated number
+    if size > 10 * path.stat().st_size + MAX_UNPACKED:  # a huge tensor may be one repeated number
         raise CheckpointError(f"{path} is damaged: it would unpack to {size} bytes. Download it again.")
     return tensors
 
 
 def _find_vits(content: Any, key: str = "", depth: int = 0) -> dict[str, dict[str, Tensor]]:
-    """Return the tables of tensors with names of a ViT, by the keys that lead to them, joined by dots."""
+    """Return the dictionaries of tensors with names of a ViT, by their keys joined with dots."""
     if not isinstance(content, Mapping) or depth > MAX_DEPTH:
         return {}
     named = {name: value for name, value in content.items() if isinstance(name, str)}

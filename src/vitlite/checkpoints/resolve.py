@@ -386,9 +386,9 @@ def candidates(evidence: Evidence, own: Metadata) -> list[str]:
     ambiguous = {name: why for name, why in evidence.ambiguous.items() if name != "mlp"}  # a record states the gate
     names = []
     for record in registry.RECORDS.values():
-        if _library(record.layout) != library:
+        if _library(record.format) != library:
             continue
-        given = Metadata(source=record.name, fields=record.config.to_dict(), names_network=True, format=record.layout)
+        given = Metadata(source=record.name, fields=record.config.to_dict(), names_network=True, format=record.format)
         try:
             values = resolve_fields(evidence._replace(ambiguous=ambiguous), own, given)
         except VitliteError:

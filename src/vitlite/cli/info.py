@@ -118,7 +118,7 @@ def _about_record(record: registry.Record) -> About:
     facts = {
         "good for": purpose_of(record),
         "preset": f"{record.preset} (its default)" if record.default else record.preset,
-        "timm's name": record.alias if record.layout.startswith("timm") else "",
+        "timm's name": record.alias if record.format.startswith("timm") else "",
         "comes from": f"https://huggingface.co/{record.repo}" if record.repo else "vitlite itself, no download",
         "commit": record.commit or unpinned,
         "sha256": record.sha256 or unpinned,

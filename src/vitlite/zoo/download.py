@@ -40,7 +40,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, err
 
 
 class Downloaded(NamedTuple):
-    """A verified file in the cache, and what its hash was compared with."""
+    """A verified file in the cache, and the source of the hash it was compared with."""
 
     path: Path
     commit: str
@@ -53,7 +53,7 @@ class AbsentError(DownloadError):
 
 
 class UnreachableError(DownloadError):
-    """The Hub did not answer, or is busy, or offline mode is set."""
+    """The Hub does not answer or is busy, or offline mode is set."""
 
     def __init__(self, file: "_File", reason: str) -> None:
         super().__init__(
@@ -110,10 +110,10 @@ def fetch(
     Args:
         repo: "owner/name".
         filename: The path in the repository.
-        revision: A branch, tag or commit; None is "main". With a cached commit no connection is opened.
-        sha256: The expected hash; None is the hash that the Hub states.
+        revision: A branch, tag or commit; None means "main". A cached commit needs no connection.
+        sha256: The expected hash; None means the hash that the Hub states.
         prefer_cache: If True, use a cached file of a branch without asking the Hub for a newer commit.
-        moves_branch: If False, the caller notes the branch's new commit with `move_branch`, once all files are there.
+        moves_branch: If False, the caller records the branch's new commit with `move_branch` after the last file.
 
     Raises:
         AbsentError: The repository has no such file.
@@ -154,7 +154,7 @@ def fetch_optional(repo: str, filename: str, **options: Any) -> Downloaded | Non
 
 
 def move_branch(repo: str, revision: str | None, commit: str) -> None:
-    """Note in the cache which commit a branch has, for when the Hub cannot be reached."""
+    """Record the commit of a branch in the cache, for times when the Hub cannot be reached."""
     file = _File(repo, "any", revision or "main")
     reference = file.folder / "refs" / file.revision
     with suppress(OSError):
@@ -173,18 +173,18 @@ def find_cached(repo: str, filename: str, revision: str | None = None) -> Path |
 
 
 def stated_hash(path: Path) -> str | None:
-    """Return the hash that the Hub stated for a cached file: the name of its blob. None if it is not known."""
+    """Return the hash that the Hub stated for a cached file, which is the name of its blob; None if unknown."""
     blob = path.parent / os.readlink(path) if path.is_symlink() else path
     return blob.name if blob.parent.name == "blobs" and _HASH.fullmatch(blob.name) else None
 
 
 def endpoint() -> str:
-    """Return the address of the Hub, or of the mirror that HF_ENDPOINT names."""
+    """Return the address of the Hub, or of the mirror in HF_ENDPOINT."""
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def is_offline() -> bool:
-    """Return True if HF_HUB_OFFLINE is set, now or when the Hub's client was imported."""
+    """Return whether HF_HUB_OFFLINE is set, now or when the Hub's client was imported."""
     from huggingface_hub import constants
 
     now = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
@@ -192,9 +192,9 @@ def is_offline() -> bool:
 
 
 def _cached_commit(file: _File) -> str:
-    """Return the commit of a file: its revision, or the commit that a branch had last, or "none".
+    """Return the commit of a file: its revision, or the last known commit of a branch, or "none".
 
-    The client could tell, but importing it takes longer than loading a model.
+    The client knows it, but importing the client takes longer than loading a model.
     """
     if _COMMIT.fullmatch(file.revision):
         return file.revision
@@ -206,7 +206,7 @@ def _cached_commit(file: _File) -> str:
 
 
 def _find_in_cache(file: _File) -> Downloaded | None:
-    """Return the cached file of a commit, or of the commit that a branch had last; None if it is not there."""
+    """Return the cached file of a commit, or of the last known commit of a branch; None if it is not cached."""
     commit = _cached_commit(file)
     path = file.folder / "snapshots" / commit / file.name
     if path.is_file():
@@ -217,7 +217,7 @@ def _find_in_cache(file: _File) -> Downloaded | None:
 
 
 def _checked(path: Path, commit: str, file: _File) -> Downloaded:
-    """Compare a cached file with the expected hash, or with the one that the Hub stated."""
+    """Compare a cached file with the expected hash, or with the hash that the Hub stated."""
     stated = stated_hash(path)
     if file.sha256:
         return Downloaded(path, commit, check_sha256(path, file.sha256), "record")
@@ -234,7 +234,7 @@ def _check(path: Path, stated: str) -> None:
 
 
 def _git_hash(path: Path) -> str:
-    """Return the hash that git, and the Hub, give to the content of a small file."""
+    """Return the hash that git and the Hub use for a small file."""
     return hash_of(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False))
 
 
@@ -244,8 +244,8 @@ def _fetch_from_hub(file: _File) -> Downloaded:
         commit, etag = str(metadata.commit_hash), str(metadata.etag)
         if not _COMMIT.fullmatch(commit):
             raise DownloadError(
-                f"Cannot download {file}: {endpoint()} does not answer like a Hub. Check HF_ENDPOINT, your proxy, and "
-                "whether the network needs a login."
+                f"Cannot download {file}: {endpoint()} does not answer like the Hub. Check HF_ENDPOINT, your proxy, "
+                "and whether the network needs a login."
             )
         if file.sha256 and len(etag) == 64 and etag != file.sha256:
             raise DownloadError(
@@ -257,9 +257,9 @@ def _fetch_from_hub(file: _File) -> Downloaded:
 
 
 def _add_to_cache(file: _File, etag: str, size: int | None) -> None:
-    """Download the file of a commit if it is not there, or not right, and let the client add it to its cache."""
+    """Download the file of a commit if it is missing or damaged, and let the client add it to its cache."""
     path = file.folder / "snapshots" / file.revision / file.name
-    if not _HASH.fullmatch(etag):  # a mirror that states no hashes: there is nothing to verify
+    if not _HASH.fullmatch(etag):  # this mirror states no hashes, so there is nothing to verify
         _ask_client(file)
     elif not _is_right(path, etag):
         blob = file.folder / "blobs" / etag
@@ -267,7 +267,7 @@ def _add_to_cache(file: _File, etag: str, size: int | None) -> None:
             if not _is_right(blob, etag):
                 _download(file, size, blob)
         if not path.is_symlink():
-            path.unlink(missing_ok=True)  # where there are no links, it is a damaged copy
+            path.unlink(missing_ok=True)  # without symbolic links, it is a damaged copy
         _ask_client(file)
         if not path.is_symlink():
             blob.unlink()  # the client has copied it
@@ -280,7 +280,7 @@ def _ask_client(file: _File) -> None:
 
 
 def _ask(file: _File) -> Any:
-    """Return what the Hub states about a file: its commit, hash and size."""
+    """Return the commit, hash and size that the Hub states for a file."""
     from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -290,7 +290,7 @@ def _ask(file: _File) -> Any:
         return get_hf_file_metadata(file.url)
     except EntryNotFoundError as error:
         commit = error.response.headers.get("X-Repo-Commit")  # type: ignore[attr-defined]
-        if commit is not None:  # the client notes in its cache that the commit has no such file
+        if commit is not None:  # the client records in its cache that the commit has no such file
             with suppress(Exception):
                 _ask_client(replace(file, revision=commit))
         raise AbsentError(f"{file.repo}@{file.revision} has no file {file.name}.") from None
@@ -314,7 +314,7 @@ def _is_right(path: Path, stated: str) -> bool:
 
 
 def _download(file: _File, size: int | None, blob: Path) -> None:
-    """Download a blob, starting with what an earlier process left. Bytes with another hash are removed."""
+    """Download a blob, resuming an earlier process's download. Bytes with the wrong hash are removed."""
     incomplete = blob.with_name(f"{blob.name}.incomplete")
     incomplete.parent.mkdir(parents=True, exist_ok=True)
     for _ in ("resumed", "from the start"):
@@ -330,14 +330,14 @@ def _download(file: _File, size: int | None, blob: Path) -> None:
 
 
 def _receive(file: _File, size: int | None, incomplete: Path) -> None:
-    """Append the missing bytes to a file. Older clients raise if a connection is cut; then go on from there."""
+    """Append the missing bytes to a file. Older clients raise if the connection breaks, so continue from there."""
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     for is_last in (False, False, False, False, True):
         with open(incomplete, "ab") as out:
-            if size is not None and out.tell() > size:  # older clients append all of it if a server has no ranges
+            if size is not None and out.tell() > size:  # older clients append the whole file if a server has no ranges
                 out.truncate(0)
             start = out.seek(0, os.SEEK_END)
             try:
@@ -374,8 +374,8 @@ def _explanation(file: _File, error: Exception) -> DownloadError:
     if isinstance(error, HfHubHTTPError) and error.response.status_code not in _BUSY:
         return DownloadError(
             f"{text} Check the repository and the revision. A private repository needs a login (hf auth login, or "
-            "HF_TOKEN); an expired token has to be renewed or unset."
+            "HF_TOKEN); renew or unset an expired token."
         )
     if isinstance(error, OSError) and error.errno in _DISK:
-        return DownloadError(f"{text} Free some space, or set VITLITE_CACHE to a folder that can be written.")
+        return DownloadError(f"{text} Free some space, or set VITLITE_CACHE to a writable folder.")
     return UnreachableError(file, reason)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vitlite.zoo.registry import Record
 
-COMMERCIAL = {  # whether a licence allows commercial use, as far as its name says
+COMMERCIAL = {  # whether a licence allows commercial use
     "apache-2.0": "yes",
     "mit": "yes",
     "cc-by-nc-4.0": "no",
@@ -19,7 +19,7 @@ COMMERCIAL = {  # whether a licence allows commercial use, as far as its name sa
 
 
 class Purpose(NamedTuple):
-    """A purpose, and patterns of the checkpoints that serve it. A checkpoint belongs to the first one that fits."""
+    """A purpose, and patterns of its checkpoints. A checkpoint belongs to the first purpose that matches."""
 
     title: str
     patterns: Sequence[str]
@@ -41,7 +41,7 @@ PURPOSES = (
 
 
 def purpose_of(record: Record) -> str:
-    """Return the title of a checkpoint's purpose. Checkpoints with labels classify, however they were pretrained."""
+    """Return the title of a checkpoint's purpose. Every checkpoint with labels is for classification."""
     purposes = PURPOSES if record.labels_name is None else (TESTS, CLASSIFICATION)
     serving = [each.title for each in purposes if any(fnmatchcase(record.name, pattern) for pattern in each.patterns)]
     return serving[0]

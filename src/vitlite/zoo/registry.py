@@ -1,6 +1,6 @@
-"""The registry: one frozen record for each checkpoint, read from data/zoo.txt, and finding a record by name.
+"""The registry: one frozen record per checkpoint, read from data/zoo.txt, and lookup by name.
 
-Nothing here imports torch. To add a checkpoint, add a row to the table and run `make pin`, which adds its hash.
+This module does not import torch. To add a checkpoint, add a row to the table and run `make pin`, which adds its hash.
 """
 
 import json
@@ -17,7 +17,7 @@ from vitlite.presets import PRESETS
 
 DATA = Path(__file__).parent / "data"
 LISTED = 16  # names in an error, at most
-SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant"}  # abbreviations of others
+SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant"}  # other libraries' names
 
 Color = tuple[float, float, float]
 CropMode = Literal["center", "squash"]
@@ -26,7 +26,7 @@ Interpolation = Literal["bicubic", "bilinear"]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A checkpoint: its architecture, where its file is, and how its images are prepared."""
+    """A checkpoint: its architecture, the place of its file, and its preprocessing."""
 
     name: str
     preset: str
@@ -34,7 +34,7 @@ class Record:
     alias: str  # timm's full name, or the repository; "" for a checkpoint that comes with vitlite
     repo: str  # on the Hugging Face Hub; "" for a checkpoint that comes with vitlite
     file: str | None  # the file in vitlite's data folder, for a checkpoint that comes with vitlite
-    layout: str  # the format of the file
+    format: str  # the format of the file
     config: ViTConfig
     pixels: int  # height and width of its images; config.image_size is the part that whole patches cover
     mean: Color
@@ -46,7 +46,7 @@ class Record:
     top1: float | None  # percent, on CIFAR-10 for its labels and on ImageNet-1k for all others
     labels_name: str | None  # the file in data/labels; None if the classes have no names
     note: str
-    commit: str | None  # None: not pinned yet, so the first download decides
+    commit: str | None  # None: not pinned yet; the first download pins it
     sha256: str | None
     filename: str = "model.safetensors"  # in the repository
 
@@ -57,7 +57,7 @@ class Record:
 
     @property
     def gmacs(self) -> float:
-        """Billions of multiply-adds for one image of the checkpoint's own size."""
+        """Billions of multiply-adds for one image of the checkpoint's size."""
         return costs.gmacs(self.config)
 
     @property
@@ -77,16 +77,16 @@ class Refusal(NamedTuple):
 
     name: str  # or a pattern of names
     nearest: str | None  # a checkpoint of the registry for the same work
-    instead: str | None  # the library that runs the checkpoint itself: timm, or load for vitlite.load
+    instead: str | None  # how to run the checkpoint itself: "timm", or "load" for vitlite.load
     reason: str
 
     def fits(self, name: str) -> bool:
-        """Return True if the row is about a name, with its tag or without."""
+        """Return whether the row is about a name, with or without a tag."""
         return fnmatchcase(name, self.name) or name == self.name.partition(".")[0]
 
 
 def _read_rows(table: str) -> list[tuple[list[str], str]]:
-    """Return the cells of each row of a data file, and the remark behind its "#"."""
+    """Return the cells of each row of a data file, and the remark after its "#"."""
     rows = []
     for line in (DATA / table).read_text(encoding="utf-8").splitlines():
         cells, _, remark = line.partition("#")
@@ -97,30 +97,30 @@ def _read_rows(table: str) -> list[tuple[list[str], str]]:
 
 def _read_records() -> dict[str, Record]:
     """Read zoo.txt, whose head explains its columns, and the pins of pins.txt."""
-    words = json.loads((DATA / "words.json").read_text(encoding="utf-8"))
+    tables = json.loads((DATA / "traits.json").read_text(encoding="utf-8"))
     pins = {name: (_cell(commit), _cell(sha256)) for (name, commit, sha256), _ in _read_rows("pins.txt")}
     (header, _), *rows = _read_rows("zoo.txt")
     records = {}
     for cells, note in rows:
-        record = _record(dict(zip(header, cells, strict=True)), note, words, pins)
+        record = _record(dict(zip(header, cells, strict=True)), note, tables, pins)
         records[record.name] = record
     return records
 
 
 def _record(
-    cells: dict[str, str], note: str, words: dict[str, Any], pins: dict[str, tuple[str | None, str | None]]
+    cells: dict[str, str], note: str, tables: dict[str, Any], pins: dict[str, tuple[str | None, str | None]]
 ) -> Record:
     name = cells["name"].removeprefix("*")
     preset = name.partition(".")[0]
     repo = _cell(cells["repo"]) or ""
     if repo == "=":
-        repo = f"timm/{cells['alias']}" if cells["layout"].startswith("timm") else cells["alias"]
+        repo = f"timm/{cells['alias']}" if cells["format"].startswith("timm") else cells["alias"]
     fields = PRESETS[preset].to_dict() | {"num_classes": int(cells["classes"])}
     for trait in cells["traits"].split("+"):
-        fields |= words["traits"][trait]
+        fields |= tables["traits"][trait]
     pixels = int(cells["size"])
     fields["image_size"] = pixels - pixels % fields["patch_size"]
-    mean, std = words["mean_std"][cells["mean_std"]]
+    mean, std = tables["mean_std"][cells["mean_std"]]
     commit, sha256 = pins.get(name, (None, None))
     return Record(
         name=name,
@@ -129,7 +129,7 @@ def _record(
         alias=_cell(cells["alias"]) or "",
         repo=repo,
         file=None if repo else f"{name}.safetensors",
-        layout=cells["layout"],
+        format=cells["format"],
         config=ViTConfig(**fields),
         pixels=pixels,
         mean=tuple(mean),
@@ -154,7 +154,7 @@ RECORDS = _read_records()
 DEFAULTS = {record.preset: record.name for record in RECORDS.values() if record.default}
 ALIASES = {record.alias: record.name for record in RECORDS.values() if record.alias}
 FORMER = {former: ALIASES[alias] for (former, alias), _ in _read_rows("former_names.txt")}
-NAMES = {  # every name that `find` knows, and the checkpoint that it means
+NAMES = {  # every name that `find` accepts, and its checkpoint
     **{name: name for name in RECORDS},
     **DEFAULTS,
     **FORMER,
@@ -168,10 +168,10 @@ REFUSED = [
 
 
 def find(name: str) -> Record:
-    """Return the record of a checkpoint by its name, a preset with a default checkpoint, or timm's full name.
+    """Return a checkpoint's record by its name, by a preset with a default checkpoint, or by timm's full name.
 
     Raises:
-        UnknownNameError: There is no such checkpoint. The text has similar names, or the reason.
+        UnknownNameError: There is no such checkpoint. The text lists similar names or gives the reason.
     """
     if not isinstance(name, str):
         raise UnknownNameError(f"A model name must be a string, got {name!r}.")
@@ -181,10 +181,10 @@ def find(name: str) -> Record:
 
 
 def network(name: str) -> ViTConfig:
-    """Return the config for a name without weights: a preset, a checkpoint, or timm's name without a tag.
+    """Return the config of a preset, of a checkpoint, or of timm's name without a tag.
 
     Raises:
-        UnknownNameError: As `find`.
+        UnknownNameError: The name is unknown, as in `find`.
     """
     if name in PRESETS:
         return PRESETS[name]
@@ -193,13 +193,13 @@ def network(name: str) -> ViTConfig:
 
 
 def info(name: str) -> Record:
-    """Return the record of a checkpoint: where it is, its size and accuracy, and how its images are prepared.
+    """Return the record of a checkpoint: its location, size, accuracy and preprocessing.
 
     Args:
         name: A checkpoint or a preset of `list_models()`, or timm's full name.
 
     Raises:
-        UnknownNameError: There is no such checkpoint. The text has similar names, or the reason.
+        UnknownNameError: There is no such checkpoint. The text lists similar names or gives the reason.
 
     >>> info("vit_base_16").top1
     85.108
@@ -208,7 +208,7 @@ def info(name: str) -> Record:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names with trained weights that match a pattern: presets with a default first, then checkpoints.
+    """Return the names of trained models that match a pattern: presets with a default first, then checkpoints.
 
     >>> list_models("vit_small_8*")
     ['vit_small_8.dino']
@@ -219,7 +219,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def did_you_mean(name: str) -> str:
-    """Return a hint for an unknown name: names with all of its parts in any order, otherwise names spelt alike.
+    """Return a hint for an unknown name: names with all of its parts in any order, otherwise names with similar spelling.
 
     >>> did_you_mean("deit_tiny_16")
     ' Did you mean vit_tiny_16.deit_fb_in1k, vit_tiny_16.deit_distilled_fb_in1k?'
@@ -244,13 +244,13 @@ def _parts(name: str) -> set[str]:
 
 
 def _parts_of_ours(name: str) -> set[str]:
-    """Split one of our names. "reg4" is also found as "reg"."""
+    """Split one of vitlite's names into parts. "reg4" also gives "reg"."""
     parts = re.split(r"[._]", name)
     return {*parts, *(part.rstrip("0123456789") for part in parts)}
 
 
 def _unknown(name: str) -> UnknownNameError:
-    """Return the error for an unknown name, which says why it is unknown and which name to use."""
+    """Return the error for an unknown name, with the reason and a name to use instead."""
     timm_name = re.sub("^(hf[-_]hub:)?(timm/)?", "", name)
     preset = timm_name.partition(".")[0]
     checkpoints = [record.name for record in RECORDS.values() if record.preset == preset]
@@ -268,7 +268,7 @@ def _unknown(name: str) -> UnknownNameError:
         text = f"There is no checkpoint {name!r}.{hint} {listed}"
     elif tagged:
         text = (
-            f"{name!r} is timm's name of a network. Its checkpoints have a tag: {', '.join(tagged)}. "
+            f"{name!r} is timm's name for an architecture. Its checkpoints have a tag: {', '.join(tagged)}. "
             f"{_random_weights(name)}"
         )
     elif refusal is not None:

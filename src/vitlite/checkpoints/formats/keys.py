@@ -1,4 +1,4 @@
-"""Reading other libraries' JSON: which keys are understood, and the types of their values."""
+"""Read other libraries' JSON: the known keys and the types of their values."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +15,19 @@ LARGEST_SIDE = 100_000  # pixels
 class Keys:
     """The keys of a library's config that describe its network.
 
-    A key that is not listed may change what the model computes, so a config with one is refused.
+    An unlisted key may change what the model computes, so a config that has one is an error.
     """
 
-    fields: Mapping[str, str]  # keys that state a field of `ViTConfig`, and which
-    only: Mapping[str, Sequence[Any]]  # keys with the values that change nothing; others compute something else
-    ignored: frozenset[str]  # keys that do not change the numbers, or whose effect is seen in the tensors
+    fields: Mapping[str, str]  # keys that set a field of `ViTConfig`, and the name of that field
+    only: Mapping[str, Sequence[Any]]  # keys and their supported values; any other value changes the numbers
+    ignored: frozenset[str]  # keys that do not change the numbers, or whose effect shows in the tensors
     ignored_endings: tuple[str, ...] = ()
 
     def read(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return the fields that a config states; null states nothing.
+        """Return the fields that a config sets. A null value sets nothing.
 
         Raises:
-            CheckpointError: A key is not known, or its value makes the library compute something else.
+            CheckpointError: A key is unknown, or its value is not supported.
         """
         stated = {}
         for name, value in config.items():
@@ -37,8 +37,8 @@ class Keys:
                 stated[self.fields[name]] = value
             elif name not in self.only:
                 raise CheckpointError(
-                    f"{where} has {name}, which vitlite does not know and which may change the numbers. If it changes "
-                    "nothing for these weights, remove it."
+                    f"{where} has the unknown key {name}, which may change the numbers. If it has no effect on these "
+                    "weights, remove it."
                 )
             elif not any(type(value) is type(valid) and value == valid for valid in self.only[name]):
                 valid = " or ".join(map(repr, self.only[name])) or "models without it"
@@ -47,29 +47,29 @@ class Keys:
 
 
 def is_integer(value: Any, least: int = 0, most: int = 10_000_000) -> bool:
-    """Return whether this is an integer in a range; True is none."""
+    """Return whether a value is an integer within a range. Booleans do not count."""
     return type(value) is int and least <= value <= most
 
 
 def is_number(value: Any, most: float = 1e6) -> bool:
-    """Return whether this is a finite number."""
+    """Return whether a value is a finite number. Booleans do not count."""
     return type(value) in (int, float) and abs(value) <= most
 
 
 def is_strings(value: Any) -> bool:
-    """Return whether this is a list of strings, or a table of them."""
+    """Return whether a value is a list of strings, or an object whose values are strings."""
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [None]
     return all(isinstance(each, str) and len(each) <= 1000 for each in values)
 
 
 def is_size(value: Any) -> bool:
-    """Return whether this is a side in pixels, or height and width."""
+    """Return whether a value is a size in pixels, or a pair of height and width."""
     sides = value if isinstance(value, list) else [value, value]
     return len(sides) == 2 and all(is_integer(side, 1, LARGEST_SIDE) for side in sides)
 
 
 def is_channels(value: Any) -> bool:
-    """Return whether this is a list with a number for each channel."""
+    """Return whether a value is a list with one number per channel."""
     return isinstance(value, list) and 1 <= len(value) <= 1000 and all(is_number(each) for each in value)
 
 
@@ -78,20 +78,20 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "true or false": lambda value: type(value) is bool,
     "a non-negative integer": is_integer,
     "a number": is_number,
-    "a side in pixels or [height, width]": is_size,
+    "a size in pixels or [height, width]": is_size,
     "strings": is_strings,
     "a number for each channel": is_channels,
     "a list": lambda value: isinstance(value, list),
-    "a table": lambda value: isinstance(value, dict),
+    "a JSON object": lambda value: isinstance(value, dict),
 }
 STRING, FLAG, COUNT, NUMBER, SIZE, STRINGS, CHANNELS, LIST, TABLE = KINDS
 
 
 def check_types(config: Mapping[str, Any], kinds: Mapping[str, str], where: str = "") -> None:
-    """Check the types of the values that are read; every one may be null.
+    """Check the types of the values that vitlite reads. Any of them may be null.
 
     Raises:
-        CheckpointError: A value has another type; by its name.
+        CheckpointError: A value has the wrong type.
     """
     for name, kind in kinds.items():
         value = config.get(name)
@@ -100,19 +100,22 @@ def check_types(config: Mapping[str, Any], kinds: Mapping[str, str], where: str 
 
 
 def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[tuple[str, ...] | None, str]:
-    """Return labels from a list, or from a table by class number, and why they cannot be used if they cannot."""
+    """Return the labels in the order of the classes, and the reason if they cannot be used.
+
+    The names are a list, or a mapping from class numbers such as "0".
+    """
     if not names:
         return None, ""
     if not isinstance(names, Mapping):
         return tuple(names), ""
     missing = [number for number in range(len(names)) if str(number) not in names]
     if missing:
-        return None, f"{len(names)} classes are named, and none of them has the number {missing[0]}"
+        return None, f"of the {len(names)} labels, none is for class {missing[0]}"
     return tuple(names[str(number)] for number in range(len(names))), ""
 
 
 def in_whole_patches(size: int | Sequence[int], patch: int) -> int | tuple[int, int]:
-    """Return the image size that patches cover; timm's and transformers' convolutions leave out the rest."""
+    """Return the part of an image size that whole patches cover, as timm and transformers compute it."""
     height, width = (size, size) if isinstance(size, int) else size
     if height >= patch:
         height -= height % patch
@@ -122,10 +125,10 @@ def in_whole_patches(size: int | Sequence[int], patch: int) -> int | tuple[int, 
 
 
 def crops_alike(transform: TransformConfig, margin: Margin) -> bool:
-    """Return whether a library that rounds half of an odd margin like this crops every image as a transform does.
+    """Return whether a library that rounds odd margins in this way crops every image as the transform does.
 
-    If proportions are kept, some images have an odd margin; if images are squashed, all have the same one. No
-    library's config can say that only the upper left part of a crop is used.
+    If proportions are kept, some images have an odd margin; if images are squashed, all have the same margin. No
+    library's config can express that only the upper left part of a crop is used.
     """
     if transform.cut is not None:
         return False
@@ -136,7 +139,7 @@ def crops_alike(transform: TransformConfig, margin: Margin) -> bool:
 
 
 def as_json(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the types that JSON has, such as lists for tuples."""
+    """Return a config with JSON's types only, such as lists instead of tuples."""
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
     return plain
 

@@ -1,4 +1,4 @@
-"""transformers' preprocessor_config.json: how its processors prepare images. Read first, then written."""
+"""Read and write transformers' preprocessor_config.json, which describes its image processors."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ TYPES = {
     "device": STRING,
     **dict.fromkeys(SWITCHES, FLAG),
 }
-CROPS = {  # the supported processors, and the crop of each if its config states none; None: no crop
+CROPS = {  # the supported processors and their default crops; None: no crop
     "ViT": None,
     "DeiT": 224,
     "CLIP": 224,
@@ -40,7 +40,7 @@ CROPS = {  # the supported processors, and the crop of each if its config states
     "DINOv3ViT": None,
     "ViTHybrid": 224,
 }
-BY_SHORTER_EDGE = ("CLIP", "Bit", "Siglip", "ViTHybrid")  # for these, a size of one number is the shorter edge
+BY_SHORTER_EDGE = ("CLIP", "Bit", "Siglip", "ViTHybrid")  # for these, a single number is the shorter edge
 DINOV3_ONLY = {"resample": 2, "do_rescale": True}
 UNSUPPORTED = (  # switches that change the pixels in ways that a transform cannot describe
     "rescale_offset",
@@ -60,7 +60,7 @@ def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
     """Return the transform in a preprocessor_config.json.
 
     Raises:
-        ConfigError: It is not understood.
+        ConfigError: The config is invalid or not supported.
     """
     config = as_json(config)
     try:
@@ -76,7 +76,7 @@ def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
         mean, std = required(config, "image_mean", "image_std")
     scale = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
     if isinstance(scale, int) and scale > 1:  # transformers multiplies bytes, which wrap around above 255
-        raise ConfigError(f"The preprocessing config has a rescale_factor of {scale}, with which bytes overflow.")
+        raise ConfigError(f"The preprocessing config has a rescale_factor of {scale}, which makes bytes overflow.")
     return TransformConfig(
         size=crop,
         resize=resize,
@@ -104,7 +104,7 @@ def _check_processor(config: Mapping[str, Any]) -> None:
     if processor not in CROPS:
         raise ConfigError(f"The image processor {processor!r} is not supported. Supported: {', '.join(CROPS)}.")
     unsupported = [f"{switch} {config[switch]}" for switch in UNSUPPORTED if config.get(switch)]
-    if processor == "DINOv3ViT":  # it resizes before it rounds, so that sharpening may leave the range of bytes
+    if processor == "DINOv3ViT":  # it does not round to bytes after resizing, so bicubic overshoot is not clipped
         for name, only in DINOV3_ONLY.items():
             if config.get(name, only) != only:
                 unsupported.append(f"{name} {config[name]}")
@@ -113,10 +113,10 @@ def _check_processor(config: Mapping[str, Any]) -> None:
 
 
 def _crop_and_resize(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int], Mode]:
-    """Return the size of the crop, the size before the crop, as (height, width), and how images are resized to it.
+    """Return the crop size, the size before the crop, both as (height, width), and the resize mode.
 
     Raises:
-        ConfigError: The sizes depend on the image.
+        ConfigError: The config does not fix the sizes.
     """
     processor = _processor(config)
     (size,) = required(config, "size")
@@ -135,32 +135,32 @@ def _crop_and_resize(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[
             return cropped, (size["shortest_edge"], size["shortest_edge"]), "center"
         if _has_edges(size, "height", "width"):
             return cropped, (size["height"], size["width"]), "squash"
-    raise ConfigError(f"The preprocessing config fixes no image size: size {size!s:.200}, crop {crop!s:.200}.")
+    raise ConfigError(f"The preprocessing config does not fix the image size: size {size!s:.200}, crop {crop!s:.200}.")
 
 
 def _has_edges(size: Any, *edges: str) -> bool:
-    """Return whether a size states exactly these edges, each in pixels."""
+    """Return whether a size has exactly these edges, each in pixels."""
     if not isinstance(size, dict) or size.keys() != set(edges):
         return False
     return all(type(pixels) is int and is_size(pixels) for pixels in size.values())
 
 
 def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> dict[str, Any]:
-    """Return the preprocessor_config.json of a transform, for images of so many channels.
+    """Return the preprocessor_config.json of a transform, for images with this number of channels.
 
     Raises:
         CheckpointError: transformers has no processor that does the same.
     """
     if transform.cut is not None:
         raise CheckpointError(
-            f"The model sees the upper left {transform.size[0]} x {transform.size[1]} pixels of a crop, which "
-            "transformers' processors cannot do. Convert to a .safetensors file, which has the tensors alone."
+            f"The model uses only the upper left {transform.size[0]} x {transform.size[1]} pixels of a crop, which "
+            "transformers' processors cannot do. Convert to a .safetensors file, which holds only the tensors."
         )
     if not crops_alike(transform, "down"):
         raise CheckpointError(
-            "transformers rounds half of an odd margin down, and these images are cropped at the nearest even number: "
-            "a pixel further right or down. If a pixel may be lost, pass margin='down' (--margin down). Otherwise "
-            "convert to timm, which transformers opens where timm is installed, or to a .safetensors file."
+            "transformers rounds half of an odd margin down, and this transform rounds it to the nearest even number, "
+            "so some crops would move by a pixel. To accept that, pass margin='down' (--margin down). Otherwise "
+            "convert to timm, which transformers opens if timm is installed, or to a .safetensors file."
         )
     height, width = transform.resize
     resize, processor = {"height": height, "width": width}, "DeiTImageProcessor"
@@ -168,7 +168,7 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
         if height != width:
             raise CheckpointError(
                 f"transformers cannot resize images to cover {height} x {width} pixels. Convert to a .safetensors "
-                "file, which has the tensors alone."
+                "file, which holds only the tensors."
             )
         resize, processor = {"shortest_edge": height}, "CLIPImageProcessor"
     return {
@@ -187,5 +187,5 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
 
 
 def _for_each(values: Sequence[float], channels: int) -> list[float]:
-    """Return a number for each channel; one number stands for all."""
+    """Return one number per channel; a single number is repeated."""
     return [values[0]] * channels if len(values) == 1 else list(values)

@@ -1,5 +1,7 @@
-"""timm's config.json: an architecture, whose name stands for a config; `model_args`, which change it; and a
-`pretrained_cfg` with preprocessing and labels. Read first, then written.
+"""Read and write timm's config.json.
+
+It names an architecture, which stands for a config; `model_args` change that config; `pretrained_cfg` holds the
+preprocessing and the labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,8 +76,8 @@ GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()} | {"cls_and_distillation": "token"}
 WRITTEN_GELUS = {ours: theirs for theirs, ours in GELUS.items()}
 
-USUAL_CLASSES = 1000  # what timm takes weights to have if nothing is said about them
-# Read below, or seen in the tensors, or needed for training alone.
+USUAL_CLASSES = 1000  # timm's default if the config does not say how many classes the weights have
+# Read below, or visible in the tensors, or used only in training.
 IGNORED = """
     img_size patch_size global_pool act_layer no_embed_class init_values mlp_ratio scale_attn_norm scale_mlp_norm
     fc_norm swiglu_mlp swiglu_align_to dynamic_img_size dynamic_img_pad strict_img_size drop_rate drop_path_rate
@@ -113,7 +115,7 @@ MODEL_ARGS = Keys(
     ignored=frozenset(IGNORED.split()),
     ignored_endings=("_drop_rate",),
 )  # fmt: skip
-CHANGED_BY = {  # arguments that build an architecture otherwise, in the fields that they change
+CHANGED_BY = {  # for each field, the arguments that change it from the architecture's value
     "dim": ("embed_dim",),
     "depth": ("depth",),
     "mlp_dim": ("embed_dim", "mlp_ratio", "swiglu_mlp", "swiglu_align_to"),
@@ -135,7 +137,7 @@ CHANGED_BY = {  # arguments that build an architecture otherwise, in the fields 
 
 
 class Architecture(NamedTuple):
-    """A row of data/timm.txt: what one of timm's names stands for."""
+    """A row of data/timm.txt: the network that one of timm's names stands for."""
 
     image_size: int
     heads: int
@@ -146,10 +148,10 @@ class Architecture(NamedTuple):
     positions: str
     resample: Resample
     final_norm: bool
-    kernel_size: int  # of the patches, which are pixels, or cells of a ResNet before them
-    stem_stride: int  # pixels to a side of such a cell; 1 without a ResNet
-    dynamic: bool  # whether it takes images of any size, not of img_size alone
-    map_of_patches: bool  # whether attention would pool the patches alone, as in vitlite, or all tokens
+    kernel_size: int  # of the patch embedding, in pixels, or in cells of the ResNet before it
+    stem_stride: int  # side of such a cell in pixels; 1 without a ResNet
+    dynamic: bool  # whether it accepts images of any size, not only img_size
+    map_of_patches: bool  # whether attention pooling reads only the patches, as in vitlite, rather than all tokens
     dim: int
     depth: int
     mlp_dim: int
@@ -159,7 +161,7 @@ class Architecture(NamedTuple):
     qkv_bias: bool
     pre_norm: bool
     fc_norm: bool
-    layer_scale: bool  # whether there is one; the tensors do not tell with which number it began
+    layer_scale: bool  # whether there is one; its initial value is not in the tensors
 
 
 def _read_architectures() -> dict[str, Architecture]:
@@ -183,20 +185,20 @@ def metadata_from_timm(config: Mapping[str, Any]) -> Metadata:
     """Read timm's config.json.
 
     Raises:
-        CheckpointError: It describes a model that vitlite does not run.
+        CheckpointError: It describes a model that vitlite does not support.
     """
     check_types(config, TYPES)
     name = config["architecture"]
     if name not in ARCHITECTURES:
         reason = next((f": {refusal.reason}" for refusal in REFUSED if refusal.fits(str(name))), "")
         raise CheckpointError(
-            f"its architecture, {name}, is not one of timm's that vitlite runs{reason}. If these weights are a plain "
-            "ViT, move the file away and pass like= (--model NAME --weights PATH)."
+            f"timm's architecture {name} is not supported{reason}. If these weights are a plain ViT, move the file "
+            "away and pass like= (--model NAME --weights PATH)."
         )
     architecture = ARCHITECTURES[name]
     args = {key: value for key, value in (config.get("model_args") or {}).items() if value is not None}
     check_types(args, ARGUMENT_TYPES, "model_args.")
-    pretrained = config.get("pretrained_cfg") or config  # in one, as it was written before 2024
+    pretrained = config.get("pretrained_cfg") or config  # before 2024 there was only one level
     check_types(pretrained, PRETRAINED_TYPES, "pretrained_cfg.")
     fields = _fields_of(architecture, args, _pool(config, args, pretrained, architecture))
     fields["patch_size"] = _patch_size(architecture, args)
@@ -227,12 +229,12 @@ def metadata_from_timm(config: Mapping[str, Any]) -> Metadata:
 
 
 def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | None) -> dict[str, Any]:
-    """Return what the name of an architecture stands for and what is computed from its arguments."""
+    """Return the fields of an architecture, changed by its arguments."""
     fields: dict[str, Any] = {}
     for field, arguments in CHANGED_BY.items():
         if not any(argument in args for argument in arguments):
             fields[field] = getattr(architecture, field)
-    if fields.pop("layer_scale", None) is False:  # if there is one, its first value is not known
+    if fields.pop("layer_scale", None) is False:  # if there is one, its initial value is unknown
         fields["layer_scale"] = None
     if pool != architecture.pool:  # which also decides where the last norm is
         fields.pop("fc_norm", None)
@@ -252,24 +254,24 @@ def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | 
 def _activation(name: str) -> dict[str, str]:
     if name not in GELUS:
         raise CheckpointError(f"act_layer is {name!r}; vitlite supports {', '.join(GELUS)}.")
-    return {"gelu": GELUS[name], "mlp": "gelu"}  # a gate would be of that activation, too
+    return {"gelu": GELUS[name], "mlp": "gelu"}  # a gate would use that activation, too
 
 
 def _patch_size(architecture: Architecture, args: Mapping[str, Any]) -> int:
     kernel = args.get("patch_size", architecture.kernel_size)
     height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
     if height != width:
-        raise CheckpointError(f"patch_size is {height} x {width}; vitlite's patches are square.")
+        raise CheckpointError(f"patch_size is {height} x {width}; vitlite supports only square patches.")
     return int(height * architecture.stem_stride)
 
 
 def _pool(
     config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapping[str, Any], architecture: Architecture
 ) -> str | None:
-    """Return how the model pools, or None if the config leaves it open.
+    """Return the model's pooling, or None if the config leaves it open.
 
-    What timm built is in `model_args`, and since 2024 at the top. `pretrained_cfg` has the architecture's own pool, but
-    some architectures ignore it.
+    `model_args`, and since 2024 the top level, hold the pooling that timm built. `pretrained_cfg` holds the
+    architecture's default, but some architectures ignore it.
     """
     stated = [each["global_pool"] for each in (args, config) if each.get("global_pool") is not None]
     if not stated:
@@ -277,21 +279,21 @@ def _pool(
         return architecture.pool if POOLS.get(usual) == architecture.pool else None
     pool = stated[0]
     if pool == "":
-        raise CheckpointError("global_pool is '': timm returns all tokens, unpooled. Set it to token or avg there.")
+        raise CheckpointError("global_pool is '', so timm returns all tokens. Set it to 'token' or 'avg' in the file.")
     if len(set(stated)) > 1 or pool not in POOLS:
         raise CheckpointError(f"global_pool is {' and '.join(stated)}; vitlite supports {' or '.join(POOLS)}.")
     if pool == "map" and not architecture.map_of_patches:
-        raise CheckpointError("global_pool is map, which in this model of timm pools all tokens; vitlite, the patches.")
+        raise CheckpointError("global_pool is map, which pools all tokens in this architecture; vitlite pools patches.")
     if pool == "token" and architecture.pool == "cls_and_distillation":
         return architecture.pool
     return POOLS[pool]
 
 
 def _num_classes(config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of classes of the weights; timm gets it beside the number that it is to build.
+    """Return the number of classes of the weights, which timm's config holds beside that of the model to build.
 
     Raises:
-        CheckpointError: The two differ, so that timm would make a new head.
+        CheckpointError: The two differ, so timm would create a new head.
     """
     built, trained = args.get("num_classes"), config.get("num_classes")
     if trained is None:
@@ -299,45 +301,43 @@ def _num_classes(config: Mapping[str, Any], args: Mapping[str, Any], pretrained:
     if trained is None and built is not None:
         trained = USUAL_CLASSES
     if built not in (None, trained):
-        raise CheckpointError(f"num_classes is {trained}, and in model_args {built}.")
+        raise CheckpointError(f"num_classes is {trained}, but {built} in model_args.")
     return {} if trained is None else {"num_classes": trained}
 
 
 def _image_size(size: int | Sequence[int], patch: int, args: Mapping[str, Any]) -> int | tuple[int, int]:
-    """Return what timm's patches see of an image.
+    """Return the part of an image that timm's patches cover.
 
     Raises:
-        CheckpointError: Images are padded.
+        CheckpointError: timm would pad the image.
     """
     check_types({"input_size": size if isinstance(size, int) else list(size)}, {"input_size": SIZE})
     seen = in_whole_patches(size, patch)
     if seen != in_whole_patches(size, 1) and args.get("dynamic_img_pad"):
-        raise CheckpointError(
-            f"dynamic_img_pad fills images of {size} up to whole patches of {patch}; vitlite does not."
-        )
+        raise CheckpointError(f"dynamic_img_pad pads images of {size} to whole patches of {patch}; vitlite does not.")
     return seen
 
 
 def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str]:
-    """Return the descriptions of the classes or, without these, their names, such as WordNet's numbers."""
-    former = config.get("labels") if pretrained is config else None  # as they were called before 2024
+    """Return the descriptions of the classes or, if there are none, their names, such as WordNet numbers."""
+    former = config.get("labels") if pretrained is config else None  # the key's name before 2024
     names, error = labels_in_order(former or config.get("label_names") or pretrained.get("label_names"))
     if names is None:
         return None, error
     descriptions = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}
     if not isinstance(descriptions, Mapping):
-        raise CheckpointError(f"label_descriptions must be a table, got {descriptions!r}.")
+        raise CheckpointError(f"label_descriptions must be a JSON object, got {descriptions!r}.")
     return tuple(descriptions.get(name, name) for name in names), ""
 
 
 def _transform(
     architecture: Architecture, args: Mapping[str, Any], pretrained: Mapping[str, Any]
 ) -> tuple[TransformConfig | None, str]:
-    """Return the transform, and why it cannot be used if it cannot."""
+    """Return the transform, and the reason if it cannot be used."""
     if "mean" not in pretrained:
         return None, ""
     size = args.get("img_size")
-    if size is not None and not args.get("dynamic_img_size", architecture.dynamic):  # then the model takes no other
+    if size is not None and not args.get("dynamic_img_size", architecture.dynamic):  # the only size it accepts
         sides = [size, size] if isinstance(size, int) else size
         pretrained = {**pretrained, "input_size": [1, *sides]}
     try:
@@ -350,7 +350,7 @@ def transform_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None 
     """Return the transform in timm's config.json or pretrained_cfg; `size` replaces its `input_size`.
 
     Raises:
-        ConfigError: It is not understood.
+        ConfigError: The config is invalid or not supported.
 
     >>> transform_from_timm({"input_size": [3, 224, 224], "crop_pct": 0.9, "interpolation": "bicubic",
     ...                   "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}).resize
@@ -381,7 +381,7 @@ def transform_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None 
     )
 
 
-# The architecture that model_args change into each of ours. For a plain ViT any would do.
+# The architectures that model_args turn into our models. For a plain ViT, any of timm's would do.
 PLAIN, GATED, DISTILLED = "vit_tiny_patch16_224", "vit_giant_patch14_dinov2", "deit_tiny_distilled_patch16_224"
 DINOV3 = "vit_small_patch16_dinov3"
 HYBRIDS = {
@@ -390,7 +390,7 @@ HYBRIDS = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
-COMPUTED: dict[str, dict[str, Any]] = {  # what each of them computes and model_args cannot change: fields of ours
+COMPUTED: dict[str, dict[str, Any]] = {  # the fields of `ViTConfig` that model_args cannot change, by architecture
     DINOV3: {
         "norm_eps": 1e-5, "gelu": "exact", "class_token": True, "stem": None, "pre_norm": False, "inner_norm": False,
         "fc_norm": False, "final_norm": True,
@@ -411,8 +411,8 @@ def format_for_timm(config: ViTConfig) -> str:
 def config_to_timm(
     config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None
 ) -> dict[str, Any]:
-    """Return what timm needs to build a model, which `timm_cannot_read` has no reason against."""
-    # Also without labels: transformers, which asks timm, would take 1,000 unnamed classes for ImageNet's.
+    """Return timm's config.json of a model for which `timm_cannot_read` returns no reason."""
+    # Names are written even without labels, because transformers would take 1,000 unnamed classes for ImageNet's.
     names = list(labels or [f"LABEL_{number}" for number in range(config.num_classes)])
     pretrained: dict[str, Any] = {"input_size": [config.channels, *config.size], "num_classes": config.num_classes}
     if transform is not None:
@@ -428,7 +428,7 @@ def config_to_timm(
 
 
 def _architecture_for(config: ViTConfig) -> str:
-    """Return the architecture that model_args change into this one, or "" if there is none."""
+    """Return the architecture that model_args turn into this model, or "" if there is none."""
     if config.positions == "rope":
         return DINOV3
     if config.pool == "cls_and_distillation":
@@ -439,7 +439,7 @@ def _architecture_for(config: ViTConfig) -> str:
 
 
 def _model_args(config: ViTConfig) -> dict[str, Any]:
-    """Return the arguments that change an architecture into this one. timm ignores an argument that is null."""
+    """Return the arguments that turn the architecture into this model. timm ignores an argument that is null."""
     architecture = _architecture_for(config)
     args = {
         "img_size": list(config.size),
@@ -455,7 +455,7 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
         "global_pool": WRITTEN_POOLS[config.pool],
     }
     if architecture == DINOV3:
-        gate = {"swiglu_mlp": config.mlp == "swiglu", "swiglu_align_to": 1}  # 0 is another class
+        gate = {"swiglu_mlp": config.mlp == "swiglu", "swiglu_align_to": 1}  # 0 selects another MLP class
         return args | gate | {"num_reg_tokens": config.registers}
     args |= {"scale_attn_norm": config.inner_norm, "scale_mlp_norm": config.inner_norm}
     if config.mlp == "gelu":
@@ -475,11 +475,11 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
 
 def _mlp_ratio(config: ViTConfig) -> float:
     """Return the ratio of MLP width to token width as timm counts it."""
-    packed = config.mlp == "swiglu" and config.positions != "rope"  # there a gate counts
+    packed = config.mlp == "swiglu" and config.positions != "rope"  # these architectures count the gate, too
     return (2 if packed else 1) * config.mlp_dim / config.dim
 
 
-def timm_cannot_read(config: ViTConfig, transform: TransformConfig | None, layout: str = "timm") -> str:
+def timm_cannot_read(config: ViTConfig, transform: TransformConfig | None, format: str = "timm") -> str:
     """Return why timm cannot open a folder with tensors in this format, as a sentence, or "" if it can."""
     differing = _unsupported_fields(config)
     if differing:
@@ -487,19 +487,19 @@ def timm_cannot_read(config: ViTConfig, transform: TransformConfig | None, layou
         return f"timm's config.json cannot describe a model with {values}."
     if transform is not None and (transform_to_timm(transform) is None or transform.size != config.size):
         return "timm's config.json cannot describe how the images are prepared."
-    if layout != format_for_timm(config):
-        return "timm has other tensor names for such a model: `vitlite convert --to timm` writes them."
+    if format != format_for_timm(config):
+        return "timm has other tensor names for such a model; `vitlite convert --to timm` writes them."
     return ""
 
 
 def _unsupported_fields(config: ViTConfig) -> list[str]:
-    """Return the fields whose values none of timm's architectures computes, given the same sizes."""
+    """Return the fields whose values no architecture of timm supports."""
     architecture = _architecture_for(config)
     if not architecture:
         return ["stem"]
     computed = COMPUTED.get(architecture, COMPUTED[PLAIN])
     ratio = _mlp_ratio(config)
-    alike = {
+    supported = {
         **{field: getattr(config, field) == value for field, value in computed.items()},
         "mlp_dim": int(config.dim * ratio) == round(config.dim * ratio),  # timm rounds down
         "positions": config.positions != "sincos2d",
@@ -509,14 +509,14 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
         "pre_logits": not config.pre_logits,
         "head_dim": not config.head_dim,
     }
-    return [field for field, same in alike.items() if not same]
+    return [field for field, is_supported in supported.items() if not is_supported]
 
 
 def pools_as_timm(config: ViTConfig) -> bool:
     """Return whether timm computes this pool in the same way."""
-    if config.pool == "map":  # its MLP has the activation of the others there
+    if config.pool == "map":  # timm gives its MLP the activation of the blocks
         return config.mlp == "gelu" and config.positions != "rope"
-    if config.pool == "cls_and_distillation":  # without heads it is the mean of two tokens there
+    if config.pool == "cls_and_distillation":  # without heads, timm returns the mean of the two tokens
         return config.num_classes > 0 and config.positions == "learned"
     return True
 

@@ -1,4 +1,4 @@
-"""transformers' config.json. Read first, then written; its preprocessing is in `processors`."""
+"""Read and write transformers' config.json; `processors` handles its preprocessing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -74,7 +74,7 @@ OF_ANY_MODEL = """
     num_return_sequences output_scores output_past return_dict_in_generate forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
 """
-# Keys that only training needs.
+# Keys used only in training.
 OF_TRAINING = """
     hidden_dropout_prob attention_probs_dropout_prob attention_dropout dropout drop_path_rate initializer_range
     initializer_factor
@@ -99,13 +99,13 @@ OTHER_NETWORK: dict[str, Sequence[Any]] = {"auto_map": ({},), "quantization_conf
 
 
 def _keys(ignored: str = "", only: Mapping[str, Sequence[Any]] = {}, **stated: str) -> Keys:
-    """Return the keys of a class: those of all classes and its own."""
+    """Return the keys of a model class: those of all classes and its own."""
     every = frozenset((OF_ANY_MODEL + OF_TRAINING + ignored).split())
     return Keys({**STATED, **stated}, {**OTHER_NETWORK, **only}, every)
 
 
 class Family(NamedTuple):
-    """A model_type: the classes that vitlite runs, their keys, and the defaults of a silent config."""
+    """A model_type: its supported classes, their keys, and the defaults for missing keys."""
 
     classes: Sequence[str]
     keys: Keys
@@ -113,8 +113,8 @@ class Family(NamedTuple):
     activation: str = "gelu"
     processor: str = "ViT"  # of `processors.CROPS`
     heads: int = 12
-    gate: str | None = "silu"  # what hidden_act must be for a gated MLP; None: such an MLP ignores it
-    resample: str | None = None  # how it resizes the position table, if the checkpoint format may tell otherwise
+    gate: str | None = "silu"  # the hidden_act that a gated MLP must have; None: a gated MLP ignores it
+    resample: str | None = None  # how it resizes the position table, if that differs from the checkpoint format
 
 
 POOLER = "encoder_stride pooler_output_size pooler_act"
@@ -123,7 +123,7 @@ DECODER = """
     norm_pix_loss
 """
 BACKBONE = "apply_layernorm reshape_hidden_states stage_names out_features out_indices _out_features _out_indices"
-DINOV2 = f"intermediate_size mlp_ratio use_mask_token {BACKBONE}"  # the tensors tell how wide its MLP is
+DINOV2 = f"intermediate_size mlp_ratio use_mask_token {BACKBONE}"  # the width of its MLP is in the tensors
 DINOV2_STATED = {"layerscale_value": "layer_scale", "use_swiglu_ffn": "mlp"}
 DINOV3 = f"query_bias key_bias value_bias pos_embed_shift pos_embed_jitter pos_embed_rescale {BACKBONE}"
 DINOV3_STATED = {"layerscale_value": "layer_scale", "num_register_tokens": "registers", "use_gated_mlp": "mlp"}
@@ -153,7 +153,7 @@ BIT = Keys(  # the ResNet of a hybrid
     },
     frozenset((OF_ANY_MODEL.replace(" model_type ", " ") + OF_TRAINING + BACKBONE).split()),
 )
-TOWERS = {  # models with a part for texts: the default model_type of the part for images
+TOWERS = {  # models with a text and an image tower: the default model_type of the image tower
     "clip": "clip_vision_model",
     "metaclip_2": "metaclip_2_vision_model",
     "siglip": "siglip_vision_model",
@@ -215,7 +215,7 @@ FAMILIES = {
 HEAD_WIDTH, DEPTH = 64, 12  # defaults of transformers
 USUAL_CLASSES = 2
 USUAL_PROJECTION = 512  # width of CLIP's projection
-CLASSES = {  # what is written, by model_type
+CLASSES = {  # prefix of the class name that is written, by model_type
     "vit": "ViT",
     "deit": "DeiT",
     "ijepa": "IJepa",
@@ -224,7 +224,7 @@ CLASSES = {  # what is written, by model_type
     "dinov3_vit": "DINOv3ViT",
     "siglip_vision_model": "SiglipVision",
 }
-COMPUTED: dict[str, Any] = {  # what its ViT computes and its config cannot change: fields of ours
+COMPUTED: dict[str, Any] = {  # the fields of `ViTConfig` that the config of transformers' ViT cannot change
     "pool": "cls",
     "class_token": True,
     "registers": 0,
@@ -240,7 +240,7 @@ def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[
     """Read transformers' config.json and preprocessor_config.json.
 
     Raises:
-        CheckpointError: They describe a model that vitlite does not run.
+        CheckpointError: They describe a model that vitlite does not support.
     """
     check_types(config, TYPES)
     vision, family = _image_part(config)
@@ -280,21 +280,19 @@ def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[
 
 
 def _image_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
-    """Return the part of a config that is about images, and its family.
+    """Return the image part of a config, and its family.
 
     Raises:
-        CheckpointError: It is of a class that vitlite does not run; it may compute otherwise with the same tensors.
+        CheckpointError: Its class is not supported; it may compute something else from the same tensors.
     """
     kind = config["model_type"]
     if kind not in FAMILIES:
-        raise CheckpointError(
-            f"its model_type, {kind}, is not one of transformers' that vitlite runs: {', '.join(FAMILIES)}."
-        )
+        raise CheckpointError(f"transformers' model_type {kind} is not supported. Supported: {', '.join(FAMILIES)}.")
     family = FAMILIES[kind]
     for name in config.get("architectures") or ():
         if name not in family.classes:
             raise CheckpointError(
-                f"its architectures contain {name}; for model_type {kind}, vitlite runs {', '.join(family.classes)}."
+                f"architectures contains {name}; for model_type {kind}, vitlite supports {', '.join(family.classes)}."
             )
     inner = TOWERS.get(kind)
     if inner is None:
@@ -303,22 +301,22 @@ def _image_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
     vision = {**(config.get("vision_config") or {}), **(config.get("vision_config_dict") or {})}
     check_types(vision, TYPES, "vision_config.")
     if vision.setdefault("model_type", inner) not in (inner, kind):
-        raise CheckpointError(f"its vision_config is of model_type {vision['model_type']}, not {inner}.")
+        raise CheckpointError(f"vision_config has model_type {vision['model_type']}, expected {inner}.")
     return vision, FAMILIES[inner]
 
 
 def _activation(stated: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Replace transformers' values for the MLP by ours.
+    """Translate transformers' settings of the MLP to ours.
 
     Raises:
-        CheckpointError: vitlite does not have the activation.
+        CheckpointError: The activation is not supported.
     """
     gated, activation = stated.pop("mlp", None), stated.pop("gelu", None)
     fields: dict[str, Any] = {}
     if gated is not None:
         fields["mlp"] = "swiglu" if gated else "gelu"
     if gated and family.gate not in (None, activation):
-        raise CheckpointError(f"hidden_act is {activation!r}; vitlite supports gates by {family.gate}.")
+        raise CheckpointError(f"hidden_act is {activation!r}; for a gated MLP, vitlite supports {family.gate}.")
     if activation is not None and not gated:
         if activation not in GELUS:
             raise CheckpointError(f"hidden_act is {activation!r}; vitlite supports {', '.join(GELUS)}.")
@@ -330,7 +328,7 @@ def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, An
     """Return the sizes of images and patches, and a hybrid's stem.
 
     Raises:
-        CheckpointError: They are of a model that vitlite does not run.
+        CheckpointError: vitlite does not support them.
     """
     sizes: dict[str, Any] = {}
     for name in ("image_size", "patch_size"):
@@ -339,8 +337,8 @@ def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, An
     size = sizes.get("image_size")
     if config["model_type"].startswith("dinov2") and isinstance(size, tuple):
         raise CheckpointError(
-            f"its image_size is {size[0]} x {size[1]}, but transformers' DINOv2 reads its position table as that of a "
-            "square. Write the side of that square there."
+            f"image_size is {size[0]} x {size[1]}, but transformers' DINOv2 has a square position table. Set "
+            "image_size to the side of that square."
         )
     if config["model_type"] == "vit-hybrid":
         sizes |= _stem(config.get("backbone_config") or {}, sizes.get("patch_size", 1))
@@ -351,33 +349,33 @@ def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, An
 
 
 def _stem(backbone: Mapping[str, Any], kernel: Any) -> dict[str, Any]:
-    """Return the ResNet of a hybrid, whose patch_size counts cells of what the ResNet returns.
+    """Return the ResNet of a hybrid. The hybrid's patch_size counts cells of the ResNet's output.
 
     Raises:
-        CheckpointError: vitlite does not run such a ResNet.
+        CheckpointError: vitlite does not support such a ResNet.
     """
     check_types(backbone, TYPES, "backbone_config.")
-    stated = BIT.read(backbone, "its backbone_config")
-    # transformers' defaults for these are another ResNet.
+    stated = BIT.read(backbone, "backbone_config")
+    # transformers' defaults for these keys describe another ResNet.
     needed = ("depths", "layer_type", "global_padding", "embedding_dynamic_padding", "out_features")
     missing = [name for name in needed if backbone.get(name) is None]
     if missing:
-        raise CheckpointError(f"its backbone_config has no {', '.join(missing)}.")
+        raise CheckpointError(f"backbone_config has no {', '.join(missing)}.")
     stem = tuple(stated["stem"])
     if not 1 <= len(stem) <= 4 or not all(is_integer(units, 1) for units in stem):
-        raise CheckpointError(f"depths must be the units of up to 4 stages, got {list(stem)}.")
+        raise CheckpointError(f"depths must list the units of 1 to 4 stages, got {list(stem)}.")
     if backbone["out_features"] != [f"stage{len(stem)}"]:
-        raise CheckpointError(f"its tokens are made of {backbone['out_features']}, not of the last stage.")
+        raise CheckpointError(f"out_features is {backbone['out_features']}; vitlite supports only the last stage.")
     if not isinstance(kernel, int):
-        raise CheckpointError(f"patch_size is {kernel}; vitlite's patches are square.")
+        raise CheckpointError(f"patch_size is {kernel}; vitlite supports only square patches.")
     return {**stated, "stem": stem, "patch_size": kernel * stem_stride(stem)}
 
 
 def _classes(config: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str, int | None]:
-    """Return the labels, why they cannot be used if they cannot, and the number of classes if it is stated."""
+    """Return the labels, the reason if they cannot be used, and the number of classes if the config has it."""
     architecture = (config.get("architectures") or [""])[0]
     if architecture.endswith(("VisionModelWithProjection", "CLIPModel", "MetaClip2Model")):
-        projection = config.get("projection_dim")  # takes the place of a number of classes
+        projection = config.get("projection_dim")  # stands in for the number of classes
         return None, "", USUAL_PROJECTION if projection is None else projection
     if not architecture.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
         return None, "", None
@@ -387,7 +385,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str, in
         names = [f"LABEL_{number}" for number in range(USUAL_CLASSES if count is None else count)]
     labels, error = labels_in_order(names)
     if labels and config.get("problem_type") not in (None, "single_label_classification"):
-        labels, error = None, f"problem_type is {config['problem_type']}, whose scores are not a softmax over classes"
+        labels, error = None, f"problem_type is {config['problem_type']}, so scores are not a softmax over classes"
     return labels, error, len(names)
 
 
@@ -397,7 +395,7 @@ def contents_for_transformers(
     """Return config.json and, if there is a transform, preprocessor_config.json, by file name.
 
     Raises:
-        CheckpointError: transformers has no processor that prepares images like this.
+        CheckpointError: transformers has no processor for this transform.
     """
     contents = {CONFIG: config_to_transformers(config, labels) | {WRITER: f"vitlite {__version__}"}}
     if transform is not None:
@@ -407,7 +405,7 @@ def contents_for_transformers(
 
 
 def model_type(config: ViTConfig) -> str:
-    """Return the transformers model_type nearest to a config; `computed_by` tells whether it computes the same."""
+    """Return the transformers model_type nearest to a config. `computed_by` shows where the two differ."""
     if config.pool == "map":
         return "siglip_vision_model"
     if config.positions == "rope":
@@ -420,12 +418,12 @@ def model_type(config: ViTConfig) -> str:
 
 
 def computed_by(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """Return the fields that transformers' model of this type fixes, with their values."""
+    """Return the fields that a model of this type fixes, with their values."""
     return COMPUTED | _fixed_by_kind(kind, config)
 
 
 def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """Return what this model_type fixes unlike ViT; what its own config states is taken from ours."""
+    """Return the fields that this model_type fixes differently from ViT, or that its config can set."""
     if kind == "deit":
         return {"registers": 1, "pool": "cls_and_distillation" if _has_two_heads(config) else "cls"}
     if kind == "ijepa":
@@ -439,7 +437,7 @@ def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
         return stated | {
             "pool": "cls_and_mean" if config.num_classes else "cls",
             "mlp_dim": _dinov2_mlp_dim(config, _dinov2_mlp_ratio(config)),
-            "image_size": config.size[0],  # it reads the position table as that of a square
+            "image_size": config.size[0],  # its position table is square
         }
     return {}
 
@@ -449,7 +447,7 @@ def _has_two_heads(config: ViTConfig) -> bool:
 
 
 def _dinov2_mlp_dim(config: ViTConfig, ratio: int) -> int:
-    """Return the width of DINOv2's MLPs; gated ones have two thirds of it, rounded up to a multiple of 8."""
+    """Return the width of DINOv2's MLPs. Gated ones have two thirds of it, rounded up to a multiple of 8."""
     width = config.dim * ratio
     return (int(width * 2 / 3) + 7) // 8 * 8 if config.mlp == "swiglu" else width
 
@@ -475,7 +473,7 @@ def format_for_transformers(config: ViTConfig) -> str:
 
 
 def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:
-    """Return the config.json of a model that transformers has."""
+    """Return the config.json of a model that transformers supports."""
     kind = model_type(config)
     task = "ForImageClassification" if config.num_classes else "Model"
     if _has_two_heads(config):
@@ -497,13 +495,13 @@ def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> d
 
 
 def _keys_of_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """Return the entries of a config that not every model has."""
+    """Return the config entries that are specific to a model_type."""
     gated = config.mlp == "swiglu"
     if kind.startswith("dinov2"):
         entries = {"mlp_ratio": _dinov2_mlp_ratio(config), "use_swiglu_ffn": gated, "qkv_bias": config.qkv_bias}
         if config.registers:
             return entries | {"num_register_tokens": config.registers}
-        return entries | {"use_mask_token": False}  # ours have none; with registers there always is one
+        return entries | {"use_mask_token": False}  # vitlite has none; transformers' models with registers always do
     entries = {"intermediate_size": config.mlp_dim}
     if kind == "dinov3_vit":
         biases = dict.fromkeys(("query_bias", "key_bias", "value_bias"), config.qkv_bias)
@@ -513,7 +511,7 @@ def _keys_of_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
 
 
 def _classes_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:
-    """Return the names of the classes, both ways round."""
+    """Return id2label and label2id."""
     labels = labels or [f"LABEL_{number}" for number in range(config.num_classes)]
     if not labels:
         return {}

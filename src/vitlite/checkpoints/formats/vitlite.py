@@ -1,4 +1,4 @@
-"""vitlite's own section of config.json: the config, the labels and the transform."""
+"""Read and write vitlite's own section of config.json: the config, the labels and the transform."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
     """Read vitlite's section of a config.json.
 
     Raises:
-        CheckpointError: It is not what `metadata_content` writes.
+        CheckpointError: It is not a section that `metadata_content` writes.
     """
     check_types(content, {"vitlite": TABLE})
     section = content["vitlite"]
@@ -51,10 +51,10 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
 
 
 def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
-    """Return the transform of `TransformConfig.to_dict`, also from JSON.
+    """Return the transform from the output of `TransformConfig.to_dict`, with tuples or lists.
 
     Raises:
-        ConfigError: It is not valid.
+        ConfigError: The fields are not valid.
     """
     known: dict[str, Any] = {}
     for name, value in fields.items():
@@ -66,25 +66,25 @@ def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
 
 
 def metadata_content(
-    config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None, layout: str = "timm"
+    config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None, format: str = "timm"
 ) -> dict[str, Any]:
-    """Return a config.json that vitlite reads back in full, and timm if it can build the model.
+    """Return a config.json that vitlite can read in full, and timm too if it can build the model.
 
     Args:
-        config: Of the model.
-        labels: Names of its classes.
-        transform: How its images are prepared.
-        layout: The checkpoint format of the tensors beside it.
+        config: The config of the model.
+        labels: The names of its classes.
+        transform: The preprocessing of its images.
+        format: The checkpoint format of the tensors.
 
     Raises:
-        CheckpointError: It could not be read back: a label is not a string, for example.
+        CheckpointError: vitlite could not read it, for example because a label is not a string.
     """
     preprocess = None
     if transform is not None:
         preprocess = transform.to_dict() | ({} if transform.share is None else {"share": transform.share})
     section = {"version": __version__, "config": config.to_dict(), "labels": labels, "preprocess": preprocess}
     content: dict[str, Any] = {"vitlite": section}
-    reason = timm_cannot_read(config, transform, layout)
+    reason = timm_cannot_read(config, transform, format)
     if reason:
         section["for_vitlite_alone"] = reason
     else:
