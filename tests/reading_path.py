@@ -33,9 +33,9 @@ class ReadingPath(NamedTuple):
 
 def with_vitlite(file: Path) -> None:
     """Name the classes of the photo with vitlite."""
-    import vitlite
+    from vitlite import create
 
-    model = vitlite.create("vit_tiny_16.deit_fb_in1k", weights=file)
+    model = create("vit_tiny_16.deit_fb_in1k", weights=file)
     print(model.predict(PHOTO)[0].label)
 
 
@@ -124,9 +124,9 @@ def write_weights(folder: Path) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    import vitlite
+    from vitlite import create
 
-    model = vitlite.create("vit_tiny_16.deit_fb_in1k", weights=None)
+    model = create("vit_tiny_16.deit_fb_in1k", weights=None)
     torch.nn.init.normal_(model.head.weight)
     save_file(model.state_dict(), folder / "deit_tiny.safetensors")
     return folder / "deit_tiny.safetensors"

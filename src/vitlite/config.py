@@ -109,11 +109,6 @@ class ViTConfig:
         return self.pre_logits or self.pooled_dim
 
     @property
-    def stem_stride(self) -> int:
-        """Pixels of one cell of the stem's feature map; 1 without a stem."""
-        return stem_stride(self.stem)
-
-    @property
     def stem_dim(self) -> int:
         """Channels of what is projected to tokens: the image's own, or those of the stem's feature map."""
         if not self.stem:
@@ -123,7 +118,7 @@ class ViTConfig:
     @property
     def kernel_size(self) -> int:
         """Side of the kernel that projects to tokens: of a patch, or of what the stem leaves of it."""
-        return self.patch_size // self.stem_stride
+        return self.patch_size // stem_stride(self.stem)
 
     def replace(self, **changes: Any) -> "ViTConfig":
         """Return a copy with some fields changed."""
@@ -203,9 +198,10 @@ def _check_shape(c: ViTConfig) -> None:
         raise ConfigError(
             f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {fitting(c.size, c.patch_size)}"
         )
-    if c.patch_size % c.stem_stride:
+    stride = stem_stride(c.stem)
+    if c.patch_size % stride:
         raise ConfigError(
-            f"patch_size must be a multiple of {c.stem_stride}, the stride of a stem of {len(c.stem or ())} stages, "
+            f"patch_size must be a multiple of {stride}, the stride of a stem of {len(c.stem or ())} stages, "
             f"got {c.patch_size}."
         )
     if c.stem is not None and c.patch_norm:

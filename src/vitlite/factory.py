@@ -1,6 +1,6 @@
 """`create` and `load`: from a name or a path to a model.
 
-The steps, each in a module of its own: `zoo.registry` finds the record, `checkpoints.locate` the file,
+The steps, each in a module of its own: `zoo.registry` finds the record, `checkpoints.reader` the file,
 `checkpoints.resolve` its config, and `checkpoints.build` fills the model. Here labels and preprocessing are attached.
 """
 
@@ -12,9 +12,7 @@ from typing import NamedTuple
 import torch
 
 from vitlite import storage
-from vitlite.checkpoints.build import BuildOptions, Source, build
-from vitlite.checkpoints.fingerprint import sample_of
-from vitlite.checkpoints.locate import Location, locate, locate_record
+from vitlite.checkpoints.build import BuildOptions, Source, build, sample_of
 from vitlite.checkpoints.metadata import (
     ID,
     Metadata,
@@ -23,7 +21,7 @@ from vitlite.checkpoints.metadata import (
     metadata_from_record,
     read_metadata,
 )
-from vitlite.checkpoints.reader import FLOATS, open_weights, path_of
+from vitlite.checkpoints.reader import FLOATS, Location, locate, open_weights, path_of
 from vitlite.checkpoints.resolve import understand
 from vitlite.config import Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError
@@ -105,7 +103,9 @@ def create(
             return ViT(options.apply(config)).to(_dtype(dtype))
     if weights == "default":
         record = registry.find(name)
-        return _open(locate_record(record), metadata_from_record(record), options, record.name)
+        from vitlite.checkpoints.hub import fetch_record
+
+        return _open(fetch_record(record), metadata_from_record(record), options, record.name)
     if not isinstance(weights, (str, PathLike)):
         raise ConfigError(f"weights must be a path, 'owner/name', 'default' or None, got {weights!r}.")
     return _load_like(weights, name, options)

@@ -10,7 +10,7 @@ from safetensors.torch import save
 from server import Hub
 
 from vitlite import load
-from vitlite.checkpoints.locate import locate
+from vitlite.checkpoints.reader import locate
 from vitlite.errors import CheckpointError
 
 REPO = "someone/sharded"

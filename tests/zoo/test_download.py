@@ -13,7 +13,7 @@ from fetching import FETCH, FILE, OTHER, REPO, SHA256, SIZE, WEIGHTS, fetch, fin
 from huggingface_hub import hf_hub_download, scan_cache_dir
 from server import Answer, Hub
 
-from vitlite.checkpoints.locate import locate
+from vitlite.checkpoints.reader import locate
 from vitlite.errors import DownloadError
 from vitlite.storage import cache_folder
 from vitlite.zoo import download
@@ -224,7 +224,7 @@ def test_killed_between_the_files_of_a_repository(server: Hub, monkeypatch: pyte
     old = server.publish("a/b", model_safetensors=WEIGHTS, config_json=b"{}")
     assert locate("a/b").commit == old
     new = server.publish("a/b", model_safetensors=OTHER, config_json=b'{"new": 1}')
-    killed_in_the_middle(server, "from vitlite.checkpoints.locate import locate; locate('a/b')")
+    killed_in_the_middle(server, "from vitlite.checkpoints.reader import locate; locate('a/b')")
     with monkeypatch.context() as offline:
         offline.setenv("HF_HUB_OFFLINE", "1")
         location = locate("a/b")

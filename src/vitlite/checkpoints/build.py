@@ -21,6 +21,7 @@ from vitlite.nn.vit import ViT, model_on_meta
 from vitlite.storage import Verified
 
 MAX_DIFF = 40  # lines
+SMALL = 10_000  # elements; smaller weights, such as biases, norms and tokens, are sampled whole
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,17 @@ def build(
     with torch.device("cpu"):  # files are read there, whatever the default device is
         model = model_on_meta(options.config)
         check_tensors(file, mapping, model if options.config == config else model_on_meta(config))
-        _check_periods(file, mapping)
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}  # a ViT has no buffers
+        for name in mapping.dropped:
+            if name.endswith(".periods"):
+                _check_periods(file, name)
+        shapes = parameter_shapes(model)
         state: dict[str, Tensor] = {}
         resampled: dict[str, tuple[Shape, Shape]] = {}
         position = {name: i for i, name in enumerate(file.entries)}
         parts: dict[str, Tensor] = {}  # of the file, kept in case the next of our tensors needs them too
-        for name, tensor in sorted(
-            mapping.tensors.items(), key=lambda item: [position[part] for part in item[1].parts]
-        ):
+        in_file_order = sorted(([position[part] for part in t.parts], name) for name, t in mapping.tensors.items())
+        for _, name in in_file_order:
+            tensor = mapping.tensors[name]
             if name not in shapes or (options.new_head and name.startswith("head.")):
                 continue
             parts = {part: parts[part] if part in parts else file.read(part) for part in tensor.parts}
@@ -134,13 +137,18 @@ def build(
     return model, report
 
 
+def parameter_shapes(model: ViT) -> dict[str, Shape]:
+    """Return the names and shapes of all tensors of a model, which has no buffers."""
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
 def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
     """Compare the tensors found in a file with those of a model.
 
     Raises:
         CheckpointError: They differ. The text lists the differences with the names of the file.
     """
-    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    expected = parameter_shapes(model)
     lines: list[tuple[str, str]] = []
     for name, shape in expected.items():
         if name not in mapping.tensors or mapping.tensors[name].shape != shape:
@@ -162,17 +170,15 @@ def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
     )
 
 
-def _check_periods(file: WeightsFile, mapping: KeyMapping) -> None:
-    """Check that the rotation of a file with stored periods is DINOv3's; some files have them rounded to bfloat16."""
-    for name in mapping.dropped:
-        if name.endswith(".periods"):
-            periods = file.read(name).float()
-            expected = 100 ** (torch.arange(len(periods), dtype=torch.float32) / len(periods))
-            if not torch.allclose(periods, expected, rtol=2**-8, atol=0):
-                raise CheckpointError(
-                    f"{file.path}: {name} are not those of DINOv3, {expected.tolist()[:4]}, ..., but "
-                    f"{periods.tolist()[:4]}, ... vitlite runs no other rotation."
-                )
+def _check_periods(file: WeightsFile, name: str) -> None:
+    """Check that the stored periods of a rotation are DINOv3's; some files have them rounded to bfloat16."""
+    periods = file.read(name).float()
+    expected = 100 ** (torch.arange(len(periods), dtype=torch.float32) / len(periods))
+    if not torch.allclose(periods, expected, rtol=2**-8, atol=0):
+        raise CheckpointError(
+            f"{file.path}: {name} are not those of DINOv3, {expected.tolist()[:4]}, ..., but "
+            f"{periods.tolist()[:4]}, ... vitlite runs no other rotation."
+        )
 
 
 def _combine(tensor: MappedTensor, parts: dict[str, Tensor], patch_size: int | None) -> Tensor:
@@ -191,7 +197,8 @@ def _adapt(name: str, value: Tensor, config: ViTConfig, target: ViTConfig) -> Te
     """Return a tensor for another image size, patch size or number of channels, or the same one."""
     if name == "pos_embed" and target.grid != config.grid:
         return resample_positions(value.float(), config.grid, target.grid, target.resample)
-    if name == first_kernel(config.stem):
+    changed = (target.channels, target.patch_size) != (config.channels, config.patch_size)
+    if changed and name == first_kernel(config.stem):
         if target.channels != config.channels:
             value = adapt_channels(value.float(), target.channels)
         if target.patch_size != config.patch_size:
@@ -236,6 +243,20 @@ def is_finite(values: Tensor) -> bool:
     narrow = values.dtype in (torch.float16, torch.bfloat16)
     total = values.sum(dtype=torch.float32) if narrow else values.sum()
     return bool(total.isfinite()) or bool(values.isfinite().all())
+
+
+def sample_of(model: ViT) -> Tensor:
+    """Return some elements of each weight outside the head, by which training and other changes are noticed.
+
+    Hashing a whole ViT-B at every load would take a third of a second, also for callers who never ask.
+    """
+    parts = []
+    for name, weight in model.named_parameters():
+        if not name.startswith("head."):
+            step = 1 if weight.numel() <= SMALL else max(weight.shape[-1] - 1, 1)  # no row is left out
+            parts.append(weight.detach().flatten()[::step])
+    sample = torch.cat(parts) if parts else torch.empty(0, device="cpu")
+    return sample if sample.is_meta else sample.cpu()
 
 
 def _report(

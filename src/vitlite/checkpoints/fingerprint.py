@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from vitlite.checkpoints.build import sample_of
 from vitlite.checkpoints.compare import check_unmodified, find_difference
 from vitlite.errors import InputError
 from vitlite.nn.vit import ViT
-
-SMALL = 10_000  # elements; smaller weights, such as biases, norms and tokens, are sampled whole
 
 
 def bytes_of(tensor: Tensor) -> "ctypes.Array[ctypes.c_char]":
@@ -21,20 +20,6 @@ def bytes_of(tensor: Tensor) -> "ctypes.Array[ctypes.c_char]":
     memory = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())
     memory.owner = plain  # type: ignore[attr-defined]  # keeps the tensor alive
     return memory
-
-
-def sample_of(model: ViT) -> Tensor:
-    """Return some elements of each weight outside the head, by which training and other changes are noticed.
-
-    Hashing a whole ViT-B at every load would take a third of a second, also for callers who never ask.
-    """
-    parts = []
-    for name, weight in nn.Module.named_parameters(model):
-        if not name.startswith("head."):
-            step = 1 if weight.numel() <= SMALL else max(weight.shape[-1] - 1, 1)  # no row is left out
-            parts.append(weight.detach().flatten()[::step])
-    sample = torch.cat(parts) if parts else torch.empty(0, device="cpu")
-    return sample if sample.is_meta else sample.cpu()
 
 
 def hash_of_weights(model: ViT) -> str:

@@ -330,6 +330,12 @@ def detect_format(names: Collection[str]) -> tuple[CheckpointFormat, str]:
     raise CheckpointError(f"The tensor names are those of {which}: {seen}, ... Known formats: {known}.")
 
 
+def map_own_names(shapes: Mapping[str, Shape]) -> KeyMapping:
+    """Return the mapping for a file in which every tensor has our name, which is timm's."""
+    tensors = {name: MappedTensor((name,), "same", shape) for name, shape in shapes.items()}
+    return KeyMapping(FORMATS["timm"], "", None, tensors, [], [])
+
+
 def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyMapping:
     """Find our tensors in a file by names and shapes.
 

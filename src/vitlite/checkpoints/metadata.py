@@ -48,7 +48,7 @@ def metadata_from_record(record: Record) -> Metadata:
     """Return what the zoo knows about a checkpoint."""
     return Metadata(
         source=f"the record of {record.name}",
-        fields=record.config.to_dict(),
+        fields=vars(record.config),
         names_network=True,
         format=record.format,
         transform=transform_from_record(record, record.config.size),

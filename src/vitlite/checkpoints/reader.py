@@ -22,8 +22,9 @@ import safetensors
 import torch
 from torch import Tensor
 
-from vitlite.errors import CheckpointError, ConfigError, VitliteError, missing_extra
-from vitlite.storage import MAX_JSON, read_json
+from vitlite.errors import CheckpointError, ConfigError, VitliteError, closest, missing_extra
+from vitlite.storage import MAX_JSON, Verified, read_json
+from vitlite.zoo import registry
 
 Shape = tuple[int, ...]
 
@@ -87,6 +88,44 @@ class WeightsFile(NamedTuple):
                     f"{name} is of type {dtype}, and vitlite reads {', '.join(FLOATS)}. Quantised weights and integers "
                     "are not supported; use the file in a floating-point type."
                 )
+
+
+class Location(NamedTuple):
+    """Weights on this disk."""
+
+    path: Path
+    metadata: Path | None = None  # the folder whose config.json describes them
+    repo: str | None = None
+    commit: str | None = None
+    sha256: str | None = None
+    verified: Verified | None = None
+
+
+def locate(source: str | PathLike[str]) -> Location:
+    """Return where weights are on this disk. A path that exists comes first, then a repository of the Hub.
+
+    Args:
+        source: A path, "owner/name" or "owner/name@revision".
+
+    Raises:
+        CheckpointError: There is no such file or folder, and it is not the name of a repository.
+        ConfigError: It is empty.
+        DownloadError: The repository has no weights that vitlite reads, or cannot be reached.
+    """
+    path = path_of(source)
+    if os.path.lexists(path):  # also a broken link: a repository of the same name would be another model
+        return Location(path, metadata_folder(path))
+    location = None
+    if path.suffix not in (*READABLE, *PICKLES, ".json") and not isinstance(source, PathLike):
+        from vitlite.checkpoints.hub import fetch_repository
+
+        location = fetch_repository(source)
+    if location is None:
+        raise CheckpointError(
+            f"There is no file or folder {path}, and it is not a repository of the Hub (owner/name or "
+            f"owner/name@revision).{closest(str(source), registry.NAMES)}"
+        )
+    return location
 
 
 @contextmanager
@@ -226,7 +265,8 @@ def _open_safetensors(file: Path, stack: ExitStack) -> tuple[dict[str, Entry], d
     header = json.loads(opened.read(length))
     header.pop("__metadata__", None)
     entries = {}
-    for name, tensor in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+    for _, name in sorted((tensor["data_offsets"], name) for name, tensor in header.items()):  # in file order
+        tensor = header[name]
         start = 8 + length + tensor["data_offsets"][0]
         shape, dtype = tuple(tensor["shape"]), tensor["dtype"]
         entries[name] = Entry(shape, dtype, partial(_read_bytes, opened, start, shape, dtype))

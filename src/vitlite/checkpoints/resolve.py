@@ -8,18 +8,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vitlite.checkpoints.build import parameter_shapes
 from vitlite.checkpoints.key_mapping import (
     CheckpointFormat,
     KeyMapping,
     fold_token_rows,
     infer_geometry,
     map_keys,
+    map_own_names,
 )
-from vitlite.checkpoints.look_alikes import look_alike
 from vitlite.checkpoints.metadata import CONFIG_ARGUMENT, Metadata
 from vitlite.checkpoints.reader import Shape, WeightsFile
 from vitlite.config import FIELDS, ViTConfig
 from vitlite.errors import CheckpointError, ConfigError, VitliteError
+from vitlite.nn.vit import model_on_meta
 from vitlite.zoo import registry
 
 TENSORS = "the tensors"
@@ -78,6 +80,11 @@ def understand(
         ConfigError: A field remains unknown.
     """
     given = given or Metadata()
+    if own == Metadata() and given.fields.keys() == set(FIELDS) and (given.format or "").startswith("timm"):
+        config = ViTConfig(**given.fields)
+        if file.shapes == parameter_shapes(model_on_meta(config)):  # exactly what the record describes, with our names
+            file.check_dtypes(list(file.shapes))
+            return map_own_names(file.shapes), Resolved(config, dict.fromkeys(FIELDS, given.source))
     try:
         patch_size = own.fields.get("patch_size", given.fields.get("patch_size"))
         mapping = map_keys(file.shapes, patch_size if isinstance(patch_size, int) else None)
@@ -88,6 +95,8 @@ def understand(
         evidence = Evidence(mapping.format, geometry, ambiguous)
         values = resolve_fields(evidence, own, given, defaults or {})
         if not names_network:
+            from vitlite.checkpoints.look_alikes import look_alike
+
             _check_network(evidence, own, given, values, look_alike(mapping, geometry))
         unknown = _unknown_fields(values)
         if unknown:

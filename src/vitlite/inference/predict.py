@@ -71,7 +71,8 @@ def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
     if several is not None:
         return list(_answers(classify(model, several, top)))
     best_labels = _best_labels(model, top)
-    batch = preprocess_of(model)(images)
+    preprocess = preprocess_of(model)
+    batch = preprocess.batch([preprocess.pixels(images)])
     with evaluating(model):
         return best_labels(batch)[0]
 

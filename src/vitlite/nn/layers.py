@@ -13,7 +13,6 @@ from torch.nn.modules import module as torch_module
 from vitlite import kernels
 from vitlite.config import ViTConfig
 from vitlite.nn.positions import rotate
-from vitlite.nn.stem import stem
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -36,7 +35,11 @@ class PatchEmbed(nn.Module):
         super().__init__()
         c, p, d = config.stem_dim, config.kernel_size, config.dim
         self.patch_size = p
-        self.backbone = nn.Identity() if config.stem is None else stem(config)  # the ResNet of a hybrid
+        self.backbone: nn.Module = nn.Identity()
+        if config.stem is not None:  # a hybrid
+            from vitlite.nn.stem import stem
+
+            self.backbone = stem(config)
         self.norm_in = nn.LayerNorm(c * p * p, config.norm_eps) if config.patch_norm else None
         self.proj = nn.Conv2d(c, d, kernel_size=p, stride=p, bias=not config.pre_norm)
         self.norm = nn.LayerNorm(d, config.norm_eps) if config.patch_norm else nn.Identity()

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, cast
 
 from vitlite.config import ViTConfig
 from vitlite.errors import UnknownNameError, closest
-from vitlite.nn import costs
 from vitlite.presets import PRESETS
 
 DATA = Path(__file__).parent / "data"
@@ -53,12 +52,16 @@ class Record:
     @property
     def params(self) -> int:
         """The number of parameters."""
-        return costs.params(self.config)
+        from vitlite.nn.costs import params
+
+        return params(self.config)
 
     @property
     def gmacs(self) -> float:
         """Billions of multiply-adds for one image of the checkpoint's size."""
-        return costs.gmacs(self.config)
+        from vitlite.nn.costs import gmacs
+
+        return gmacs(self.config)
 
     @property
     def labels(self) -> tuple[str, ...] | None:

@@ -1,34 +1,19 @@
-"""Find the weights of a record, a path or a repository of the Hub on this disk, and download them if needed."""
+"""Download weights, and the files that describe them, from the Hub into its cache."""
 
-import os
 import re
 from functools import partial
-from os import PathLike
-from pathlib import Path
-from typing import NamedTuple
 
 from vitlite.checkpoints.metadata import BESIDE_WEIGHTS
-from vitlite.checkpoints.reader import INDEX, PICKLES, READABLE, WEIGHTS, files_of, metadata_folder, path_of
-from vitlite.errors import CheckpointError, DownloadError, closest
+from vitlite.checkpoints.reader import INDEX, WEIGHTS, Location, files_of
+from vitlite.errors import DownloadError
 from vitlite.storage import Verified
 from vitlite.zoo import download, registry
 
 REPOSITORY = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?")
 
 
-class Location(NamedTuple):
-    """Weights on this disk."""
-
-    path: Path
-    metadata: Path | None = None  # the folder whose config.json describes them
-    repo: str | None = None
-    commit: str | None = None
-    sha256: str | None = None
-    verified: Verified | None = None
-
-
-def locate_record(record: registry.Record) -> Location:
-    """Return the weights of a record: in the package, in the cache, or from the Hub.
+def fetch_record(record: registry.Record) -> Location:
+    """Return the weights of a checkpoint of the zoo: in the package, in the cache, or downloaded from the Hub.
 
     Raises:
         DownloadError: They cannot be downloaded, or have another hash than the record.
@@ -39,30 +24,16 @@ def locate_record(record: registry.Record) -> Location:
     return Location(got.path, None, record.repo, got.commit, got.sha256, got.verified)
 
 
-def locate(source: str | PathLike[str]) -> Location:
-    """Return where weights are on this disk. A path that exists comes first, then a repository of the Hub.
-
-    Args:
-        source: A path, "owner/name" or "owner/name@revision".
+def fetch_repository(source: str) -> Location | None:
+    """Return the weights of a repository, "owner/name" or "owner/name@revision"; None if it is no such name.
 
     Raises:
-        CheckpointError: There is no such file or folder, and it is not the name of a repository.
-        ConfigError: It is empty.
         DownloadError: The repository has no weights that vitlite reads, or cannot be reached.
     """
-    path = path_of(source)
-    if os.path.lexists(path):  # also a broken link: a repository of the same name would be another model
-        return Location(path, metadata_folder(path))
-    match = REPOSITORY.fullmatch(str(source))
-    if match is None or path.suffix in (*READABLE, *PICKLES, ".json") or isinstance(source, PathLike):
-        raise CheckpointError(
-            f"There is no file or folder {path}, and it is not a repository of the Hub (owner/name or "
-            f"owner/name@revision).{closest(str(source), registry.NAMES)}"
-        )
-    return _fetch_repository(repo=match[1], revision=match[2])
-
-
-def _fetch_repository(repo: str, revision: str | None) -> Location:
+    match = REPOSITORY.fullmatch(source)
+    if match is None:
+        return None
+    repo, revision = match[1], match[2]
     fetch_first = partial(download.fetch_optional, repo, revision=revision, moves_branch=False)  # all files first
     weights = fetch_first(WEIGHTS) or fetch_first(INDEX)
     if weights is None:
