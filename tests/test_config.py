@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitlite.config import Gelu, Mlp, Pool, Positions, Resample, ViTConfig, fitting
+from vitlite.config import Gelu, Mlp, Pool, Positions, Resample, ViTConfig, fitting, stem_stride
 from vitlite.errors import ConfigError, UnknownNameError
 from vitlite.nn.vit import ViT
 from vitlite.presets import PRESETS, preset
@@ -60,7 +60,7 @@ def test_what_a_config_derives() -> None:
 def test_a_token_of_a_hybrid_is_the_stem_s_stride_times_the_kernel() -> None:
     def shape(patch_size: int, stem: tuple[int, ...] | None) -> tuple[int, int, int]:
         config = ViTConfig(patch_size=patch_size, stem=stem)
-        return config.stem_stride, config.stem_dim, config.kernel_size
+        return stem_stride(stem), config.stem_dim, config.kernel_size
 
     assert shape(16, None) == (1, 3, 16)
     assert shape(32, ()) == (4, 64, 8)  # R+Ti/16: 7 x 7 tokens at 224 pixels

@@ -198,10 +198,9 @@ def _check_shape(c: ViTConfig) -> None:
         raise ConfigError(
             f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {fitting(c.size, c.patch_size)}"
         )
-    stride = stem_stride(c.stem)
-    if c.patch_size % stride:
+    if c.stem is not None and c.patch_size % stem_stride(c.stem):
         raise ConfigError(
-            f"patch_size must be a multiple of {stride}, the stride of a stem of {len(c.stem or ())} stages, "
+            f"patch_size must be a multiple of {stem_stride(c.stem)}, the stride of a stem of {len(c.stem)} stages, "
             f"got {c.patch_size}."
         )
     if c.stem is not None and c.patch_norm:

@@ -52,7 +52,7 @@ class LoadOptions(NamedTuple):
         changes = {name: value for name, value in self._asdict().items() if value is not None}
         changes.pop("device", None)
         changes.pop("dtype", None)
-        return config.replace(**changes)
+        return replace(config, **changes)
 
 
 def create(
@@ -186,7 +186,8 @@ def _open(location: Location, given: Metadata, options: LoadOptions, name: str |
         own = Metadata() if location.metadata is None else read_metadata(location.metadata, file.metadata.get(ID))
         mapping, resolved = understand(file, own, given)
         target = options.apply(resolved.config)
-        _check_changes(resolved.config, target, options)
+        if target != resolved.config:
+            _check_changes(resolved.config, target, options)
         moved = target.pool != resolved.config.pool
         new_head = target.num_classes > 0 and (moved or target.num_classes != resolved.config.num_classes)
         wanted = BuildOptions(target, new_head, _device(options.device), _dtype(options.dtype))

@@ -128,7 +128,7 @@ def test_a_share_of_other_sizes_is_none() -> None:
     assert changed.scaled((448, 448)).resize == (512, 512)
     assert transform == replace(transform, share=None)  # the same pixels
     for share in (0, 1.5, "much"):
-        with pytest.raises(ConfigError, match="share must be from 1e-06 to 1, got"):
+        with pytest.raises(ConfigError, match="share must be numbers from 1e-06 to 1, got"):
             transform_from_vitlite(transform.to_dict() | {"share": share})
 
 

@@ -326,7 +326,8 @@ def test_names_and_sizes_need_no_torch():
     code = """
 import sys
 import vitlite
-from vitlite.zoo import download, verify
+from vitlite import storage
+from vitlite.zoo import download
 vitlite.list_models()
 record = vitlite.info("vit_base_16")
 record.labels, record.gmacs

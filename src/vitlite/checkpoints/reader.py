@@ -59,12 +59,8 @@ class WeightsFile(NamedTuple):
     path: Path  # the file, or the index
     files: Sequence[Path]  # that hold the tensors
     entries: Mapping[str, Entry]  # in the order of the file
+    shapes: Mapping[str, Shape]
     metadata: Mapping[str, str]  # from the header of a safetensors file
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """The shapes of all tensors."""
-        return {name: entry.shape for name, entry in self.entries.items()}
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the type of a tensor."""
@@ -157,7 +153,8 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                 raise CheckpointError(
                     f"{path} lists {min(missing)}, and no shard has it. Download the index and all shards again."
                 )
-        yield WeightsFile(path, files, entries, metadata)
+        shapes = {name: entry.shape for name, entry in entries.items()}
+        yield WeightsFile(path, files, entries, shapes, metadata)
 
 
 def files_of(path: Path) -> tuple[Path, list[Path]]:

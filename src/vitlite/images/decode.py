@@ -76,19 +76,19 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
     is_pillow = hasattr(image, "getexif")
     if isinstance(image, Tensor) or (hasattr(image, "__array_interface__") and not is_pillow):
         return _from_array(image, channels)
-    name = _name(image)
     try:
         from PIL import UnidentifiedImageError
     except ImportError as error:
-        raise missing_extra(f"Reading {name}", "images") from error
+        raise missing_extra(f"Reading {_name(image)}", "images") from error
     try:
         return _convert(image, channels) if is_pillow else _open(image, channels, at_least)
     except ImageError as error:
-        raise error.within(f"Cannot read {name} as an image") from error
+        raise error.within(f"Cannot read {_name(image)} as an image") from error
     except (UnidentifiedImageError, KeyError) as error:
         reason = f"it is damaged, or not in one of the formats {', '.join(FORMATS)}."
-        raise ImageError(f"Cannot read {name} as an image: {reason}") from error
+        raise ImageError(f"Cannot read {_name(image)} as an image: {reason}") from error
     except Exception as error:  # Pillow's decoders raise almost anything for a damaged file
+        name = _name(image)
         if isinstance(error, OSError) and "://" in name:
             raise no_such_file(name) from error
         reason = "no such file" if isinstance(error, FileNotFoundError) else str(error) or type(error).__name__

@@ -169,18 +169,14 @@ def _check_values(transform: TransformConfig) -> None:
         value = getattr(transform, name)
         if value not in get_args(choices):
             raise ConfigError(f"TransformConfig: {name} must be one of {get_args(choices)}, got {value!r}.")
-    for name in ("mean", "std"):
-        values = getattr(transform, name)
-        if not isinstance(values, tuple) or not values:
-            raise ConfigError(f"TransformConfig: {name} must be a tuple with a number per channel, got {values!r}.")
     numbers = {"mean": transform.mean, "std": transform.std, "scale": (transform.scale,)}
     if transform.share is not None:
         numbers["share"] = (transform.share,)
     for name, values in numbers.items():
         low, high = NUMBERS[name]
-        for value in values:
-            if not isinstance(value, (int, float)) or not low <= value <= high:  # nan is not
-                raise ConfigError(f"TransformConfig: {name} must be from {low:g} to {high:g}, got {value!r}.")
+        are_numbers = isinstance(values, tuple) and all(isinstance(value, (int, float)) for value in values)
+        if not are_numbers or not values or not all(low <= value <= high for value in values):  # nan is in no range
+            raise ConfigError(f"TransformConfig: {name} must be numbers from {low:g} to {high:g}, got {values!r}.")
     if len(transform.mean) != len(transform.std):
         raise ConfigError(
             f"TransformConfig: mean and std must have the same length, got {len(transform.mean)} and "

@@ -33,13 +33,14 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        c, p, d = config.stem_dim, config.kernel_size, config.dim
-        self.patch_size = p
+        c, p, d = config.channels, config.patch_size, config.dim
         self.backbone: nn.Module = nn.Identity()
-        if config.stem is not None:  # a hybrid
+        if config.stem is not None:  # a hybrid projects the feature map of a ResNet
             from vitlite.nn.stem import stem
 
             self.backbone = stem(config)
+            c, p = config.stem_dim, config.kernel_size
+        self.patch_size = p
         self.norm_in = nn.LayerNorm(c * p * p, config.norm_eps) if config.patch_norm else None
         self.proj = nn.Conv2d(c, d, kernel_size=p, stride=p, bias=not config.pre_norm)
         self.norm = nn.LayerNorm(d, config.norm_eps) if config.patch_norm else nn.Identity()
@@ -176,15 +177,11 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if scale is None else LayerScale(d, scale)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        if self.checkpointing and torch.is_grad_enabled():
+    def forward(self, x: Tensor, *rotation: Tensor, recompute: bool = False) -> Tensor:
+        if self.checkpointing and torch.is_grad_enabled() and not recompute:
             from torch.utils.checkpoint import checkpoint  # takes half a second to import in torch 2.6
 
-            return checkpoint(self.residuals, x, *rotation, use_reentrant=False)
-        return self.residuals(x, *rotation)
-
-    def residuals(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Compute the block, which `forward` may checkpoint."""
+            return checkpoint(self.forward, x, *rotation, recompute=True, use_reentrant=False)
         x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), *rotation)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 

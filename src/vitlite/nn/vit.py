@@ -49,7 +49,7 @@ class ViT(nn.Module):
         self.config = config
         self.labels: Sequence[str] | None = None  # names of the classes
         self.source: Source | None = None  # where the weights came from; None: random
-        self.__dict__["_preprocess"] = None
+        self.preprocess = None
 
         self.patch_embed = PatchEmbed(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, d)) if config.class_token else None
@@ -152,12 +152,8 @@ class ViT(nn.Module):
     @property
     def preprocess(self) -> Callable[[Any], Tensor]:
         """The function that turns an image, or a list of images, into the tensor that the model takes."""
-        from vitlite.images.transform import MissingPreprocess, Preprocess
-
-        kept: Any = self.__dict__["_preprocess"]  # without the model, which would not be freed at once with a cycle
-        if kept is None:
-            return MissingPreprocess()
-        return kept.replace(model=self) if isinstance(kept, Preprocess) else kept
+        kept: Any = self.__dict__["_preprocess"]  # without the model: a cycle would keep it from being freed at once
+        return kept.replace(model=self) if hasattr(kept, "transform") else kept
 
     @preprocess.setter
     def preprocess(self, way: "Callable[[Any], Tensor] | TransformConfig | None") -> None:
