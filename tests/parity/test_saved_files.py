@@ -241,7 +241,7 @@ def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, tex
     ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "its architectures contain DINOv3ViTBackbone; for model_type"),
     ("DINOv2, gated", {"use_swiglu_ffn": False}, "mlp is swiglu in the tensors and gelu in config.json"),
     ("SigLIP", {"vision_use_head": False}, "has vision_use_head False; vitlite supports True"),
-    ("SigLIP", {"model_type": "siglip2_vision_model"}, "transformers' model_type siglip2_vision_model is not supported"),
+    ("SigLIP", {"model_type": "siglip2_vision_model"}, "model_type siglip2_vision_model is not supported"),
     ("SigLIP, classifier", {"model_type": "siglip2"}, "transformers' model_type siglip2 is not supported"),
 ])  # fmt: skip
 def test_what_transformers_would_compute_otherwise_is_refused(

@@ -222,7 +222,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def did_you_mean(name: str) -> str:
-    """Return a hint for an unknown name: names with all of its parts in any order, otherwise names with similar spelling.
+    """Return a hint for an unknown name: names with all its parts in any order, otherwise names spelled alike.
 
     >>> did_you_mean("deit_tiny_16")
     ' Did you mean vit_tiny_16.deit_fb_in1k, vit_tiny_16.deit_distilled_fb_in1k?'
