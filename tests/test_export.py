@@ -230,7 +230,8 @@ def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(module, "_write_onnx", lambda _, file: file.touch())
     assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 0
     assert (
-        "Not compared with the model: that needs onnxruntime (pip install 'vitlite[onnx]')." in capsys.readouterr().out
+        "Not compared with the model. The comparison needs onnxruntime: pip install 'vitlite[onnx]'"
+        in capsys.readouterr().out
     )
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "onnxscript", None)
@@ -259,8 +260,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     monkeypatch.setattr(command, "open_model", open_model)
     assert cli.main(["export", "owner/name", "--to", "torch", "--size", "64x32"]) == 0
     assert capsys.readouterr().out == (
-        "name.pt2: any batch, any height and width from 16 on that 8 divides\n"
-        "Compared with the model in torch at three sizes: logits within 0 of the largest\n"
+        "name.pt2: any batch size, and any height and width that are multiples of 8, from 16\n"
+        "Compared with the model in torch at three sizes: logits differ by at most 0 (relative)\n"
     )
     assert Path("name.pt2").stat().st_size > 1000
     assert (opened[0].model, opened[0].size) == ("owner/name", (64, 32))

@@ -55,7 +55,7 @@ def test_margin(run: Run, tmp_path: Path) -> None:
 
 def test_file_has_the_tensors_alone(run: Run, model: Path, tmp_path: Path) -> None:
     out = run("convert", model, tmp_path / "x.safetensors", "--to", "timm")[1]
-    assert out == f"wrote {tmp_path / 'x.safetensors'}: tensors alone, without the config.json that a folder has\n"
+    assert out == f"wrote {tmp_path / 'x.safetensors'}: only the tensors, without config.json\n"
     code, _, err = run("convert", model, tmp_path / "y.safetensors", "--to", "timm", "--margin", "nearest")
     assert code == 1
     assert "margin= (--margin) is for folders" in err

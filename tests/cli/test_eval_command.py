@@ -55,7 +55,7 @@ def test_files_of_something_else_are_not_overwritten(
     out.mkdir()
     (out / name).write_text("{}")
     assert main(["eval", str(photos), *NANO, "--out", str(out)]) == 1
-    assert f"holds {name}, which this command did not write. Choose another folder." in capsys.readouterr().err
+    assert f"contains {name}, which this command did not write. Choose another folder." in capsys.readouterr().err
     assert [(path.name, path.read_text()) for path in out.iterdir()] == [(name, "{}")]
 
 
@@ -92,7 +92,7 @@ def test_folders_are_labels_indices_or_listed(photos: Path, tmp_path: Path, caps
     (photos / "3").rename(photos / "n03")
     (photos / "007").rename(photos / "n07")
     assert main(["eval", str(photos), *NANO]) == 1
-    assert "none is named n03, n07. Name each folder after a class or its index" in capsys.readouterr().err
+    assert "none named n03, n07. Name each folder after a class or its index" in capsys.readouterr().err
     (tmp_path / "classes.txt").write_text("\n".join(f"n{i:02}" for i in range(10)))
     assert figures("--classes", str(tmp_path / "classes.txt")) == by_name
 

@@ -22,7 +22,7 @@ def test_list(run: Run) -> None:
     names = [row["name"] for row in json.loads(run("list", "--json")[1])]
     assert names == sorted(registry.RECORDS, key=names.index)
     assert len(names) == len(registry.RECORDS)
-    assert "vit_base_16 is vit_base_16.augreg2_in21k_ft_in1k" in run("list", "vit_base_16*")[1]
+    assert "vit_base_16 means vit_base_16.augreg2_in21k_ft_in1k" in run("list", "vit_base_16*")[1]
     code, _, err = run("list", "vit_smoll")
     assert code == 1
     assert "No model matches 'vit_smoll'. Did you mean vit_small_" in err

@@ -51,7 +51,7 @@ def test_version(run: Run) -> None:
         (["classify", "x", "--modle=y"], "unrecognized arguments: --modle=y. Did you mean --model? (see: "),
         (["classify", "x", "--zzzzzz"], "unrecognized arguments: --zzzzzz. (see: vitlite classify --help)"),
         (["classify", "x", "--top", "0"], "argument --top: must be a positive integer, got '0'"),
-        (["classify", "x", "--size", "9y9"], "a size is a number of pixels or HEIGHTxWIDTH, such as 384 or 384x512"),
+        (["classify", "x", "--size", "9y9"], "must be pixels or HEIGHTxWIDTH, such as 384 or 384x512"),
         (["attention", "x", "--out", "y", "--layer", "1", "--rollout"], "not allowed with argument --layer"),
     ],
 )

@@ -88,7 +88,7 @@ def test_an_empty_path_is_not_the_current_folder(run: Run, images: Path) -> None
     for words in (("train", images, "--model", "vit_nano_4", "--out", ""), ("eval", "")):
         code, out, err = run(*words)
         assert (code, out) == (2, "")
-        assert "the path is empty (is a variable not set?)" in err
+        assert "the path is empty (is a variable unset?)" in err
 
 
 def test_an_output_is_not_an_input(model: Path, images: Path, tmp_path: Path) -> None:

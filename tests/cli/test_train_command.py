@@ -228,7 +228,7 @@ def test_mistakes_in_data_are_errors(folders, tmp_path, capsys):
     new_model().save(tmp_path / "model")
     command = f"--model {tmp_path / 'model'} --out {tmp_path / 'run'}".split()
     assert main(["train", str(tmp_path / "none"), *command]) == 1
-    assert "none does not exist. It should hold a folder of images for each class." in capsys.readouterr().err
+    assert "none does not exist. It should contain a folder of images for each class." in capsys.readouterr().err
     (tmp_path / "data" / "train" / "standing").rename(tmp_path / "standing")
     assert main(["train", str(folders), *command]) == 1
     assert "has only one class, lying" in capsys.readouterr().err
@@ -244,7 +244,7 @@ def test_files_of_something_else_are_not_overwritten(folders, tmp_path, capsys, 
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("mine")
     assert main(["train", str(folders), "--model", str(tmp_path / "model"), "--out", str(out)]) == 1
-    assert f"holds {name.partition('/')[0]}, but no {STATE}" in capsys.readouterr().err
+    assert f"contains {name.partition('/')[0]}, but no {STATE}" in capsys.readouterr().err
     assert (out / name).read_text() == "mine"
     assert [path for path in out.rglob("*") if path.is_file()] == [out / name]
 
@@ -321,7 +321,7 @@ def test_from_120_photos_to_an_accurate_model(tmp_path, capsys, monkeypatch):
     assert "this run is finished, after 6 of 6 epochs; to train again, choose another --out" in printed.err
     assert printed.out.partition("\n\n")[2] == text
     assert main([*command, "--seed", "1"]) == 1
-    assert "run holds another run: seed was 0 and is 1" in capsys.readouterr().err
+    assert "run contains another run: seed was 0 and is 1" in capsys.readouterr().err
     assert Path("run/best/model.safetensors").read_bytes() == before
 
 
@@ -333,5 +333,5 @@ def test_without_matplotlib_and_stopped_early(folders, tmp_path, capsys, monkeyp
     assert len(printed.out.splitlines()) == len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) < 9
     assert "no curves.png: Drawing a plot needs an optional package." in printed.err
     assert "pip install 'vitlite[plot]'" in printed.err
-    assert "Stopped early, after 1 epochs without a better one (--patience).\nBest epoch: " in printed.err
+    assert "Stopped early: no improvement in 1 epochs (--patience).\nBest epoch: " in printed.err
     assert not (tmp_path / "run" / "curves.png").exists()

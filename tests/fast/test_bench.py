@@ -162,11 +162,11 @@ def test_advice_for_each_batch() -> None:
         (
             "--out .",
             1,
-            "Cannot write the figures to .. Name a .json file",
+            "Cannot write the results to .. Name a .json file",
         ),
         ("--sizes 384", 1, "--sizes and --batch need --models"),
         ("--quick --batch 2", 1, "--sizes and --batch need --models"),
-        ("--out none/f.json", 1, "Cannot write the figures to none/f.json. Name a .json file"),
+        ("--out none/f.json", 1, "Cannot write the results to none/f.json. Name a .json file"),
     ],
 )
 def test_wrong_options_are_errors_before_anything_is_measured(

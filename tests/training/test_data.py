@@ -23,15 +23,17 @@ def test_examples() -> None:
 
 
 def test_folders_without_classes_or_images_are_errors(tmp_path: Path, folders: Path) -> None:
-    with pytest.raises(TrainError, match=r"nowhere does not exist\. It should hold a folder of images for each class"):
+    with pytest.raises(
+        TrainError, match=r"nowhere does not exist\. It should contain a folder of images for each class"
+    ):
         class_names(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TrainError, match="holds no folders"):
+    with pytest.raises(TrainError, match="contains no folders"):
         class_names(tmp_path / "empty")
-    with pytest.raises(TrainError, match="has the folders standing, and the classes are lying, sitting"):
+    with pytest.raises(TrainError, match="has the folders standing, but the classes are lying, sitting"):
         read_folder(folders / "val", torch.tensor, ("lying", "sitting"))
     (folders / "val" / "asleep").mkdir()
-    with pytest.raises(TrainError, match="asleep holds no images"):
+    with pytest.raises(TrainError, match="asleep contains no images"):
         read_folder(folders / "val", torch.tensor, ("asleep", "lying", "standing"))
 
 
@@ -65,7 +67,7 @@ def test_skipped_files_are_counted(
     assert message.startswith(f"vitlite: {val}: skipped files that are not images: 3 .heic, 1 .dng, 1 ")
     for image in (val / "standing").glob("*.png"):
         image.unlink()
-    with pytest.raises(TrainError, match=r"standing holds no images \(.*\), but 1 \.heic\. .*convert"):
+    with pytest.raises(TrainError, match=r"standing contains no images \(.*\), but 1 \.heic\. .*convert"):
         read_folder(val, read, CLASSES)
     caplog.clear()
     monkeypatch.setattr(distributed, "is_main", lambda: False)
@@ -80,7 +82,7 @@ INVALID = {
     "other labels": (lambda data: {"labels": data.labels.float()}, r"labels \(8,\) of torch.float32"),
     "none": (lambda data: {"images": data.images[:0], "labels": data.labels[:0]}, "at least one image.* got 0"),
     "fewer classes": (lambda data: {"classes": ("lying",)}, "labels must be from 0 to 0, got 0 to 1"),
-    "from -1": (lambda data: {"labels": data.labels - 1}, "must be from 0 to 1, got -1 to 0. Name every class"),
+    "from -1": (lambda data: {"labels": data.labels - 1}, "must be from 0 to 1, got -1 to 0. List every class"),
 }
 
 
@@ -98,7 +100,7 @@ def test_folders_are_named_after_classes_or_indices() -> None:
     assert class_indices(["000", "04"], classes) == [0, 4]
     assert class_indices(["1"], classes) == [2]  # the name of a class comes first
     for names in (["dogs", "cat"], ["Dog"], ["n01", "n02"], ["0", "5"], ["0", "1"]):
-        with pytest.raises(TrainError, match=r"The model has 5 classes .*none is named .* --classes FILE"):
+        with pytest.raises(TrainError, match=r"The model has 5 classes .*none named .* --classes FILE"):
             class_indices(names, classes)
     with pytest.raises(TrainError, match=r"has 2 classes named crane\. Name the folders after the indices"):
         class_indices(["crane", "dog"], classes)
@@ -124,7 +126,7 @@ def test_damaged_cifar10_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"has the label 1, but batches.meta.txt names 1 classes"):
         read_cifar10(folder, "train")
     (folder / "batches.meta.txt").unlink()
-    with pytest.raises(TrainError, match=r"batches.meta.txt is missing"):
+    with pytest.raises(TrainError, match=r"batches.meta.txt, which names CIFAR-10's classes, is missing"):
         read_cifar10(folder, "train")
     (folder / "data_batch_2.bin").write_bytes(b"short")
     with pytest.raises(TrainError, match=r"data_batch_2.bin has 5 bytes, not a multiple of 3,073"):

@@ -112,9 +112,9 @@ def test_images_prepared_for_another_model_are_an_error(
 ) -> None:
     model = new_model()
     data = read_folder(folders / "val", other(model).pixels, ("lying", "standing"))
-    with pytest.raises(TrainError, match=f"prepared with another {text} than the model's"):
+    with pytest.raises(TrainError, match=f"differ in their preprocessing: {text}"):
         measure(model, data)
-    with pytest.raises(TrainError, match="prepared with another"):
+    with pytest.raises(TrainError, match="differ in their preprocessing"):
         train(model, data, folders / "out", settings())
     model.preprocess = other(model)
     measure(model, data)
@@ -133,7 +133,7 @@ def test_images_that_do_not_fit_the_model_are_an_error(tmp_path: Path) -> None:
     model.labels = data.classes
     large = replace(data, images=data.images.repeat(1, 1, 2, 2))
     turned, three = replace(data, classes=data.classes[::-1]), replace(data, classes=(*data.classes, "sitting"))
-    size = "have 3 channels and 32 x 32 pixels, and the model takes 3 channels and 16 x 16 pixels"
+    size = "have 3 channels and 32 x 32 pixels, but the model expects 3 channels and 16 x 16 pixels"
     for other, text in ((large, size), (turned, "not the model's: standing for lying"), (three, "have 3 classes")):
         with pytest.raises(TrainError, match=text):
             measure(model, other)

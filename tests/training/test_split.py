@@ -138,14 +138,16 @@ def test_test_images_are_evaluated_on_without_val(folders: Path) -> None:
 def test_ambiguous_parts_are_errors(folders: Path) -> None:
     (folders / "bus").mkdir()
     for call in (training_classes, check_evaluation_data):
-        with pytest.raises(TrainError, match=r"has both parts \(train, val\) and other folders \(bus\)\. Move the"):
+        with pytest.raises(TrainError, match=r"has the parts train, val and other folders: bus\. Move the"):
             call(folders)
     (folders / "bus").rename(folders / "valid")
     with pytest.raises(TrainError, match=r"has val and valid, which both mean val\. Keep one of them"):
         training_classes(folders)
     (folders / "valid").rmdir()
     (folders / "train").rename(folders / "test")
-    with pytest.raises(TrainError, match=r"has test, val, but no train\. Name the folder to train on train"):
+    with pytest.raises(
+        TrainError, match=r"has test, val, but no train\. Rename the folder of training images to train"
+    ):
         training_classes(folders)
 
 
@@ -185,7 +187,7 @@ def test_held_out_images_can_be_evaluated_on(flat: Path, tmp_path: Path) -> None
     (flat / split.held_out[0]).unlink()
     with pytest.raises(TrainError, match=r"(?s)names 1 images that .* does not have .*\. Pass the data that"):
         read_evaluation_data(flat, model, file)
-    with pytest.raises(TrainError, match="has test images of its own"):
+    with pytest.raises(TrainError, match="has its own test images"):
         check_evaluation_data(small_cifar10(tmp_path / "cifar"), file)
 
 
@@ -200,13 +202,13 @@ def test_a_file_that_is_not_a_split_is_an_error(tmp_path: Path, flat: Path, cont
 
 def test_a_class_list_gives_the_order_of_folders(folders: Path, tmp_path: Path) -> None:
     model, file = labelled(("tench", "goldfish")), tmp_path / "classes.txt"
-    with pytest.raises(TrainError, match=r"has 2 classes \(tench, goldfish\), and none is named lying, standing"):
+    with pytest.raises(TrainError, match=r"has 2 classes \(tench, goldfish\), but none named lying, standing"):
         read_evaluation_data(folders, model)
     file.write_text("standing\nlying\n\n")
     found = read_evaluation_data(folders, model, folders=read_class_list(file))
     assert found.classes == model.labels
     assert [name.split("/")[0] for name in found.names()] == [("standing", "lying")[k] for k in found.labels]
-    with pytest.raises(TrainError, match="The data have 3 classes, and the model 2"):
+    with pytest.raises(TrainError, match="The data have 3 classes, but the model has 2"):
         read_evaluation_data(folders, model, folders=("standing", "lying", "sitting"))
     file.write_text("\n")
     for wrong in (file, tmp_path / "none.txt"):
@@ -222,7 +224,7 @@ def test_folders_stand_for_a_head_if_they_name_all_its_classes() -> None:
 
 
 def test_evaluation_data_have_the_classes_of_the_model(folders: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match=r"has 2 classes \(0, 1\), and none is named lying, standing"):
+    with pytest.raises(TrainError, match=r"has 2 classes \(0, 1\), but none named lying, standing"):
         read_evaluation_data(folders, new_model())  # without labels
     inside, itself = (read_evaluation_data(data, labelled()) for data in (folders, folders / "val"))
     assert inside.files() == itself.files()
@@ -240,5 +242,5 @@ def test_cifar10_in_the_order_of_the_labels(tmp_path: Path) -> None:
     assert torch.equal(plain.labels, 1 - turned.labels)
     assert torch.equal(plain.fetch(torch.tensor([0])), turned.fetch(torch.tensor([0])))
     assert len(read_cifar10(cifar, "test")) == len(plain)
-    with pytest.raises(TrainError, match=r"The data have 2 classes, and the model 5\. Fine-tune it first"):
+    with pytest.raises(TrainError, match=r"The data have 2 classes, but the model has 5\. Fine-tune it first"):
         read_evaluation_data(cifar, new_model(CONFIG.replace(num_classes=5)))

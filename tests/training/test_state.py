@@ -170,7 +170,7 @@ def test_another_run_is_not_resumed(written: Path, tmp_path: Path, kind: str) ->
     train(new_model(), stripes(24), tmp_path, settings())
     before = (tmp_path / STATE).read_bytes()
     model, data, how, validation = change(new_model(), stripes(24))
-    with pytest.raises(TrainError, match=f"holds another run: {text}.* Use the same arguments to resume it"):
+    with pytest.raises(TrainError, match=f"contains another run: {text}.* Use the same arguments to resume it"):
         train(model, data, tmp_path, how, validation=validation)
     assert (tmp_path / STATE).read_bytes() == before
 

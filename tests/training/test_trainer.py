@@ -256,7 +256,9 @@ def test_a_diverged_loss_is_an_error_and_leaves_the_last_checkpoint(tmp_path):
     data, broken = stripes(24), new_model()
     with pytest.raises(Killed):
         train(new_model(), data, tmp_path, settings(), after_epoch=stop)
-    with pytest.raises(TrainError, match=r"loss became nan in epoch 2, step 1.*lower lr=.*last holds the weights"):
+    with pytest.raises(
+        TrainError, match=r"loss became nan in epoch 2, step 1.*lower lr=.*weights of the previous epoch"
+    ):
         train(
             broken,
             data,
@@ -293,7 +295,7 @@ def test_an_unreadable_image_is_named(folders, tmp_path):
 
 
 def test_a_model_with_other_classes_or_without_preprocessing_is_an_error(tmp_path):
-    with pytest.raises(TrainError, match="data have 2 classes and the model 5"):
+    with pytest.raises(TrainError, match="data have 2 classes, and the model has 5"):
         train(new_model(CONFIG.replace(num_classes=5)), stripes(8), tmp_path / "out", settings())
     with pytest.raises(ImageError, match="preprocess"):
         train(ViT(CONFIG), stripes(8), tmp_path / "out", settings())
@@ -319,7 +321,7 @@ def test_other_classes_get_a_new_head(tmp_path, caplog):
     assert model.head.weight.abs().max() < 1e-6
     assert model.labels == ("hot", "cold")
     (message,) = caplog.messages
-    assert message.startswith("vitlite: the model gets a new head, since its labels (lying, standing) are not the")
+    assert message.startswith("vitlite: the model gets a new head, because its labels (lying, standing) are not the")
 
 
 def test_a_zoo_model_with_one_channel(folders, tmp_path):
@@ -365,7 +367,9 @@ def test_patience_ends_a_run_and_survives_a_kill(tmp_path, monkeypatch):
 def test_files_of_something_else_are_not_overwritten(name, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(TrainError, match=rf"holds {name.partition('/')[0]}, but no state.safetensors .*Choose another"):
+    with pytest.raises(
+        TrainError, match=rf"contains {name.partition('/')[0]}, but no state.safetensors .*Choose another"
+    ):
         train(new_model(), stripes(24), tmp_path, settings())
     assert (tmp_path / name).read_text() == "mine"
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
@@ -383,7 +387,7 @@ def test_a_run_killed_at_the_end_of_its_first_epoch_is_resumed(tmp_path, monkeyp
         patch.setattr(Run, moment, stop_anywhere)
         with pytest.raises(Killed):
             train(new_model(), stripes(24), killed, settings())
-    with pytest.raises(TrainError, match="holds another run: lr was"):
+    with pytest.raises(TrainError, match="contains another run: lr was"):
         train(new_model(), stripes(24), killed, settings(lr=0.1))
     again = train(new_model(), stripes(24), killed, settings())
     assert [record["loss"] for record in again] == [record["loss"] for record in first]

@@ -26,7 +26,7 @@ def run(args: Namespace) -> int:
     if not Path(args.image).exists():
         raise no_such_file(args.image)
     if Path(args.out).exists() and Path(args.out).samefile(args.image):
-        raise InputError(f"--out {args.out} is the image itself. Name another file.")
+        raise InputError(f"--out {args.out} is the input image. Name another file.")
     drawn = draw_attention(open_model(args), args.image, layer=args.layer, rolled_out=args.rollout)
     save_and_report(drawn, args.out)
     return 0

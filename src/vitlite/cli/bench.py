@@ -1,4 +1,4 @@
-"""`vitlite bench`: how fast vitlite is on this machine, and what to use. Other libraries: benchmarks/libraries.py."""
+"""`vitlite bench`: measure speed on this machine. benchmarks/libraries.py compares vitlite with other libraries."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ QUICK: Choice = [("vit_base_16", 224, (1, 8))]
 GPU_BATCHES = (1, 64)
 SIZES, BATCHES = (224,), (1, 8)  # of --models
 ROUNDS, QUICK_ROUNDS = 10, 3
-LEGEND = "eager, optimized: ms for a batch; gain: times as fast as eager float32"
-LIMIT_LEGEND = "; limit: its matrix products alone"
-MEMORY_LEGEND = "; MB: of GPU memory, besides the weights"
+LEGEND = "eager, optimized: ms per batch; gain: speedup over eager float32"
+LIMIT_LEGEND = "; limit: matrix products only"
+MEMORY_LEGEND = "; MB: GPU memory besides the weights"
 
 
 class Case(NamedTuple):
@@ -49,19 +49,24 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--models", metavar="NAME,...", help="presets; default: a choice from tiny to large")
     add("--sizes", type=positives, metavar="PIXELS,...", help="with --models: image sizes; default: 224")
     add("--batch", type=positives, metavar="N,...", help="with --models: batch sizes; default: 1,8")
-    add("--rounds", type=positive, metavar="N", help=f"turns of each; default: {ROUNDS}, with --quick {QUICK_ROUNDS}")
+    add("--rounds", type=positive, metavar="N", help=f"repetitions; default: {ROUNDS}, with --quick {QUICK_ROUNDS}")
     add("--device", default="cpu", help="such as cpu, cuda, mps; default: cpu")
-    add("--quick", action="store_true", help="only vit_base_16, unless --models are named, and fewer turns")
-    add("--out", type=expanded_path, metavar="FILE", help="write the figures to a JSON file, which is replaced")
+    add("--quick", action="store_true", help="only vit_base_16 (unless --models is given), and fewer repetitions")
+    add(
+        "--out",
+        type=expanded_path,
+        metavar="FILE",
+        help="write the results to a JSON file; an existing file is replaced",
+    )
 
 
 def run(args: Namespace) -> int:
-    """Measure, and say what to use. Return 1 if a way gives other answers than eager float32."""
+    """Measure, and print what to use. Return 1 if a result differs from eager float32."""
     check_device(args.device)
     device = torch.device(args.device)
     cases = _cases(args)
-    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):  # before minutes are spent
-        raise InputError(f"Cannot write the figures to {args.out}. Name a .json file in an existing folder.")
+    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):  # before minutes of measuring
+        raise InputError(f"Cannot write the results to {args.out}. Name a .json file in an existing folder.")
     described, on_cpu = machine(device), device.type == "cpu"
     print(_machine_line(described))
     print(LEGEND + (LIMIT_LEGEND if on_cpu else MEMORY_LEGEND) + "\n")
@@ -86,7 +91,7 @@ def run(args: Namespace) -> int:
 
 
 def _cases(args: Namespace) -> list[Case]:
-    """Return what to measure, with batches that suit the device unless some are given."""
+    """Return the networks to measure, with batch sizes that suit the device unless some are given."""
     chosen = QUICK if args.quick else CHOICE
     if args.models:
         chosen = list(product(args.models.split(","), args.sizes or SIZES, [args.batch or BATCHES]))
@@ -104,19 +109,19 @@ def _machine_line(described: dict[str, Any]) -> str:
         line = f"{described['device']}, CUDA {described['cuda']}; {line}"
     load = described.get("load", [0.0])[0]
     if load > 0.5:  # of a core
-        line += f"; load {load}: other programs are running, and the figures are less reliable"
+        line += f"; load {load}: other programs are running, so the results are less reliable"
     return line
 
 
 def _line(cells: Sequence[str], width: int) -> str:
-    """Return cells in columns, the model's name in `width` letters."""
+    """Return the cells in columns. The column of the model's name has `width` characters."""
     model, size, batch, dtype, eager, optimized, limit, rate, gain = cells
     line = f"{model:<{width}}  {size:>4}  {batch:>5}  {dtype:<8}  {eager:>6}  {optimized:>9}  {limit:>6}"
     return f"{line}  {rate:>8}  {gain:>6}"
 
 
 def _print_rows(measured: Sequence[Timing], width: int) -> None:
-    """Print one line for each dtype of one batch."""
+    """Print one line per dtype for one batch size."""
     eager_float32 = measured[0].seconds["eager"]
     for timing in measured:
         eager, optimized = timing.seconds["eager"], timing.seconds["optimized"]
@@ -140,7 +145,7 @@ def _print_rows(measured: Sequence[Timing], width: int) -> None:
 
 
 def _print_kernels() -> None:
-    """Print which kernels computed in place of torch's own."""
+    """Print which kernels replaced torch's own."""
     used = {"linear layers of an eager model in float32, by oneDNN": kernels.linear_is_faster()}
     for dtype in (torch.float32, torch.bfloat16):
         packed = kernels.fastest_linear(dtype) is kernels.PackedLinear
@@ -153,7 +158,7 @@ def _print_kernels() -> None:
 
 
 def _print_wrong(timings: Sequence[Timing]) -> int:
-    """Print which answers are wrong, and return the exit code."""
+    """Print which results are wrong, and return the exit code."""
     code = 0
     for timing in timings:
         for name, value in timing.wrong().items():

@@ -1,4 +1,4 @@
-"""`vitlite classify`: print what images show."""
+"""`vitlite classify`: print the best labels of images."""
 
 import csv
 import io
@@ -26,9 +26,9 @@ Answers: TypeAlias = Iterable[tuple[str, list["Prediction"]]]
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite classify`."""
     add_paths(parser)
-    parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels an image; default: %(default)s")
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels per image; default: %(default)s")
     parser.add_argument("--format", choices=("table", "jsonl", "csv"), help="default: table")
-    parser.add_argument("--out", type=expanded, metavar="FOLDER", help="where --engine ray writes")
+    parser.add_argument("--out", type=expanded, metavar="FOLDER", help="the folder that --engine ray writes to")
     add_work_arguments(parser)
 
 
@@ -45,10 +45,10 @@ def run(args: Namespace) -> int:
         raise InputError("--out needs --engine ray. Without it, the results are printed.")
     paths = find_images(args.paths, sys.stdin, say_skipped)
 
-    from vitlite.inference.predict import classify  # imports torch, which `--help` does without
+    from vitlite.inference.predict import classify  # here, because it imports torch, which `--help` does not need
 
     model = open_model(args)
-    progress = ImageProgress(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the results show it
+    progress = ImageProgress(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the results show progress
     answers = progress.answers(classify(model, paths, args.top, args.batch, progress.timings))
     if args.format == "jsonl":
         _print_jsonl(answers)
@@ -77,7 +77,9 @@ def _print_jsonl(answers: Answers) -> None:
 
 def _print_csv(answers: Answers) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # a terminal's encoding may lack letters
+        sys.stdout.reconfigure(
+            encoding="utf-8", errors="surrogateescape"
+        )  # the terminal's encoding may lack characters
     print("path,rank,label,index,score")
     for path, predictions in answers:
         for rank, (label, index, score) in enumerate(predictions, 1):

@@ -13,13 +13,13 @@ from vitlite.zoo import registry
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite convert`."""
     parser.add_argument(
-        "source", type=expanded, metavar="IN", help="a file, also .pth, .pth.tar or .bin, a folder, or an .npz"
+        "source", type=expanded, metavar="IN", help="a weights file (also .pth, .pth.tar, .bin or .npz) or a folder"
     )
     parser.add_argument(
         "target",
         type=expanded,
         metavar="OUT",
-        help="the .safetensors file to write, replaced if it exists; or a folder",
+        help="the folder or .safetensors file to write; an existing file is replaced",
     )
     parser.add_argument(
         "--to", required=True, choices=("timm", "transformers", "torchvision", "vitlite"), help="the library"
@@ -27,14 +27,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--like",
         metavar="NAME",
-        help="the checkpoint of `vitlite list` that IN is or was fine-tuned from, for what the file does not tell: "
-        "preprocessing and labels, too",
+        help="the checkpoint of `vitlite list` that IN is, or was fine-tuned from; it supplies what the file lacks, "
+        "including preprocessing and labels",
     )
     parser.add_argument(
         "--num-classes", type=positive, metavar="N", help="the number of classes of a fine-tuned model, with --like"
     )
     parser.add_argument("--key", metavar="KEY", help="the network in a pickle that contains several, such as teacher")
-    parser.add_argument("--margin", choices=get_args(Margin), help="accept crops that move by a pixel, if OUT needs it")
+    parser.add_argument(
+        "--margin", choices=get_args(Margin), help="accept crops that move by a pixel, if OUT requires it"
+    )
 
 
 def run(args: Namespace) -> int:
@@ -43,7 +45,7 @@ def run(args: Namespace) -> int:
 
     if args.source in registry.NAMES and not Path(args.source).exists():
         raise ConfigError(
-            f"{args.source} is a model name; convert takes a file or a folder. For a folder of it, in Python: "
+            f"{args.source} is a model name, and convert needs a file or a folder. To write one, in Python: "
             f"vitlite.create({args.source!r}).save('FOLDER')."
         )
     convert(
@@ -57,7 +59,7 @@ def run(args: Namespace) -> int:
     )
     note = ""
     if Path(args.target).suffix == ".safetensors":
-        note = ": tensors alone, without the config.json that a folder has"
+        note = ": only the tensors, without config.json"
     elif args.margin:
         note = f": half of an odd margin is rounded {args.margin}, which moves the crop of some images by a pixel"
     print(f"wrote {args.target}{note}")

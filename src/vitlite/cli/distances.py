@@ -1,4 +1,4 @@
-"""`vitlite distances`: draw how far each head of a model looks."""
+"""`vitlite distances`: draw the mean attention distance of each head."""
 
 import sys
 from argparse import ArgumentParser, Namespace

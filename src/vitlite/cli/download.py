@@ -8,13 +8,13 @@ from vitlite.zoo import download, registry
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite download`."""
-    parser.add_argument("names", nargs="+", metavar="NAME", help="names that `vitlite list` shows, or presets")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="names from `vitlite list`, or presets")
     parser.add_argument("--update", action="store_true", help="ask the Hub for a newer file, even if one is cached")
 
 
 def run(args: Namespace) -> int:
     """Download checkpoints, so that later calls need no network."""
-    records = [registry.find(name) for name in args.names]  # reports a wrong name before anything is downloaded
+    records = [registry.find(name) for name in args.names]  # an unknown name is an error before any download
     for record in dict.fromkeys(records):
         if record.repo:
             found = download.fetch(

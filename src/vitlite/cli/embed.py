@@ -23,13 +23,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=expanded,
         required=True,
         metavar="FILE",
-        help=f"a name that ends in {', '.join(WRITERS)}; an existing file is replaced; with --engine ray a folder",
+        help=f"a file ({', '.join(WRITERS)}), replaced if it exists; with --engine ray, a folder",
     )
     add_work_arguments(parser)
 
 
 def run(args: Namespace) -> int:
-    """Write a vector for each image, and resume an interrupted run."""
+    """Write a vector for each image, or resume an interrupted run."""
     if args.engine == "ray":
         from vitlite.cluster.jobs import embed_images
 
@@ -41,7 +41,7 @@ def run(args: Namespace) -> int:
     paths = find_images(args.paths, sys.stdin, say_skipped)
     check_names(target, paths)
 
-    from vitlite.fast.optimize import kernels_of  # imports torch, which `--help` does without
+    from vitlite.fast.optimize import kernels_of  # here, because it imports torch, which `--help` does not need
 
     model = open_model(args)
     identity = asdict(identity_of(model, dtype=args.dtype, fast=args.fast))

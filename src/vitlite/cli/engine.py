@@ -22,29 +22,33 @@ def add_work_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--quick-decode",
         action="store_true",
-        help="scale large JPEGs down while they are decoded, to no less than twice what the model needs: several "
-        "times faster on large photos, with slightly different results; other formats are decoded in full",
+        help="decode large JPEGs at a reduced size, at least twice the size that the model needs: several times "
+        "faster on large photos, with slightly different results",
     )
     parser.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="ray: a Ray cluster (RAY_ADDRESS), or all cores of this machine; PATH is one folder, list or Parquet, "
-        "also a URL, and --out a folder for Parquet; default: %(default)s",
+        help="ray: use a Ray cluster (RAY_ADDRESS), or all cores of this machine; PATH is one folder, list or "
+        "Parquet, or a URL, and --out is a folder for Parquet; default: %(default)s",
     )
     parser.add_argument(
-        "--workers", type=positive, metavar="N", help="models at once on Ray; default: one a core or GPU"
+        "--workers", type=positive, metavar="N", help="number of models on Ray; default: one per core or GPU"
     )
 
 
 def check_local_options(args: Namespace) -> None:
-    """Raise `InputError` if an option needs --engine ray."""
+    """Check that no option needs --engine ray.
+
+    Raises:
+        InputError: One does.
+    """
     if args.workers is not None:
         raise InputError("--workers needs --engine ray. Without it, one model uses all cores.")
 
 
 def run_on_ray(args: Namespace, work: "Callable[..., Summary]") -> int:
-    """Run a command on Ray and print what its output contains then.
+    """Run a command on Ray, and print a summary of its output.
 
     Args:
         args: The arguments of the command.
@@ -56,7 +60,7 @@ def run_on_ray(args: Namespace, work: "Callable[..., Summary]") -> int:
     if len(args.paths) != 1 or not args.out:
         raise InputError("--engine ray needs one folder, list or Parquet file as PATH, and a folder as --out.")
     if args.dtype == "int8":
-        raise InputError("--dtype int8 needs --engine local. On Ray, each process would choose other scales.")
+        raise InputError("--dtype int8 needs --engine local. On Ray, each process would choose its own scales.")
     check_installed()
 
     begun = time.monotonic()

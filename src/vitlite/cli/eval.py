@@ -39,11 +39,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         type=expanded_path,
         metavar="DATA",
-        help="a folder per class (or one with such a val/ or test/), or CIFAR-10's .bin files, of which the test set",
+        help="a folder per class, or val/ or test/ with such folders, or CIFAR-10's .bin files (the test set is used)",
     )
     parser.add_argument("--classes", type=expanded_path, metavar="FILE", help=CLASSES)
     parser.add_argument(
-        "--split", type=expanded_path, metavar="FILE", help="split.json of a training run: only the images it held out"
+        "--split",
+        type=expanded_path,
+        metavar="FILE",
+        help="split.json of a training run: use only the images that it held out",
     )
     parser.add_argument(
         "--out",
@@ -65,7 +68,7 @@ def _evaluate(args: Namespace) -> int:
     if args.out:
         check_outside(args.out, args.data)
         _check_out(args.out)
-        need_matplotlib()  # an error now if it is missing
+        need_matplotlib()  # if it is missing, fail before the evaluation
     check_evaluation_data(args.data, args.split)  # before the model is downloaded
     folders = read_class_list(args.classes) if args.classes else None
     model = open_model(args)
@@ -82,7 +85,7 @@ def _evaluate(args: Namespace) -> int:
 
 
 def _check_out(out: Path) -> None:
-    """Check that --out holds no eval.json or confusion.png that this command did not write.
+    """Check that --out contains no eval.json or confusion.png that this command did not write.
 
     Raises:
         InputError: It does.
@@ -92,7 +95,7 @@ def _check_out(out: Path) -> None:
         if json.loads((out / FIGURES).read_bytes())[WRITER] == COMMAND:
             return
     if found:
-        raise InputError(f"--out {out} holds {found[0]}, which this command did not write. Choose another folder.")
+        raise InputError(f"--out {out} contains {found[0]}, which this command did not write. Choose another folder.")
 
 
 def _write(out: Path, figures: dict[str, Any], measured: Measured, data: ImageData) -> None:
@@ -107,7 +110,7 @@ def _write(out: Path, figures: dict[str, Any], measured: Measured, data: ImageDa
 
 
 def _warn_of_training_images(args: Namespace) -> None:
-    """Say so if the model was trained on these images: its run left a split.json for the same folder beside it."""
+    """Warn if the model was trained on these images, as a split.json beside it shows."""
     run_folder = Path(args.weights or args.model).resolve()
     if args.split is not None or not run_folder.exists():
         return
@@ -115,15 +118,15 @@ def _warn_of_training_images(args: Namespace) -> None:
         with suppress(TrainError):
             if read_split(folder / SPLIT)[0] == evaluation_folder(args.data).resolve():
                 print(
-                    f"vitlite: {args.model} was trained on most of these images. To measure only those that were held "
-                    f"out: --split {folder / SPLIT}",
+                    f"vitlite: {args.model} was trained on most of these images. To use only the held-out images: "
+                    f"--split {folder / SPLIT}",
                     file=sys.stderr,
                 )
                 return
 
 
 def _print(measured: Measured, data: ImageData) -> None:
-    """Print a table of the classes that have images, and a line about all of them."""
+    """Print a table of the classes that have images, and a line with the totals."""
     counts = measured.images.tolist()
     rows = []
     for name, count, recall, precision in zip(data.classes, counts, measured.recall, measured.precision, strict=True):
@@ -156,7 +159,7 @@ def _figures(name: str, model: ViT, measured: Measured, data: ImageData) -> dict
 
 
 def _accuracies(measured: Measured) -> dict[str, float]:
-    """Return the accuracies that mean something: with five classes or fewer, all are among the best five."""
+    """Return the top-1 accuracy, and the top-5 accuracy if there are more than five classes."""
     if len(measured.correct) > 5:
         return {"top1": measured.top1, "top5": measured.top5}
     return {"top1": measured.top1}

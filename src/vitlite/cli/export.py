@@ -1,4 +1,4 @@
-"""`vitlite export`: write a model for ONNX or torch.export."""
+"""`vitlite export`: export a model to ONNX or torch.export."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -12,17 +12,18 @@ from vitlite.export import MIN_PATCHES, SUFFIX, Format, check_onnx_installed, ch
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite export`."""
     add_model_arguments(parser, named=True)
-    parser.add_argument("--to", choices=get_args(Format), required=True, help="the kind of file")
+    parser.add_argument("--to", choices=get_args(Format), required=True, help="the format")
     parser.add_argument(
         "--out",
         type=expanded,
         metavar="FILE",
-        help="replaced if it exists; default: a new file in this folder, such as best.onnx for runs/pets/best",
+        help="the file to write, replaced if it exists; default: a new file in the current folder, such as best.onnx "
+        "for runs/pets/best",
     )
 
 
 def run(args: Namespace) -> int:
-    """Write a model for ONNX runtimes or torch.export."""
+    """Export a model to ONNX or torch.export."""
     out = _target(args)
     if args.to == "onnx":
         check_onnx_installed()  # before the model is downloaded
@@ -30,16 +31,18 @@ def run(args: Namespace) -> int:
     compared = export(model, out, to=args.to)
     patch = model.config.patch_size
     least = MIN_PATCHES[args.to] * patch
-    print(f"{out}: any batch, any height and width from {least} on that {patch} divides")
+    print(f"{out}: any batch size, and any height and width that are multiples of {patch}, from {least}")
     if not compared:
-        print("Not compared with the model: that needs onnxruntime (pip install 'vitlite[onnx]').")
+        print("Not compared with the model. The comparison needs onnxruntime: pip install 'vitlite[onnx]'")
     for engine, difference in compared.items():
-        print(f"Compared with the model in {engine} at three sizes: logits within {difference:.1g} of the largest")
+        print(
+            f"Compared with the model in {engine} at three sizes: logits differ by at most {difference:.1g} (relative)"
+        )
     return 0
 
 
 def _target(args: Namespace) -> Path:
-    """Return the file to write. Only a file that was named may exist already."""
+    """Return the file to write. Without --out, it must not exist yet."""
     suffix = SUFFIX[args.to]
     out = Path(args.out or Path(args.model).name + suffix)
     if out.suffix != suffix:

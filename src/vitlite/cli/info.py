@@ -1,4 +1,4 @@
-"""`vitlite info`: show one model with its layers, of the zoo, on this disk, or in a repository of the Hub."""
+"""`vitlite info`: show one model of the zoo, of this disk or of the Hub, with its layers."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -24,12 +24,12 @@ NAMED_FIELDS = {"image_size", "patch_size", "dim", "depth", "heads", "mlp_dim", 
 
 
 class About(NamedTuple):
-    """What is known about a model."""
+    """The facts about a model."""
 
     title: str
     config: ViTConfig
-    fields: dict[str, Any]  # for programs
-    facts: dict[str, str]  # for readers, a line each; empty ones are left out
+    fields: dict[str, Any]  # for --json
+    facts: dict[str, str]  # for readers, one per line; empty ones are left out
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,14 +37,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "name",
         type=expanded,
-        help="a name of `vitlite list`, timm's full name; or a folder, a file, a repository (owner/name)",
+        help="a name from `vitlite list`, timm's full name, a folder, a file, or a repository (owner/name)",
     )
     add_weights(parser)
-    parser.add_argument("--json", action="store_true", help="the record and its layers, for programs")
+    parser.add_argument("--json", action="store_true", help="print the record and its layers as JSON")
 
 
 def run(args: Namespace) -> int:
-    """Print a record or a file, and the network layer by layer."""
+    """Print the facts about a checkpoint or a file, and the network layer by layer."""
     if args.weights is not None or is_place(args.name):
         about = _about_file(args)
     else:
@@ -83,8 +83,8 @@ def _about_file(args: Namespace) -> About:
         "labels": f"not used: {origin.report.unlabelled}" if origin.report.unlabelled else "",
         "network": _network(config),
         "also": ", ".join(_unusual_fields(config)),
-        "images": _preprocessing(transform) if transform else "no preprocessing is known",
-        "size": f"{count(costs.params(config))} parameters, {costs.gmacs(config):.2f} GMACs an image",
+        "images": _preprocessing(transform) if transform else "preprocessing unknown",
+        "size": f"{count(costs.params(config))} parameters, {costs.gmacs(config):.2f} GMACs per image",
     }
     return About(args.weights or args.name, config, fields, facts)
 
@@ -128,7 +128,7 @@ def _about_record(record: registry.Record) -> About:
         "network": _network(record.config),
         "also": ", ".join(_unusual_fields(record.config)),
         "images": _preprocessing_of(record),
-        "size": f"{count(record.params)} parameters, {record.gmacs:.2f} GMACs an image",
+        "size": f"{count(record.params)} parameters, {record.gmacs:.2f} GMACs per image",
         "note": record.note,
     }
     return About(record.name, record.config, fields_of(record), facts)
@@ -144,7 +144,7 @@ def _network(c: ViTConfig) -> str:
 
 
 def _unusual_fields(config: ViTConfig) -> list[str]:
-    """Return the fields that no other line names and that differ from a plain ViT."""
+    """Return the fields that no other line shows and that differ from a plain ViT."""
     usual = PRESETS["vit_base_16"].to_dict()
     unusual = []
     for field, value in config.to_dict().items():

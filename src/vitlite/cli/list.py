@@ -24,11 +24,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="WORD",
-        help="parts of a name, a licence or a purpose, or a pattern such as 'vit_*.dino*'; all must match: free "
-        "classification",
+        help="parts of a name, a licence or a purpose, or a pattern such as 'vit_*.dino*'; all must match, as in: "
+        "free classification",
     )
     parser.add_argument("--sort", choices=tuple(SORTS), help="best first; default: by family")
-    parser.add_argument("--json", action="store_true", help="all fields of each record, for programs")
+    parser.add_argument("--json", action="store_true", help="print all fields of each record as JSON")
 
 
 def run(args: Namespace) -> int:
@@ -54,14 +54,14 @@ def _matching(words: Sequence[str]) -> list[registry.Record]:
         text = " ".join(words)
         hint = registry.did_you_mean(text.strip("*"))
         raise UnknownNameError(
-            f"No model matches {text!r}.{hint} Give any part of a name, a licence or a purpose, or a pattern such as "
+            f"No model matches {text!r}.{hint} Pass any part of a name, a licence or a purpose, or a pattern such as "
             "'vit_*.dino*'."
         )
     return found
 
 
 def _matches(word: str, record: registry.Record) -> bool:
-    """Return whether a word is part of what is known of a record, or a pattern matches its name."""
+    """Return whether a word is part of a record's text, or a pattern matches one of its names."""
     if not any(character in word for character in "*?["):
         return word in in_words(record)
     names = [record.name, record.alias, record.preset if record.default else ""]
@@ -74,7 +74,7 @@ def _print_table(records: Sequence[registry.Record]) -> None:
     print(with_bold_header(table(header, rows, terminal_width())))
     default = next((record for record in records if record.default), None)
     if default is not None:
-        print(f"* the default of its preset: {default.preset} is {default.name}")
+        print(f"* the default of its preset: {default.preset} means {default.name}")
 
 
 def _row(record: registry.Record) -> list[str]:

@@ -1,6 +1,6 @@
-"""The command `vitlite`: its subcommands, its exit codes, and how it reports errors.
+"""The command `vitlite`: its subcommands, exit codes and error reports.
 
-A subcommand's module is imported only when it is used, so that `--help`, `list` and `info` start without torch.
+A subcommand's module is imported only when needed, so that `--help`, `list` and `info` start without torch.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from typing import Any, NoReturn
 from vitlite import __version__
 from vitlite.errors import VitliteError, closest, printable
 
-COMMANDS = {  # each is a module of this package: `add_arguments` fills its parser, `run` returns the exit code
+COMMANDS = {  # modules of this package: `add_arguments` fills the parser, `run` returns the exit code
     "list": "list the models of the zoo",
     "info": "show one model with its layers",
     "classify": "classify images",
     "embed": "write a vector for each image",
-    "search": "find the images that look like another",
+    "search": "find similar images",
     "probe": "measure how well a model's vectors separate classes",
     "attention": "draw where the model looks",
-    "distances": "draw how far each head looks",
+    "distances": "draw the attention distance of each head",
     "positions": "draw a model's position embeddings",
     "filters": "draw the filters of a model's patch embedding",
     "download": "download weights ahead of use",
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line.
 
     Args:
-        argv: The words after `vitlite`; None takes those of the process.
+        argv: The arguments after `vitlite`; None means those of the process.
 
     Returns:
         The exit code: 0 for success, 1 for failure, 2 for wrong usage, 130 after Ctrl-C, 141 after a broken pipe.
@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except SystemExit as stop:  # argparse: 0 after --help, 2 after an error
         return int(stop.code or 0)
-    except BrokenPipeError:  # the reader of a pipe ended, such as `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it exits
+    except BrokenPipeError:  # the reader of the pipe ended, such as `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python complains at exit
         return 141
     except (Exception, KeyboardInterrupt) as error:
         if _is_interrupt(error):
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: list[str], name: str) -> argparse.Namespace:
-    """Parse a command line, with the arguments of the command that it names."""
+    """Parse a command line with the arguments of its command."""
     debug = Parser(add_help=False)
     debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
     parser = Parser(prog="vitlite", description="Vision Transformers on the command line.", parents=[debug])
@@ -100,7 +100,7 @@ def _parse(words: list[str], name: str) -> argparse.Namespace:
         description = f"{summary[0].upper()}{summary[1:]}."
         subparsers[command] = commands.add_parser(command, help=summary, description=description, parents=[debug])
     if not name:
-        return parser.parse_args(words)  # --help, --version, or the error that a command is missing
+        return parser.parse_args(words)  # --help, --version, or the error about a missing command
     module = import_module(f"vitlite.cli.{name}")
     module.add_arguments(subparsers[name])
     args, unknown = parser.parse_known_args(words)
@@ -113,7 +113,7 @@ def _parse(words: list[str], name: str) -> argparse.Namespace:
 
 
 def _accept_any_file_name() -> None:
-    """Let file names that are not Unicode be read, and printed with replacement characters."""
+    """Read file names that are not valid Unicode, and print them with replacement characters."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -121,14 +121,14 @@ def _accept_any_file_name() -> None:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether Ctrl-C is the cause of an error: importing torch replaces it by another one."""
+    """Return whether Ctrl-C caused an error. If it interrupts the import of torch, another exception is raised."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return error is not None
     return _is_interrupt(error.__cause__) or _is_interrupt(error.__context__)
 
 
 def _describe(error: BaseException) -> str:
-    """Return one line about an error, without the type if the user can do something about it."""
+    """Return one line about an error, with its type if the error was not expected."""
     if isinstance(error, VitliteError):
         return str(error)
     if isinstance(error, OSError):

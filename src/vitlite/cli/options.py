@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share."""
 
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -22,9 +22,9 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
     Args:
         parser: The parser of a command.
         named: If True, the model is the first argument of the command instead of the option --model.
-        default: The help text for a default that the command itself finds if `args.model` is None.
+        default: A description of the model that the command uses if `args.model` is None.
     """
-    what = "a name of `vitlite list`, a folder, a file, or a repository of the Hub (owner/name)"
+    what = "a name from `vitlite list`, a folder, a file, or a repository of the Hub (owner/name)"
     if named:
         parser.add_argument("model", type=expanded, metavar="MODEL", help=what)
     elif default:
@@ -33,7 +33,7 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
         parser.add_argument("--model", type=expanded, default="vit_base_16", help=f"{what}; default: %(default)s")
     add_weights(parser)
     parser.add_argument(
-        "--size", type=image_size, metavar="PIXELS", help="image size other than the model's: 384, 384x512"
+        "--size", type=image_size, metavar="PIXELS", help="another image size than the model's, such as 384 or 384x512"
     )
     parser.add_argument("--device", help="such as cpu, cuda, mps; default: cpu")
 
@@ -48,13 +48,17 @@ def add_weights(parser: ArgumentParser) -> None:
 def add_speed_arguments(parser: ArgumentParser) -> None:
     """Add the options for speed and precision."""
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "int8"), help="default: float32")
-    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="images at once; default: %(default)s")
-    parser.add_argument("--fast", action="store_true", help="optimize the model first: faster from about 100 images on")
+    parser.add_argument(
+        "--batch", type=positive, default=32, metavar="N", help="images per batch; default: %(default)s"
+    )
+    parser.add_argument(
+        "--fast", action="store_true", help="optimize the model first; worthwhile for about 100 images or more"
+    )
     parser.add_argument(
         "--calibrate",
         type=expanded,
         metavar="FOLDER",
-        help=f"for --fast --dtype int8: typical images, of which {CALIBRATION_IMAGES} are used",
+        help=f"typical images for --fast --dtype int8; {CALIBRATION_IMAGES} of them are used",
     )
 
 
@@ -65,12 +69,12 @@ def add_paths(parser: ArgumentParser) -> None:
         type=expanded,
         nargs="+",
         metavar="PATH",
-        help="files, folders with all below them, patterns such as '**/*.jpg', or - for a list on standard input",
+        help="files, folders (searched recursively), patterns such as '**/*.jpg', or - for a list on standard input",
     )
 
 
 def open_model(args: Namespace) -> "ViT":
-    """Return the model of `add_model_arguments`, prepared as `add_speed_arguments` says."""
+    """Return the model of `add_model_arguments`, prepared according to `add_speed_arguments`."""
     import torch
 
     dtype = getattr(args, "dtype", None)
@@ -91,7 +95,7 @@ def open_model(args: Namespace) -> "ViT":
 
 
 def _calibration_images(folder: str) -> list[str]:
-    """Return images of a folder, evenly spaced, because the first ones may be of one class."""
+    """Return evenly spaced images of a folder. The first ones might all be of one class."""
     from vitlite.inference.find import find_images
 
     paths = find_images([folder])
@@ -100,11 +104,11 @@ def _calibration_images(folder: str) -> list[str]:
 
 
 def create_or_load(args: Namespace, **options: Any) -> "ViT":
-    """Return the model that --model, --weights and --size name, with these options of `create` and `load`."""
+    """Return the model of --model, --weights and --size, with these options of `create` or `load`."""
     from vitlite.factory import create, load
 
     options["image_size"] = args.size
-    if args.weights is not None:  # an empty one is an error of `create`
+    if args.weights is not None:  # `create` raises an error for an empty string
         model = create(args.model, weights=args.weights, **options)
     elif is_place(args.model):
         model = load(args.model, **options)
@@ -118,7 +122,7 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
 
 
 def is_place(model: str) -> bool:
-    """Return whether a model is a path or a repository, for `load`, and not a name of the zoo."""
+    """Return whether a model is a path or a repository, for `load`, rather than a name for `create`."""
     return model not in registry.NAMES and (Path(model).exists() or "/" in model)
 
 
@@ -127,11 +131,11 @@ def check_not_an_input(out: Path, args: Namespace, images: Iterable[str] = ()) -
 
     Args:
         out: The file to write.
-        args: The arguments of the command: its paths, model and weights are inputs.
+        args: The arguments of the command. Its paths, model and weights are inputs.
         images: Other inputs.
 
     Raises:
-        InputError: It is, under any name.
+        InputError: It is one of them.
     """
     if not out.exists():
         return
@@ -144,7 +148,7 @@ def check_not_an_input(out: Path, args: Namespace, images: Iterable[str] = ()) -
 
 
 def _weights_files(place: Path) -> list[Path]:
-    """Return a file or folder, and the files that hold its weights."""
+    """Return a file or folder together with its weights files."""
     from vitlite.checkpoints.reader import files_of
 
     with suppress(CheckpointError, OSError):
@@ -153,20 +157,20 @@ def _weights_files(place: Path) -> list[Path]:
 
 
 def check_outside(out: Path, data: Path) -> None:
-    """Check that an output is not inside the folder of the data, where the next run would read it as data.
+    """Check that an output is not inside the data folder, where the next run would read it as data.
 
     Raises:
-        InputError: It is.
+        InputError: It is inside.
     """
     if data.resolve() in (out.resolve(), *out.resolve().parents):
         raise InputError(f"--out {out} is inside the data, {data}. Name another folder.")
 
 
 def check_device(device: str | None) -> None:
-    """Check that torch has this device.
+    """Check that torch can use a device.
 
     Raises:
-        ConfigError: It has not.
+        ConfigError: It cannot.
     """
     import torch
 
@@ -178,19 +182,19 @@ def check_device(device: str | None) -> None:
 
 
 def expanded(text: str) -> str:
-    """Return a path with ~ expanded, which a shell does not do in `--out=~/run`."""
+    """Return a path with ~ expanded, because shells do not expand it in `--out=~/run`."""
     return os.path.expanduser(text)
 
 
 def expanded_path(text: str) -> Path:
-    """Return a path with ~ expanded. An empty text is an error, because Path takes it for the current folder."""
+    """Return a path with ~ expanded. An empty text is an error, because `Path("")` is the current folder."""
     if not text:
-        raise ArgumentTypeError("the path is empty (is a variable not set?); the current folder is '.'")
+        raise ArgumentTypeError("the path is empty (is a variable unset?); for the current folder, pass '.'")
     return Path(expanded(text))
 
 
 def image_size(text: str) -> int | tuple[int, int]:
-    """Return the value of --size: one side of a square, or HEIGHTxWIDTH.
+    """Parse the value of --size: the side of a square, or HEIGHTxWIDTH.
 
     >>> image_size("384"), image_size("384x512")
     (384, (384, 512))
@@ -200,17 +204,17 @@ def image_size(text: str) -> int | tuple[int, int]:
     except ValueError:
         sides = []
     if len(sides) not in (1, 2) or min(sides) < 1:
-        raise ArgumentTypeError(f"a size is a number of pixels or HEIGHTxWIDTH, such as 384 or 384x512, got {text!r}")
+        raise ArgumentTypeError(f"must be pixels or HEIGHTxWIDTH, such as 384 or 384x512, got {text!r}")
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
 def positive(text: str) -> int:
-    """Return the value of an option that is a positive integer."""
+    """Parse a positive integer."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"must be a positive integer, got {text!r}")
     return int(text)
 
 
 def positives(text: str) -> list[int]:
-    """Return the value of an option that lists positive integers, such as "1,8"."""
+    """Parse a list of positive integers, such as "1,8"."""
     return [positive(part) for part in text.split(",")]

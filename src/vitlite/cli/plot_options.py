@@ -1,4 +1,4 @@
-"""The option and the output that the commands which draw share."""
+"""The option and the output that all drawing commands share."""
 
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`vitlite probe`: measure how well the vectors of models tell classes apart."""
+"""`vitlite probe`: measure how well the vectors of models separate classes."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -58,14 +58,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         type=expanded_path,
         metavar="FOLDER",
-        help="one folder per class, a fifth of each to measure on; or train/ and val/ (or test/) with such folders",
+        help="a folder per class, a fifth of which is used for testing; or train/ and val/ (or test/) with such "
+        "folders",
     )
     parser.add_argument(
         "--shots",
         type=positives,
         default="1,5,10,25",
         metavar="N,...",
-        help="also fit to only so many images of each class; default: %(default)s",
+        help="also fit to this many images per class; default: %(default)s",
     )
     parser.add_argument(
         "--beside",
@@ -76,16 +77,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="another model for the same images; repeatable",
     )
     parser.add_argument(
-        "--out", type=expanded, metavar="PNG", help="a curve for each model by --shots; an existing file is replaced"
+        "--out", type=expanded, metavar="PNG", help="draw accuracy by --shots; an existing file is replaced"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which images are drawn; default: %(default)s")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the random choice of images; default: %(default)s"
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each model")
     add_model_arguments(parser)
     add_speed_arguments(parser)
 
 
 def run(args: Namespace) -> int:
-    """Embed the images with each model and measure classifiers of the vectors."""
+    """Embed the images with each model, and measure classifiers of the vectors."""
     if args.out:
         check_target(args.out)
         need_matplotlib()
@@ -108,7 +111,7 @@ def run(args: Namespace) -> int:
 
 
 def _find_labelled(data: Path, seed: int) -> LabelledImages:
-    """Find the images below one folder per class, and choose those to measure on."""
+    """Find the images below one folder per class, and choose the test images."""
     import torch
 
     from vitlite.retrieval.probe import held_out
@@ -118,7 +121,7 @@ def _find_labelled(data: Path, seed: int) -> LabelledImages:
     parts = data_parts(data)
     if parts and "train" not in parts:
         names = ", ".join(folder.name for folder in parts.values())
-        raise InputError(f"{data} has {names}, but no folder train to fit to. Rename the folder to fit to.")
+        raise InputError(f"{data} has {names}, but no train folder. Rename the folder of training images to train.")
     train, test = parts.get("train", data), parts.get("val", parts.get("test"))
     classes = class_names(train)
     paths, labels = _read_classes(train, classes)
@@ -158,7 +161,7 @@ def _measure(args: Namespace, images: LabelledImages, progress: ImageProgress) -
     tests = int(is_test.sum())
     if tests in (0, len(rows)):
         raise InputError(
-            f"{tests} of the {len(rows)} images that can be read are to measure on, and the others to fit to. "
+            f"{tests} of the {len(rows)} readable images are for testing, and the others for fitting; both are needed. "
             "Provide at least two images of each class."
         )
     result = probe(
@@ -182,13 +185,13 @@ def _fields(one: Measurement, classes: Sequence[str]) -> dict[str, object]:
 
 
 def _print_table(measured: Sequence[Measurement], classes: Sequence[str], shots: Sequence[int]) -> None:
-    """Print a column for each model."""
+    """Print a table with one column per model."""
     first = measured[0]
-    print(f"{len(classes)} classes, fitted to {first.train_images} images, measured on {first.test_images} others")
+    print(f"{len(classes)} classes, fitted to {first.train_images} images, tested on {first.test_images} others")
     rows = [
         ["linear classifier", *(_percent(one.result.linear) for one in measured)],
         ["nearest neighbours", *(_percent(one.result.neighbours) for one in measured)],
-        ["always the commonest class", *(_percent(one.result.commonest) for one in measured)],
+        ["most frequent class", *(_percent(one.result.commonest) for one in measured)],
     ]
     few = [one.result.mean_and_deviation() for one in measured]
     for count in few[0]:
@@ -200,7 +203,7 @@ def _print_table(measured: Sequence[Measurement], classes: Sequence[str], shots:
         print("per class: mean and standard deviation of five draws")
     too_many = [str(count) for count in shots if count not in few[0]]
     if too_many:
-        print(f"left out: {', '.join(too_many)} per class, because the smallest class has fewer images to fit to")
+        print(f"left out: {', '.join(too_many)} per class, because the smallest class has fewer images")
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""What a long run prints on stderr while it works."""
+"""Progress of a long run on stderr."""
 
 import sys
 import time
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from vitlite.inference.predict import Outcomes
 
 T = TypeVar("T")
-EVERY = 30.0  # seconds between two lines where there is no terminal for a bar
+EVERY = 30.0  # seconds between two lines if stderr is not a terminal
 
 
 def say_skipped(skipped: Counter[str]) -> None:
-    """Print which files of folders are not read."""
+    """Print how many files in folders are skipped."""
     number = sum(skipped.values())
     files = "1 file that is not an image" if number == 1 else f"{number} files that are not images"
     print(
-        f"vitlite: skipped {files}: {counted(skipped)}. Name a file to read it whatever its extension. Convert HEIC "
-        "and raw photos first.",
+        f"vitlite: skipped {files}: {counted(skipped)}. A file named directly is read whatever its extension. Convert "
+        "HEIC and raw photos first.",
         file=sys.stderr,
     )
 
@@ -33,13 +33,13 @@ def say_resumed(out: str, done: int) -> None:
 
 
 class Lines:
-    """Prints a line now and then if stderr is not a terminal, so that a log shows progress."""
+    """Prints occasional lines if stderr is not a terminal, so that a log shows progress."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a line, unless one was printed less than half a minute ago."""
+        """Print a line, unless one was printed in the last half minute."""
         now = time.monotonic()
         if now - self.last >= EVERY and not sys.stderr.isatty():
             self.last = now
@@ -47,10 +47,10 @@ class Lines:
 
 
 class Progress:
-    """Shows how many images are done: as a bar on a terminal, elsewhere as a line now and then."""
+    """Shows how many images are done: as a bar on a terminal, otherwise as occasional lines."""
 
     def __init__(self, total: int, *, visible: bool = True) -> None:
-        """Show nothing if not `visible`, and no bar for a batch or two."""
+        """Show nothing unless `visible`, and no bar for 50 images or fewer."""
         from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
 
         self.total, self.done = total, 0
@@ -58,7 +58,7 @@ class Progress:
         self.lines = Lines() if visible else None
 
     def add(self, images: int) -> None:
-        """Count more images as done."""
+        """Add to the number of images that are done."""
         self.done += images
         self.bar.update(images)
         if self.lines is not None:
@@ -106,5 +106,5 @@ class ImageProgress:
             return
         speed = self.progress.done / max(time.monotonic() - self.begun, 1e-3)
         share = round(100 * waited / (waited + worked))
-        line = f"vitlite: {speed:.1f} images/s; the model waited {share} % of the time for images to be read"
+        line = f"vitlite: {speed:.1f} images/s; the model waited for images {share} % of the time"
         self.bar.write(line, file=sys.stderr)

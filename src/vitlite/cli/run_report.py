@@ -1,4 +1,4 @@
-"""The output of `vitlite train`: a row or a line of JSON for each epoch, and a summary at the end."""
+"""The output of `vitlite train`: a row or a line of JSON per epoch, and a summary at the end."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ COLUMNS = ("epoch", "train loss", "val loss", "val accuracy", "seconds")
 
 @dataclass
 class Report:
-    """Follows one run from its beginning to its end."""
+    """Prints the progress of one training run."""
 
     data: Path
     split: Split
@@ -36,7 +36,7 @@ class Report:
     lines: Lines = field(default_factory=Lines)
 
     def begin(self) -> None:
-        """Say what will be trained on, and for how long."""
+        """Print the data and the number of epochs."""
         train, validation, settings = self.split.train, self.split.validation, self.settings
         held = f" (held out, listed in {self.out / SPLIT})" if self.split.held_out else ""
         test = data_parts(self.data).get("test")
@@ -48,7 +48,7 @@ class Report:
         )
 
     def resumed(self, run: Run) -> None:
-        """Say where a run is resumed."""
+        """Print where a run is resumed."""
         done, progress, epochs = len(run.history), run.progress, self.settings.epochs
         if progress.step:
             _say(
@@ -61,7 +61,7 @@ class Report:
             _say(f"resuming after epoch {done} of {epochs}")
 
     def step(self, run: Run) -> None:
-        """Report the progress within an epoch now and then; on a terminal, a bar does."""
+        """Print occasional progress within an epoch. On a terminal, a bar shows it instead."""
         figures = ", ".join(f"{name} {value}" for name, value in running_figures(run).items())
         progress = run.progress
         self.lines.say(
@@ -88,14 +88,14 @@ class Report:
             print(_row(_cells(history[i], epochs), widths) + "  best so far" * best, flush=True)
 
     def end(self, history: History) -> None:
-        """Draw the curves, say which epoch is the best and why, and suggest commands that use it."""
+        """Draw the curves, print which epoch is the best and why, and suggest commands that use it."""
         try:
             draw_curves(history, self.out / CURVES)
         except MissingExtraError as error:
             _say(f"no {CURVES}: {error}")
         lines = [f"{why_best(history)} Its weights are in {self.out / BEST}.", "", "Next:"]
         if len(history) < self.settings.epochs:
-            lines.insert(0, f"Stopped early, after {self.settings.patience} epochs without a better one (--patience).")
+            lines.insert(0, f"Stopped early: no improvement in {self.settings.patience} epochs (--patience).")
         lines += [f"  {command}" for command in self._commands()]
         print(printable("\n" + "\n".join(lines)), file=sys.stderr if self.as_json else sys.stdout)
 

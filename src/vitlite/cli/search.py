@@ -1,4 +1,4 @@
-"""`vitlite search`: find the images that look most like others."""
+"""`vitlite search`: find the images that are most similar to others."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "vectors", type=expanded, metavar="VECTORS", help="the .safetensors file that `vitlite embed` wrote"
     )
     add_paths(parser)
-    parser.add_argument("--top", type=positive, default=10, metavar="N", help="matches an image; default: %(default)s")
+    parser.add_argument("--top", type=positive, default=10, metavar="N", help="matches per image; default: %(default)s")
     parser.add_argument(
         "--out", type=expanded, metavar="JPG", help="a contact sheet to draw; an existing file is replaced"
     )
@@ -61,8 +61,8 @@ def run(args: Namespace) -> int:
         missing = [match.path for matches in found for match in matches if not os.path.exists(match.path)]
         if missing:
             print(
-                f"vitlite: {len(missing)} of the images found do not exist, such as {printable(missing[0])}, and are "
-                "grey on the sheet. Run this in the folder where embed ran.",
+                f"vitlite: {len(missing)} of the images found do not exist, such as {printable(missing[0])}; they are "
+                "grey on the sheet. Run this command in the folder where embed ran.",
                 file=sys.stderr,
             )
         save_image(contact_sheet(queries, found), args.out)
@@ -71,12 +71,12 @@ def run(args: Namespace) -> int:
 
 
 def _model_of(vectors: "Vectors", args: Namespace) -> "ViT":
-    """Open the model that made the vectors, by the name that it had then."""
+    """Open the model that made the vectors, by its name at that time."""
     args.model, args.size = vectors.model, args.size or vectors.image_size
     try:
         return open_model(args)
     except VitliteError as error:
         raise InputError(
-            f"Cannot open {vectors.model}, which made the vectors in {args.vectors}: {error} If it is elsewhere now, "
+            f"Cannot open {vectors.model}, which made the vectors in {args.vectors}: {error} If the model has moved, "
             "pass --model MODEL. If embed was run with --weights, pass --weights PATH."
         ) from error

@@ -9,7 +9,7 @@ GAP = 2  # spaces between columns
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
-    """Return text in columns, the first aligned left and the others right, without those that `width` cannot hold.
+    """Return a table with its first column aligned left and the others right. Columns beyond `width` are left out.
 
     >>> print(table(["name", "params"], [["vit_tiny_16", "5.7 M"], ["vit_base_16", "86.6 M"]]))
     name         params
@@ -44,13 +44,13 @@ def bold(text: str, stream: TextIO | None = None) -> str:
 
 
 def with_bold_header(text: str) -> str:
-    """Return a table whose first line is bold on a terminal."""
+    """Return a table with its first line in bold on a terminal."""
     header, newline, rows = text.partition("\n")
     return bold(header) + newline + rows
 
 
 def count(number: float) -> str:
-    """Return a large number in short.
+    """Return a large number in short form.
 
     >>> count(86_567_656), count(17_564_000_000), count(512)
     ('86.6 M', '17.6 G', '512')

@@ -45,7 +45,7 @@ from vitlite.training.split import (
 from vitlite.training.trainer import check_folder, train
 from vitlite.zoo import registry
 
-CLASSES = "class folders in the order of the model's classes, one name a line"
+CLASSES = "a file that lists the class folders in the order of the model's classes, one per line"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -57,32 +57,34 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="DATA",
         help="a folder per class; or train/ and val/ with such folders in each; or CIFAR-10's .bin files",
     )
-    model = "a name of `vitlite list`, a folder or a file; with --weights none a preset too"
-    weights = "initial weights, none for random ones; default: the model's own"
-    out = "for checkpoints, log and state; a killed run is resumed"
+    model = "a name from `vitlite list`, a folder or a file; with --weights none, also a preset"
+    weights = "initial weights, or none for random ones; default: the model's own"
+    out = "the folder for checkpoints, log and state; an interrupted run is resumed"
     add("--model", type=expanded, required=True, help=model)
     add("--weights", type=expanded, metavar="none|PATH", help=weights)
     add("--out", type=expanded_path, required=True, metavar="DIR", help=out)
     add("--classes", type=expanded_path, metavar="FILE", help=CLASSES)
     held = f"share of each class to hold out if there is no val/; default: {SHARE}"
     epochs = f"passes over the images; default: {usual_epochs(FEW)}, for few images {usual_epochs(1)}"
-    batch = f"largest number of images in a step; default: {usual_batch(FEW)}, for few images {usual_batch(1)}"
+    batch = f"largest number of images per step; default: {usual_batch(FEW)}, for few images {usual_batch(1)}"
     add("--val-share", type=float, metavar="X", help=held)
     add("--epochs", type=positive, metavar="N", help=epochs)
-    add("--patience", type=positive, default=0, metavar="EPOCHS", help="stop after so many epochs without a better one")
+    add(
+        "--patience", type=positive, default=0, metavar="EPOCHS", help="stop after this many epochs without improvement"
+    )
     add("--batch", type=positive, metavar="N", help=batch)
     add("--optimizer", choices=("adamw", "muon"), help="default: muon with random weights, otherwise adamw")
     add("--lr", type=float, metavar="X", help="default: 3e-3 for muon, 3e-4 for adamw, 1e-3 with --frozen")
     add("--layer-decay", type=float, metavar="X", help="default: 1 with random weights, otherwise 0.75")
     add("--weight-decay", type=float, default=default.weight_decay, metavar="X", help="default: %(default)s")
-    add("--drop-path", type=float, metavar="X", help="stochastic depth; default: the model's own, mostly 0")
+    add("--drop-path", type=float, metavar="X", help="stochastic depth; default: the model's own, usually 0")
     add("--smoothing", type=float, default=default.smoothing, metavar="X", help="label smoothing; default: %(default)s")
     add(
         "--clip",
         type=float,
         default=default.clip,
         metavar="X",
-        help="largest norm of the gradient; default: %(default)s",
+        help="maximum norm of the gradient; default: %(default)s",
     )
     add(
         "--ema",
@@ -92,11 +94,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="decay of the averaged weights; default: %(default)s",
     )
     add("--augment", choices=tuple(STRENGTHS), default="weak", help="augmentation; default: %(default)s")
-    add("--accumulate", type=positive, default=1, metavar="N", help="compute a batch in so many parts, to save memory")
-    add("--balance", action="store_true", help="weigh classes of different sizes equally")
+    add(
+        "--accumulate",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="compute each batch in this many parts, to save memory",
+    )
+    add("--balance", action="store_true", help="weight all classes equally, whatever their size")
     add("--checkpointing", action="store_true", help="recompute blocks instead of storing them, to save memory")
     add("--frozen", action="store_true", help="train the head only")
-    add("--size", type=image_size, metavar="PIXELS", help="image size other than the model's")
+    add("--size", type=image_size, metavar="PIXELS", help="another image size than the model's")
     add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
     add("--device", help="such as cpu, cuda, mps; default: cpu")
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
@@ -106,7 +114,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="save the state at most so often; default: %(default)s",
+        help="minimum time between two saves of the state; default: %(default)s",
     )
 
 
@@ -144,7 +152,7 @@ def _train(args: Namespace) -> int:
 
 
 def _read_data(args: Namespace, model: ViT, folders: Sequence[str]) -> Split:
-    """Read the images, with the labels of the model if the folders stand for them."""
+    """Read the images, with the model's labels as classes if the folders match them."""
     split = read_training_data(args.data, preprocess_of(model), folders, share=args.val_share, seed=args.seed)
     if model.labels is None:
         return split
@@ -189,7 +197,7 @@ def _model(args: Namespace, classes: int) -> ViT:
     }
     if args.weights != "none":
         model = create_or_load(args, **options)
-        preprocess_of(model)  # an error if it has none
+        preprocess_of(model)  # raises an error if there is none
         return model
     model = create(args.model, weights=None, image_size=args.size, **options)
     model.preprocess = Preprocess(_usual_transform(args.model, model.config), model)
@@ -197,7 +205,7 @@ def _model(args: Namespace, classes: int) -> ViT:
 
 
 def _usual_transform(name: str, config: ViTConfig) -> TransformConfig:
-    """Return the transform for random weights: the zoo's for this name, or a plain one that crops the centre."""
+    """Return the transform for random weights: the zoo's for this name, or a plain centre crop."""
     if name in registry.NAMES:
         return transform_from_record(registry.find(name), config.size)
     half = (0.5,) * config.channels

@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Hash files again and compare. Return 1 if any file has other bytes than it should have."""
+    """Hash files again and compare the hashes. Return 1 if any file is damaged or missing."""
     targets = args.targets or [record.name for record in registry.RECORDS.values() if _file_of(record) is not None]
     failed = 0
     for target in targets:
@@ -38,10 +38,10 @@ def _file_of(record: registry.Record) -> Path | None:
 
 
 def _verify(target: str) -> str:
-    """Return a line about a file whose bytes are right.
+    """Return a line about a file with the right hash.
 
     Raises:
-        DownloadError: They are wrong, or there is no such file.
+        DownloadError: The hash is wrong, or there is no such file.
     """
     expected = None
     path: Path | None = Path(target)

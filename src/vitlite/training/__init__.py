@@ -1,4 +1,4 @@
-"""Training on labelled images with `train`, and measuring accuracy with `measure`."""
+"""Train on labelled images with `train`, and measure accuracy with `measure`."""
 
 from vitlite.training.data import ImageData, class_names, read_cifar10, read_folder
 from vitlite.training.evaluate import Measured, measure

@@ -1,7 +1,7 @@
-"""Random changes to training images, a whole batch at a time.
+"""Augment training images at random, a whole batch at a time.
 
-Every random number is a function of (seed, epoch, sample, name of the number). It depends neither on the batch a sample
-is in, nor on the process, nor on earlier numbers, so a resumed or distributed run sees the same images.
+Every random number is a function of (seed, epoch, sample, name of the number). It does not depend on the batch, the
+process or earlier numbers, so a resumed or distributed run sees the same images.
 Shapes: b samples, c channels, h and w pixels, k classes.
 """
 
@@ -31,7 +31,7 @@ class SampleRandom:
         return low + (bits >> 40 & 0xFFFFFF).float() * ((high - low) / 2**24)
 
     def chance(self, name: str, share: float) -> Tensor:
-        """Return True for that share of the samples: (b,)."""
+        """Return True for this share of the samples: (b,)."""
         return self(name) < share
 
 
@@ -86,8 +86,8 @@ def _move(images: Tensor, random: SampleRandom, augmentation: Augmentation) -> T
 def _affine(h: int, w: int, random: SampleRandom, augmentation: Augmentation) -> Tensor:
     """Return the affine maps from output to input coordinates, both from -1 to 1: (b, 2, 3).
 
-    The order is mirror, shear, rotate and zoom, shift. Angles are measured in pixels, which are square even where the
-    image is not.
+    The order is mirror, shear, rotate and zoom, shift. Angles are measured in pixels, so that they are right for images
+    that are not square.
     """
     shift = augmentation.shift
     flip = 1 - 2 * random.chance("flip", augmentation.flip).float()  # -1 where an image is mirrored
@@ -129,7 +129,7 @@ def _rectangle(random: SampleRandom, name: str, images: Tensor, low: float, high
 
 
 def _interval(where: Tensor, length: Tensor, side: int) -> Tensor:
-    """Return a mask of an interval of a side; `where` moves it from the start (0) to the end (1): (b,) -> (b, side)."""
+    """Return a mask of an interval of a side, from its start (`where` 0) to its end (1): (b,) -> (b, side)."""
     first = rearrange((where * (side - length + 1)).floor(), "b -> b 1")
     places = torch.arange(side, device=first.device)
     return (places >= first) & (places < first + rearrange(length, "b -> b 1"))

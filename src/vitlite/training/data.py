@@ -1,6 +1,6 @@
-"""Labelled images to train and to evaluate on: a folder per class, or CIFAR-10's binary version.
+"""Labelled images for training and evaluation: a folder per class, or CIFAR-10's binary version.
 
-Shapes: n images in all, b of them in a batch, c channels, h and w pixels.
+Shapes: n images in total, b images in a batch, c channels, h and w pixels.
 """
 
 from collections import Counter
@@ -26,9 +26,9 @@ _log = getLogger("vitlite")
 CACHE = 2**31  # bytes of prepared images kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 image: its label, then the red, green and blue planes
 CIFAR10_NAMES = "batches.meta.txt"
-HOLDOUT = 1000  # CIFAR-10 training images used for validation; the test images are for the end
+HOLDOUT = 1000  # CIFAR-10 training images used for validation, so that the test images stay unseen
 
-Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the size of the model
+Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the model's image size
 
 
 class PreparedImages:
@@ -36,7 +36,7 @@ class PreparedImages:
 
     def __init__(self, sources: Sequence[Path] | Tensor, read: Read, folder: Path | None = None) -> None:
         self.sources, self.read = sources, read
-        self.folder = folder  # the names of files are relative to it
+        self.folder = folder  # file names are relative to it
         self._cache: dict[int, Tensor] = {}
         self._free = CACHE
 
@@ -66,13 +66,13 @@ class PreparedImages:
         return PreparedImages([self.sources[row] for row in rows], self.read, self.folder)
 
     def names(self) -> list[str]:
-        """Return the path of each image relative to the folder, such as "cat/1.jpg"; the number of those in memory."""
+        """Return each image's path relative to the folder, such as "cat/1.jpg", or its number if it is in memory."""
         if isinstance(self.sources, Tensor):
             return [str(row) for row in range(len(self))]
         return [(path.relative_to(self.folder) if self.folder else path).as_posix() for path in self.sources]
 
     def origin(self) -> list[Tensor | str]:
-        """Return what identifies the images: their pixels, or the names and sizes of their files."""
+        """Return the values that identify the images: their pixels, or the names and sizes of their files."""
         if isinstance(self.sources, Tensor):
             return [self.sources]
         files: list[Tensor | str] = []
@@ -109,7 +109,7 @@ class ImageData:
         lowest, highest = labels.min().item(), labels.max().item()
         if lowest < 0 or highest >= k:
             raise TrainError(
-                f"ImageData has {k} classes, so labels must be from 0 to {k - 1}, got {lowest} to {highest}. Name "
+                f"ImageData has {k} classes, so labels must be from 0 to {k - 1}, got {lowest} to {highest}. List "
                 "every class in classes=, in the order of the labels."
             )
 
@@ -127,7 +127,7 @@ class ImageData:
         return ImageData(images, self.labels[rows], self.classes)
 
     def with_classes(self, classes: Sequence[str]) -> "ImageData":
-        """Return the same images with the labels of a model, whose classes these are, in order.
+        """Return the same images, relabelled for a model with these classes.
 
         Raises:
             TrainError: A class of the images is not among them.
@@ -136,7 +136,7 @@ class ImageData:
         return ImageData(self.images, torch.tensor(indices, device="cpu")[self.labels], tuple(classes))
 
     def names(self) -> list[str]:
-        """Return the path of each image relative to its folder, such as "cat/1.jpg"; the number of those in memory."""
+        """Return each image's path relative to its folder, such as "cat/1.jpg", or its number if it is in memory."""
         if isinstance(self.images, PreparedImages):
             return self.images.names()
         return [str(row) for row in range(len(self))]
@@ -148,13 +148,13 @@ class ImageData:
         return list(self.images.sources)
 
     def digest(self) -> str:
-        """Return a hash of the labels and pixels; of files, their names below the folder and their sizes are used."""
+        """Return a hash of the labels and the pixels. For files, their relative names and sizes replace the pixels."""
         origin = self.images.origin() if isinstance(self.images, PreparedImages) else [self.images]
         return digest([self.labels, *origin])
 
 
 def digest(values: Iterable[Tensor | str]) -> str:
-    """Return a hash of tensors and texts."""
+    """Return a hash of tensors and strings."""
     found = sha256()
     for value in values:
         if isinstance(value, str):
@@ -165,13 +165,13 @@ def digest(values: Iterable[Tensor | str]) -> str:
 
 
 def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
-    """Return the index of the class that each folder stands for: folders are named after classes, or after indices.
+    """Return the class index of each folder. Folders are named after classes, or after class indices.
 
     >>> class_indices(["cat", "ship"], ["ship", "cat", "dog"]), class_indices(["000", "002"], ["ship", "cat", "dog"])
     ([1, 0], [0, 2])
 
     Raises:
-        TrainError: A name is neither, or is the name of several classes.
+        TrainError: A name is neither a class nor an index, or several classes have this name.
     """
     count = Counter(classes)
     unknown = [name for name in names if not count[name]]
@@ -179,7 +179,7 @@ def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
         return [int(name) for name in names]
     if unknown:
         raise TrainError(
-            f"The model has {len(classes)} classes ({listed(classes)}), and none is named {listed(unknown)}. Name each "
+            f"The model has {len(classes)} classes ({listed(classes)}), but none named {listed(unknown)}. Name each "
             "folder after a class or its index, or list the folders in the order of the classes in a file: "
             "--classes FILE."
         )
@@ -196,38 +196,38 @@ def class_names(folder: Path) -> tuple[str, ...]:
     """Return the sorted names of the class folders in a folder.
 
     Raises:
-        TrainError: The folder does not exist or holds no folders.
+        TrainError: The folder does not exist or contains no folders.
     """
     names = folders_in(folder)
     if not names:
-        problem = "holds no folders" if folder.is_dir() else "does not exist"
-        raise TrainError(f"{folder} {problem}. It should hold a folder of images for each class.")
+        problem = "contains no folders" if folder.is_dir() else "does not exist"
+        raise TrainError(f"{folder} {problem}. It should contain a folder of images for each class.")
     return tuple(names)
 
 
 def folders_in(folder: Path) -> list[str]:
-    """Return the sorted names of the folders in a folder, without hidden ones; none if it does not exist."""
+    """Return the sorted names of the visible folders in a folder, or an empty list if it does not exist."""
     if not folder.is_dir():
         return []
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> ImageData:
-    """List the images of a folder per class. Hidden files and folders are left out.
+    """List the images of a folder with one subfolder per class. Hidden files and folders are left out.
 
     Args:
-        folder: Holds a folder for each class, with images anywhere below.
-        read: `model.preprocess.pixels`, or a function like it. It is called in several threads.
+        folder: A folder that contains a folder for each class, with images at any depth.
+        read: `model.preprocess.pixels`, or a function like it. It is called from several threads.
         classes: The names of the folders, in the order of the classes. A folder may be missing.
 
     Raises:
-        TrainError: A folder is not one of the classes, or holds no images.
+        TrainError: A folder is not one of the classes, or contains no images.
     """
     names = class_names(folder)
     unknown = [name for name in names if name not in classes]
     if unknown:
         raise TrainError(
-            f"{folder} has the folders {listed(unknown)}, and the classes are {listed(classes)}. Rename or remove "
+            f"{folder} has the folders {listed(unknown)}, but the classes are {listed(classes)}. Rename or remove "
             "these folders."
         )
     paths: list[Path] = []
@@ -244,7 +244,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> ImageData:
 
 
 def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """Return the sorted images below a folder, and how many other files there are of each ending."""
+    """Return the sorted images below a folder, and the number of other files by extension."""
     try:
         # Hidden folders such as .ipynb_checkpoints hold copies, which would be held out beside their originals.
         found, others = by_ending(files_below(str(folder), hidden=False), SUFFIXES)
@@ -253,20 +253,20 @@ def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
     if not found:
         there = f", but {counted(others)}" if others else ""
         raise TrainError(
-            f"{folder} holds no images ({' '.join(sorted(SUFFIXES))}){there}. Add some, convert those that are there "
-            "to JPEG or PNG, or remove the folder."
+            f"{folder} contains no images ({' '.join(sorted(SUFFIXES))}){there}. Add images, convert the files to JPEG "
+            "or PNG, or remove the folder."
         )
     return sorted(map(Path, found), key=lambda path: path.parts), others  # by letters, also on Windows
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the names as a text, shortened to the first eight."""
+    """Return the names as text, shortened to the first eight."""
     first = ", ".join(names[:8])
     return first if len(names) <= 8 else f"{first}, … ({len(names)} in all)"
 
 
 def is_cifar10(folder: Path) -> bool:
-    """Return whether a folder holds CIFAR-10's binary version."""
+    """Return whether a folder contains CIFAR-10's binary version."""
     return (folder / "test_batch.bin").exists()
 
 
@@ -276,9 +276,9 @@ def read_cifar10(
     """Read one part of CIFAR-10's binary version.
 
     Args:
-        folder: Holds the .bin files and batches.meta.txt.
+        folder: The folder of the .bin files and batches.meta.txt.
         split: The first 49,000 training images, the last 1,000, or the 10,000 test images.
-        read: `model.preprocess.pixels`; None keeps the images as they are, 32 x 32.
+        read: `model.preprocess.pixels`; None keeps the images at 32 x 32 pixels.
         channels: 1 converts the images to grey.
 
     Raises:
@@ -303,7 +303,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
-    """Return the function that prepares CIFAR-10's images for a model; None if they can stay as they are."""
+    """Return the function that prepares CIFAR-10's images for a model, or None if they already have its size."""
     transform = preprocess.transform
     return None if transform.size == transform.resize == (32, 32) else preprocess.pixels
 
@@ -326,5 +326,5 @@ def cifar10_classes(folder: Path) -> tuple[str, ...]:
     """
     file = folder / CIFAR10_NAMES
     if not file.exists():
-        raise TrainError(f"{file} is missing, which names CIFAR-10's classes. Unpack the data again.")
+        raise TrainError(f"{file}, which names CIFAR-10's classes, is missing. Unpack the data again.")
     return tuple(file.read_text(encoding="utf-8").split())

@@ -1,7 +1,7 @@
-"""Several processes, started by `torchrun`, that train or evaluate one model together.
+"""Train or evaluate one model with several processes, started by `torchrun`.
 
 A rank is one of these processes. torch's DistributedDataParallel averages the gradients, over gloo on CPUs and over
-nccl on GPUs. Rank 0 alone writes and prints. Without torchrun, these functions do nothing.
+nccl on GPUs. Only rank 0 writes and prints. Without torchrun, these functions do nothing.
 """
 
 import os
@@ -43,10 +43,10 @@ def process_group(device: str | None) -> Iterator[None]:
     """Join the other processes of torchrun. If several fail, only the first one reports its error.
 
     Args:
-        device: The device of the models. With "cuda", each process takes a GPU of its own.
+        device: The device of the models. With "cuda", each process uses its own GPU.
 
     Raises:
-        TrainError: Another process is lost, or there is no GPU for this one.
+        TrainError: Another process was lost, or there is no GPU for this one.
     """
     if not dist.is_torchelastic_launched():
         yield
@@ -62,12 +62,12 @@ def process_group(device: str | None) -> Iterator[None]:
         if is_from_gloo and not isinstance(error, VitliteError):
             reason = str(error).splitlines()[0]
             raise TrainError(
-                f"Rank {rank()} lost another process of this run ({reason}). With `torchrun --max-restarts N`, all are "
-                "started again and resume from the last state."
+                f"Rank {rank()} lost another process of this run ({reason}). With `torchrun --max-restarts N`, all "
+                "processes restart and resume from the last state."
             ) from error
         raise
-    # Gloo's threads need the interpreter's lock to free their last tensors. destroy_process_group waits for them while
-    # it holds that lock, and was seen to hang in torch 2.6. Sleeping releases the lock.
+    # Gloo's threads need the interpreter lock to free their last tensors. destroy_process_group waits for them while
+    # holding that lock, and hung in torch 2.6. Sleeping releases the lock.
     time.sleep(0.1)
     dist.destroy_process_group()
 
@@ -102,7 +102,7 @@ def _own_gpu(device: str) -> int:
     """
     if device != "cuda":
         raise TrainError(
-            f'torchrun starts a process for each GPU, but all would use {device}. Use device="cuda" (--device cuda), '
+            f'torchrun starts one process per GPU, but all would use {device}. Use device="cuda" (--device cuda), '
             "and choose GPUs with CUDA_VISIBLE_DEVICES."
         )
     own, available = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
@@ -115,7 +115,7 @@ def _own_gpu(device: str) -> int:
 
 
 def _is_first_to_fail() -> bool:
-    """Return whether no other process has failed before. The others only notice that one is missing."""
+    """Return whether this process failed first. Other processes fail later, because they miss this one."""
     try:
         port = int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -128,14 +128,14 @@ def _is_first_to_fail() -> bool:
 
 
 def paired_share(count: int) -> Tensor:
-    """Return this rank's places in a batch. Each comes with its mirror image, with which it is mixed."""
+    """Return this rank's positions in a batch. Each comes with its mirror position, with which it is mixed."""
     places = torch.arange(count, device="cpu")
-    pairs = torch.minimum(places, places.flip(0))  # the first place of a pair stands for both
+    pairs = torch.minimum(places, places.flip(0))  # each pair is numbered by its first position
     return places[pairs % world_size() == rank()]
 
 
 def shard(count: int) -> Tensor:
-    """Return this rank's places among `count`; each place belongs to one rank."""
+    """Return this rank's share of the positions from 0 to `count` - 1."""
     return torch.arange(rank(), count, world_size(), device="cpu")
 
 
@@ -151,7 +151,7 @@ def assert_equal_on_all_ranks(values: Mapping[str, object]) -> None:
     """Check that all ranks have the same values, compared by their `repr`.
 
     Raises:
-        TrainError: One differs. All ranks raise it.
+        TrainError: A value differs. All ranks raise the error.
     """
     if world_size() == 1:
         return

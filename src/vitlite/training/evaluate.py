@@ -1,4 +1,4 @@
-"""Measuring a model on labelled images.
+"""Measure a model on labelled images.
 
 Shapes: n images, k classes.
 """
@@ -16,8 +16,8 @@ from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.data import ImageData, PreparedImages, listed
 
-MOST_CONFUSED = 4096  # classes with a confusion matrix, of 134 MB; ImageNet-21k's would take 3.8 GB
-PIXEL_FIELDS = ("size", "resize", "mode", "interpolation", "margin", "cut")  # of a transform: they decide the pixels
+MOST_CONFUSED = 4096  # classes in a confusion matrix (134 MB); ImageNet-21k's would take 3.8 GB
+PIXEL_FIELDS = ("size", "resize", "mode", "interpolation", "margin", "cut")  # of a transform: they affect the pixels
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Measured:
     top5: float  # share with the right class among the best five
     images: Tensor  # (k,) int64: images of each class
     predicted: Tensor  # (k,) int64: images predicted as each class
-    correct: Tensor  # (k,) int64: images of each class predicted as it
-    confusion: Tensor | None  # (k, k) int64: images by class and prediction; None for very many classes
+    correct: Tensor  # (k,) int64: correctly predicted images of each class
+    confusion: Tensor | None  # (k, k) int64: images by class and prediction; None for more than 4096 classes
     predictions: Tensor  # (n,) int64: the predicted class of each image
 
     @property
     def recall(self) -> Tensor:
-        """The share of each class's images that are recognised: (k,), NaN for classes without images."""
+        """The share of each class's images that are predicted correctly: (k,), NaN for classes without images."""
         return self.correct.float() / self.images
 
     @property
     def precision(self) -> Tensor:
-        """The share of the images predicted as each class that are right: (k,), NaN if there are none."""
+        """The share of each class's predictions that are correct: (k,), NaN for classes without predictions."""
         return self.correct.float() / self.predicted
 
 
@@ -52,12 +52,12 @@ def measure(
     bfloat16: bool = False,
     after_batch: Callable[[int], None] = lambda images: None,
 ) -> Measured:
-    """Run a model over labelled images, and leave it in eval mode. The processes of torchrun share the images.
+    """Measure a model on labelled images, and leave it in eval mode. The processes of torchrun share the images.
 
     Args:
         model: A model with preprocessing.
         data: Images prepared for this model, with its classes in the same order.
-        batch: Number of images at a time.
+        batch: Number of images per batch.
         bfloat16: Compute in bfloat16 (autocast), as in training.
         after_batch: Called with the number of images in each batch.
 
@@ -119,7 +119,7 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
     if len(data.classes) != k:
-        raise TrainError(f"The images have {len(data.classes)} classes, and the model {k}.")
+        raise TrainError(f"The images have {len(data.classes)} classes, but the model has {k}.")
     labels = model.labels or data.classes
     moved = [f"{name} for {label}" for name, label in zip(data.classes, labels, strict=True) if name != label]
     if moved:
@@ -136,14 +136,14 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
                 fields.append("quick_decode")
             if fields:
                 raise TrainError(
-                    f"The images were prepared with another {', '.join(fields)} than the model's. Prepare them with "
-                    "model.preprocess.pixels."
+                    f"The images and the model differ in their preprocessing: {', '.join(fields)}. Prepare the images "
+                    "with model.preprocess.pixels."
                 )
     channels, height, width = data.fetch(torch.tensor([0], device="cpu")).shape[1:]
     if (channels, (height, width)) != (model.config.channels, preprocess.transform.size):
         size = preprocess.transform.size
         raise TrainError(
-            f"The images have {channels} channels and {height} x {width} pixels, and the model takes "
+            f"The images have {channels} channels and {height} x {width} pixels, but the model expects "
             f"{model.config.channels} channels and {size[0]} x {size[1]} pixels. Prepare them with "
             "model.preprocess.pixels."
         )

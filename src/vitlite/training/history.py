@@ -1,4 +1,4 @@
-"""The history of a run, a record for each epoch, and which epoch is the best."""
+"""The history of a run: one record per epoch, and the choice of the best epoch."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ History = list[dict[str, Any]]
 def best_epoch(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the record of the best epoch, by validation accuracy and then by loss; None without validation.
 
-    Accuracy alone would keep the first epoch that has all images right, however unsure it is of them.
+    Accuracy alone would keep the first epoch that predicts all images correctly, however low its confidence.
     """
     return min((record for record in history if "val_top1" in record), key=_rank, default=None)
 
@@ -30,7 +30,7 @@ def _rank(record: dict[str, Any]) -> tuple[float, float]:
 
 
 def is_finished(history: Sequence[dict[str, Any]], settings: Settings) -> bool:
-    """Return whether a run has all its epochs, or its patience is over.
+    """Return whether a run has completed all epochs, or exhausted its patience.
 
     >>> accuracies = [0.5, 0.7, 0.6, 0.7]  # the last two are no better than the second
     >>> history = [{"epoch": i, "val_top1": top1, "val_loss": 1.0} for i, top1 in enumerate(accuracies, 1)]
@@ -44,7 +44,7 @@ def is_finished(history: Sequence[dict[str, Any]], settings: Settings) -> bool:
 
 
 def why_best(history: Sequence[dict[str, Any]]) -> str:
-    """Say which epoch is the best and why; return an empty text without validation.
+    """Return a sentence that says which epoch is the best and why, or an empty string without validation.
 
     >>> why_best([{"epoch": 1, "val_top1": 1.0, "val_loss": 0.6}, {"epoch": 2, "val_top1": 1.0, "val_loss": 0.1}])
     'Best epoch: 2 of 2, with the highest validation accuracy (100.00%) and, of 2 such epochs, the lowest loss (0.1).'

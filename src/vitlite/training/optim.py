@@ -1,6 +1,6 @@
 """The optimizers, AdamW and Muon (Jordan et al. 2024), and the learning rate schedule.
 
-Muon makes its momentum orthogonal before applying it. It is meant for the matrices of the blocks when training from
+Muon orthogonalises its momentum before applying it. It is meant for the matrices of the blocks when training from
 scratch; AdamW trains all other weights. Steps are scaled as in Moonlight (Liu et al. 2025, arXiv 2502.16982), so the
 same learning rate and weight decay suit both.
 Shapes: b matrices, m rows, n columns.
@@ -28,7 +28,7 @@ def learning_rate(settings: Settings, epoch: float) -> float:
     >>> [round(learning_rate(Settings(epochs=10, lr=1.0), epoch), 2) for epoch in (0, 0.5, 1, 6, 8, 10)]
     [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
     """
-    rising = (epoch + 0.001) / settings.warmup  # more than 0, so that the first step changes the weights
+    rising = (epoch + 0.001) / settings.warmup  # above 0, so that the first step changes the weights
     left = (settings.epochs - epoch) / (settings.decay * settings.epochs)  # of the falling part, from 1 to 0
     falling = 0.5 - 0.5 * math.cos(math.pi * min(left, 1.0))
     return settings.lr * min(1.0, rising, falling)
@@ -43,7 +43,7 @@ class _Update(NamedTuple):
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon, for matrices only. A group's "parts" says how many matrices each weight holds: 3 for joint q, k and v."""
+    """Muon, for matrices only. A group's "parts" is the number of matrices in each weight: 3 for joint q, k and v."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float = 0.95) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "parts": 1})
@@ -51,7 +51,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Move every matrix along its orthogonalised Nesterov momentum."""
-        updates: dict[torch.Size, list[_Update]] = {}  # by shape, since one call computes all matrices of a shape
+        updates: dict[torch.Size, list[_Update]] = {}  # by shape, because one call computes all matrices of a shape
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:
@@ -67,7 +67,7 @@ class Muon(torch.optim.Optimizer):
                 update.matrix.add_(direction, alpha=-update.lr * 0.2 * max(update.matrix.shape) ** 0.5)
 
     def _momentum(self, weight: nn.Parameter, keep: float) -> Tensor:
-        """Update and return Nesterov's momentum of a weight."""
+        """Update and return the Nesterov momentum of a weight."""
         gradient, state = cast(Tensor, weight.grad), self.state[weight]
         if not state:
             state["momentum"] = torch.zeros_like(weight)
@@ -78,7 +78,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(x: Tensor) -> Tensor:
     """Set the singular values of each matrix to about 1, by Newton-Schulz iteration: (b, m, n) -> (b, m, n)."""
     tall = x.shape[1] > x.shape[2]
-    y = (x.mT if tall else x).bfloat16()  # the smaller of its two products with itself is iterated
+    y = (x.mT if tall else x).bfloat16()  # wide, so that y @ y.mT is the smaller product
     y = y / (y.norm(dim=(1, 2), keepdim=True) + 1e-7)
     a, b, c = COEFFICIENTS
     for _ in range(5):
@@ -88,7 +88,7 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 def _orthogonal_on_all_ranks(x: Tensor) -> Tensor:
-    """Compute `orthogonal` once per matrix, shared among the ranks, which all have the same gradients."""
+    """Compute `orthogonal` for a share of the matrices on each rank, since all ranks have the same gradients."""
     if distributed.world_size() == 1:
         return orthogonal(x)
     found = torch.zeros_like(x)
@@ -100,7 +100,7 @@ def _orthogonal_on_all_ranks(x: Tensor) -> Tensor:
 
 
 def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings) -> list[torch.optim.Optimizer]:
-    """Return AdamW, and Muon if the settings ask for it. Matrices decay; norms, biases, tokens and positions do not."""
+    """Return AdamW, and Muon if the settings ask for it. Only matrices have weight decay."""
     groups: dict[tuple[bool, int, bool, int], dict[str, Any]] = {}
     for name, weight in weights.items():
         is_matrix = weight.ndim in (2, 4)
@@ -142,7 +142,7 @@ def weights_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
 
 
 def state_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Return the names of what an optimizer keeps for each weight that has had a gradient."""
+    """Return the names of the tensors that an optimizer keeps for each weight with a gradient."""
     return ("momentum",) if isinstance(optimizer, Muon) else ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -152,9 +152,9 @@ def restore_optimizer(
     """Restore the state of an optimizer with `load_state_dict`, which moves each tensor to the right device.
 
     Args:
-        optimizer: A new one.
+        optimizer: A new optimizer.
         names: The name of each of its weights.
-        tensors: By "kind.name", such as "step.head.bias".
+        tensors: The tensors of the state by "kind.name", such as "step.head.bias".
     """
     state: dict[int, dict[str, Tensor]] = {}
     for i, weight in enumerate(weights_of(optimizer)):

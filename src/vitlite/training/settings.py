@@ -40,14 +40,14 @@ def _check_ranges(settings: object, ranges: Mapping[str, Range]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """The random changes to training images; zero turns a change off.
+    """The random augmentations of training images; zero turns one off.
 
     Raises:
         TrainError: A value is not between 0 and 1, or mixup and cutmix add up to more than 1.
     """
 
     flip: float = 0.5  # share of images mirrored
-    shift: float = 0.125  # up to this share of the side, in whole pixels: 4 of 32
+    shift: float = 0.125  # at most this share of the side, in whole pixels: 4 of 32
     warp: float = 0.25  # share of images rotated, sheared and zoomed
     colour: float = 0.25  # share of images with other brightness, contrast and saturation
     erase: float = 0.1  # share of images with a rectangle blanked
@@ -58,8 +58,8 @@ class Augmentation:
         _check_ranges(self, AUGMENTATION_RANGES)
         if self.mixup + self.cutmix > 1 + 1e-9:  # shares such as 0.9 and 0.1 add up to a little more than 1
             raise TrainError(
-                f"mixup and cutmix must add up to at most 1, since an image gets one of them. Got {self.mixup:g} and "
-                f"{self.cutmix:g}."
+                f"mixup and cutmix must add up to at most 1, because an image gets only one of them. Got "
+                f"{self.mixup:g} and {self.cutmix:g}."
             )
 
 
@@ -79,19 +79,19 @@ class Settings:
     """
 
     epochs: int
-    patience: int = 0  # stop after this many epochs without a better one; 0 never stops early
-    batch: int = 128  # largest number of images in a step
-    optimizer: Optimizer = "adamw"  # muon takes the matrices of the blocks, adamw the rest
-    lr: float = 1e-3  # highest learning rate
+    patience: int = 0  # stop after this many epochs without improvement; 0 never stops early
+    batch: int = 128  # largest number of images per step
+    optimizer: Optimizer = "adamw"  # muon trains the matrices of the blocks, and adamw the rest
+    lr: float = 1e-3  # maximum learning rate
     warmup: float = 1.0  # epochs in which the learning rate rises
-    decay: float = 0.4  # last share of the epochs, in which it falls; before, it does not depend on their number
+    decay: float = 0.4  # final share of the epochs, in which it falls; before, it does not depend on their number
     weight_decay: float = 0.05
     layer_decay: float = 1.0  # learning rate of each block relative to the next one
     smoothing: float = 0.1  # label smoothing
-    clip: float = 1.0  # largest norm of the gradient
-    accumulate: int = 1  # compute a batch in this many parts, to save memory
+    clip: float = 1.0  # maximum norm of the gradient
+    accumulate: int = 1  # compute each batch in this many parts, to save memory
     ema: float = 0.999  # share of the averaged weights kept at each step
-    balance: bool = False  # weigh classes of different sizes equally, instead of images
+    balance: bool = False  # weight all classes equally, instead of all images
     frozen: bool = False  # train the head only
     bfloat16: bool = True  # autocast
     seed: int = 0
@@ -103,13 +103,13 @@ class Settings:
             raise TrainError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}.")
         if self.frozen and self.optimizer == "muon":
             raise TrainError(
-                "Muon trains the matrices of the blocks, and frozen trains the head only. Leave out optimizer= "
+                "Muon trains the matrices of the blocks, but frozen trains only the head. Leave out optimizer= "
                 "(--optimizer) or frozen= (--frozen)."
             )
 
 
 def usual_epochs(images: int) -> int:
-    """Return the default number of epochs for so many images."""
+    """Return the default number of epochs for a number of images."""
     return 20 if images < FEW else 10
 
 
@@ -119,17 +119,17 @@ def usual_batch(images: int) -> int:
 
 
 def usual_optimizer(*, random_weights: bool, frozen: bool) -> Optimizer:
-    """Return "muon" for training from random weights, "adamw" for fine-tuning and for a head alone."""
+    """Return "muon" for training from random weights, and "adamw" for fine-tuning or for only the head."""
     return "muon" if random_weights and not frozen else "adamw"
 
 
 def usual_lr(optimizer: Optimizer, *, frozen: bool) -> float:
-    """Return the highest learning rate that suits most models."""
+    """Return the default learning rate, which suits most models."""
     if optimizer == "muon":
         return 3e-3
     return 1e-3 if frozen else 3e-4
 
 
 def usual_layer_decay(*, random_weights: bool) -> float:
-    """Return 1 for random weights; less when fine-tuning, where early blocks should change less than late ones."""
+    """Return 1 for random weights, and less for fine-tuning, because early blocks should change less than late ones."""
     return 1.0 if random_weights else 0.75

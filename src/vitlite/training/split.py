@@ -1,7 +1,7 @@
-"""Reading data for training and evaluation: its parts train, val and test, and the images held out for validation.
+"""Read data for training and evaluation: the parts train, val and test, and the images held out for validation.
 
-Whether an image is held out depends on its name and the seed only, so a resumed run holds out the same ones. The list
-of them is kept with the run.
+The choice of held-out images depends only on file names and the seed, so a resumed run holds out the same ones. Their
+list is kept with the run.
 """
 
 import json
@@ -32,7 +32,7 @@ from vitlite.training.data import (
 
 SHARE = 0.2  # of the images of each class
 SPLIT = "split.json"  # in the folder of a run
-PARTS = {  # names of folders, upper or lower case: the words that Hugging Face's datasets knows
+PARTS = {  # folder names in any case, as Hugging Face's datasets library knows them
     "train": "train", "training": "train",
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
@@ -44,23 +44,23 @@ class Split(NamedTuple):
 
     train: ImageData
     validation: ImageData
-    held_out: list[str]  # names of the validation images that were held out; empty if the data have a val part
+    held_out: list[str]  # names of the held-out images; empty if the data have a val folder
 
     def with_classes(self, classes: Sequence[str]) -> "Split":
-        """Return the same images with the labels of a model, whose classes these are, in order."""
+        """Return the same images, relabelled for a model with these classes."""
         return Split(self.train.with_classes(classes), self.validation.with_classes(classes), self.held_out)
 
     def renamed(self, classes: Sequence[str]) -> "Split":
-        """Return the same images and labels with other names for the classes."""
+        """Return the same images and labels with other class names."""
         classes = tuple(classes)
         return Split(replace(self.train, classes=classes), replace(self.validation, classes=classes), self.held_out)
 
 
 def data_parts(data: Path) -> dict[str, Path]:
-    """Return the folders train, val and test of some data; none if the class folders are directly inside.
+    """Return the folders train, val and test of the data, or none if the class folders are directly inside.
 
     Raises:
-        TrainError: Other folders are beside these parts, or two folders are the same part.
+        TrainError: There are other folders beside these, or two folders for the same part.
     """
     names = folders_in(data)
     parts = [name for name in names if name.lower() in PARTS]
@@ -68,8 +68,8 @@ def data_parts(data: Path) -> dict[str, Path]:
     if others:
         if any(folders_in(data / name) for name in parts):
             raise TrainError(
-                f"{data} has both parts ({listed(parts)}) and other folders ({listed(others)}). Move the others away, "
-                "or move the folders of all classes into train."
+                f"{data} has the parts {listed(parts)} and other folders: {listed(others)}. Move the others away, or "
+                "move all class folders into train."
             )
         return {}  # a class may be called test
     found: dict[str, Path] = {}
@@ -82,22 +82,22 @@ def data_parts(data: Path) -> dict[str, Path]:
 
 
 def training_folder(data: Path) -> Path:
-    """Return the folder with the class folders to train on: train/, or the data themselves.
+    """Return the folder that contains the class folders for training: train/, or the data folder itself.
 
     Raises:
-        TrainError: There are parts, but no train.
+        TrainError: There is a val or test folder, but no train.
     """
     parts = data_parts(data)
     if parts and "train" not in parts:
         raise TrainError(
-            f"{data} has {listed([folder.name for folder in parts.values()])}, but no train. Name the folder to train "
-            "on train, and the one for validation val."
+            f"{data} has {listed([folder.name for folder in parts.values()])}, but no train. Rename the folder of "
+            "training images to train, and that of validation images to val."
         )
     return parts.get("train", data)
 
 
 def evaluation_folder(data: Path) -> Path:
-    """Return the folder with the class folders to evaluate on: val/, else test/, else the data themselves.
+    """Return the folder that contains the class folders for evaluation: val/, test/, or the data folder itself.
 
     Raises:
         TrainError: There is only train.
@@ -115,7 +115,7 @@ def training_classes(data: Path) -> tuple[str, ...]:
     """Return the names of the classes to train on.
 
     Raises:
-        TrainError: There are no such data, or only one class.
+        TrainError: There are no class folders, or only one.
     """
     if is_cifar10(data):
         return cifar10_classes(data)
@@ -127,7 +127,7 @@ def training_classes(data: Path) -> tuple[str, ...]:
 
 
 def read_class_list(file: Path) -> tuple[str, ...]:
-    """Read the file of --classes: the name of a class folder per line, in the order of the model's classes.
+    """Read the file of --classes: one class folder per line, in the order of the model's classes.
 
     Raises:
         TrainError: The file cannot be read, or is empty.
@@ -138,12 +138,12 @@ def read_class_list(file: Path) -> tuple[str, ...]:
         raise TrainError(f"Cannot read --classes {file}: {error}.") from error
     classes = tuple(name.strip() for name in names if name.strip())
     if not classes:
-        raise TrainError(f"--classes {file} is empty. It should name a class folder per line.")
+        raise TrainError(f"--classes {file} is empty. It should name one class folder per line.")
     return classes
 
 
 def stand_for(folders: Sequence[str], labels: Sequence[str]) -> bool:
-    """Return whether folders are named after all the labels of a model, or after all their indices."""
+    """Return whether the folders are named after all labels of a model, or after all class indices."""
     try:
         return sorted(class_indices(folders, labels)) == list(range(len(labels)))
     except TrainError:
@@ -156,14 +156,14 @@ def read_training_data(
     """Read the images to train on and the images for validation.
 
     Args:
-        data: train/ and val/; train/ alone or class folders, of which a share is held out; or CIFAR-10.
+        data: train/ and val/; or train/ alone or class folders, from which a share is held out; or CIFAR-10.
         preprocess: The preprocessing of the model.
         classes: The names of the class folders, in the order of the classes.
         share: The share of each class to hold out if there is no val/. Default: 0.2.
-        seed: Another seed holds out other images.
+        seed: The seed of the choice of held-out images.
 
     Raises:
-        TrainError: `share` is given and there is a val part; and as `hold_out`, `read_cifar10` and `read_folder`.
+        TrainError: `share` is given although there is a val folder, or the data cannot be read or split.
     """
     val = None if is_cifar10(data) else data_parts(data).get("val")
     if share is not None and (val or is_cifar10(data)):
@@ -179,7 +179,7 @@ def read_training_data(
 
 
 def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[ImageData, ImageData]:
-    """Split images into those to train on and a share of each class, at least one image, for validation.
+    """Split images into training images and a share of each class, at least one image, for validation.
 
     Raises:
         TrainError: A class has only one image, or the share is not from 0.01 to 0.9.
@@ -200,13 +200,13 @@ def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[Imag
 
 
 def write_split(path: Path, data: Path, held_out: Sequence[str]) -> None:
-    """Write the list of held-out images, which `read_held_out` reads."""
+    """Write the list of held-out images, which `read_split` reads."""
     content = {"classes in": str(training_folder(data).resolve()), "held out": list(held_out)}
     storage.write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_split(path: Path) -> tuple[Path, list[str]]:
-    """Read the list of held-out images: the folder with the class folders, and the names of the images.
+    """Read the list of held-out images: the folder of the class folders, and the names of the images.
 
     Raises:
         TrainError: The file cannot be read, or is not such a list.
@@ -222,15 +222,15 @@ def read_split(path: Path) -> tuple[Path, list[str]]:
 
 
 def check_evaluation_data(data: Path, split: Path | None = None) -> None:
-    """Check that there are data to evaluate on, before a model is downloaded.
+    """Check, before a model is downloaded, that there are data to evaluate on.
 
     Raises:
-        TrainError: They are neither CIFAR-10 nor a folder per class, or the split does not apply.
+        TrainError: The data are neither CIFAR-10 nor a folder per class, or the split does not apply.
     """
     if split is not None:
         read_split(split)
         if is_cifar10(data):
-            raise TrainError(f"{data} has test images of its own. Leave out split= (--split).")
+            raise TrainError(f"{data} has its own test images. Leave out split= (--split).")
     if not is_cifar10(data):
         class_names(evaluation_folder(data) if split is None else training_folder(data))
 
@@ -238,17 +238,17 @@ def check_evaluation_data(data: Path, split: Path | None = None) -> None:
 def read_evaluation_data(
     data: Path, model: ViT, split: Path | None = None, folders: Sequence[str] | None = None
 ) -> ImageData:
-    """Read the test images of CIFAR-10, or those of a folder per class, or of its val/ or test/.
+    """Read the test images of CIFAR-10, or the images of class folders in `data`, val/ or test/.
 
     Args:
         data: The folder.
-        model: Its preprocessing prepares the images, and its labels are the classes.
-        split: The split.json of a run: evaluate on the images that it held out only.
+        model: The model. Its preprocessing prepares the images, and its labels are the classes.
+        split: The split.json of a run, to evaluate only on the images that it held out.
         folders: The names of the class folders, in the order of the model's classes, if they are neither labels nor
             indices.
 
     Raises:
-        TrainError: The data are damaged, or of other classes than the model's.
+        TrainError: The data are damaged, or their classes are not the model's.
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
     classes = tuple(model.labels or map(str, range(k)))
@@ -272,7 +272,7 @@ def read_evaluation_data(
 
 
 def _in_order(data: ImageData, classes: Sequence[str], k: int) -> ImageData:
-    """Return images whose classes are a model's, in order, with the names that the model has for them."""
+    """Return images whose classes are already in the model's order, with the model's names for them."""
     if len(data.classes) != k:
-        raise TrainError(f"The data have {len(data.classes)} classes, and the model {k}. Fine-tune it first.")
+        raise TrainError(f"The data have {len(data.classes)} classes, but the model has {k}. Fine-tune it first.")
     return replace(data, classes=tuple(classes))

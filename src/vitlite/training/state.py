@@ -51,12 +51,12 @@ class Progress:
 class RunIdentity:
     """Everything that must be the same for a run to be resumed, as JSON values."""
 
-    settings: dict[str, Any]  # without patience, which only says when a run ends
+    settings: dict[str, Any]  # without patience, which only decides when a run ends
     config: dict[str, Any]
     transform: dict[str, Any]
     classes: list[str]
-    weights: str  # sha256 of the file that they came from; else a hash of the frozen ones, which a state does not hold
-    images: str  # number, and hash of labels and pixels or files
+    weights: str  # sha256 of their file, or a hash of the frozen weights, which are not part of the state
+    images: str  # their number, and a hash of labels and pixels or files
     validation: str | None
 
     @classmethod
@@ -76,7 +76,7 @@ class RunIdentity:
         return cls(**json.loads(json.dumps(asdict(identity))))
 
     def differences(self, saved: "RunIdentity") -> list[str]:
-        """Name the fields that differ from those of a saved run, with both values."""
+        """Return descriptions of the fields that differ from those of a saved run, with both values."""
         found = []
         for field in fields(self):
             old, new = getattr(saved, field.name), getattr(self, field.name)
@@ -101,12 +101,12 @@ def read_state(path: Path) -> State:
     """Read a state file.
 
     Raises:
-        TrainError: It is not the state of a run, or is damaged.
+        TrainError: The file is not the state of a run, or is damaged.
     """
     with _damage_explained(path):
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # Copies: the file must not stay mapped, since it will be replaced.
+            # Copies, because the file will be replaced and must not stay mapped.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if metadata[CHECKSUM] != _checksum(metadata[CONTENT], tensors):
             raise ValueError("its checksum does not match its content")
@@ -129,7 +129,7 @@ class Run:
         self.model, self.data, self.settings = model, data, settings
         self.transform = preprocess_of(model).transform
         if type(model) is ViT:
-            check_savable(model, "train")  # now rather than after the first epoch
+            check_savable(model, "train")  # fail now rather than after the first epoch
         self.steps = -(-len(data) // settings.batch)  # of an epoch, rounded up
         self.class_weights = class_weights(data, balance=settings.balance)  # (k,)
         self.progress = Progress()
@@ -183,10 +183,10 @@ class Run:
                 self.model.save(folder)
 
     def resume(self, path: Path) -> bool:
-        """Restore what `save` wrote and return True; return False if no step had been taken by then.
+        """Restore a saved state. Return False if it was saved before the first step.
 
         Raises:
-            TrainError: It is the state of another run, or damaged.
+            TrainError: The file is the state of another run, or is damaged.
         """
         saved = read_state(path)
         if saved.progress == Progress():
@@ -207,24 +207,24 @@ class Run:
         identity, epochs = saved.identity, self.settings.epochs
         done = saved.progress.epoch + saved.progress.step / self.steps
         if done <= min(identity.settings["epochs"], epochs) * (1 - self.settings.decay):
-            # Until the learning rate begins to fall, it does not depend on the number of epochs.
+            # The learning rate does not depend on the number of epochs until it begins to fall.
             identity = replace(identity, settings=identity.settings | {"epochs": epochs})
         differences = self.identity.differences(identity)
         if differences:
             raise TrainError(
-                f"{out} holds another run: {'; '.join(differences)}. Use the same arguments to resume it, or start "
-                f"another run with another out= (--out), perhaps from the weights in {out / LAST}."
+                f"{out} contains another run: {'; '.join(differences)}. Use the same arguments to resume it, or start "
+                f"a new run with another out= (--out), perhaps from the weights in {out / LAST}."
             )
 
     def average(self, step: int) -> None:
-        """Move the averages towards the weights; fast at first, since early weights are worth little."""
+        """Move the averages towards the weights, faster in the first steps."""
         keep = min(self.settings.ema, (1 + step) / (10 + step))
         weights = [weight.detach() for weight in self.weights.values()]
         torch._foreach_lerp_(list(self.averages.values()), weights, 1 - keep)
 
     @contextmanager
     def averaged(self) -> Iterator[ViT]:
-        """Give the model its averaged weights for a while."""
+        """Give the model its averaged weights within a context."""
         self.swap_averages()
         try:
             yield self.model
@@ -238,12 +238,11 @@ class Run:
 
 
 def class_weights(data: ImageData, *, balance: bool) -> Tensor:
-    """Return how much an image of each class counts, on average 1: (k,).
+    """Return the weight of an image of each class, 1 on average: (k,).
 
     Args:
         data: The training images.
-        balance: Give the classes that have images equal weight, however many they have. An epoch still sees each image
-            once.
+        balance: If True, all classes with images have the same total weight. An epoch still sees each image once.
     """
     count = torch.bincount(data.labels, minlength=len(data.classes))
     if not balance:
@@ -255,7 +254,7 @@ def class_weights(data: ImageData, *, balance: bool) -> Tensor:
 def _matmul_context(model: ViT, settings: Settings) -> AbstractContextManager[Any]:
     """Return a context in which float32 steps on a CPU use oneDNN, if it is exact.
 
-    Speed is not a criterion: a resumed run must compute as before.
+    Speed is not a criterion, because a resumed run must compute exactly as before.
     """
     if model.device.type != "cpu" or settings.bfloat16:
         return nullcontext()
@@ -268,7 +267,7 @@ def _damage_explained(path: Path) -> Iterator[None]:
         yield
     except Exception as error:  # a damaged file makes readers raise nearly anything
         raise TrainError(
-            f"{path} is damaged or not the state of a run ({type(error).__name__}: {error}). Start another run with "
+            f"{path} is damaged or not the state of a run ({type(error).__name__}: {error}). Start a new run with "
             f"another out= (--out), perhaps from the weights in {path.parent / LAST}."
         ) from None
 
@@ -279,6 +278,6 @@ def _write_errors_explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise TrainError(
-            f"Cannot write {path}: {error}. The last state of the run is intact. Make room, and run the same command "
-            "again to resume."
+            f"Cannot write {path}: {error}. The last state of the run is intact. Free some space and run the same "
+            "command again to resume."
         ) from error

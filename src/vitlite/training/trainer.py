@@ -1,8 +1,8 @@
-"""Training a `ViT`, from scratch or from weights.
+"""Train a `ViT`, from scratch or from weights.
 
 Every random number is a function of (seed, epoch, sample) or, for dropout and stochastic depth, of (seed, step, rank).
 A run that is resumed on the same machine therefore ends with the same weights, bit for bit.
-Shapes: b images in a batch, or in this rank's share of it; c channels, h and w pixels, k classes.
+Shapes: b images in a batch, or in this rank's share of a batch; c channels, h and w pixels, k classes.
 """
 
 import math
@@ -35,7 +35,7 @@ _log = getLogger("vitlite")
 
 
 class Callbacks(NamedTuple):
-    """Functions that the main process calls while it trains."""
+    """Functions that the main process calls during training."""
 
     after_resume: Callable[[Run], None]
     after_step: Callable[[Run], None]
@@ -57,23 +57,23 @@ def train(
     """Train a model, or resume the run in `out`.
 
     Args:
-        model: A model with preprocessing and as many classes as the data, in float32. If its labels are not the
+        model: A model in float32, with preprocessing and as many classes as the data. If its labels are not the
             classes of the data, it gets a new head.
         data: The images to train on.
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
-        settings: How to train.
-        validation: Images to measure after each epoch, of the same classes. The best epoch, by accuracy and then by
+        settings: The settings of the run.
+        validation: Images of the same classes, measured after each epoch. The best epoch, by accuracy and then by
             loss, is kept in `best`.
         after_resume: Called with a run that is resumed, even if it is finished.
         after_step: Called with the run after each step.
         after_epoch: Called with the history after each epoch, and when a run is resumed.
-        save_every: Seconds between two writings of the state.
+        save_every: Minimum number of seconds between two saves of the state.
 
     Returns:
         The history: a dictionary for each epoch. The model ends with the averaged weights.
 
     Raises:
-        TrainError: The data do not fit the model, the loss diverged, the disk is full, or `out` holds another run.
+        TrainError: The data do not fit the model, the loss diverged, the disk is full, or `out` contains another run.
         ImageError: An image cannot be read.
     """
     _check_start(model, data, settings, validation)
@@ -92,7 +92,7 @@ def train(
             distributed.assert_equal_on_all_ranks({"epochs": run.progress.epoch})
     finally:
         model.zero_grad()
-        for weight, was_trainable in trainable.items():  # `frozen` is for this run only
+        for weight, was_trainable in trainable.items():  # `frozen` applies to this run only
             weight.requires_grad_(was_trainable)
     run.swap_averages()
     model.eval()
@@ -100,49 +100,48 @@ def train(
 
 
 def _check_start(model: ViT, data: ImageData, settings: Settings, validation: ImageData | None) -> None:
-    """Check that model, data, settings and processes go together."""
+    """Check that model, data, settings and processes fit together."""
     for name, weight in model.named_parameters():
         if weight.dtype != torch.float32:
             raise TrainError(
-                f"The model must be in float32 for training, but {name} is {weight.dtype}. Use model.float(); with "
-                "bfloat16=True in Settings it still computes in bfloat16."
+                f"The model must be in float32 for training, but {name} is {weight.dtype}. Call model.float(); with "
+                "Settings(bfloat16=True) it still computes in bfloat16."
             )
     if len(data.classes) < 2 or model.config.num_classes != len(data.classes):
         raise TrainError(
-            f"The data have {len(data.classes)} classes and the model {model.config.num_classes}. Both need the same "
-            "number, at least 2: create the model with num_classes=."
+            f"The data have {len(data.classes)} classes, and the model has {model.config.num_classes}. Both need the "
+            "same number, at least 2: create the model with num_classes=."
         )
     if settings.patience and validation is None:
         raise TrainError(f"patience={settings.patience} needs validation images.")
     processes, steps = distributed.world_size(), math.ceil(len(data) / settings.batch)
     if 1 < processes > len(data) // steps // 2:
         raise TrainError(
-            f"{len(data)} images in batches of {settings.batch} are too few for {processes} processes, each of which "
-            "needs two of every batch. Raise batch= (--batch), or start fewer processes."
+            f"{len(data)} images in batches of {settings.batch} are too few for {processes} processes, because each "
+            "needs two images of every batch. Raise batch= (--batch), or start fewer processes."
         )
 
 
 def check_folder(out: Path, others: Sequence[str] = ()) -> None:
-    """Check that a run may write to a folder: it holds the state of a run, or none of the files of one.
+    """Check that a run may write to a folder: it contains the state of a run, or no files of a run.
 
     Args:
         out: The folder of the run.
         others: Names of further files that will be written there.
 
     Raises:
-        TrainError: It holds such files, but no state.
+        TrainError: The folder contains such files, but no state.
     """
     found = [name for name in (BEST, LAST, LOG, *others) if (out / name).exists()]
     if found and not (out / STATE).exists():
         raise TrainError(
-            f"{out} holds {', '.join(found)}, but no {STATE} of a run that could be resumed. Choose another out= "
-            "(--out)."
+            f"{out} contains {', '.join(found)}, but no {STATE} to resume from. Choose another out= (--out)."
         )
 
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Make the folder of a run, and keep other processes from training in it."""
+    """Create the folder of a run, and lock it against other processes."""
     with ExitStack() as held:
         if distributed.is_main():
             try:
@@ -158,11 +157,11 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _match_head(model: ViT, classes: Sequence[str]) -> None:
-    """Give a model the classes of the data as labels, and a new head if its labels were others."""
+    """Set a model's labels to the classes of the data, with a new head if the model had other labels."""
     if model.labels is not None and tuple(model.labels) != tuple(classes):
         if distributed.is_main():
             _log.warning(
-                "vitlite: the model gets a new head, since its labels (%s) are not the classes of the data (%s)",
+                "vitlite: the model gets a new head, because its labels (%s) are not the classes of the data (%s)",
                 listed(model.labels),
                 listed(classes),
             )
@@ -180,7 +179,7 @@ def _run_epochs(run: Run, out: Path, validation: ImageData | None, callbacks: Ca
             storage.remove_leftovers(out / name)
         callbacks.after_resume(run)
         if run.history:
-            if run.progress.step == 0:  # it may have been killed before these were written
+            if run.progress.step == 0:  # the run may have been killed before it wrote them
                 _save_models(run, out)
             run.write_log(out / LOG)
             callbacks.after_epoch(run.history)
@@ -192,7 +191,7 @@ def _run_epochs(run: Run, out: Path, validation: ImageData | None, callbacks: Ca
 
 
 def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_every: float) -> None:
-    """Take the remaining steps of the current epoch, and save the state now and then."""
+    """Take the remaining steps of the current epoch, and save the state at intervals."""
     from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
 
     settings, progress = run.settings, run.progress
@@ -209,11 +208,11 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
     with bar:
         while progress.step < run.steps:
             start = time.perf_counter()
-            run.model.train(not settings.frozen)  # a frozen backbone gives the features that it will give later
+            run.model.train(not settings.frozen)  # a frozen backbone computes features as in inference
             with run.matmul_context:
                 loss, accuracy = _step(run, batch_of(order, progress.step, run.steps))
             if not math.isfinite(loss):
-                last = f" {out / LAST} holds the weights of the epoch before." if run.history else ""
+                last = f" The weights of the previous epoch are in {out / LAST}." if run.history else ""
                 raise TrainError(
                     f"The loss became {loss} in epoch {progress.epoch + 1}, step {progress.step + 1}, at a learning "
                     f"rate of up to {settings.lr:g}. Start another run with a lower lr= (--lr).{last}"
@@ -229,7 +228,7 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
 
 
 def batch_of(order: Tensor, step: int, steps: int) -> Tensor:
-    """Return the images of one step. Batches differ by one image at most, so none is tiny.
+    """Return the images of one step. Batch sizes differ by one image at most, so that no batch is tiny.
 
     >>> [len(batch_of(torch.arange(65), step, steps=3)) for step in range(3)]  # rather than 32, 32 and 1
     [21, 22, 22]
@@ -239,7 +238,7 @@ def batch_of(order: Tensor, step: int, steps: int) -> Tensor:
 
 
 def running_figures(run: Run) -> dict[str, str]:
-    """Return the loss, accuracy and speed of the current epoch, as texts."""
+    """Return the loss, accuracy and speed of the current epoch, as strings."""
     progress, batch = run.progress, len(run.data) / run.steps  # images in a batch, on average
     return {
         "loss": f"{progress.loss / progress.step:.3f}",
@@ -251,8 +250,8 @@ def running_figures(run: Run) -> dict[str, str]:
 def _end_epoch(run: Run, out: Path, validation: ImageData | None) -> None:
     """Measure the averaged weights, then write the state, the checkpoints and the log.
 
-    The state comes first: a resumed run may go on differently, for example to another number of epochs, so a checkpoint
-    must not be of an epoch that the state does not have.
+    The state is written first. A resumed run may have other settings, such as another number of epochs, so no
+    checkpoint may be ahead of the state.
     """
     progress = run.progress
     record: dict[str, Any] = {
@@ -283,11 +282,11 @@ def _save_models(run: Run, out: Path) -> None:
 
 
 def _step(run: Run, rows: Tensor) -> tuple[float, float]:
-    """Take one step on some of the images, and return its loss and accuracy."""
+    """Take one step on these images, and return its loss and accuracy."""
     settings = run.settings
     done = run.progress.epoch * run.steps + run.progress.step
     images, labels = _batch(run, rows[distributed.paired_share(len(rows))])
-    # torch's generator goes on afterwards as if the model had drawn nothing.
+    # Afterwards, torch's generator continues as if the model had drawn no numbers.
     with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
         torch.manual_seed(_dropout_seed(settings.seed, done, distributed.rank()))
         loss, accuracy = _add_gradients(run, images, labels)
@@ -323,10 +322,10 @@ def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Run the forward and backward pass, in parts if asked for, and return the loss and accuracy over all ranks.
+    """Run the forward and backward pass, in parts if `accumulate` says so, and return loss and accuracy over all ranks.
 
-    Both are sums over the images divided by the average size of a batch. So each image of an epoch counts alike, even
-    where one batch has an image more than another, and the mean over the steps is the mean over the images.
+    Both are sums over the images divided by the average batch size. So every image of an epoch has the same weight,
+    even if one batch has one image more than another, and the mean over the steps is the mean over the images.
     """
     total = len(run.data) / run.steps
     sums = torch.zeros(2, dtype=torch.float64, device="cpu")  # loss and accuracy
@@ -338,7 +337,7 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, flo
                 logits = run.network(x).float()  # (b, k)
             loss = F.cross_entropy(logits, y, reduction="sum") / total
             accuracy = (logits.argmax(1) == y.argmax(1)).sum().float() / total
-            scaled = loss * distributed.world_size()  # DDP averages the gradients of the ranks; their sum is needed
+            scaled = loss * distributed.world_size()  # DDP averages the gradients of the ranks, but the sum is needed
             scaled.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack([loss.detach(), accuracy]).cpu()
     distributed.all_reduce(sums)
