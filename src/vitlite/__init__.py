@@ -35,7 +35,7 @@ _HINTS = {  # names that other libraries have
 }
 
 
-def __getattr__(name: str) -> Any:  # imports on first use, so that the command line starts without torch
+def __getattr__(name: str) -> Any:  # import on first use, so that the command line starts without torch
     if name not in _MODULES:
         hint = f". {_HINTS[name]}" if name in _HINTS else ""
         raise AttributeError(f"module 'vitlite' has no attribute {name!r}{hint}")

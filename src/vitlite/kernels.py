@@ -1,9 +1,9 @@
-"""Linear layers and attention products by oneDNN, which torch carries and does not always use.
+"""Linear layers and attention products by oneDNN, which torch contains but does not always use.
 
-In float32 torch leaves products to MKL, which on some CPUs is far slower. `kernel_choice` is the rule that says which
-kernels a CPU gets. Nothing is timed, so every process on a machine gives the same bits. The operators are private to
-torch. Each is compared with the public one, once per process, before its first use. VITLITE_KERNELS=torch turns all of
-them off.
+In float32, torch leaves products to MKL, which is far slower on some CPUs. `kernel_choice` is the rule that decides
+which kernels a CPU gets. Nothing is timed, so every process on a machine gives the same bits. The operators are private
+to torch. Each is compared with the public one, once per process, before its first use. VITLITE_KERNELS=torch turns all
+of them off.
 
 Shapes: b images, n tokens, d inputs, k outputs.
 """
@@ -23,33 +23,33 @@ from torch.nn import Parameter
 
 from vitlite.errors import ConfigError
 
-ACTIVATIONS = ("none", "tanh", "swish")  # the two formulas of GELU, and x sigmoid(x), which serves quick GELU
-EXACT = 1e-5  # error of a float32 product, relative to its largest number
+ACTIVATIONS = ("none", "tanh", "swish")  # the two formulas of GELU, and x sigmoid(x), which quick GELU is made of
+EXACT = 1e-5  # error of a float32 product, relative to its largest value
 ROUNDED = 1e-2  # the same for bfloat16
-LONG = 128  # tokens from which the faster kernels of attention pay for what they add to each call
-ONEDNN = "bf16"  # torch's setting for float32 products that leaves them to oneDNN
-# Instructions that make products in a narrow dtype fast, by their names in Linux and in torch.
+LONG = 128  # tokens from which the faster attention kernels are worth their overhead per call
+ONEDNN = "bf16"  # torch's setting that leaves float32 products to oneDNN
+# Instructions for fast products in a narrow dtype, by their names in Linux and in torch.
 FAST_WITH = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16", "sve_bf16"},
     torch.float16: {"avx512_fp16", "amx_fp16", "avx_ne_convert", "asimdhp", "fp16_arith"},
 }
 
 
-# ---- which kernels
+# ---- the choice of kernels
 
 
 class KernelChoice(NamedTuple):
-    """The kernels that replace torch's own. By default there are none."""
+    """The kernels that replace torch's own; none by default."""
 
     linear: bool = False  # of an eager model, in float32
     packed: tuple[torch.dtype, ...] = ()  # linear layers of an optimized model, by dtype
-    powers: tuple[torch.dtype, ...] = ()  # powers of two in place of a softmax, by dtype
+    powers: tuple[torch.dtype, ...] = ()  # powers of two instead of a softmax, by dtype
     products: bool = False  # of attention, in float32
 
 
 @cache
 def kernel_choice() -> KernelChoice:
-    """Return the kernels for this CPU. This is the rule: if it is wrong for a machine, change its line here.
+    """Return the kernels for this CPU. If the rule is wrong for a machine, change it here.
 
     Raises:
         ConfigError: VITLITE_KERNELS has an unknown value.
@@ -58,16 +58,16 @@ def kernel_choice() -> KernelChoice:
     if setting not in ("", "torch"):
         raise ConfigError(f"VITLITE_KERNELS is {setting!r}. Set it to 'torch' for torch's own kernels, or unset it.")
     capability = torch.backends.cpu.get_cpu_capability()
-    if setting == "torch" or capability not in ("AVX2", "AVX512"):  # ARM and old CPUs: not measured
+    if setting == "torch" or capability not in ("AVX2", "AVX512"):  # ARM and old CPUs were not measured
         return KernelChoice()
-    # Windows says something like "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD".
+    # On Windows: "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD", for example.
     vendor = first_core().get("vendor_id") or os.environ.get("PROCESSOR_IDENTIFIER", "")
     has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)()
     return KernelChoice(
-        # MKL is slow on AMD: oneDNN takes 0.4 to 0.9 of its time (Zen 4 and 5). On Intel both take the same time.
+        # MKL is slow on AMD: oneDNN takes 0.4 to 0.9 of its time (Zen 4 and 5). On Intel, both take the same time.
         linear=vendor.endswith(("AuthenticAMD", "HygonGenuine")),
-        # With GELU and residual fused, oneDNN is ahead on Intel, too (0.95). bfloat16 is always oneDNN's, and packed
-        # weights spare it a copy in each call (0.9).
+        # With GELU and residual fused, oneDNN is also faster on Intel (0.95). bfloat16 products are always oneDNN's,
+        # and packed weights save a copy per call (0.9).
         packed=(torch.float32, torch.bfloat16),
         # A power and a sum take half the time of a softmax. The sums do not fit in float16.
         powers=(torch.float32, torch.bfloat16),
@@ -79,7 +79,7 @@ def kernel_choice() -> KernelChoice:
 
 @cache
 def first_core(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Return what Linux says about the first core. Other systems say nothing."""
+    """Return the properties of the first core on Linux, or nothing on other systems."""
     values: dict[str, str] = {}
     if path.exists():
         first, _, _ = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")
@@ -90,7 +90,7 @@ def first_core(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 
 def is_fast_in(dtype: torch.dtype) -> bool | None:
-    """Return whether this CPU has instructions for products in a dtype, or None if it does not say."""
+    """Return whether this CPU has instructions for products in a dtype, or None if that is unknown."""
     if dtype not in FAST_WITH:
         return True
     core = first_core()
@@ -104,7 +104,7 @@ def is_fast_in(dtype: torch.dtype) -> bool | None:
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
-    """Return True if `linear` should compute this product: plain float32 inference on a CPU that gains by it."""
+    """Return whether `linear` should compute this product: plain float32 inference on a CPU where it is faster."""
     return (
         x.dtype is weight.dtype is torch.float32
         and x.is_cpu
@@ -119,13 +119,13 @@ def serves(x: Tensor, weight: Tensor) -> bool:
 
 
 def is_transforming() -> bool:
-    """Return True inside torch.func and forward-mode AD, whose tangents a private operator would drop silently."""
+    """Return whether torch.func or forward-mode AD is active. A private operator would silently drop their tangents."""
     interpreter: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: True)
     return interpreter() is not None or getattr(forward_ad, "_current_level", 0) >= 0
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute a linear layer by oneDNN, with the weight as it is: (b, n, d) -> (b, n, k)."""
+    """Compute a linear layer by oneDNN, without packing the weight: (b, n, d) -> (b, n, k)."""
     if bias is not None:
         bias = bias.contiguous()  # oneDNN ignores its strides
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "none")
@@ -133,7 +133,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def linear_is_faster() -> bool:
-    """Return True if this CPU gains by `linear`, and its result is right."""
+    """Return whether `linear` is faster on this CPU and correct."""
     if not kernel_choice().linear:
         return False
     generator = torch.Generator().manual_seed(0)
@@ -146,7 +146,7 @@ def linear_is_faster() -> bool:
 
 
 class Layer(Protocol):
-    """A linear layer with what often follows it."""
+    """A linear layer, optionally with an activation or a sum after it."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
     def activated(self, x: Tensor, kind: str) -> Tensor: ...
@@ -165,17 +165,17 @@ class PlainLinear:
         return F.linear(x, self._weight, self._bias)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the same after an activation: "swish", or GELU as "none" or "tanh"."""
+        """Return the product plus the bias after an activation: "swish", or GELU as "none" or "tanh"."""
         y = self(x)
         return F.silu(y) if kind == "swish" else F.gelu(y, approximate=kind)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the sum with `other`, which may be overwritten if the caller says so."""
+        """Return the sum with `other`, which may be overwritten if `overwrite` is True."""
         return self(x).add_(other)
 
 
 class PackedLinear:
-    """A linear layer by oneDNN, its weight in oneDNN's own order: (b, n, d) -> (b, n, k)."""
+    """A linear layer by oneDNN, with the weight in oneDNN's own order: (b, n, d) -> (b, n, k)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), None)
@@ -188,7 +188,7 @@ class PackedLinear:
         return self._linear(x, self._weight, self._bias, "none", [], "none")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the same after an activation: "swish", or GELU as "none" or "tanh"."""
+        """Return the product plus the bias after an activation: "swish", or GELU as "none" or "tanh"."""
         if kind == "swish":
             return self._linear(x, self._weight, self._bias, "swish", [], "none")
         return self._linear(x, self._weight, self._bias, "gelu", [], kind)
@@ -202,13 +202,13 @@ Linear = type[PlainLinear] | type[PackedLinear]
 
 
 def fastest_linear(dtype: torch.dtype) -> Linear:
-    """Return the class of linear layers for inference in that dtype on this CPU."""
+    """Return the fastest class of linear layers for inference in a dtype on this CPU."""
     return PackedLinear if dtype in kernel_choice().packed and packing_is_right(dtype) else PlainLinear
 
 
 @cache
 def packing_is_right(dtype: torch.dtype) -> bool:
-    """Return True if the operators of `PackedLinear` exist here and agree with torch's own in float64."""
+    """Return whether the operators of `PackedLinear` exist here and agree with torch's own in float64."""
     x, other = random_numbers(3, 17, 48).to(dtype), random_numbers(3, 17, 64).to(dtype)
     weight, bias = random_numbers(64, 48).to(dtype), random_numbers(64).to(dtype)
     tolerance = EXACT if dtype is torch.float32 else ROUNDED
@@ -230,14 +230,14 @@ def packing_is_right(dtype: torch.dtype) -> bool:
 class _Float32Products:
     """A context in which torch leaves float32 products to oneDNN.
 
-    The setting belongs to the process. It is changed when the first thread enters, and comes back when the last leaves.
-    What other threads multiply meanwhile is true float32 too, summed in oneDNN's order.
+    The setting is global to the process. It changes when the first thread enters, and is restored when the last one
+    leaves. Products of other threads meanwhile are also true float32, summed in oneDNN's order.
     """
 
     def __init__(self) -> None:
         self.matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)  # missing in older torch
         self.lock = threading.Lock()
-        self.threads = 0  # that are inside
+        self.threads = 0  # inside the context
         self.before = ""
 
     def __enter__(self) -> None:
@@ -250,7 +250,7 @@ class _Float32Products:
     def __exit__(self, *error: object) -> None:
         with self.lock:
             self.threads -= 1
-            if self.threads == 0 and self.matmul.fp32_precision == ONEDNN:  # not changed by the program meanwhile
+            if self.threads == 0 and self.matmul.fp32_precision == ONEDNN:  # unless the program changed it meanwhile
                 self.matmul.fp32_precision = self.before
 
 
@@ -259,9 +259,9 @@ float32_products = _Float32Products()
 
 @cache
 def float32_products_are_exact() -> bool:
-    """Return True if oneDNN may compute products of attention here, and does so in true float32.
+    """Return whether oneDNN may compute products of attention here, and does so in true float32.
 
-    The name of the setting permits bfloat16. Without AMX oneDNN gains nothing by that and stays in float32.
+    The setting permits bfloat16. Without AMX, oneDNN has no advantage from it and stays in float32.
     """
     if float32_products.matmul is None or not kernel_choice().products:
         return False
@@ -278,12 +278,12 @@ def float32_products_are_exact() -> bool:
 
 
 def agrees(compute: Callable[[], Tensor], expected: Tensor, tolerance: float) -> bool:
-    """Return True if a private operator exists in this torch and computes what is expected.
+    """Return whether a private operator exists in this torch and computes the expected result.
 
     Args:
-        compute: Uses the operator.
-        expected: The result, in float64.
-        tolerance: The largest error, relative to the largest number of the result.
+        compute: A function that uses the operator.
+        expected: The expected result, in float64.
+        tolerance: The largest error, relative to the largest value of the result.
     """
     try:
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -294,5 +294,5 @@ def agrees(compute: Callable[[], Tensor], expected: Tensor, tolerance: float) ->
 
 
 def random_numbers(*shape: int) -> Tensor:
-    """Return normal random numbers, the same on each call. torch's own generator is left alone."""
+    """Return normal random numbers, the same on each call, without using torch's global generator."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")

@@ -36,7 +36,7 @@ def test_a_table_and_what_to_use(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for dtype in ("float32", "bfloat16"):
         assert re.search(ROW.format(dtype=dtype, optimized=r"[\d.]+"), out)
     assert max(map(len, out.split("\n\n")[1].splitlines())) <= 80
-    assert re.search(r"^tiny at 32 px, batch 2: use (the model as it is|vitlite\.)", out, re.MULTILINE)
+    assert re.search(r"^tiny at 32 px, batch 2: use (the eager model|vitlite\.)", out, re.MULTILINE)
     assert re.search(r"^  packed linear layers in bfloat16, by oneDNN: (yes|no)$", out, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 
@@ -135,7 +135,7 @@ ROUNDING = "bfloat16 rounds: its logits are within 1.0% of the largest."
         ((4.0, 2.0, 2.5, 1.0), [NARROW, ROUNDING]),
         ((4.0, 2.0, 2.5, 1.95), [OPTIMIZED]),  # rounding gains too little
         ((4.0, 2.0), [OPTIMIZED]),
-        ((2.0, 1.95, 2.5, 1.99), ["use the model as it is; nothing else is faster by 5%."]),
+        ((2.0, 1.95, 2.5, 1.99), ["use the eager model; nothing else is faster by 5%."]),
     ],
 )
 def test_the_fastest_way_is_advised(seconds: tuple[float, ...], expected: list[str]) -> None:
@@ -146,7 +146,7 @@ def test_the_fastest_way_is_advised(seconds: tuple[float, ...], expected: list[s
 def test_advice_for_each_batch() -> None:
     first, second = advice([*timings(4.0, 2.0), *timings(4.0, 4.0, batch=8)])
     assert first == f"vit at 224 px, batch 1: {OPTIMIZED}"
-    assert second.startswith("vit at 224 px, batch 8: use the model as it is")
+    assert second.startswith("vit at 224 px, batch 8: use the eager model")
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_images_from_an_iterator() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"dtype": torch.int8}, "needs about 32 images"),
+        ({"dtype": torch.int8}, "needs about 32 typical images"),
         ({"dtype": torch.bfloat16, "calibrate": []}, "are for int8, not for torch.bfloat16"),
         ({"calibrate": []}, "are for int8, not for torch.float32"),
         ({"dtype": torch.int16}, "cannot compute in torch.int16.*torch.int8"),
@@ -266,14 +266,14 @@ def test_wrong_arguments_are_errors(given: dict[str, Any], text: str) -> None:
 
 @pytest.mark.parametrize("given", ["photos", Path("photos"), 3])
 def test_calibration_takes_a_list(given: Any) -> None:
-    with pytest.raises(OptimizedError, match=r"calibrate takes a list of images, got .*Pass the paths"):
+    with pytest.raises(OptimizedError, match=r"calibrate must be a list of images, got .*Pass the paths"):
         optimize(ready(), dtype=torch.int8, calibrate=given)
 
 
 def test_a_second_call_with_another_dtype_is_an_error() -> None:
     model = in_int8(ready())
     assert optimize(model) is model
-    with pytest.raises(OptimizedError, match=r"optimized already, for torch\.int8"):
+    with pytest.raises(OptimizedError, match=r"already optimized for torch\.int8"):
         optimize(model, dtype=torch.bfloat16)
 
 

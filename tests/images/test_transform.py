@@ -73,12 +73,12 @@ def test_a_share_for_each_side_is_kept_by_scaled():
         ({"cut": (33, -1)}, r"cut must be"),
         ({"resize": (31, 32)}, r"a crop of \(32, 32\) does not fit in an image resized to \(31, 32\)"),
         ({"cut": (31, 32)}, r"a size of \(32, 32\) does not fit in a crop of \(31, 32\)"),
-        ({"mean": ()}, "mean must be a tuple with a number per channel"),
-        ({"mean": "0.5"}, "mean must be a tuple with a number per channel"),
+        ({"mean": ()}, "mean must be from"),
+        ({"mean": "0.5"}, "mean must be from"),
         ({"mean": (1.0, 2.0)}, "mean and std must have the same length, got 2 and 1 numbers"),
-        ({"mean": (math.nan,)}, "mean must be from -1e.06 to 1e.06, got nan"),
+        ({"mean": (math.nan,)}, "mean must be from -1e.06 to 1e.06, got"),
         ({"mean": ("0.5",)}, "mean must be from"),
-        ({"mean": (0.5,) * 3, "std": (1, 1, math.inf)}, "std must be from 1e-06 to 1e.06, got inf"),
+        ({"mean": (0.5,) * 3, "std": (1, 1, math.inf)}, "std must be from 1e-06 to 1e.06, got"),
         ({"std": (0.0,)}, "std must be from 1e-06"),
         ({"scale": 0}, "scale must be from 1e-09"),
     ],
@@ -173,7 +173,7 @@ def test_arrays_of_the_right_size_need_no_pillow(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(1, 100_000), (100_000, 1), (40, 1_000_000)])
 def test_an_image_too_narrow_to_resize_is_refused(shape):
-    with pytest.raises(ImageError, match=r"too long and narrow: it would be resized to .*Crop it first"):
+    with pytest.raises(ImageError, match=r"too long and narrow: resizing would make it .*Crop it first"):
         bound(replace(PLAIN, size=(224, 224), resize=(224, 224))).pixels(np.zeros(shape, np.uint8))
 
 
@@ -281,7 +281,7 @@ def test_equal_values_serve_any_number_of_channels(channels):
     assert normalise(values, replace(PLAIN, mean=(0.5,) * 3, std=(0.25,) * 3), channels).eq(2).all()
     colourful = replace(PLAIN, mean=(0.1, 0.2, 0.3), std=(0.5,) * 3)
     if channels != 3:
-        with pytest.raises(ImageError, match=rf"mean and std for 3 channels, and the model takes {channels}\. Set mod"):
+        with pytest.raises(ImageError, match=rf"mean and std for 3 channels, but the model needs {channels}\. Set mod"):
             normalise(values, colourful, channels)
 
 
@@ -388,7 +388,7 @@ def test_a_function_may_be_set_and_is_no_part_of_the_network(vit, tmp_path):
         vit.save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
     vit.labels = ["a", "b", "c"]
-    with pytest.raises(ImageError, match=r"model.preprocess is a Doubled, and this needs a vitlite.images.Preprocess"):
+    with pytest.raises(ImageError, match=r"model.preprocess is a Doubled, but a vitlite.images.Preprocess is needed"):
         classify(vit, [noise(40, 40)])
 
 

@@ -239,7 +239,7 @@ def test_a_journal_of_another_run_is_an_error(tmp_path: Path) -> None:
     target = tmp_path / "out.npz"
     with Journal(target, RUN, 3) as journal:
         add(journal, "c")
-    with pytest.raises(InputError, match=r"left by a run with different dtype\. Repeat that command"):
+    with pytest.raises(InputError, match=r"belongs to a run with different dtype\. Repeat that command"):
         Journal(target, RUN | {"dtype": "bfloat16"}, 3)
     with Journal(target, RUN, 3) as journal:
         assert journal.finish(files("c"), {}) == 1

@@ -318,11 +318,11 @@ def test_top_is_a_positive_integer(vit, top):
 @pytest.mark.parametrize("images", [arrays(1)[0], arrays(2)], ids=["one", "list"])
 def test_labels_must_be_as_many_as_classes(vit, images):
     vit.labels = ["cat"]
-    with pytest.raises(InputError, match=r"The model has 3 classes and 1 labels\. Set model.labels to as many"):
+    with pytest.raises(InputError, match=r"The model has 3 classes but 1 labels\. Set model.labels to 3 names"):
         vit.predict(images)
     vit.labels = ["cat", "dog", "owl"]
     vit.head = torch.nn.Linear(16, 5)
-    with pytest.raises(InputError, match=r"The model has 5 classes and 3 labels"):
+    with pytest.raises(InputError, match=r"The model has 5 classes but 3 labels"):
         vit.predict(images)
 
 
@@ -334,7 +334,7 @@ def test_a_model_without_labels(vit, make):
     for classes in (1, 0):
         vit.reset_head(classes)
         with pytest.raises(
-            InputError, match=rf"at least two classes, and this one has {classes}\. Use model\(images\)"
+            InputError, match=rf"at least two classes, but this one has {classes}\. Use model\(images\)"
         ):
             vit.predict(make([]))
     vit.preprocess = None

@@ -240,5 +240,5 @@ def test_torchvision_s_transforms_run_where_they_are_set():
     assert torch.equal(model.preprocess(image), transforms(image))
     assert list(model.state_dict()) == names
     model.labels = [str(i) for i in range(1000)]
-    with pytest.raises(ImageError, match=r"model.preprocess is a ImageClassification, and this needs"):
+    with pytest.raises(ImageError, match=r"model.preprocess is a ImageClassification, but a vitlite"):
         model.predict(image)

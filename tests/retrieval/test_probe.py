@@ -136,9 +136,9 @@ def test_vectors_and_labels_that_do_not_match() -> None:
     for arguments, reason in (
         ((x, labels[:8], x, labels), r"got \(9, 12\) and \(8,\)"),
         ((x[:, :0], labels, x[:, :0], labels), r"Expected vectors \(n, d\)"),
-        ((x[labels < 2], labels[labels < 2], x, labels), r"nothing to fit to for the classes \[2\]"),
+        ((x[labels < 2], labels[labels < 2], x, labels), r"The classes \[2\] of the test labels"),
         ((x, labels * 0, x, labels * 0), "only one class"),
-        ((x, labels, x[:, 1:], labels), "have 12 numbers, test vectors 11"),
+        ((x, labels, x[:, 1:], labels), "have width 12, but test vectors have width 11"),
         ((x / 0, labels, x, labels), "must be finite"),
         ((x, labels, x * 1j, labels), r"must be real, got torch\.complex64"),
         ((x, labels - 1, x, labels - 1), "must not be negative, got -1"),

@@ -1,1 +1,1 @@
-"""Make a model fast, for inference only."""
+"""Optimize a model for inference."""

@@ -1,7 +1,7 @@
-"""Attention without gradients: by torch's fused kernel, in buffers that stay in cache, and for the class token alone.
+"""Attention without gradients: torch's fused kernel, buffers that stay in cache, and only the class token.
 
-All compute softmax(unit q k^T) v from queries that are scaled already. The unit is 1, or ln 2 where powers of two
-replace those of e.
+All compute softmax(unit q k^T) v from queries that are already scaled. The unit is 1, or ln 2 if powers of two replace
+powers of e.
 
 Shapes: b images, n tokens, d width of a head, c width of a token; `qkv` stacks q, k and v.
 """
@@ -16,18 +16,18 @@ from einops import rearrange
 from torch import Tensor
 
 SCORES = 4 << 20  # bytes of attention scores at a time, so that softmax finds them in cache
-TRANSPOSED = 256  # tokens from which transposed keys gain more in the product than the transposition costs, in float32
-IN_RANGE = 1e-24, 1e24  # sums of powers between these leave float32 room on both sides
+TRANSPOSED = 256  # minimum number of tokens for which transposing the keys pays off in float32
+IN_RANGE = 1e-24, 1e24  # sums of powers within these bounds are far from the limits of float32
 
 
 def attend_fused(qkv: Tensor, unit: float) -> Tensor:
-    """Attend by torch's own choice of kernel: (3, b, heads, n, d) -> (b, n, heads, d)."""
+    """Compute attention with torch's choice of kernel: (3, b, heads, n, d) -> (b, n, heads, d)."""
     q, k, v = qkv
     return F.scaled_dot_product_attention(q, k, v, scale=unit).transpose(1, 2)
 
 
 def attend_in_cache(qkv: Tensor, unit: float) -> Tensor:
-    """Attend by two batched products in small buffers: (3, b, heads, n, d) -> (b, n, heads, d).
+    """Compute attention with two batched products in small buffers: (3, b, heads, n, d) -> (b, n, heads, d).
 
     The next call overwrites the result.
     """
@@ -56,15 +56,14 @@ class HeadGroup(NamedTuple):
 def _attend(group: HeadGroup, unit: float) -> None:
     """Write the attention of some heads into their part of the result.
 
-    Powers of two need no pass that shifts scores by their maximum. If their sums leave the range of float32, softmax
-    computes them again.
+    With powers of two, the scores are not shifted by their maximum. If a sum is out of range, softmax recomputes them.
     """
     q, k, v, scores, weights, sums, out = group
     torch.bmm(q, k, out=scores)
     if unit != 1.0:
         torch.sum(torch.exp2(scores, out=weights), -1, keepdim=True, out=sums)
         low, high = torch.aminmax(sums)
-        if low.item() > IN_RANGE[0] and high.item() < IN_RANGE[1]:  # false for nan, too
+        if low.item() > IN_RANGE[0] and high.item() < IN_RANGE[1]:  # also false for NaN
             torch.bmm(weights, v, out=out).div_(sums)
             return
         scores *= unit
@@ -73,10 +72,10 @@ def _attend(group: HeadGroup, unit: float) -> None:
 
 
 class Buffers(NamedTuple):
-    """Memory for attention, and views of it, which take small models long to make."""
+    """Memory for attention, and views of it. Creating the views takes small models a noticeable time."""
 
     qkv: Tensor  # of one image, (3, heads, n, d)
-    transposed_keys: Tensor | None  # (heads, d, n), where a product with them is faster
+    transposed_keys: Tensor | None  # (heads, d, n), if a product with them is faster
     groups: list[list[HeadGroup]]  # by image
     out: Tensor  # (b, n, heads, d)
 
@@ -85,15 +84,15 @@ _thread = threading.local()
 
 
 def _buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
-    """Return the buffers of this thread, which stay for the next layer and call: fresh pages cost as much as a product.
+    """Return the buffers of this thread. They are reused, because fresh pages of memory cost as much as a product.
 
     Args:
         shape: (b, heads, n, d).
-        dtype: Of queries, keys and values.
+        dtype: The dtype of queries, keys and values.
     """
     key = shape, dtype, SCORES
     if getattr(_thread, "key", None) != key:
-        with torch.inference_mode(False), torch.device("cpu"):  # tensors that any later call may write
+        with torch.inference_mode(False), torch.device("cpu"):  # later calls may run outside inference mode
             _thread.buffers = _new_buffers(shape, dtype)
         _thread.key = key
     return _thread.buffers
@@ -108,7 +107,7 @@ def _new_buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
     if n >= TRANSPOSED and dtype is torch.float32:
         transposed_keys = keys = torch.empty(heads, d, n, dtype=dtype)
     out = torch.empty(b, n, heads, d, dtype=dtype)
-    scores, weights = torch.empty(2, group_size, n, n, dtype=dtype)  # used by one group after the other
+    scores, weights = torch.empty(2, group_size, n, n, dtype=dtype)  # shared by all groups
     sums = torch.empty(group_size, n, 1, dtype=dtype)
 
     groups: list[list[HeadGroup]] = []
@@ -123,10 +122,11 @@ def _new_buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
 
 
 class ClassTokenAttention:
-    """Attention of the first token alone, without the key or value of any other: (b, n, c) -> (b, 1, heads d).
+    """Attention of only the first token, without computing keys and values: (b, n, c) -> (b, 1, heads d).
 
-    q (W x) = (q W) x, and the weighted mean of W x is W times that of x. So the one query goes through the weights of
-    the keys, and one mean through those of the values. A bias of the keys shifts all scores alike and is left out.
+    q (W x) = (q W) x, and the weighted mean of W x is W times the weighted mean of x. So only the query is multiplied
+    by the weights of the keys, and only one mean by those of the values. A bias of the keys shifts all scores equally
+    and is left out.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, heads: int, dtype: torch.dtype, unit: float) -> None:
@@ -139,7 +139,7 @@ class ClassTokenAttention:
         self.q_bias, _, self.v_bias = biases
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return what the first token reads from all."""
+        """Return the attention output of the first token."""
         q = F.linear(x[:, 0], self.q, self.q_bias)
         q = rearrange(q, "b (h d) -> h b d", h=len(self.k))
         q_on_tokens = torch.bmm(q, self.k).transpose(0, 1)  # (b, h, c)

@@ -1,4 +1,4 @@
-"""Measure what is fastest on this machine: a model eager and optimized, in float32 and in bfloat16."""
+"""Find the fastest way to run a model on this machine: eager or optimized, in float32 or bfloat16."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ from vitlite.fast.measure import (
 )
 from vitlite.nn.vit import ViT
 
-MARGIN = 0.95  # of the time: a smaller gain is noise, and no reason to round or to call `optimize`
+MARGIN = 0.95  # of the time; smaller gains are noise and do not justify rounding or `optimize`
 EAGER = ("eager", "float32")
-# How to get each way, in Python and on the command line. A later one is advised only if it is faster than those before.
+# The call for each way, in Python and on the command line. A later way is advised only if it is faster than all before.
 WAYS = {
-    EAGER: "the model as it is",
+    EAGER: "the eager model",
     ("optimized", "float32"): "vitlite.optimize(model), on the command line --fast",
     ("eager", "bfloat16"): "vitlite.create(..., dtype=torch.bfloat16), on the command line --dtype bfloat16",
     (
@@ -42,14 +42,14 @@ class Timing:
     batch: int
     dtype: str
     seconds: dict[str, float] = field(default_factory=dict)
-    differences: dict[str, float] = field(default_factory=dict)  # from eager float32, of the largest logit
-    memory: dict[str, int] = field(default_factory=dict)  # bytes of a GPU, besides the weights
+    differences: dict[str, float] = field(default_factory=dict)  # from eager float32, relative to the largest logit
+    memory: dict[str, int] = field(default_factory=dict)  # bytes on a GPU, besides the weights
     device: str = "cpu"
 
     def wrong(self) -> dict[str, float]:
-        """Return the differences that are more than rounding."""
+        """Return the differences that are larger than rounding errors."""
         limit = (TOLERANCE if self.device == "cpu" else GPU_TOLERANCE)[getattr(torch, self.dtype)]
-        return {name: value for name, value in self.differences.items() if not value <= limit}  # catches nan, too
+        return {name: value for name, value in self.differences.items() if not value <= limit}  # also catches NaN
 
 
 def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
@@ -83,7 +83,7 @@ def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
 
 
 def advice(timings: Sequence[Timing]) -> list[str]:
-    """Say what is fastest for each model and batch, and what bfloat16 costs in accuracy."""
+    """Return sentences about the fastest way for each model and batch, and the accuracy of bfloat16."""
     seconds: dict[str, dict[tuple[str, str], float]] = {}
     for timing in timings:
         case = f"{timing.model} at {timing.size} px, batch {timing.batch}"

@@ -1,4 +1,4 @@
-"""The layers of a ViT rebuilt for inference: scales folded into weights, weights packed, norms as plain calls.
+"""The layers of a ViT, rebuilt for inference: scales folded into weights, packed weights, norms as plain calls.
 
 Shapes: b images, c channels, h and w patches down and across, p and q pixels of a patch, n tokens, d width of a token.
 """
@@ -21,15 +21,15 @@ QUICK = 1.702  # quick GELU is x sigmoid(1.702 x), which is swish(1.702 x) / 1.7
 
 
 class Kernels(NamedTuple):
-    """What computes the two expensive parts of a block."""
+    """The kernels of the two expensive parts of a block."""
 
     linear: Linear
     attend: Callable[[Tensor, float], Tensor]  # (3, b, heads, n, head_dim) and the unit -> (b, n, heads, head_dim)
-    unit: float  # of scores: 1, or ln 2 where attention takes powers of two in place of those of e
+    unit: float  # of scores: 1, or ln 2 if attention uses powers of two instead of powers of e
 
 
 def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Kernels:
-    """Return the fastest kernels for a model. Other devices than a CPU get torch's own."""
+    """Return the fastest kernels for a model. Devices other than the CPU get torch's own."""
     if device.type != "cpu":
         return Kernels(PlainLinear, attend_fused, 1.0)
     powers = tokens >= LONG and dtype in kernel_choice().powers
@@ -37,18 +37,18 @@ def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Ke
 
 
 class Layers(Protocol):
-    """What the linear layers of a block, "qkv", "proj", "fc1" and "fc2", compute in: floats here, bytes in `int8`."""
+    """A builder of the linear layers "qkv", "proj", "fc1" and "fc2" of a block, in floats here and in bytes in `int8`."""
 
-    dtype: torch.dtype  # of their results, except for what is added to the stream
+    dtype: torch.dtype  # of their results, except those added to the residual stream
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """Return a layer. `then` names the next layer if only an activation comes between."""
+        """Return a layer. `then` names the next layer if only an activation is between them."""
 
     def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """Return the norm before a layer, for numbers that are `factor` times too large; or an identity."""
+        """Return the norm before a layer, for inputs that are `factor` times too large; or an identity."""
 
     def divisor(self, name: str) -> Tensor | float:
-        """Return what the numbers for a layer must be divided by if no norm comes before it."""
+        """Return the divisor of a layer's inputs if no norm precedes it."""
 
 
 class FloatLayers:
@@ -71,7 +71,7 @@ class FloatLayers:
 
 
 class FastPatches(nn.Module):
-    """Cut images into patches, project each and add positions, bias and prefix tokens: (b, c, h, w) -> (b, n, d)."""
+    """Split images into patches, project them, and add positions, bias and prefix tokens: (b, c, h, w) -> (b, n, d)."""
 
     def __init__(self, embed: PatchEmbed, prefix_tokens: int, dtype: torch.dtype, linear: Linear) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class FastPatches(nn.Module):
         images = self.backbone(images.to(self.dtype))
         b, c, p, n = len(images), images.shape[1], self.patch_size, added.shape[1]
         x = images.new_empty((b, n, c * p * p), dtype=self.dtype)
-        x[:, : self.prefix_tokens] = 0  # projects to nothing: the prefix is in what is added
+        x[:, : self.prefix_tokens] = 0  # projects to zero, because `added` contains the prefix tokens
         patches = rearrange(images, "b c (h p) (w q) -> b h w c p q", p=p, q=p)
         x[:, self.prefix_tokens :].view(patches.shape).copy_(patches)
         if self.norm_in is None:
@@ -104,7 +104,7 @@ class FastPatches(nn.Module):
 
 
 class FastAttention(nn.Module):
-    """`Attention` up to its projection, the queries scaled by their weights: (b, n, d) -> (b, n, heads head_dim)."""
+    """`Attention` without its projection, with the scale folded into the weights: (b, n, d) -> (b, n, heads head_dim)."""
 
     def __init__(self, attn: Attention, layers: Layers, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class FastAttention(nn.Module):
 
 
 class FastMLP(nn.Module):
-    """`MLP` up to its last layer: (b, n, d) -> (b, n, mlp_dim)."""
+    """`MLP` without its last layer: (b, n, d) -> (b, n, mlp_dim)."""
 
     def __init__(self, mlp: MLP, layers: Layers) -> None:
         super().__init__()
@@ -150,14 +150,14 @@ class FastMLP(nn.Module):
         has_norm = _is_norm(mlp.norm)
         self.fc1 = layers.linear("fc1", *scaled(mlp.fc1, outputs=before), then="" if has_norm else "fc2")
         self.norm = layers.norm("fc2", mlp.norm, factor=before)
-        self.factor = 1.0 if has_norm else after  # for the last layer to multiply with
+        self.factor = 1.0 if has_norm else after  # folded into the last layer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.fc1.activated(x, self.activation))
 
 
 class FastSwiGLU(nn.Module):
-    """`SwiGLU` up to its last layer, gate and value in layers of their own: (b, n, d) -> (b, n, mlp_dim)."""
+    """`SwiGLU` without its last layer, with separate layers for gate and value: (b, n, d) -> (b, n, mlp_dim)."""
 
     factor = 1.0
 
@@ -178,7 +178,7 @@ class FastSwiGLU(nn.Module):
 
 
 class FastBlock(nn.Module):
-    """A `Block` for inference, layer scale folded into the weights: (b, n, d) -> (b, n, d)."""
+    """A `Block` for inference, with layer scale folded into the weights: (b, n, d) -> (b, n, d)."""
 
     def __init__(self, block: Block, layers: Layers, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class FastBlock(nn.Module):
         self.norm1 = layers.norm("qkv", block.norm1)
         self.class_norm = self.norm1
         if class_token_only:
-            self.class_norm = layers.norm("", block.norm1)  # gives floats, also in int8
+            self.class_norm = layers.norm("", block.norm1)  # returns floats, also for int8
         self.attn = FastAttention(block.attn, layers, kernels, class_token_only)
         self.proj = layers.linear("proj", *scaled(block.attn.proj, outputs=layer_scale(block.ls1)))
         self.norm2 = layers.norm("fc1", block.norm2)
@@ -198,7 +198,7 @@ class FastBlock(nn.Module):
         return self._after_attention(self.attn(self.norm1(x), *rotation), x)
 
     def pooled_tokens(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Return the tokens that the pool reads after the last block, which may be the class token alone."""
+        """Return the tokens that the pool reads after the last block, which may be only the class token."""
         if self.attn.class_attend is None:
             return self(x, *rotation)
         attended = self.attn.norm(self.attn.class_attend(self.class_norm(x)))
@@ -214,9 +214,10 @@ class FastBlock(nn.Module):
 
 
 class FastAttentionPool(nn.Module):
-    """`AttentionPool`, whose query is always the same, without the key or value of any token: (b, n, d) -> (b, d).
+    """`AttentionPool` without computing keys and values, because its query is constant: (b, n, d) -> (b, d).
 
-    q (W x) = (q W) x, and the weighted mean of W x is W times that of x. A bias of the keys shifts all scores alike.
+    q (W x) = (q W) x, and the weighted mean of W x is W times the weighted mean of x. A bias of the keys shifts all
+    scores equally and is left out.
     """
 
     def __init__(self, pool: AttentionPool, dtype: torch.dtype, linear: Linear) -> None:
@@ -243,21 +244,21 @@ class FastAttentionPool(nn.Module):
 
 
 def _rotate_in_place(x: Tensor, rotation: Tensor) -> None:
-    """Rotate queries and keys, (b, n, 2, heads, head_dim), by their token's complex numbers, (n, head_dim / 2).
+    """Rotate queries and keys, (b, n, 2, heads, head_dim), by the complex numbers of their token, (n, head_dim / 2).
 
-    Two channels side by side are one complex number, and to rotate them is one product.
+    Two adjacent channels form a complex number, so that a rotation is one product.
     """
     pairs = x.view(*x.shape[:-1], -1, 2)
-    wide = pairs.to(rotation.dtype.to_real())  # there are no complex numbers of bfloat16
+    wide = pairs.to(rotation.dtype.to_real())  # torch has no complex bfloat16
     torch.view_as_complex(wide).mul_(rotation[:, None, None])
     if wide is not pairs:
         pairs.copy_(wide)
 
 
 def _pairs_side_by_side(rows: Tensor, heads: int) -> Tensor:
-    """Reorder the channels of queries and keys: the two that are rotated together become neighbours.
+    """Reorder the channels of queries and keys so that the two that are rotated together are adjacent.
 
-    Scores stay as they are, since queries and keys change alike.
+    The scores do not change, because queries and keys are reordered in the same way.
     """
     queries_and_keys, values = rows.tensor_split([len(rows) // 3 * 2])
     paired = rearrange(queries_and_keys, "(qk h part d) ... -> (qk h d part) ...", qk=2, h=heads, part=2)
@@ -265,7 +266,7 @@ def _pairs_side_by_side(rows: Tensor, heads: int) -> Tensor:
 
 
 def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
-    """Standardise the filters of a stem now, so that no call has to."""
+    """Replace a stem's weight-standardised convolutions by plain ones."""
     for module in list(backbone.modules()):
         for name, conv in module.named_children():
             if isinstance(conv, StandardConv):
@@ -278,7 +279,7 @@ def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
 
 
 def activation(mlp: MLP) -> tuple[str, float, float]:
-    """Return oneDNN's activation for an MLP, and the factors to multiply with before and after it."""
+    """Return oneDNN's activation for an MLP, and the factors to multiply by before and after it."""
     if isinstance(mlp.act, nn.GELU):
         return mlp.act.approximate, 1.0, 1.0
     return "swish", QUICK, 1 / QUICK
@@ -290,11 +291,11 @@ def layer_scale(scale: nn.Module) -> Tensor | float:
 
 
 def scaled(linear: nn.Linear, inputs: float = 1.0, outputs: Tensor | float = 1.0) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of a layer that multiplies its inputs and outputs by factors."""
+    """Return the weight and bias of a layer with factors for inputs and outputs folded in."""
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     if isinstance(outputs, float) and outputs == inputs == 1:
         return weight, bias
-    wide = _at_least_float32(weight.dtype)  # so that a narrow dtype rounds once
+    wide = _at_least_float32(weight.dtype)  # so that a narrow dtype rounds only once
     rows = outputs[:, None] if isinstance(outputs, Tensor) else outputs
     return (weight.to(wide) * rows).mul_(inputs), None if bias is None else bias.to(wide) * outputs
 
@@ -308,12 +309,12 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def plain_norm(norm: nn.Module, dtype: torch.dtype, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """Return a LayerNorm as a plain call, which is faster than a module's, or an identity.
+    """Return a LayerNorm as a plain call, which is faster than calling the module, or an identity.
 
     Args:
         norm: A LayerNorm or an identity.
-        dtype: Of its weights.
-        factor: By how much its input is too large. A norm undoes that itself, except for its epsilon.
+        dtype: The dtype of its weights.
+        factor: The factor by which the input is too large. It cancels out in the norm, except for epsilon.
     """
     if not isinstance(norm, nn.LayerNorm):
         return lambda x: x

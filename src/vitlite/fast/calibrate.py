@@ -1,4 +1,4 @@
-"""Calibration for int8: see what every layer takes for a few images, and choose how it is quantised.
+"""Calibration for int8: record the inputs of every layer for a few images, and choose its quantisation.
 
 Shapes: b images, n tokens, d inputs, k outputs.
 """
@@ -20,26 +20,26 @@ from vitlite.nn.layers import MLP, Block
 from vitlite.nn.vit import ViT
 
 BATCH = 8  # images at a time
-TOKENS = 512  # of each layer at most, on which quantisations are compared
+TOKENS = 512  # maximum number of tokens of a layer on which quantisations are compared
 TOKENS_OF_IMAGE = 16
-LARGEST_ERROR = 0.1  # of a layer in int8, relative to the deviation of its outputs; above, it stays in floats
-BALANCES = (0.5, 0.75, 1.0)  # how much of the difference between channels goes into the weights
-CLIPS = (0.9, 0.8, 0.65, 0.5)  # of the range that was seen: what lies beyond is cut off
+LARGEST_ERROR = 0.1  # of a layer in int8, relative to the deviation of its outputs; above this, it stays in floats
+BALANCES = (0.5, 0.75, 1.0)  # share of the difference between channels that moves into the weights
+CLIPS = (0.9, 0.8, 0.65, 0.5)  # shares of the observed range; values outside are clipped
 
 
 @torch.no_grad()
 def calibrated(model: ViT, images: Iterable[Any]) -> list[dict[str, Quantization]]:
-    """Return, for each block, the quantisation of every layer that int8 serves well, by its name.
+    """Return, for each block, the quantisation of every layer for which int8 is accurate enough, by name.
 
     Args:
         model: An eager model.
-        images: What `model.preprocess` takes, one after the other.
+        images: Images that `model.preprocess` accepts.
 
     Raises:
-        OptimizedError: There is no image, the model's answer to one is not finite, or int8 serves no layer well.
+        OptimizedError: There is no image, the output for one is not finite, or int8 is too coarse for every layer.
     """
     with _recorded_inputs(model) as inputs:
-        _answer(model, images)
+        _run(model, images)
     quantizations = [_quantize_block(block, of_block) for block, of_block in zip(_blocks(model), inputs, strict=True)]
     if not any(quantizations):
         raise OptimizedError(
@@ -49,7 +49,7 @@ def calibrated(model: ViT, images: Iterable[Any]) -> list[dict[str, Quantization
 
 
 def fingerprint(quantizations: Sequence[dict[str, Quantization]]) -> str:
-    """Return a short hash of how a model is quantised, which decides its answers along with its weights."""
+    """Return a short hash of the quantisation of a model, which affects its outputs as the weights do."""
     digest = hashlib.sha256()
     for block in quantizations:
         for name, (scale, zero_point, smoothing) in block.items():
@@ -75,7 +75,7 @@ class Inputs:
                 self.tokens.append(_some_tokens(image))
 
     def multiplied(self, factor: float) -> "Inputs":
-        """Return the same for inputs multiplied by a factor."""
+        """Return the record for inputs multiplied by a factor."""
         inputs = Inputs()
         inputs.low, inputs.high = self.low * factor, self.high * factor
         inputs.tokens = [tokens * factor for tokens in self.tokens]
@@ -83,7 +83,7 @@ class Inputs:
 
 
 def _some_tokens(image: Tensor) -> Tensor:
-    """Return the first token of an image (n, d), the one with the largest number, and others evenly spaced."""
+    """Return some tokens of an image (n, d): evenly spaced ones, and the one with the largest value."""
     largest = int(image.abs().amax(1).argmax())
     spaced = torch.linspace(0, len(image) - 1, TOKENS_OF_IMAGE - 1, dtype=torch.float64).long()
     return image[[largest, *spaced.tolist()]].clone()
@@ -91,7 +91,7 @@ def _some_tokens(image: Tensor) -> Tensor:
 
 @contextmanager
 def _recorded_inputs(model: ViT) -> Iterator[list[dict[str, Inputs]]]:
-    """Record what the layers of each block take, by name, with the model in eval mode."""
+    """Record the inputs of the layers of each block, by name, with the model in eval mode."""
     inputs: list[dict[str, Inputs]] = []
     hooks = []
     in_training = [module for module in model.modules() if module.training]
@@ -110,20 +110,21 @@ def _recorded_inputs(model: ViT) -> Iterator[list[dict[str, Inputs]]]:
             module.training = True
 
 
-def _answer(model: ViT, images: Iterable[Any]) -> None:
+def _run(model: ViT, images: Iterable[Any]) -> None:
     """Run the model on the images."""
     remaining = iter(images)
     count = 0
     while batch := list(islice(remaining, BATCH)):
-        answers = model.embed(model.preprocess(batch).to(model.device, model.dtype))
-        if not answers.isfinite().all():
+        vectors = model.embed(model.preprocess(batch).to(model.device, model.dtype))
+        if not vectors.isfinite().all():
             raise OptimizedError(
-                f"The answer to one of the calibration images {count + 1} to {count + len(batch)} is not finite."
+                f"The output for one of the calibration images {count + 1} to {count + len(batch)} is not finite. Leave "
+                "it out."
             )
         count += len(batch)
     if not count:
         raise OptimizedError(
-            "There is no image to calibrate with. Pass about 32 like those to come: calibrate= (--calibrate)."
+            "There is no image to calibrate with. Pass about 32 typical images: calibrate= (--calibrate)."
         )
 
 
@@ -136,17 +137,17 @@ def _layers(block: Block) -> dict[str, nn.Linear]:
 
 
 def _quantize_block(block: Block, inputs: dict[str, Inputs]) -> dict[str, Quantization]:
-    """Return the quantisation of each layer that int8 serves well."""
+    """Return the quantisation of each layer for which int8 is accurate enough."""
     scales_behind = {"proj": layer_scale(block.ls1), "fc2": layer_scale(block.ls2)}
     quantizations = {}
     for name, layer in _layers(block).items():
         weight = layer.weight.detach().float()
-        behind = scales_behind.get(name, 1.0)  # errors count in the stream, behind the layer scale
+        behind = scales_behind.get(name, 1.0)  # the error that matters is in the stream, after the layer scale
         weight = weight * (behind[:, None].float() if isinstance(behind, Tensor) else behind)
         if name == "fc2" and isinstance(block.mlp, MLP) and isinstance(block.mlp.norm, nn.Identity):
-            _, _, after = activation(block.mlp)  # no layer before the activation can divide channels behind it
+            _, _, after = activation(block.mlp)  # the layer before cannot divide channels through the activation
             best = _best_quantization(inputs[name].multiplied(1 / after), weight * after, smooth=False)
-        else:  # a norm, or the rows of the layer before, can
+        else:  # a norm, or the rows of the layer before, divide the channels
             best = _best_quantization(inputs[name], weight, smooth=True)
         if best is not None:
             quantizations[name] = best
@@ -154,7 +155,7 @@ def _quantize_block(block: Block, inputs: dict[str, Inputs]) -> dict[str, Quanti
 
 
 def _best_quantization(inputs: Inputs, weight: Tensor, smooth: bool) -> Quantization | None:
-    """Return the quantisation with the smallest error, or None if even that is too large."""
+    """Return the quantisation with the smallest error, or None if that error is too large."""
     tokens = torch.cat(inputs.tokens)
     expected = tokens @ weight.T
     smoothings: list[Tensor | float] = [1.0]
@@ -173,14 +174,14 @@ def _best_quantization(inputs: Inputs, weight: Tensor, smooth: bool) -> Quantiza
 
 
 def _smoothing(largest: Tensor, largest_weight: Tensor, balance: float) -> Tensor:
-    """Return what to divide each channel by, so that neither its inputs nor its weights stand out, as SmoothQuant."""
+    """Return the divisor of each channel that balances the ranges of inputs and weights, as in SmoothQuant."""
     tiny = 1e-5
     smoothing = largest.clamp_min(tiny) ** balance / largest_weight.clamp_min(tiny) ** (1 - balance)
     return smoothing / smoothing.mean()
 
 
 def _quantization(inputs: Inputs, smoothing: Tensor | float, clip: float) -> Quantization:
-    """Return the quantisation that covers a share of the range that was seen."""
+    """Return the quantisation that covers a share of the observed range."""
     low = clip * min(0.0, float((inputs.low / smoothing).min()))
     high = clip * max(0.0, float((inputs.high / smoothing).max()))
     scale = max(high - low, torch.finfo(torch.float32).tiny * LARGEST) / LARGEST
@@ -188,7 +189,7 @@ def _quantization(inputs: Inputs, smoothing: Tensor | float, clip: float) -> Qua
 
 
 def _error(tokens: Tensor, weight: Tensor, expected: Tensor, quantization: Quantization) -> float:
-    """Return the error of a product in int8, relative to the deviation of its outputs between tokens."""
+    """Return the error of a product in int8, relative to the deviation of its outputs over the tokens."""
     integers, scales = quantize_weight(weight * quantization.smoothing)
     given = quantization.simulate(tokens) / quantization.smoothing
     found = given @ (integers * scales[:, None]).T

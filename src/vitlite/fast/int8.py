@@ -1,8 +1,8 @@
 """Linear layers in int8 for `optimize(dtype=torch.int8)`.
 
-An input x of a channel becomes the byte round(x / smoothing / scale) + zero_point, from 0 to 255. A weight becomes one
-from -127 to 127. The smoothing differs by channel: the layer before divides by it, and the weight gives it back. So
-quantisation is one pass, or none where oneDNN's product writes bytes itself.
+An input x of a channel becomes the byte round(x / smoothing / scale) + zero_point, from 0 to 255. A weight becomes a
+byte from -127 to 127. The smoothing differs by channel: the layer before divides by it, and the weight multiplies by
+it. So quantisation takes one pass over the inputs, or none if oneDNN's product writes bytes itself.
 
 Shapes: b images, n tokens, d inputs, k outputs.
 """
@@ -20,23 +20,23 @@ from vitlite.kernels import ACTIVATIONS, ROUNDED, Layer, agrees, random_numbers
 
 LARGEST = 255
 LARGEST_WEIGHT = 127
-EXACT = 1e-4  # error of float32 around the exact sum of bytes, relative to the largest number
+EXACT = 1e-4  # error of float32 around the exact sum of bytes, relative to the largest value
 
 
 class Quantization(NamedTuple):
-    """How the inputs of a layer become bytes."""
+    """The conversion of a layer's inputs to bytes."""
 
     scale: float
     zero_point: int
-    smoothing: Tensor | float = 1.0  # (d,), or one for all channels
+    smoothing: Tensor | float = 1.0  # (d,), or one number for all channels
 
     @property
     def divisor(self) -> Tensor | float:
-        """What numbers are divided by before they are rounded: (d,), or one for all channels."""
+        """The divisor of the inputs before rounding: (d,), or one number for all channels."""
         return self.smoothing * self.scale
 
     def simulate(self, x: Tensor) -> Tensor:
-        """Return what is left of the numbers (n, d) after quantisation."""
+        """Return inputs (n, d) after quantisation and back."""
         steps = (x / self.smoothing / self.scale + self.zero_point).round().clamp(0, LARGEST) - self.zero_point
         return steps * self.scale * self.smoothing
 
@@ -48,13 +48,13 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Linear:
-    """A linear layer from bytes, by oneDNN: (b, n, d) -> (b, n, k) in `gives`, a dtype or quantised again."""
+    """A linear layer of bytes, by oneDNN: (b, n, d) -> (b, n, k) in the dtype or quantisation `gives`."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, takes: Quantization, gives: torch.dtype | Quantization
     ) -> None:
         integers, scales = quantize_weight(weight.float() * takes.smoothing)
-        packed = torch.ops.onednn.qlinear_prepack(integers.to(torch.int8).contiguous(), None)  # which ignores strides
+        packed = torch.ops.onednn.qlinear_prepack(integers.to(torch.int8).contiguous(), None)  # it ignores strides
         self._weight = packed, scales, torch.zeros(len(scales), dtype=torch.int64)
         self._bias = None if bias is None else bias.float().contiguous()
         self._takes = takes.scale, takes.zero_point
@@ -69,14 +69,14 @@ class Int8Linear:
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, "none", [], "")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the same after an activation: "swish", or GELU as "none" or "tanh"."""
+        """Return the product plus the bias after an activation: "swish", or GELU as "none" or "tanh"."""
         name, algorithm = ("swish", "") if kind == "swish" else ("gelu", kind)
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, name, [], algorithm)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the sum with `other` in float32. It is fastest if `other` may be overwritten."""
+        """Return the sum with `other` in float32. It is faster if `other` may be overwritten."""
         way = "sum" if overwrite else "add"
-        other = other.contiguous()  # oneDNN is slow to add strided numbers
+        other = other.contiguous()  # oneDNN adds strided tensors slowly
         gives = 1.0, 0, torch.float32
         return self._binary(
             x, *self._takes, *self._weight, other, self._bias, *gives, 1.0, 0, way, 1.0, "none", [], ""
@@ -84,9 +84,9 @@ class Int8Linear:
 
 
 class FloatLinear:
-    """A layer left in floats among others in int8. It adds to a float32 stream.
+    """A layer in floats among layers in int8. It adds to a float32 stream.
 
-    `divisor` is what the next layer wants its inputs divided by, after the activation.
+    After the activation, the output is divided by `divisor` for the next layer.
     """
 
     def __init__(self, linear: Layer, divisor: Tensor | float) -> None:
@@ -97,7 +97,7 @@ class FloatLinear:
         return self._linear(x)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the same after an activation, divided for the next layer."""
+        """Return the product plus the bias after an activation, divided for the next layer."""
         y = self._linear.activated(x, kind)
         if isinstance(self._divisor, float) and self._divisor == 1.0:
             return y
@@ -109,20 +109,20 @@ class FloatLinear:
 
 
 class Int8Layers:
-    """Linear layers of a block in int8, where a quantisation is known, and in floats elsewhere."""
+    """Linear layers of a block, in int8 if they have a quantisation, and in floats otherwise."""
 
     def __init__(self, quantizations: Mapping[str, Quantization], floats: FloatLayers) -> None:
         self.quantizations, self.floats = quantizations, floats
         self.dtype = floats.dtype
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """Return a layer. It writes bytes if the layer `then` takes them."""
+        """Return a layer. It writes bytes if the next layer, `then`, reads them."""
         if name not in self.quantizations:
             return FloatLinear(self.floats.linear(name, weight, bias), self.divisor(then))
         return Int8Linear(weight, bias, self.quantizations[name], self.quantizations.get(then, self.dtype))
 
     def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """Return what comes before a layer: the norm, the quantisation, or both in one."""
+        """Return the norm before a layer, its quantisation, or both in one call."""
         quantization = self.quantizations.get(name)
         if quantization is None:
             plain = plain_norm(norm, torch.float32, factor)
@@ -142,20 +142,20 @@ class Int8Layers:
         return quantize
 
     def divisor(self, name: str) -> Tensor | float:
-        """Return what the numbers for a layer must be divided by if no norm comes before it."""
+        """Return the divisor of a layer's inputs if no norm precedes it."""
         return self.quantizations[name].divisor if name in self.quantizations else 1.0
 
 
 def _to_bytes(x: Tensor) -> Tensor:
-    """Truncate to bytes: with .5 added before, the nearest. `x` is overwritten."""
-    return torch.empty_like(x, dtype=torch.uint8).copy_(x.clamp_(0, LARGEST))  # half the time of `to`
+    """Truncate to bytes, which rounds to nearest because 0.5 was added before. `x` is overwritten."""
+    return torch.empty_like(x, dtype=torch.uint8).copy_(x.clamp_(0, LARGEST))  # twice as fast as `to`
 
 
 @cache
 def int8_is_right(gives: torch.dtype) -> bool:
-    """Return True if oneDNN's products of bytes exist here and are exact, also if every byte is the largest.
+    """Return whether oneDNN's products of bytes exist here and are exact, even if every byte has the largest value.
 
-    CPUs without instructions for products of bytes add them up in 16 bits, which overflow.
+    CPUs without instructions for products of bytes sum them in 16 bits, which overflow.
     """
     weight, bias = random_numbers(64, 48).mul_(30).round_().clamp_(-127, 127), random_numbers(64)
     weight[:2] = torch.tensor([LARGEST_WEIGHT, -LARGEST_WEIGHT])[:, None]
@@ -178,7 +178,7 @@ def int8_is_right(gives: torch.dtype) -> bool:
 
 
 def _writes_bytes(weight: Tensor, bias: Tensor, takes: Quantization, kind: str, given: Tensor, product: Tensor) -> bool:
-    """Return True if a product writes the bytes of what its activation gives."""
+    """Return whether a product writes the quantised output of its activation."""
     activated = F.silu(product) if kind == "swish" else F.gelu(product, approximate=kind)
     gives = Quantization(float(activated.max() - activated.min()) / LARGEST, 20)
     expected = (activated / gives.scale + gives.zero_point).round().clamp(0, LARGEST)

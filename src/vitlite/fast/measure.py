@@ -1,7 +1,7 @@
-"""Measure the speed of models. Benchmarks take turns in one run, and the best of many turns counts.
+"""Measure the speed of models. Benchmarks take turns in one run, and the best time of many turns counts.
 
-Absolute times on a shared machine mean little, so what counts are ratios within one run. Each turn begins with a pause,
-in which the workers of the benchmark before fall asleep.
+Absolute times on a shared machine mean little, so compare times within one run. Each turn begins with a pause, so that
+the worker threads of the previous benchmark become idle.
 """
 
 import copy
@@ -24,12 +24,12 @@ from vitlite.kernels import LONG, fastest_linear, first_core, float32_products, 
 from vitlite.nn import costs
 from vitlite.nn.vit import ViT
 
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the largest logit: beyond it, not the same network
-GPU_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.1}  # where torch's convolutions round to three digits
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the largest logit; beyond this, the result is wrong
+GPU_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.1}  # torch's convolutions round to three digits on GPUs
 CPU = torch.device("cpu")
-LONG_CALL = 0.3  # seconds: one such call a turn is enough
+LONG_CALL = 0.3  # seconds; one such call per turn is enough
 TIME_LIMIT = 60  # seconds for all benchmarks together, after three turns
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile")  # that make products fast
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile")  # for fast matrix products
 
 
 @dataclass
@@ -45,11 +45,12 @@ class Benchmark:
 def measure(benchmarks: Sequence[Benchmark], rounds: int) -> None:
     """Run benchmarks in turns, and set the best time of each.
 
-    A turn is a pause, a call that does not count, and two that do; of long calls, one that does. After two turns a
-    benchmark rests if it is far behind the fastest of its dtype. After three turns and a minute all are done.
+    A turn is a pause, a warm-up call and two timed calls; for long calls, only one timed call. After two turns, a
+    benchmark that is far slower than the fastest of its dtype is skipped. After three turns and a minute, measuring
+    ends.
     """
     start = time.perf_counter()
-    is_long = [_seconds(benchmark.run) > LONG_CALL for benchmark in benchmarks]  # which also warms up
+    is_long = [_seconds(benchmark.run) > LONG_CALL for benchmark in benchmarks]  # this also warms up
     for turn in range(rounds):
         if turn >= 3 and time.perf_counter() - start > TIME_LIMIT:
             return
@@ -80,7 +81,7 @@ def optimized(model: ViT, images: Tensor, dtype: torch.dtype) -> Benchmark:
 
 
 def synchronized(run: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """Return a call that waits until the device is done. A GPU's calls return before it has begun."""
+    """Return a function that waits until the device is done, because calls on a GPU are asynchronous."""
     synchronize = getattr(torch, device.type).synchronize
 
     def run_and_wait() -> Any:
@@ -92,7 +93,7 @@ def synchronized(run: Callable[[], Any], device: torch.device) -> Callable[[], A
 
 
 def memory_of(run: Callable[[], Any], device: torch.device) -> int:
-    """Return how many bytes of a GPU a call takes at most, besides the weights; 0 where torch does not count."""
+    """Return the peak GPU memory of a call in bytes, besides the weights; 0 if torch does not track it."""
     counts = getattr(torch, device.type)
     if not hasattr(counts, "max_memory_allocated"):
         return 0
@@ -103,9 +104,9 @@ def memory_of(run: Callable[[], Any], device: torch.device) -> int:
 
 
 def products(config: ViTConfig, images: Tensor) -> Benchmark:
-    """Return a benchmark of the matrix products of a forward pass and nothing else: the limit on this machine.
+    """Return a benchmark of only the matrix products of a forward pass, which is the limit on this machine.
 
-    The rows of many images are multiplied some images at a time, as `optimize` does at most.
+    Large batches are multiplied in slices, as in `optimize`.
     """
     dtype, tokens, heads = images.dtype, config.tokens, config.heads
     batch = math.ceil(len(images) / math.ceil(len(images) / SLICE))
@@ -135,13 +136,13 @@ def products(config: ViTConfig, images: Tensor) -> Benchmark:
 
 
 def difference(answer: Any, expected: Tensor) -> float:
-    """Return the largest difference between logits, relative to the largest expected one."""
+    """Return the largest difference between logits, relative to the largest expected logit."""
     answer = torch.as_tensor(answer).float()
     return float((answer - expected).abs().max() / expected.abs().max())
 
 
 def random_model(config: ViTConfig) -> ViT:
-    """Return a model whose logits depend on every weight, the same on each call."""
+    """Return a model whose logits depend on every weight. Every call returns the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ViT(config).eval()

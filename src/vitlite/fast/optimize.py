@@ -1,8 +1,8 @@
-"""`optimize`: the same calls and the same answers, for inference only, as fast as plain PyTorch allows.
+"""`optimize`: make a model faster for inference, with the same methods and the same outputs.
 
 On a CPU, weights are packed once in oneDNN's own order, GELU and residuals are fused into the products (`blocks`),
-attention runs as two batched products in buffers that stay in cache (`attention`), and large batches go in slices
-(`slices`). `kernels` has the rule that says where oneDNN is used.
+attention runs as two batched products in buffers that stay in cache (`attention`), and large batches run in slices
+(`slices`). `kernels` contains the rule that decides where oneDNN is used.
 """
 
 import copy
@@ -40,29 +40,30 @@ from vitlite.nn.layers import AttentionPool, Block
 from vitlite.nn.vit import Features, ViT, check_images
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
-GRIDS = 16  # for which positions are kept
+GRIDS = 16  # number of grids whose positions are cached
 
 
 def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterable[Any] | None = None) -> ViT:
-    """Make a model fast, for inference only: the same calls, the same answers.
+    """Make a model faster for inference, with the same methods and the same outputs.
 
-    The model is changed in place: packed weights replace its own. Images and answers keep its dtype; `dtype` is what it
-    computes in. Afterwards it cannot be trained, moved, copied, exported or saved, so optimize last. torch.compile
-    leaves it as it is. Hooks are dropped, and later changes of the old weights have no effect.
+    The model is changed in place: packed weights replace its own. Images and outputs keep the model's dtype; `dtype` is
+    the dtype of the computation. Afterwards the model cannot be trained, moved, copied, exported or saved, so optimize
+    last. torch.compile skips it. Hooks are dropped, and later changes of the old weights have no effect.
 
     Args:
         model: An eager `ViT`. A second call changes nothing.
-        dtype: What to compute in, such as `torch.bfloat16`. By default the model's own dtype. For `torch.int8`, on CPUs
-            alone, linear layers multiply bytes where that is accurate enough, and the rest is bfloat16 or float32.
-        calibrate: For int8: about 32 images like those to come, as `model.preprocess` takes them. They decide how each
-            layer is quantised.
+        dtype: The dtype of the computation, such as `torch.bfloat16`. By default the model's own dtype. With
+            `torch.int8`, which needs a CPU, linear layers use int8 if that is accurate enough, and bfloat16 or float32
+            otherwise.
+        calibrate: For int8: about 32 typical images that `model.preprocess` accepts. They determine how each layer is
+            quantised.
 
     Returns:
         The same object.
 
     Raises:
-        OptimizedError: The model's modules were changed, `dtype` is not supported, or the model is optimized already,
-            in another way.
+        OptimizedError: The model's modules were changed, `dtype` is not supported, or the model is already optimized
+            with other options.
 
     >>> import torch, vitlite
     >>> config = vitlite.ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128, num_classes=5)
@@ -73,11 +74,11 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
     if isinstance(model, OptimizedViT):
         if calibrate is not None or dtype not in (None, model.compute_dtype):
             raise OptimizedError(
-                f"The model is optimized already, for {model.compute_dtype}. Create it again to optimize it otherwise."
+                f"The model is already optimized for {model.compute_dtype}. Create it again to use other options."
             )
         return model
     if type(model) is not ViT:
-        raise OptimizedError(f"optimize takes a vitlite.ViT, got {type(model).__name__}.")
+        raise OptimizedError(f"optimize needs a vitlite.ViT, got {type(model).__name__}.")
     check_unmodified(model, "optimize", OptimizedError)
     _check_parameters(model)
     _check_dtype(model, dtype)
@@ -87,12 +88,12 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
 
 
 def _check_parameters(model: ViT) -> None:
-    """Check that weights can be packed: none is sharded or quantised, and all are in one place and one dtype."""
+    """Check that the weights can be packed: plain parameters on one device, in one dtype."""
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:
             raise OptimizedError(
-                f"{name} is a {type(parameter).__name__}, and optimize can pack plain parameters only. For int8, pass "
-                "dtype=torch.int8 and calibrate= with a float model."
+                f"{name} is a {type(parameter).__name__}, but optimize supports only plain parameters. For int8, pass "
+                "a float model with dtype=torch.int8 and calibrate=."
             )
     places = sorted({f"{parameter.device} in {parameter.dtype}" for parameter in model.parameters()})
     if len(places) > 1 or model.device.type == "meta":
@@ -102,7 +103,7 @@ def _check_parameters(model: ViT) -> None:
 
 
 def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
-    """Check that a dtype is supported, and warn if this CPU has to emulate it."""
+    """Check that a dtype is supported, and warn if this CPU emulates it."""
     if dtype in (None, model.dtype):
         return
     if dtype not in DTYPES:
@@ -112,25 +113,25 @@ def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
         )
     if model.device.type == "cpu" and is_fast_in(dtype) is False:
         warnings.warn(
-            f"This CPU has no instructions for {dtype}: float32 is probably faster, and more accurate.", stacklevel=3
+            f"This CPU has no instructions for {dtype}. float32 is probably faster and is more accurate.", stacklevel=3
         )
 
 
-# ---- how to compute
+# ---- the plan
 
 
 class Plan(NamedTuple):
-    """How a model is to compute."""
+    """The dtypes, kernels and layers of an optimized model."""
 
-    dtype: torch.dtype  # what was asked for
+    dtype: torch.dtype  # the requested dtype
     stream: torch.dtype  # of the tokens between two layers
     kernels: Kernels
     layers: list[Layers]  # of each block
-    calibration: str = ""  # of int8: a hash of how it is quantised
+    calibration: str = ""  # for int8, a hash of the quantisation
 
     @property
     def inner(self) -> torch.dtype:
-        """The dtype of what is neither in int8 nor the stream."""
+        """The dtype of everything but int8 layers and the stream."""
         return self.layers[0].dtype
 
 
@@ -147,23 +148,23 @@ def _plan(model: ViT, dtype: torch.dtype, images: Iterable[Any] | None) -> Plan:
 
 
 def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
-    """Plan int8: the stream is float32, and what is not in int8 is bfloat16 where the CPU is faster with it."""
+    """Plan int8: the stream is float32, and layers that are not in int8 use bfloat16 if the CPU is fast in it."""
     if model.device.type != "cpu":
         raise OptimizedError(
-            f"int8 is for CPUs, and the model is on {model.device}. Use dtype=torch.bfloat16 (--dtype bfloat16) there."
+            f"int8 needs a CPU, but the model is on {model.device}. Use dtype=torch.bfloat16 (--dtype bfloat16)."
         )
     if images is None:
         raise OptimizedError(
-            "int8 needs about 32 images like those to come. Pass calibrate=[...] (--calibrate FOLDER)."
+            "int8 needs about 32 typical images for calibration. Pass calibrate=[...] (--calibrate FOLDER)."
         )
     if isinstance(images, (str, bytes, os.PathLike)) or not isinstance(images, Iterable):
         raise OptimizedError(
-            f"calibrate takes a list of images, got {images!r}. Pass the paths of image files in a list."
+            f"calibrate must be a list of images, got {images!r}. Pass the paths of image files in a list."
         )
     inner = torch.bfloat16 if is_fast_in(torch.bfloat16) else torch.float32
     if not (kernel_choice().packed and int8_is_right(inner)):
         raise OptimizedError(
-            "int8 needs products of oneDNN that are missing or inexact on this CPU, or are turned off by "
+            "int8 needs oneDNN products that are missing or inexact on this CPU, or turned off by "
             "VITLITE_KERNELS=torch. Use dtype=torch.bfloat16 (--dtype bfloat16) or float32."
         )
     quantizations = calibrated(model, images)
@@ -174,7 +175,7 @@ def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
 
 
 def kernels_of(model: ViT) -> str:
-    """Describe what computes a model's answers on this machine. A resumed run must have the same.
+    """Describe the kernels that compute a model's outputs on this machine. A resumed run must use the same ones.
 
     >>> import vitlite
     >>> kernels_of(vitlite.create("vit_nano_4.cifar10", dtype=torch.float64))
@@ -195,7 +196,7 @@ def kernels_of(model: ViT) -> str:
 
 
 def _rebuild(model: ViT, plan: Plan) -> None:
-    """Turn a model into an `OptimizedViT`. It is not changed before all its weights are packed."""
+    """Turn a model into an `OptimizedViT`. It stays unchanged until all weights are packed."""
     config, linear = model.config, plan.kernels.linear
     blocks = cast("Sequence[Block]", model.blocks)
     parts: dict[str, nn.Module] = {
@@ -215,7 +216,7 @@ def _rebuild(model: ViT, plan: Plan) -> None:
         "_device": model.device,
         "_dtype": model.dtype,
         "_tables_of": {},
-        "_weights_hash": hash_of_file(model) or f"of no file {secrets.token_hex(16)}",  # like no other model's
+        "_weights_hash": hash_of_file(model) or f"of no file {secrets.token_hex(16)}",  # unique
     }
     model.__dict__.update(own)
     model.__class__ = OptimizedViT
@@ -224,12 +225,12 @@ def _rebuild(model: ViT, plan: Plan) -> None:
 
 def _error(action: str) -> OptimizedError:
     return OptimizedError(
-        f"An optimized model cannot {action}: its weights are packed for this machine. Do that before "
+        f"An optimized model cannot {action}, because its weights are packed for this machine. Do that before "
         "vitlite.optimize, or create the model again (without --fast)."
     )
 
 
-def _not_offered(action: str) -> Callable[..., Any]:
+def _unsupported(action: str) -> Callable[..., Any]:
     """Return a method that raises an error."""
 
     def method(self: "OptimizedViT", *args: Any, **kwargs: Any) -> NoReturn:
@@ -239,7 +240,7 @@ def _not_offered(action: str) -> Callable[..., Any]:
 
 
 class OptimizedViT(ViT):
-    """A `ViT` after `optimize`: (b, c, h, w) -> (b, k). It is a snapshot for inference and has no weights to give."""
+    """A `ViT` after `optimize`: (b, c, h, w) -> (b, k). It is for inference only and does not expose its weights."""
 
     _plan: Plan
     _device: torch.device
@@ -254,7 +255,7 @@ class OptimizedViT(ViT):
 
     @property
     def calibration(self) -> str:
-        """For int8, a hash of how its layers are quantised; empty otherwise."""
+        """For int8, a hash of the quantisation; empty otherwise."""
         return self._plan.calibration
 
     @property
@@ -264,24 +265,24 @@ class OptimizedViT(ViT):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of images and answers."""
+        """The dtype of images and outputs."""
         return self._dtype
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return what `ViT.forward` does: (b, c, h, w) -> (b, k)."""
+        """Return the same as `ViT.forward`: (b, c, h, w) -> (b, k)."""
         return self._run(images, lambda part: self.head(self._embed(part)))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return what `ViT.embed` does: (b, c, h, w) -> (b, d)."""
+        """Return the same as `ViT.embed`: (b, c, h, w) -> (b, d)."""
         return self._run(images, self._embed)
 
     def features(self, images: Tensor, layers: Iterable[int] | int = (), norm: bool = False) -> Features:
-        """Return what `ViT.features` does."""
+        """Return the same as `ViT.features`."""
         wanted = self._layers(layers)
         return self._run(images, lambda part: super(OptimizedViT, self).features(part, wanted, norm))
 
     def attention_maps(self, images: Tensor, layers: Iterable[int] | int = (-1,)) -> Tensor:
-        """Return what `ViT.attention_maps` does: (b, c, h, w) -> (layers, b, heads, n, n)."""
+        """Return the same as `ViT.attention_maps`: (b, c, h, w) -> (layers, b, heads, n, n)."""
         wanted = self._layers(layers)
         return self._run(images, lambda part: super(OptimizedViT, self).attention_maps(part, wanted), batch_axis=1)
 
@@ -297,7 +298,7 @@ class OptimizedViT(ViT):
         return self.norm_pre(self.patch_embed(images, added).to(self._plan.stream)), rotation
 
     def _tables(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return what depends on the grid alone, computed once: what is added to the patches, and the rotation."""
+        """Return the cached tensors of a grid: the one that is added to the patches, and the rotation."""
         grid = self._grid(images)
         tables = self._tables_of.get(grid)
         if tables is None:
@@ -308,7 +309,7 @@ class OptimizedViT(ViT):
         return tables
 
     def _added_to_patches(self, grid: tuple[int, int]) -> Tensor:
-        """Return all that is added to the projected patches and the zeros before them: (1, n, d)."""
+        """Return the tensor that is added to the projected patches and the zeros before them: (1, n, d)."""
         patches: Tensor = self.patch_embed.bias.expand(1, math.prod(grid), -1)
         cls: Tensor | None = self.cls_token
         positions = self._positions(grid)
@@ -334,12 +335,12 @@ class OptimizedViT(ViT):
         return (torch.complex(*tables),)
 
     def _run(self, images: Tensor, answer: Callable[[Tensor], Any], batch_axis: int = 0) -> Any:
-        """Return what `answer` returns for the batch, computed in slices.
+        """Return the result of `answer` for the batch, computed in slices.
 
         Args:
             images: (b, c, h, w).
-            answer: Computes a slice.
-            batch_axis: Of its result.
+            answer: A function that computes the result of a slice.
+            batch_axis: The batch axis of its result.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise _error("be traced")
@@ -347,7 +348,7 @@ class OptimizedViT(ViT):
             if not torch.compiler.is_dynamo_compiling():
                 raise _error("be exported")
             return torch.compiler.disable(OptimizedViT._run_slices)(self, images, answer, batch_axis)  # type: ignore[no-untyped-call]
-        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and importing it takes seconds
+        if "torch._dynamo" in sys.modules:  # if it was not imported, nothing is compiled, and importing takes seconds
             return _uncompiled()(self, images, answer, batch_axis)
         return self._run_slices(images, answer, batch_axis)
 
@@ -355,12 +356,12 @@ class OptimizedViT(ViT):
         check_images(images, self.config)
         if is_transforming() or (images.requires_grad and torch.is_grad_enabled()):
             raise OptimizedError(
-                "An optimized model has no derivatives. Pass images.detach(), or create the model again and leave out "
+                "An optimized model has no gradients. Pass images.detach(), or create the model again without "
                 "vitlite.optimize."
             )
 
         def in_inference(part: Tensor) -> Any:
-            with torch.no_grad(), torch.autocast(part.device.type, enabled=False):  # each thread has its own
+            with torch.no_grad(), torch.autocast(part.device.type, enabled=False):  # these settings are per thread
                 return answer(part)
 
         slices: Sequence[Tensor] = [images]
@@ -378,7 +379,7 @@ class OptimizedViT(ViT):
             return join(answers, self._dtype, batch_axis)
 
     def _uses_onednn_products(self, tokens: int) -> bool:
-        """Return True if oneDNN computes the products of attention."""
+        """Return whether oneDNN computes the products of attention."""
         in_float32 = self._device.type == "cpu" and self._plan.inner is torch.float32
         return in_float32 and tokens >= LONG and float32_products_are_exact()
 
@@ -388,21 +389,21 @@ class OptimizedViT(ViT):
             raise _error("be trained")
         return super().train(False)
 
-    parameters = _not_offered("list its parameters")
-    named_parameters = _not_offered("list its parameters")
-    state_dict = _not_offered("give its weights")
-    load_state_dict = _not_offered("take other weights")
-    _load_from_state_dict = _not_offered("take other weights")  # as part of another module
-    reset_head = _not_offered("change its head")
-    save = _not_offered("be saved")
-    _apply = _not_offered("be moved or converted")
-    __deepcopy__ = _not_offered("be copied")
-    __reduce_ex__ = _not_offered("be copied or pickled")
-    __prepare_scriptable__ = _not_offered("become TorchScript")
+    parameters = _unsupported("list its parameters")
+    named_parameters = _unsupported("list its parameters")
+    state_dict = _unsupported("return its weights")
+    load_state_dict = _unsupported("load other weights")
+    _load_from_state_dict = _unsupported("load other weights")  # as part of another module
+    reset_head = _unsupported("change its head")
+    save = _unsupported("be saved")
+    _apply = _unsupported("be moved or converted")
+    __deepcopy__ = _unsupported("be copied")
+    __reduce_ex__ = _unsupported("be copied or pickled")
+    __prepare_scriptable__ = _unsupported("be scripted")
 
 
 @cache
 def _uncompiled() -> Callable[..., Any]:
-    """Return the method that torch.compile does not look into: it cannot compile packed weights."""
+    """Return the method with compilation disabled, because torch.compile cannot compile packed weights."""
     method: Callable[..., Any] = torch.compiler.disable(OptimizedViT._run_slices)  # type: ignore[no-untyped-call]
     return method

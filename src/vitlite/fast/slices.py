@@ -1,4 +1,4 @@
-"""Large batches in slices whose temporaries stay in cache, one after the other or in streams of one thread each."""
+"""Compute large batches in slices whose temporaries stay in cache, in sequence or in single-threaded streams."""
 
 import math
 import os
@@ -14,27 +14,27 @@ from torch import Tensor
 from vitlite.nn.vit import Features
 
 STREAM_SLICE = 4  # images at a time in each of several single-threaded streams
-STREAM_MINIMUM = 2  # images for each stream, from which streams are faster
-SLICE = 8  # images at a time where all threads share one stream
-TEMPORARY = 32 << 20  # bytes: above this, glibc maps and faults fresh pages for each temporary
+STREAM_MINIMUM = 2  # images per stream from which streams are faster
+SLICE = 8  # images at a time if all threads share one stream
+TEMPORARY = 32 << 20  # bytes; above this, glibc maps fresh pages for each temporary
 
 
 def split(images: Tensor, temporary: int) -> tuple[Sequence[Tensor], int]:
-    """Return slices of a batch on a CPU, and in how many streams to compute them.
+    """Return slices of a batch on a CPU, and the number of streams that compute them.
 
     Args:
         images: The batch.
-        temporary: Bytes of the widest temporary of one image.
+        temporary: Bytes of the largest temporary of one image.
     """
     threads = torch.get_num_threads()
     streams = threads if 1 < threads <= len(images) // STREAM_MINIMUM else 1
     size = max(1, min(SLICE if streams == 1 else STREAM_SLICE, TEMPORARY // temporary))
-    rounds = max(1, math.ceil(len(images) / (size * streams)))  # each stream gets as many slices as the others
+    rounds = max(1, math.ceil(len(images) / (size * streams)))  # slices per stream, equal for all
     return images.tensor_split(max(1, min(rounds * streams, len(images)))), streams
 
 
 def compute(slices: Sequence[Tensor], streams: int, run: Callable[[Tensor], Any]) -> list[Any]:
-    """Return what `run` returns for each slice, in their order."""
+    """Return the result of `run` for each slice, in order."""
     if streams == 1:
         return [run(part) for part in slices]
     return list(_single_threads(streams, os.getpid()).map(run, slices))
@@ -42,17 +42,17 @@ def compute(slices: Sequence[Tensor], streams: int, run: Callable[[Tensor], Any]
 
 @lru_cache(maxsize=1)
 def _single_threads(count: int, process: int) -> ThreadPoolExecutor:
-    """Start workers in which torch uses one thread each. The setting elsewhere stays as it is.
+    """Start workers in which torch uses one thread each. Other threads keep their setting.
 
     Args:
         count: The number of workers.
-        process: The id of this process: a fork inherits no threads and needs workers of its own.
+        process: The id of this process. A fork inherits no threads and needs its own workers.
     """
     threads = torch.get_num_threads()
     started = Barrier(count + 1)
 
     def start() -> None:
-        torch.get_num_threads()  # the first call in a thread takes over the default, which must not happen later
+        torch.get_num_threads()  # the first call in a thread applies the default, so make it before setting the number
         torch.set_num_threads(1)
         started.wait()
 
@@ -60,12 +60,12 @@ def _single_threads(count: int, process: int) -> ThreadPoolExecutor:
     for _ in range(count):
         pool.submit(int)
     started.wait()
-    torch.set_num_threads(threads)  # restores this thread's number, and the default of threads to come
+    torch.set_num_threads(threads)  # restores this thread's number and the default for new threads
     return pool
 
 
 def join(answers: list[Any], dtype: torch.dtype, batch_axis: int) -> Any:
-    """Concatenate the answers for all slices: tensors, `Features`, or tuples of tensors."""
+    """Concatenate the results of all slices: tensors, `Features`, or tuples of tensors."""
     first = answers[0]
     if isinstance(first, Tensor):
         whole = first if len(answers) == 1 else torch.cat(answers, batch_axis)
@@ -73,4 +73,4 @@ def join(answers: list[Any], dtype: torch.dtype, batch_axis: int) -> Any:
     if isinstance(first, tuple):
         fields = [join(list(field), dtype, batch_axis) for field in zip(*answers, strict=True)]
         return Features(*fields) if isinstance(first, Features) else tuple(fields)
-    return first  # numbers of the grid, or None: the same for all
+    return first  # sizes of the grid, or None, which are the same for all slices

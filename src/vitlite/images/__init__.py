@@ -1,4 +1,4 @@
-"""Read images, and prepare them for the network."""
+"""Read images and preprocess them for the network."""
 
 from vitlite.images.transform import Preprocess, TransformConfig
 

@@ -1,7 +1,7 @@
-"""Read images: files, bytes, Pillow images, arrays and tensors become 8-bit pixels.
+"""Read images: turn files, bytes, Pillow images, arrays and tensors into 8-bit pixels.
 
-Pillow opens and converts files. It decides how an unusual or damaged file is read; what it refuses is an `ImageError`
-with the file's name and Pillow's reason. Shapes: c channels, h and w pixels.
+Pillow opens and converts files, and decides how to read unusual or damaged ones. If Pillow fails, an `ImageError` gives
+the file's name and Pillow's reason. Shapes: c channels, h and w pixels.
 """
 
 import io
@@ -19,7 +19,7 @@ from vitlite.errors import ImageError, missing_extra
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = {  # the formats that are opened, by Pillow's name, with their file extensions
+FORMATS = {  # the supported formats, by Pillow's name, with their file extensions
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
     "GIF": (".gif",),  # the first frame
@@ -28,13 +28,13 @@ FORMATS = {  # the formats that are opened, by Pillow's name, with their file ex
     "WEBP": (".webp",),
     "TIFF": (".tif", ".tiff"),
     "JPEG2000": (".jp2",),
-    "AVIF": (".avif",),  # Pillow 11.3 or newer; last, because older versions raise KeyError when they get here
+    "AVIF": (".avif",),  # Pillow 11.3 or newer; last, because older versions raise KeyError here
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 BYTES = (bytes, bytearray, memoryview)
 ORIENTATION = 0x0112  # the EXIF tag
-SIDEWAYS = 5  # from this EXIF orientation on, height and width are exchanged
-LARGE = 25_000_000  # pixels; images above this are decoded one at a time, because each takes 100 MB or more
+SIDEWAYS = 5  # from this EXIF orientation on, height and width are swapped
+LARGE = 25_000_000  # pixels; larger images are decoded one at a time, because each takes 100 MB or more
 _decoding_large_image = Lock()
 
 
@@ -58,20 +58,20 @@ def read_image(file: str | PathLike[str] | bytes | BinaryIO, channels: int = 3) 
 
 
 def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -> "Image | Tensor":
-    """Decode one image of any kind that `Preprocess` takes.
+    """Decode one image of any type that `Preprocess` accepts.
 
     Args:
         image: A path, bytes, open file, Pillow image, array or tensor.
-        channels: How many channels the result has.
-        at_least: A height and width. A JPEG file may be decoded at a half, a quarter or an eighth of its size, as long
-            as both sides stay at least this long. None decodes the full size.
+        channels: The number of channels of the result.
+        at_least: A height and width. A JPEG file may be decoded at a half, a quarter or an eighth of its size if
+            neither side becomes shorter than this. None decodes the full size.
 
     Returns:
         An upright Pillow image in mode "RGB" or "L"; or, for arrays and tensors, uint8 (c, h, w).
 
     Raises:
         ImageError: It is not an image, or it cannot be read.
-        MissingExtraError: Pillow is needed and not installed.
+        MissingExtraError: Pillow is needed but not installed.
     """
     is_pillow = hasattr(image, "getexif")
     if isinstance(image, Tensor) or (hasattr(image, "__array_interface__") and not is_pillow):
@@ -85,7 +85,7 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
     except ImageError as error:
         raise error.within(f"Cannot read {_name(image)} as an image") from error
     except (UnidentifiedImageError, KeyError) as error:
-        reason = f"it is damaged, or not in one of the formats {', '.join(FORMATS)}."
+        reason = f"it is damaged, or its format is not supported. Supported: {', '.join(FORMATS)}."
         raise ImageError(f"Cannot read {_name(image)} as an image: {reason}") from error
     except Exception as error:  # Pillow's decoders raise almost anything for a damaged file
         name = _name(image)
@@ -96,7 +96,7 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
 
 
 def _name(image: Any) -> str:
-    """Return the name of a file, open file, bytes or Pillow image for errors."""
+    """Return the name of an image for error messages."""
     if isinstance(image, (str, PathLike)):
         return str(image)
     if isinstance(image, BYTES):
@@ -106,13 +106,13 @@ def _name(image: Any) -> str:
     if hasattr(image, "read"):
         return str(getattr(image, "name", "the open file"))
     raise ImageError(
-        "An image is a path, bytes, an open file, a Pillow image, an array or a tensor, "
+        "An image must be a path, bytes, an open file, a Pillow image, an array or a tensor, "
         f"got {type(image).__name__}. Pass several images as a list."
     )
 
 
 def no_such_file(name: str) -> ImageError:
-    """Return the error for an image file that does not exist, or for a URL in the place of a file."""
+    """Return the error for an image file that does not exist, or for a URL instead of a file."""
     if "://" in name:
         return ImageError(f"{name} is a URL. Download it first, and pass the file or its bytes.")
     return ImageError(f"No such file: {name}")
@@ -134,8 +134,8 @@ def _open(file: Any, channels: int, at_least: tuple[int, int] | None) -> "Image"
         pixels = image.width * image.height
         if Image.MAX_IMAGE_PIXELS and pixels > Image.MAX_IMAGE_PIXELS:  # Pillow itself only warns up to twice this
             raise ImageError(
-                f"it has {pixels} pixels, and at most {Image.MAX_IMAGE_PIXELS} are allowed. "
-                "For files that you trust, raise PIL.Image.MAX_IMAGE_PIXELS."
+                f"it has {pixels} pixels, but at most {Image.MAX_IMAGE_PIXELS} are allowed. "
+                "For trusted files, increase PIL.Image.MAX_IMAGE_PIXELS."
             )
         if at_least:
             sideways = image.getexif().get(ORIENTATION, 1) >= SIDEWAYS
@@ -151,18 +151,18 @@ def _convert(image: "Image", channels: int) -> "Image":
     from PIL import Image, ImageOps
 
     if channels not in (1, 3):
-        raise ImageError(f"the model takes {channels} channels, an image has 1 or 3. Pass an array or a tensor.")
+        raise ImageError(f"the model needs {channels} channels, but images have 1 or 3. Pass an array or a tensor.")
     mode = "RGB" if channels == 3 else "L"
     in_32_bits = image.mode == "I" and image.format in ("PNG", "PPM")  # 16-bit grey, as some versions of Pillow open it
     if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16") or in_32_bits:  # scaled, where Pillow's convert() would clip at 255
+    if image.mode.startswith("I;16") or in_32_bits:  # scale the levels; Pillow's convert() would clip them at 255
         levels = numpy.array(image, dtype=numpy.uint32)
         levels += 128
         levels //= 257
         image = Image.fromarray(levels.astype(numpy.uint8))
     elif image.mode in ("I", "F"):
-        raise ImageError(f"mode {image.mode!r} does not say which value is white. Scale it to 0..1 and pass an array.")
+        raise ImageError(f"mode {image.mode!r} has no defined white level. Scale the pixels to 0..1 and pass an array.")
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # the same colours, without a warning from Pillow
     return image if image.mode == mode else image.convert(mode)
@@ -175,18 +175,18 @@ def _from_array(image: Any, channels: int) -> Tensor:
 
         array = numpy.asarray(image)
         if array.dtype.kind == "f":
-            array = array.astype(numpy.float32)  # also from big-endian and long double, which torch does not have
+            array = array.astype(numpy.float32)  # torch does not support big-endian and long double
         try:
-            image = torch.from_numpy(array.copy())  # torch takes no read-only arrays and no negative strides
+            image = torch.from_numpy(array.copy())  # torch does not support read-only arrays and negative strides
         except (TypeError, ValueError) as error:
             raise ImageError(f"An image array must be uint8, or float from 0 to 1, got {array.dtype}.") from error
     pixels = _channels_first(image.detach().cpu(), channels)
     if pixels.is_floating_point():
         low, high = (value.item() for value in pixels.float().aminmax())
-        if not (low >= -0.5 / 255 and high <= 1 + 0.5 / 255):  # half a level of tolerance; also refuses nan
+        if not (low >= -0.5 / 255 and high <= 1 + 0.5 / 255):  # half a level of tolerance; NaN is an error, too
             raise ImageError(
                 f"A float image must have values from 0 to 1, got {low:.4g} to {high:.4g}. Divide by 255 or pass "
-                "uint8; pass an image that is already normalised to the model itself."
+                "uint8. If the image is already normalised, pass it to the model directly."
             )
         pixels = (pixels.float() * 255).round().clamp(0, 255).to(torch.uint8)
     elif pixels.dtype != torch.uint8:
@@ -195,17 +195,17 @@ def _from_array(image: Any, channels: int) -> Tensor:
 
 
 def _channels_first(image: Tensor, channels: int) -> Tensor:
-    """Return the image as (c, h, w). A model with 3 channels also takes 1, which stands for three equal ones."""
+    """Return the image as (c, h, w). A model with 3 channels also accepts 1, which is repeated."""
     shape = tuple(image.shape)
     if len(shape) not in (2, 3) or 0 in shape:
-        raise ImageError(f"An image has the shape (h, w, c), (c, h, w) or (h, w), got {shape}.")
+        raise ImageError(f"An image must have the shape (h, w, c), (c, h, w) or (h, w), got {shape}.")
     if len(shape) == 2:
         image = image[None]
     accepted = (1, 3) if channels == 3 else (channels,)
     first, last = image.shape[0] in accepted, len(shape) == 3 and shape[2] in accepted
     if first and last:
-        raise ImageError(f"The shape {shape} can be read as (c, h, w) and as (h, w, c). Pass a Pillow image instead.")
+        raise ImageError(f"The shape {shape} may mean (c, h, w) or (h, w, c). Pass a Pillow image instead.")
     if not first and not last:
         hint = " To drop an alpha channel: image[..., :3]." if 4 in shape else ""
-        raise ImageError(f"The model takes {channels} channels, and the image has the shape {shape}.{hint}")
+        raise ImageError(f"The model needs {channels} channels, but the image has the shape {shape}.{hint}")
     return rearrange(image, "h w c -> c h w") if last else image

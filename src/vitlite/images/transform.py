@@ -1,7 +1,7 @@
-"""Turn images into tensors as they were when the weights were trained.
+"""Turn images into tensors in the same way as when the weights were trained.
 
-A `TransformConfig` states the transform, and a `Preprocess` applies it for one model. Every image becomes 8-bit pixels
-first and Pillow resizes it, so that a file, its array and its tensor give the same bits.
+A `TransformConfig` describes the transform, and a `Preprocess` applies it for one model. Every image is first converted
+to 8-bit pixels, and Pillow resizes it, so that a file, its array and its tensor give the same bits.
 Shapes: b images, c channels, h and w pixels.
 """
 
@@ -24,20 +24,20 @@ Interpolation = Literal["bilinear", "bicubic"]
 Margin = Literal["nearest", "down"]
 P = TypeVar("P", bound="Preprocess")
 
-SIDE = 2**16  # pixels: the longest side in a TransformConfig
-RESIZED = 2**26  # pixels: the largest image that is made by resizing, 256 MB
+SIDE = 2**16  # pixels; the longest side in a TransformConfig
+RESIZED = 2**26  # pixels; the largest result of resizing, 256 MB
 NUMBERS = {  # accepted ranges, finite in float32
     "mean": (-1e6, 1e6),
     "std": (1e-6, 1e6),
     "scale": (1e-9, 1e6),
     "share": (1e-6, 1.0),
 }
-DRAFT = 2  # quick_decode keeps both sides at this many times the resized ones
+DRAFT = 2  # quick_decode keeps both sides at least this many times as long as the resized ones
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformConfig:
-    """How images were prepared when the weights were trained: resize, crop the centre, scale, normalise.
+    """The preprocessing that the weights were trained with: resize, crop the centre, scale, normalise.
 
     >>> torchvision = TransformConfig(size=(224, 224), resize=(256, 256), mode="center", interpolation="bilinear",
     ...                               mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -49,12 +49,14 @@ class TransformConfig:
     resize: tuple[int, int]  # height and width before the crop
     mode: Mode  # "center" keeps the aspect ratio and covers `resize`; "squash" stretches to it
     interpolation: Interpolation
-    mean: tuple[float, ...]  # one per channel, or one for all
+    mean: tuple[float, ...]  # one number per channel, or one for all
     std: tuple[float, ...]
     scale: float = 1 / 255  # multiplies the pixels, 0..255, before mean and std
-    margin: Margin = "nearest"  # half of an odd margin: to the nearest even (torchvision, timm) or down (transformers)
+    margin: Margin = (
+        "nearest"  # rounding of half an odd margin: nearest even (torchvision, timm) or down (transformers)
+    )
     cut: tuple[int, int] | None = None  # size of the crop if the model gets only its upper left part, `size`
-    share: float | None = field(default=None, compare=False)  # what the crop keeps of each side, for `scaled`, if known
+    share: float | None = field(default=None, compare=False)  # share of each side that the crop keeps, if known
 
     def __post_init__(self) -> None:
         for name in ("mean", "std", "cut"):
@@ -63,15 +65,15 @@ class TransformConfig:
         _check_sizes(self)
         _check_values(self)
         if self.share is not None and _before_crop(self.cropped, self.share) != self.resize:
-            object.__setattr__(self, "share", None)  # it belongs to other sizes, which dataclasses.replace changed
+            object.__setattr__(self, "share", None)  # dataclasses.replace changed the sizes
 
     @property
     def cropped(self) -> tuple[int, int]:
-        """Height and width of the crop."""
+        """The height and width of the crop."""
         return self.cut or self.size
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that decide the pixels, for JSON: all but `share`."""
+        """Return the fields that determine the pixels, for JSON: all but `share`."""
         fields = asdict(self)
         del fields["share"]
         if self.cut is None:
@@ -79,9 +81,9 @@ class TransformConfig:
         return fields
 
     def in_whole_patches(self, patch: int) -> "TransformConfig":
-        """Return the transform for a patch size: if patches do not cover the crop, they begin at its upper left.
+        """Return the transform for a patch size: the part of the crop, from its upper left, that whole patches cover.
 
-        The convolutions of timm and transformers leave out what remains on the right and below in the same way.
+        The convolutions of timm and transformers ignore the rest at the right and the bottom in the same way.
 
         >>> TransformConfig(size=(384, 384), resize=(384, 384), mode="squash", interpolation="bicubic",
         ...                 mean=(0.5,), std=(0.5,)).in_whole_patches(14).size
@@ -106,13 +108,13 @@ class TransformConfig:
         if share:
             return replace(self, size=size, cut=None, resize=_before_crop(size, share), share=share)
         (crop_height, crop_width), (height, width) = self.cropped, self.resize
-        resize = height * size[0] // crop_height, width * size[1] // crop_width  # each side has a share of its own
+        resize = height * size[0] // crop_height, width * size[1] // crop_width  # each side has its own share
         return replace(self, size=size, cut=None, resize=resize)
 
     def crop_share(self) -> float | None:
-        """Return what the crop keeps of each side, or None if the sides differ.
+        """Return the share of each side that the crop keeps, or None if the sides differ.
 
-        It is `share` if that is known, else the number with the fewest digits that leads from `size` to `resize`.
+        This is `share` if it is known, otherwise the number with the fewest digits that gives `resize` from `size`.
         """
         if self.share:
             return self.share
@@ -124,7 +126,7 @@ class TransformConfig:
         return None
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width to which an image of this size is resized before the crop."""
+        """Return the height and width of an image of this size after resizing, before the crop."""
         rows, columns = self.resize
         if self.mode == "squash":
             return rows, columns
@@ -136,14 +138,14 @@ class TransformConfig:
         return round(height / ratio), round(width / ratio)
 
     def crop_box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return left, top, right and bottom of what the model gets of a resized image."""
+        """Return the left, top, right and bottom of the part of a resized image that the model gets."""
         half = round if self.margin == "nearest" else int  # of an odd margin
         top, left = half((height - self.cropped[0]) / 2), half((width - self.cropped[1]) / 2)
         return left, top, left + self.size[1], top + self.size[0]
 
 
 def _before_crop(size: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return what timm resizes to if a crop of this size is to be this share of it."""
+    """Return the size before a crop that keeps this share, as timm computes it."""
     return math.floor(size[0] / share), math.floor(size[1] / share)
 
 
@@ -176,7 +178,7 @@ def _check_values(transform: TransformConfig) -> None:
         low, high = NUMBERS[name]
         are_numbers = isinstance(values, tuple) and all(isinstance(value, (int, float)) for value in values)
         if not are_numbers or not values or not all(low <= value <= high for value in values):  # nan is in no range
-            raise ConfigError(f"TransformConfig: {name} must be numbers from {low:g} to {high:g}, got {values!r}.")
+            raise ConfigError(f"TransformConfig: {name} must be from {low:g} to {high:g}, got {values!r}.")
     if len(transform.mean) != len(transform.std):
         raise ConfigError(
             f"TransformConfig: mean and std must have the same length, got {len(transform.mean)} and "
@@ -185,7 +187,7 @@ def _check_values(transform: TransformConfig) -> None:
 
 
 class Target(NamedTuple):
-    """What a `Preprocess` has to know of its model. A pickled one has this in the place of the model."""
+    """The properties of a model that a `Preprocess` needs. They replace the model in a pickled `Preprocess`."""
 
     config: Any
     device: torch.device
@@ -194,23 +196,23 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Preprocess:
-    """Prepare images for one model: one image or a list of them -> (b, c, h, w) on its device, in its dtype.
+    """Prepare one image or a list of images for a model: -> (b, c, h, w) on its device, in its dtype.
 
     An image is a path, the bytes of a file, an open file, a Pillow image, or an array or tensor, (h, w, c) or
     (c, h, w) or (h, w), of uint8 or of floats from 0 to 1. A 4-D array or tensor is a list of images.
 
-    A subclass may override `pixels` and `batch`. Pickling leaves the model out and keeps its config, device and dtype.
+    A subclass may override `pixels` and `batch`. Pickling keeps only the config, device and dtype of the model.
     """
 
     transform: TransformConfig
-    model: Any  # a ViT; its config, device and dtype are read when called
-    quick_decode: bool = False  # decode large JPEG files at a reduced size, at least twice the size they are resized to
+    model: Any  # a ViT; its config, device and dtype are read at each call
+    quick_decode: bool = False  # decode large JPEG files at a reduced size, at least twice the size after resizing
 
     def __call__(self, images: Any) -> Tensor:
-        """Return the batch that the model takes.
+        """Return a batch for the model.
 
         Raises:
-            ImageError: An image cannot be read. The text has its name and the reason.
+            ImageError: An image cannot be read. The text gives its name and the reason.
         """
         several = image_list(images)
         if several is None:
@@ -226,7 +228,7 @@ class Preprocess:
     def one(self, image: Any) -> Tensor:
         """Prepare one image: (c, h, w) in the model's dtype, always on the CPU.
 
-        It is a transform for torchvision's datasets, also in the workers of a `DataLoader`:
+        Use it as a transform of torchvision's datasets, also in the workers of a `DataLoader`:
         `ImageFolder("photos", transform=model.preprocess.one)`.
         """
         target = Target(self.model.config, torch.device("cpu"), self.model.dtype)
@@ -239,14 +241,14 @@ class Preprocess:
         return resize_and_crop(decode(image, self.model.config.channels, at_least), self.transform)
 
     def batch(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Normalise what `pixels` returned: a list of uint8 (c, h, w) -> (b, c, h, w) on the model's device."""
+        """Stack and normalise results of `pixels`: a list of uint8 (c, h, w) -> (b, c, h, w) on the model's device."""
         if not pixels:
             raise ImageError("There are no images in this batch. Pass at least one.")
         images = torch.stack(list(pixels)).to(self.model.device)
         return normalise(images, self.transform, self.model.config.channels).to(self.model.dtype)
 
     def with_quick_decode(self: P) -> P:
-        """Return a copy with `quick_decode`: several times as fast on large JPEG files, with slightly other pixels."""
+        """Return a copy with `quick_decode`: several times faster on large JPEG files, with slightly other pixels."""
         return self.replace(quick_decode=True)
 
     def replace(self: P, **fields: Any) -> P:
@@ -262,19 +264,19 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class MissingPreprocess:
-    """The `preprocess` of a model whose weights came without it. Calling it raises the reason."""
+    """The `preprocess` of a model whose weights came without one. Calling it raises an error with the reason."""
 
     reason: str = "These weights came without preprocessing"
 
     def __call__(self, images: Any) -> Tensor:
         raise ImageError(
-            f"{self.reason}. Set model.preprocess = vitlite.images.TransformConfig(...), or name a checkpoint with the "
-            "same preprocessing when you load them: like= (--model NAME --weights PATH)."
+            f"{self.reason}. Set model.preprocess = vitlite.images.TransformConfig(...), or load the weights with the "
+            "name of a checkpoint that has the same preprocessing: like= (--model NAME --weights PATH)."
         )
 
 
 def as_preprocess(value: Any) -> Any:
-    """Return what a model keeps as its `preprocess`. A `Preprocess` is kept without its model, and bound on access.
+    """Return the value that a model stores as its `preprocess`. A `Preprocess` is stored without its model.
 
     Raises:
         ImageError: The value cannot prepare images.
@@ -293,17 +295,17 @@ def as_preprocess(value: Any) -> Any:
 
 
 def preprocess_of(model: Any) -> Preprocess:
-    """Return the preprocessing of a model for callers that use `pixels` and `batch`.
+    """Return the preprocessing of a model, for callers that use `pixels` and `batch`.
 
     Raises:
-        ImageError: The model has none, or it is a function.
+        ImageError: The model has no preprocessing, or it is a function.
     """
     preprocess = model.preprocess
     if isinstance(preprocess, MissingPreprocess):
         preprocess(())
     if not isinstance(preprocess, Preprocess):
         raise ImageError(
-            f"model.preprocess is a {type(preprocess).__name__}, and this needs a vitlite.images.Preprocess. "
+            f"model.preprocess is a {type(preprocess).__name__}, but a vitlite.images.Preprocess is needed. "
             "Call model(model.preprocess(...)) instead, or write a subclass of Preprocess."
         )
     return preprocess
@@ -333,11 +335,11 @@ def image_list(images: Any) -> list[Any] | None:
 
 
 def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tensor:
-    """Resize and crop an image, or uint8 (c, h, w), as the transform says: uint8 (c, rows, columns).
+    """Resize and crop an image, or uint8 (c, h, w), with a transform: -> uint8 (c, rows, columns).
 
     Raises:
-        ImageError: The image is so long and narrow that it would become too large.
-        MissingExtraError: A tensor has another size, and Pillow is not installed.
+        ImageError: The image is so long and narrow that the resized image would be too large.
+        MissingExtraError: A tensor has to be resized, and Pillow is not installed.
     """
     if isinstance(image, Tensor):
         height, width = image.shape[1:]
@@ -356,23 +358,23 @@ def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tens
     height, width = transform.resized(image.height, image.width)
     if max(height, image.height) * width > RESIZED:
         raise ImageError(
-            f"An image of {image.height} x {image.width} pixels is too long and narrow: it would be resized to "
+            f"An image of {image.height} x {image.width} pixels is too long and narrow: resizing would make it "
             f"{height} x {width} pixels. Crop it first."
         )
     left, top, right, bottom = transform.crop_box(height, width)
     resample = Resampling[transform.interpolation.upper()]
-    # Two calls, because Pillow 13 may go down before across, which rounds differently from what the weights saw.
+    # Two calls, because Pillow 13 may resize vertically first, which rounds differently than in training.
     across = image.resize((width, image.height), resample).crop((left, 0, right, image.height))
     down = across.resize((right - left, height), resample).crop((0, top, right - left, bottom))
     return to_tensor(down)
 
 
 def normalise(pixels: Tensor, transform: TransformConfig, channels: int) -> Tensor:
-    """Apply scale, mean and std: (b, c, h, w), uint8 or floats from 0 to 255 -> the same shape in float32, a copy.
+    """Apply scale, mean and std: (b, c, h, w), uint8 or floats from 0 to 255 -> a copy in float32, shape unchanged.
 
     Args:
         pixels: The resized and cropped images.
-        transform: Its scale, mean and std are used.
+        transform: The transform with scale, mean and std.
         channels: The number of channels of the model.
 
     Raises:
@@ -384,8 +386,8 @@ def normalise(pixels: Tensor, transform: TransformConfig, channels: int) -> Tens
             values = values[:1]
         elif len(values) != channels:
             raise ImageError(
-                f"The transform has mean and std for {len(values)} channels, and the model takes {channels}. "
-                "Set model.preprocess to a TransformConfig with as many, or change its config.json."
+                f"The transform has mean and std for {len(values)} channels, but the model needs {channels}. "
+                f"Set model.preprocess to a TransformConfig for {channels}, or correct its config.json."
             )
         per_channel.append(torch.tensor(values, dtype=torch.float32, device=pixels.device)[:, None, None])
     mean, std = per_channel

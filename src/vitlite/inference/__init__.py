@@ -1,1 +1,1 @@
-"""Run models over images, and write their vectors into files."""
+"""Run models over images, and write vectors to files."""

@@ -1,4 +1,4 @@
-"""Compute the vectors of many images into a journal, and say what identifies them."""
+"""Compute the vectors of many images into a journal, and identify the model that made them."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -23,9 +23,9 @@ class VectorIdentity:
     Attributes:
         weights: The sha256 of the weights.
         config: `ViTConfig.to_dict()`.
-        preprocessing: `TransformConfig.to_dict()`, or None for a model without.
-        quick_decode: True if large JPEG files are scaled down while they are decoded.
-        dtype: What the model computes in.
+        preprocessing: `TransformConfig.to_dict()`, or None for a model without preprocessing.
+        quick_decode: True if large JPEG files are decoded at a reduced size.
+        dtype: The dtype of the computation.
         fast: True if the model is optimized.
     """
 
@@ -38,15 +38,15 @@ class VectorIdentity:
 
 
 def identity_of(model: "ViT", *, dtype: str | None = None, fast: bool = False) -> VectorIdentity:
-    """Return what identifies the vectors of a model.
+    """Return the identity of a model's vectors.
 
     Args:
         model: The model.
-        dtype: What it computes in, if that is not `model.dtype`.
-        fast: True if it is optimized.
+        dtype: The dtype of the computation, if it is not `model.dtype`.
+        fast: True if the model is optimized.
 
     Raises:
-        InputError: The model was modified, so that its config and weights do not describe it.
+        InputError: The model was modified, so its config and weights do not describe it.
     """
     from vitlite.checkpoints.fingerprint import hash_of_weights
     from vitlite.images.transform import transform_to_save
@@ -68,19 +68,21 @@ def embed_into(
     """Add the vectors of images to a journal, batch by batch.
 
     Args:
-        journal: Where the vectors go, and the paths of images that cannot be read.
-        model: The model that makes them.
-        images: The files. Those that the journal already has are left out.
-        batch: Images at a time.
-        timings: Where to count the seconds.
+        journal: The journal for the vectors and for the paths of images that cannot be read.
+        model: The model that computes the vectors.
+        images: The files. Those that are already in the journal are skipped.
+        batch: The number of images per batch.
+        timings: Collects the seconds of the run.
 
     Returns:
-        A generator of each path with its vector or its error. It works only as far as it is consumed.
+        A generator of each path with its vector or its error. Images are processed as it is consumed.
     """
     from vitlite.inference.predict import embed
 
     pending = [image for image in images if image not in journal.rows]
-    pending.sort(key=lambda image: image.path in journal.failed)  # last, so that the batches are those of the first run
+    pending.sort(
+        key=lambda image: image.path in journal.failed
+    )  # last, so that the batches equal those of the first run
     by_path = {image.path: image for image in pending}
     with closing(embed(model, list(by_path), batch, timings)) as outcomes:
         while found := list(islice(outcomes, batch)):

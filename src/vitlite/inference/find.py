@@ -1,4 +1,4 @@
-"""Find the image files that a user names."""
+"""Find image files from paths, folders, patterns and lists."""
 
 import glob
 import os
@@ -11,13 +11,13 @@ from vitlite.errors import ImageError, counted, missing_extra
 def find_images(
     sources: Sequence[str], listing: Iterable[str] = (), on_skip: Callable[[Counter[str]], None] = lambda skipped: None
 ) -> list[str]:
-    """Return the image files that the sources name, each once.
+    """Return the image files of the sources, each once.
 
     Args:
-        sources: Files; folders, which are searched for names that end as those of images do; patterns such as
+        sources: Files; folders, which are searched for files with image extensions; patterns such as
             'photos/**/*.jpg'; or '-' for the files of `listing`.
-        listing: One file a line, such as standard input.
-        on_skip: Called with the number of other files in the folders, by suffix, if there are any.
+        listing: Lines with one file each, such as standard input.
+        on_skip: Called with the number of other files in the folders, by extension, if there are any.
 
     Raises:
         ImageError: A folder or a pattern has no images, or none of the files exists.
@@ -41,7 +41,7 @@ def find_images(
     if not found:
         raise ImageError("There are no images: the list is empty.")
     if not any(map(os.path.exists, found)):
-        from vitlite.images.decode import no_such_file  # imports torch, which `vitlite classify --help` does without
+        from vitlite.images.decode import no_such_file  # here, because it imports torch, which `--help` does not need
 
         raise no_such_file(found[0])
     try:
@@ -54,13 +54,13 @@ def find_images(
 
 
 def read_listing(lines: Iterable[str]) -> list[str]:
-    """Return the files that the lines name."""
+    """Return the files in a list with one file per line."""
     return [line.rstrip("\r\n") for line in lines if line.strip()]
 
 
 def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
-    """Return the images below a folder, and count the other files that are not hidden."""
-    from vitlite.images.decode import SUFFIXES  # imports torch, as above
+    """Return the images below a folder, and count the other visible files."""
+    from vitlite.images.decode import SUFFIXES  # here, because it imports torch
 
     try:
         found, others = by_ending(files_below(folder), SUFFIXES)
@@ -77,7 +77,7 @@ def folders_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
     """Yield a folder and all folders below it. Links are followed, except those that lead back to a parent.
 
     Args:
-        folder: Where to begin.
+        folder: The folder to start from.
         hidden: If True, include folders whose names begin with a dot.
 
     Raises:
@@ -99,7 +99,7 @@ def files_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
     """Yield the paths of all files below a folder, in the order of `folders_below`.
 
     Args:
-        folder: Where to begin.
+        folder: The folder to start from.
         hidden: If True, include files and folders whose names begin with a dot.
 
     Raises:
@@ -112,9 +112,9 @@ def files_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
 
 
 def by_ending(files: Iterable[str], endings: Collection[str]) -> tuple[list[str], Counter[str]]:
-    """Return the files with one of these endings in any case, and the number of other files for each other ending.
+    """Return the files with one of these extensions in any case, and the number of other files by extension.
 
-    Hidden files with another ending are not counted.
+    Hidden files with another extension are not counted.
     """
     found, others = [], Counter[str]()
     for path in files:

@@ -1,4 +1,4 @@
-"""The vectors of many images as one file, and the journal from which an interrupted run resumes."""
+"""Write the vectors of many images to one file, with a journal from which an interrupted run resumes."""
 
 import errno
 import json
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IMAGES, VECTORS, ORDERED = "images.jsonl", "vectors.f32", "ordered.f32"  # the files of a journal
-MAX_NAME_BYTES = 99_000_000  # of paths in a .safetensors file: the library reads headers of up to 100 MB
-CHUNK = 2**14  # rows that are in memory together while the file is written
+MAX_NAME_BYTES = 99_000_000  # of paths in a .safetensors file, because the library reads headers of up to 100 MB
+CHUNK = 2**14  # rows in memory at a time while the file is written
 
 
 class ImageFile(NamedTuple):
-    """An image file as it was when the run started. A file that changed later counts as another image."""
+    """An image file with its size and time when the run started. A changed file counts as another image."""
 
     path: str
     size: int
@@ -30,7 +30,7 @@ class ImageFile(NamedTuple):
 
     @classmethod
     def at(cls, path: str) -> "ImageFile":
-        """Return the file as it is now; a missing one has size -1."""
+        """Return the file in its current state; a missing file has size -1."""
         try:
             stat = os.stat(path)
         except (OSError, ValueError):  # ValueError: a null byte in the name
@@ -41,21 +41,21 @@ class ImageFile(NamedTuple):
 class Journal:
     """The vectors that a run has computed so far, in the folder `<target>.partial`.
 
-    `vectors.f32` holds the raw rows. `images.jsonl` begins with a line about the run, followed by a line for each batch
-    with its images. Rows reach the disk before their line does, so that a run can resume from whatever a killed process
-    leaves: rows without a complete line are cut off.
+    `vectors.f32` contains the raw rows. `images.jsonl` begins with a line about the run, followed by a line for each
+    batch with its images. Rows reach the disk before their line. So a run can always resume after a killed process:
+    rows without a complete line are cut off.
     """
 
     def __init__(self, target: Path, identity: Mapping[str, Any], dim: int) -> None:
-        """Open the journal of `target`, new or left by an interrupted run.
+        """Open the journal of `target`, either a new one or that of an interrupted run.
 
         Args:
-            target: The file that the vectors are for.
+            target: The file to write the vectors to.
             identity: Everything that determines the vectors, as JSON values: see `VectorIdentity`.
             dim: The width of a vector.
 
         Raises:
-            InputError: The journal was left by a run with another identity, or is damaged.
+            InputError: The journal belongs to a run with another identity, or is damaged.
         """
         self.target, self.dim = target, dim
         self.folder = target.with_name(target.name + ".partial")
@@ -72,7 +72,7 @@ class Journal:
             self._append_line(dict(identity))
 
     def _read(self, identity: dict[str, Any]) -> int:
-        """Read what an earlier run left, and return the position after the last usable line."""
+        """Read the journal of an earlier run, and return the position after the last usable line."""
         images, vectors = self.folder / IMAGES, self.folder / VECTORS
         if not images.exists():
             return 0
@@ -108,7 +108,7 @@ class Journal:
         changed = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
         if changed:
             raise InputError(
-                f"{self.folder} was left by a run with different {', '.join(changed)}. "
+                f"{self.folder} belongs to a run with different {', '.join(changed)}. "
                 "Repeat that command to continue it, or delete the folder to start over."
             )
 
@@ -122,7 +122,7 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the journal. It stays for another run if it holds any vector."""
+        """Close the journal. It is kept for another run if it contains any vectors."""
         self._images.close()
         self._vectors.close()
         if not self.rows:
@@ -132,7 +132,7 @@ class Journal:
         """Append one batch: its images, their vectors (d,), and the paths that could not be read.
 
         Raises:
-            InputError: The disk is full, for example.
+            InputError: The journal cannot be written, for example because the disk is full.
         """
         try:
             for vector in vectors:
@@ -142,8 +142,8 @@ class Journal:
             self._append_line({"images": images, "failed": failed})
         except OSError as error:
             raise InputError(
-                f"Cannot write {self.folder}: {error.strerror}. The vectors so far are kept: "
-                "free some space and run the same command again."
+                f"Cannot write {self.folder}: {error.strerror}. The vectors so far are kept. "
+                "Free some space and run the same command again."
             ) from error
         self._note(images, failed)
 
@@ -159,7 +159,7 @@ class Journal:
             The number of vectors. Images that could not be read have none.
 
         Raises:
-            InputError: There is no vector, or the target cannot be written. Then the journal stays.
+            InputError: There is no vector, or the target cannot be written. In that case, the journal is kept.
         """
         rows = {image.path: self.rows[image] for image in images if image in self.rows}
         if not rows:
@@ -170,14 +170,14 @@ class Journal:
                 WRITERS[self.target.suffix](temporary, list(rows), vectors, metadata)
         except OSError as error:
             raise InputError(
-                f"Cannot write {self.target}: {error.strerror}. The vectors are kept in {self.folder}: "
-                "free some space and run the same command again."
+                f"Cannot write {self.target}: {error.strerror}. The vectors are kept in {self.folder}. "
+                "Free some space and run the same command again."
             ) from error
         self.rows = {}  # they are in the target now
         return len(rows)
 
     def _ordered(self, rows: list[int]) -> "np.ndarray":
-        """Return these rows as an array (n, d) that stays on the disk."""
+        """Return these rows as a memory-mapped array (n, d)."""
         import numpy as np
 
         path = self.folder / VECTORS
@@ -192,7 +192,7 @@ class Journal:
     def _remove(self) -> None:
         for name in (ORDERED, VECTORS, IMAGES):
             (self.folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # it has files of other programs
+        with suppress(OSError):  # it contains files of other programs
             self.folder.rmdir()
 
 
@@ -218,19 +218,17 @@ def open_journal(target: Path, identity: Mapping[str, Any], dim: int) -> Iterato
 
 
 def check_target(target: Path) -> None:
-    """Check before any work that the file can be written at the end.
+    """Check before any work that the file can be written.
 
     Raises:
-        InputError: Its name ends in an unknown suffix, or its folder does not exist or cannot be written.
+        InputError: Its extension is unknown, or its folder does not exist or is not writable.
         MissingExtraError: The library that writes this format is not installed.
     """
     if target.suffix not in WRITERS:
         raise InputError(f"Cannot write {target}: the name must end in {', '.join(WRITERS)}.")
     in_the_way = obstacle(target)
     if in_the_way:
-        raise InputError(
-            f"Cannot write {target}: {in_the_way}. Name a file in a folder that exists and can be written."
-        )
+        raise InputError(f"Cannot write {target}: {in_the_way}. Name a file in an existing, writable folder.")
     if target.suffix == ".parquet":
         _import_pyarrow()
     try:
@@ -248,7 +246,7 @@ def check_names(target: Path, paths: Sequence[str]) -> None:
     size = len(json.dumps(json.dumps(paths))) if target.suffix == ".safetensors" else 0
     if size > MAX_NAME_BYTES:
         raise InputError(
-            f"The paths of {len(paths)} images take {size} bytes, and a .safetensors file has room for "
+            f"The paths of {len(paths)} images take {size} bytes, but a .safetensors file can hold only "
             f"{MAX_NAME_BYTES}. Write .npz, .npy, .jsonl or .parquet instead."
         )
 
@@ -308,7 +306,7 @@ def _write_array(file: IO[bytes], dtype: "np.dtype", shape: tuple[int, ...], chu
 
 
 def _write_jsonl(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
-    """Write a line for each image: its path, and its vector with the nine digits that float32 has."""
+    """Write a line per image: its path, and its vector with nine digits, which float32 needs."""
     with open(target, "w", encoding="utf-8", newline="\n") as file:
         for path, vector in zip(paths, vectors, strict=True):
             numbers = [float(f"{number:.9g}") for number in vector.tolist()]
@@ -322,7 +320,7 @@ def _write_parquet(target: Path, paths: list[str], vectors: "np.ndarray", metada
     schema = pyarrow.schema([("path", pyarrow.string()), ("vector", vector)], metadata)
     with parquet.ParquetWriter(target, schema) as writer:
         for part in _chunks(len(paths)):
-            names = [path.encode(errors="replace").decode() for path in paths[part]]  # Parquet has valid Unicode only
+            names = [path.encode(errors="replace").decode() for path in paths[part]]  # Parquet needs valid Unicode
             rows = pyarrow.FixedSizeListArray.from_arrays(vectors[part].reshape(-1), type=vector)
             writer.write_batch(pyarrow.record_batch([pyarrow.array(names), rows], schema=schema))
 

@@ -1,7 +1,7 @@
 """Run a model over images: `predict`, and `work_through` for any number of images in constant memory.
 
-The files of the next batch are read in background threads while the model works on this one. A model in training mode
-is put into eval mode for each batch and back.
+Background threads read the files of the next batch while the model computes this one. A model in training mode is
+switched to eval mode for each batch and back.
 """
 
 import time
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
 
 T = TypeVar("T")
-READERS = 8  # files that are decoded at the same time, at most
+READERS = 8  # maximum number of files that are decoded at the same time
 
 
 @dataclass
 class Timings:
-    """Where the seconds of a run went, updated while it runs."""
+    """The seconds that a run spent waiting and computing, updated while it runs."""
 
-    waited: float = 0.0  # for images that were not decoded yet
+    waited: float = 0.0  # for images to be decoded
     worked: float = 0.0  # in the model
 
 
@@ -54,12 +54,13 @@ def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
 
     Args:
         model: A model with labels and preprocessing.
-        images: What `Preprocess` takes: one image or a list. Or an iterator of images, which may be of any length: it
-            is read at most two batches of 32 ahead.
+        images: One image or a list, as for `Preprocess`; or an iterator of images of any length, which is read at most
+            two batches of 32 ahead.
         top: The number of labels. If the model has fewer, all of them are returned.
 
     Returns:
-        A list of `Prediction` for one image, a list of those for a list, a generator of those for an iterator.
+        A list of `Prediction` for one image, a list of such lists for a list, a generator of such lists for an
+        iterator.
 
     Raises:
         ImageError: An image cannot be read or prepared.
@@ -80,12 +81,12 @@ def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
 def classify(
     model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32, timings: Timings | None = None
 ) -> Outcomes[list[Prediction]]:
-    """Yield each image with its best labels, or with the error that says why it has none. See `work_through`."""
+    """Yield each image with its best labels or its error. See `work_through`."""
     return work_through(model, images, _best_labels(model, top), batch, timings)
 
 
 def embed(model: "ViT", images: Iterable[Any], batch: int = 32, timings: Timings | None = None) -> Outcomes[Tensor]:
-    """Yield each image with its vector (d,) in float32 on the CPU, or with its error. See `work_through`."""
+    """Yield each image with its vector (d,) in float32 on the CPU, or its error. See `work_through`."""
 
     def vectors(batch: Tensor) -> list[Tensor]:
         embedded = model.embed(batch).float().cpu()  # (b, d)
@@ -105,21 +106,21 @@ def work_through(
 ) -> Outcomes[T]:
     """Run images through a model, in batches and in constant memory.
 
-    Paths and bytes are decoded in background threads. Every other image is prepared before the next one is asked for,
-    so that an iterator may give the same array or file object again with another image in it.
+    Paths and bytes are decoded in background threads. Every other image is prepared before the next one is requested,
+    so an iterator may reuse an array or a file object for its images.
 
     Args:
-        model: Its preprocessing is used. It is in eval mode while `work` runs.
+        model: A model with preprocessing. It is in eval mode while `work` runs.
         images: Several images. They are read in the caller's thread, at most two batches ahead.
-        work: Turns a batch (b, c, h, w) into b results.
-        batch: The number of images in a batch.
-        timings: Where to count the seconds.
+        work: A function that turns a batch (b, c, h, w) into b results.
+        batch: The number of images per batch.
+        timings: Collects the seconds of the run.
 
     Returns:
-        A generator of each image with its result, or with the `ImageError` that says why it has none.
+        A generator of each image with its result, or with an `ImageError`.
 
     Raises:
-        ImageError: The model has no preprocessing that can be used.
+        ImageError: The model has no usable preprocessing.
         InputError: `images` is a single image, or `batch` is not a positive integer.
     """
     check_count(batch, "batch")
@@ -177,7 +178,7 @@ def _prepared(
 
 
 def readers() -> ThreadPoolExecutor:
-    """Return a pool of threads that decode files: as many as torch computes with, at most `READERS`."""
+    """Return a pool of threads that decode files: as many as torch uses, at most `READERS`."""
     return ThreadPoolExecutor(min(READERS, torch.get_num_threads()), thread_name_prefix="vitlite-images")
 
 
@@ -190,12 +191,12 @@ def _pixels(preprocess: Preprocess, image: Any) -> Tensor | ImageError:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Put a model into eval mode without gradients; afterwards each of its modules is in the mode it was in."""
+    """Run a model in eval mode without gradients, and restore the mode of each module afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:
-        with torch.no_grad():  # not inference_mode, whose tensors a probe could not be trained on
+        with torch.no_grad():  # not inference_mode, because its tensors cannot be used in training
             yield
     finally:
         for module in training:
@@ -203,7 +204,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _best_labels(model: "ViT", top: int) -> Callable[[Tensor], list[list[Prediction]]]:
-    """Return the function that turns a batch (b, c, h, w) into the best labels of each image.
+    """Return a function that turns a batch (b, c, h, w) into the best labels of each image.
 
     Raises:
         InputError: The model has no head or no labels, or `top` is not a positive integer.
@@ -213,7 +214,7 @@ def _best_labels(model: "ViT", top: int) -> Callable[[Tensor], list[list[Predict
     classes = model.config.num_classes
     if classes < 2:
         raise InputError(
-            f"Labels need a model with at least two classes, and this one has {classes}. Use model(images) for its "
+            f"Labels need a model with at least two classes, but this one has {classes}. Use model(images) for its "
             "output or model.embed(images) for vectors (vitlite embed)."
         )
     labels = model.labels
@@ -221,7 +222,7 @@ def _best_labels(model: "ViT", top: int) -> Callable[[Tensor], list[list[Predict
         why = model.source.report.unlabelled if model.source else ""
         raise InputError(
             f"The model has no labels{f': {why}' if why else ''}. Set model.labels to the names of its {classes} "
-            "classes, or name a checkpoint like it: like= (--model NAME --weights PATH)."
+            "classes, or load it with like= (--model NAME --weights PATH)."
         )
     return partial(_best, model, labels, top)
 
@@ -230,10 +231,12 @@ def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list
     logits = model(images).float()  # (b, k)
     classes = logits.shape[1]
     if classes != len(labels):
-        raise InputError(f"The model has {classes} classes and {len(labels)} labels. Set model.labels to as many.")
+        raise InputError(
+            f"The model has {classes} classes but {len(labels)} labels. Set model.labels to {classes} names."
+        )
     if not logits.isfinite().all():
         raise not_finite(model.dtype)
-    best_first = logits.topk(min(top, classes)).indices  # (b, top); of logits, since low scores may all be zero
+    best_first = logits.topk(min(top, classes)).indices  # (b, top); by logits, because low scores may all be zero
     scores = logits.softmax(-1).gather(1, best_first)
     answers = []
     for row_of_scores, row_of_indices in zip(scores.tolist(), best_first.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Measure how well vectors tell classes apart: by a linear classifier and by nearest neighbours.
+"""Measure how well vectors separate classes, by a linear classifier and by nearest neighbours.
 
 The classifier is ridge regression on targets of -1 and 1, as in the few-shot experiments of the ViT paper. It is solved
 in closed form, with the penalty that has the smallest leave-one-out error. Shapes: n vectors of width d, k classes.
@@ -18,7 +18,7 @@ from vitlite.retrieval.search import check_real, cosines, normalized
 
 PENALTIES = [10.0**power for power in range(-6, 4)]  # relative to the mean squared singular value
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # votes are weighted by exp(cosine / TEMPERATURE), as in DINO
-QUERIES = 2048  # vectors whose neighbours are computed together
+QUERIES = 2048  # vectors whose neighbours are computed at a time
 
 
 class Linear(NamedTuple):
@@ -45,14 +45,14 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracies from 0 to 1, measured on images that no classifier was fitted to.
+    """Accuracies from 0 to 1 on test images, which no classifier was fitted to.
 
     Attributes:
-        linear: The linear classifier.
-        penalty: Its penalty.
-        neighbours: The vote of the nearest neighbours.
-        commonest: Always predicting the most frequent class.
-        few: For each number of images per class, the linear classifier's accuracy by draw.
+        linear: The accuracy of the linear classifier.
+        penalty: The penalty of the linear classifier.
+        neighbours: The accuracy of the vote of the nearest neighbours.
+        commonest: The accuracy of always predicting the most frequent class.
+        few: For each number of images per class, the accuracy of the linear classifier for each draw.
     """
 
     linear: float
@@ -76,19 +76,19 @@ def probe(
     draws: int = 5,
     seed: int = 0,
 ) -> ProbeResult:
-    """Fit classifiers to vectors (n, d) with labels (n,), and measure them on others.
+    """Fit classifiers to vectors (n, d) with labels (n,), and measure their accuracy on test vectors.
 
     Args:
-        vectors: Vectors to fit to, such as `model.embed` gives.
+        vectors: The training vectors, such as the output of `model.embed`.
         labels: Their classes, from 0.
-        test_vectors: Vectors to measure on.
+        test_vectors: The test vectors.
         test_labels: Their classes.
-        shots: Also fit to only so many images of each class. Numbers that exceed the smallest class are left out.
-        draws: How often these few images are drawn.
-        seed: Which images are drawn.
+        shots: Also fit to this many images per class. Numbers larger than the smallest class are left out.
+        draws: The number of times that these few images are drawn.
+        seed: The seed of the draws.
 
     Raises:
-        InputError: Vectors and labels do not match, a class has no vector to fit to, or an argument is not valid.
+        InputError: Vectors and labels do not match, a test class has no training vector, or an argument is not valid.
     """
     _check(vectors, labels, test_vectors, test_labels)
     check_count(draws, "draws")
@@ -122,16 +122,16 @@ def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: T
         if int(classes.min()) < 0:
             raise InputError(f"Labels must not be negative, got {int(classes.min())}.")
     if vectors.shape[1] != test_vectors.shape[1]:
-        raise InputError(f"Vectors have {vectors.shape[1]} numbers, test vectors {test_vectors.shape[1]}.")
+        raise InputError(f"Vectors have width {vectors.shape[1]}, but test vectors have width {test_vectors.shape[1]}.")
     if len(set(labels.tolist())) < 2:
         raise InputError("There is only one class. A probe needs at least two.")
     unseen = sorted(set(test_labels.tolist()) - set(labels.tolist()))
     if unseen:
-        raise InputError(f"There is nothing to fit to for the classes {unseen[:8]} of the test labels.")
+        raise InputError(f"The classes {unseen[:8]} of the test labels have no training vectors.")
 
 
 def _rescaled(vectors: Tensor, test_vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in float64, divided by the largest number to fit to, so that squares do not overflow."""
+    """Return both in float64, divided by the largest training value, so that squares do not overflow."""
     vectors, test_vectors = vectors.detach().cpu().double(), test_vectors.detach().cpu().double()
     largest = vectors.abs().max()
     return (vectors / largest, test_vectors / largest) if largest > 0 else (vectors, test_vectors)
@@ -157,9 +157,9 @@ def fit(vectors: Tensor, labels: Tensor, classes: int) -> Linear:
 
 
 def left_out_error(left: Tensor, kept: Tensor, answers: Tensor, targets: Tensor) -> float:
-    """Return the mean squared leave-one-out error (the PRESS statistic), which needs no further fits."""
+    """Return the mean squared leave-one-out error (the PRESS statistic) without refitting."""
     residuals = targets - left @ (kept[:, None] * answers)
-    leverage = left.square() @ kept + 1 / len(left)  # 1 / n is the bias's
+    leverage = left.square() @ kept + 1 / len(left)  # 1 / n comes from the bias
     return float((residuals / (1 - leverage).clamp(min=1e-9)[:, None]).square().mean())
 
 
@@ -175,7 +175,7 @@ def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Ten
 
 
 def draw_per_class(labels: Tensor, count: int, seed: int) -> Tensor:
-    """Return so many random rows of each class."""
+    """Return `count` random rows of each class."""
     check_count(count, "count")
     order = _order(len(labels), seed)
     return torch.cat([order[labels[order] == label][:count] for label in sorted(set(labels.tolist()))])
@@ -186,7 +186,7 @@ def _order(count: int, seed: int) -> Tensor:
 
 
 def held_out(labels: Tensor, seed: int, share: float = 0.2) -> Tensor:
-    """Return True for a random share of the rows of each class, at least one of two or more: (n,)."""
+    """Return True for a random share of each class's rows, at least one if it has two or more: (n,)."""
     chosen = labels.new_zeros(len(labels), dtype=torch.bool)
     order = _order(len(labels), seed)
     for label in sorted(set(labels.tolist())):
@@ -197,5 +197,5 @@ def held_out(labels: Tensor, seed: int, share: float = 0.2) -> Tensor:
 
 def _accuracy(scores: Tensor, labels: Tensor) -> float:
     if not scores.isfinite().all():
-        raise InputError("The scores are not finite: the test vectors are too large compared with the others.")
+        raise InputError("The scores are not finite: the test vectors are much larger than the training vectors.")
     return float((scores.argmax(1) == labels).double().mean())

@@ -1,4 +1,4 @@
-"""Find the images whose vectors have the largest cosine with others: exact, and in constant memory."""
+"""Find the images whose vectors have the largest cosine with a query, exactly and in constant memory."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,23 +15,23 @@ from vitlite.retrieval.store import Vectors
 if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
 
-QUERIES = 256  # queries that are compared with a part of the vectors at once
+QUERIES = 256  # queries that are compared with a part of the vectors at a time
 
 
 class Match(NamedTuple):
-    """An image that was found, and the cosine between its vector and that of the query."""
+    """An image, and the cosine of its vector with that of the query."""
 
     path: str
     score: float
 
 
 def search(vectors: Vectors, model: "ViT", images: Any, top: int = 10) -> list[list[Match]]:
-    """Find the images that look most like each of some others, most similar first.
+    """Find the images that are most similar to each query image, most similar first.
 
     Args:
         vectors: The result of `open_vectors(path)`.
-        model: The model that made them.
-        images: One image or a list, as `model.preprocess` takes it.
+        model: The model that made the vectors.
+        images: One query image or a list, as for `model.preprocess`.
         top: The number of matches. If there are fewer vectors, all of them are returned.
 
     Raises:
@@ -56,7 +56,7 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
     """Find the images whose vectors have the largest cosine with each query (q, d), largest first.
 
     Raises:
-        InputError: The queries are of another width, complex or not finite; or `top` is not positive.
+        InputError: The queries have another width, or are complex or not finite; or `top` is not positive.
     """
     check_count(top, "top")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
@@ -81,14 +81,14 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
 
 
 class _Best(NamedTuple):
-    """The largest cosines of some queries so far (q, top), and the rows of the vectors that have them (q, top)."""
+    """The largest cosines of some queries so far (q, top), and the rows of their vectors (q, top)."""
 
     scores: Tensor
     rows: Tensor
 
 
 def _update(best: _Best, scores: Tensor, first: int, top: int) -> _Best:
-    """Return the best of what was found and the cosines (q, n) with further vectors, which begin with row `first`."""
+    """Update the best matches with the cosines (q, n) of further vectors, which begin with row `first`."""
     rows = torch.arange(first, first + scores.shape[1], device="cpu").expand(len(scores), -1)
     all_scores, all_rows = torch.cat([best.scores, scores], dim=1), torch.cat([best.rows, rows], dim=1)
     largest, places = all_scores.topk(min(top, all_scores.shape[1]))
@@ -96,23 +96,27 @@ def _update(best: _Best, scores: Tensor, first: int, top: int) -> _Best:
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of normalized vectors (q, d) and (n, d): (q, n). A caller's autocast does not apply."""
+    """Return the products of normalized vectors (q, d) and (n, d), without autocast: (q, n)."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b.mT
 
 
 def check_real(vectors: Tensor) -> None:
-    """Raise `InputError` for vectors that are complex or not finite."""
+    """Check that vectors are real and finite.
+
+    Raises:
+        InputError: They are not.
+    """
     if vectors.is_complex():
         raise InputError(f"Vectors must be real, got {vectors.dtype}.")
     if not vectors.isfinite().all():
-        raise InputError("Vectors must be finite, got nan or infinity.")
+        raise InputError("Vectors must be finite, got NaN or infinity.")
 
 
 def normalized(vectors: Tensor) -> Tensor:
-    """Return vectors (n, d) in float32, scaled to length 1. Vectors of zeros stay.
+    """Return vectors (n, d) in float32, scaled to length 1. Zero vectors stay zero.
 
-    The division by the largest number avoids overflow of its square, which very large numbers would have.
+    The division by the largest value keeps the squares of large values from overflowing.
     """
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     largest = vectors.abs().amax(1, keepdim=True)

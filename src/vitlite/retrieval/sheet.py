@@ -1,4 +1,4 @@
-"""Draw a contact sheet of search results: in each row the query and the images that were found."""
+"""Draw a contact sheet of search results: each row shows a query and its matches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIDE = 160  # pixels of an image on the sheet
-HEIGHT = 14  # pixels of a caption's letters
-LETTERS = 22  # letters of a caption that fit below an image
-MAX_ACROSS, MAX_IMAGES = 250, 4000  # a JPEG has at most 65,500 pixels a side, and so many images take 1 GB
-PAPER, MISSING = 255.0, 225.0  # grey levels: around an image, and in place of one that cannot be read
+HEIGHT = 14  # font size of a caption in pixels
+LETTERS = 22  # characters of a caption that fit below an image
+MAX_ACROSS, MAX_IMAGES = 250, 4000  # a JPEG has at most 65,500 pixels per side, and 4000 images take 1 GB
+PAPER, MISSING = 255.0, 225.0  # grey levels: around an image, and in place of an unreadable one
 
 
 def check_size(queries: int, matches: int) -> None:
@@ -29,10 +29,10 @@ def check_size(queries: int, matches: int) -> None:
 
     Args:
         queries: The number of rows.
-        matches: The number of images beside each query.
+        matches: The number of matches per row.
 
     Raises:
-        InputError: It is too large.
+        InputError: The sheet would be too large.
     """
     if max(queries, matches + 1) > MAX_ACROSS or queries * (matches + 1) > MAX_IMAGES:
         raise InputError(
@@ -42,7 +42,7 @@ def check_size(queries: int, matches: int) -> None:
 
 
 def contact_sheet(queries: Sequence[str], found: Sequence[Sequence[Match]]) -> "Image":
-    """Draw each query, and to its right what was found, with the scores."""
+    """Draw each query with its matches and their scores to the right."""
     rows = []
     for query, matches in zip(queries, found, strict=True):
         panels = {_caption("?", query): _thumbnail(query)}
@@ -59,14 +59,14 @@ def contact_sheet(queries: Sequence[str], found: Sequence[Sequence[Match]]) -> "
 
 
 def _caption(prefix: str, image: str) -> str:
-    """Return two lines: the folder, which often is the class, and the name of the image."""
+    """Return two lines: the folder, which is often the class, and the name of the image."""
     path = Path(image)
     folder = shortened(printable(path.parent.name), LETTERS - len(prefix) - 1)
     return f"{prefix} {folder}\n{shortened(printable(path.name), LETTERS)}"
 
 
 def shortened(name: str, most: int) -> str:
-    """Return a name without its middle if it is longer than `most`.
+    """Return a name with its middle left out if it is longer than `most`.
 
     >>> shortened("IMG_20240131_0777_17.jpg", 16)
     'IMG_202...17.jpg'
@@ -78,7 +78,7 @@ def shortened(name: str, most: int) -> str:
 
 
 def _thumbnail(path: str) -> Tensor:
-    """Return the image in the middle of a square: (SIDE, SIDE, 3), 0..255."""
+    """Return the image centred in a square: (SIDE, SIDE, 3), 0..255."""
     try:
         pixels = rearrange(read_image(path).float(), "h w c -> 1 c h w")
     except ImageError:

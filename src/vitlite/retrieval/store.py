@@ -1,4 +1,4 @@
-"""Open a file of vectors that `vitlite embed` wrote, and read the vectors part by part."""
+"""Open a file of vectors that `vitlite embed` wrote, and read it in parts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from vitlite.inference.embed import identity_of
 if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
 
-PART = 2**16  # vectors that are in memory together
+PART = 2**16  # vectors in memory at a time
 DTYPES = ("F64", "F32", "F16", "BF16")
 COMPARED = ("weights", "config", "preprocessing", "quick_decode")  # fields of `VectorIdentity`; not dtype and speed
 UNUSED = ("num_classes", "dropout", "drop_path", "checkpointing")  # fields of the config that do not affect vectors
@@ -25,13 +25,13 @@ UNUSED = ("num_classes", "dropout", "drop_path", "checkpointing")  # fields of t
 
 @dataclass(frozen=True)
 class Vectors:
-    """A file of vectors, which stay in the file until `parts` reads them.
+    """A file of vectors. They stay on disk until `parts` reads them.
 
     Attributes:
         path: The file.
         paths: The image of each row.
         dim: The width of a vector.
-        model: The name of the model that made them.
+        model: The name of the model that made the vectors.
         identity: The fields of `VectorIdentity`.
     """
 
@@ -46,26 +46,26 @@ class Vectors:
 
     @property
     def image_size(self) -> int | tuple[int, int] | None:
-        """Size of the images as the model saw them."""
+        """The image size of the model that made the vectors."""
         size = self.identity["config"].get("image_size")
         return tuple(size) if isinstance(size, list) else size
 
     @property
     def quick_decode(self) -> bool:
-        """True if large JPEG files were scaled down while they were decoded."""
+        """True if large JPEG files were decoded at a reduced size."""
         return bool(self.identity.get("quick_decode"))
 
     def parts(self, rows: int = PART) -> Iterator[Tensor]:
         """Yield the vectors (n, d) in float32 or float64, at most `rows` at a time.
 
         Raises:
-            InputError: Some numbers are not finite, or `rows` is not positive.
+            InputError: Some values are not finite, or `rows` is not positive.
         """
         check_count(rows, "rows")
         with _open(self.path) as file:
             stored = file.get_slice("vectors")
             for first in range(0, len(self), rows):
-                with torch.device("cpu"):  # safetensors would use torch's default device
+                with torch.device("cpu"):  # otherwise safetensors would use torch's default device
                     part: Tensor = stored[first : first + rows]
                 part = part.to(torch.promote_types(part.dtype, torch.float32))
                 if not part.isfinite().all():
@@ -83,9 +83,9 @@ class Vectors:
         differing = [name for name in COMPARED if ours[name] != theirs[name]]
         if differing:
             raise InputError(
-                f"The vectors in {self.path} were made by {self.model}, and this model differs in "
-                f"{', '.join(differing)}. Open that model (without --model and --size, but with --weights if embed had "
-                "it), or embed the images again."
+                f"The vectors in {self.path} were made by {self.model}, but this model differs in "
+                f"{', '.join(differing)}. Use that model (without --model and --size, but with --weights if embed was "
+                "run with it), or embed the images again."
             )
 
 
@@ -93,13 +93,16 @@ def open_vectors(path: str | PathLike[str]) -> Vectors:
     """Open a file that `vitlite embed --out NAME.safetensors` wrote.
 
     Raises:
-        InputError: It is not such a file, or does not name the model that made it.
+        InputError: It is not such a file, or does not identify the model that made it.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise InputError(f"{path} is not a .safetensors file. Only those say which model made the vectors.")
+        raise InputError(
+            f"{path} is not a .safetensors file, and only these identify the model. Embed the images again with "
+            "--out NAME.safetensors."
+        )
     if not path.is_file():
-        raise InputError(f"There is no file {path}. Make it: vitlite embed PATH --out {path}.")
+        raise InputError(f"There is no file {path}. To write it: vitlite embed PATH --out {path}")
     with _open(path) as file:
         metadata, names = file.metadata() or {}, file.keys()
         stored = file.get_slice("vectors") if "vectors" in names else None
@@ -110,7 +113,7 @@ def open_vectors(path: str | PathLike[str]) -> Vectors:
     except (KeyError, TypeError, ValueError, RecursionError):
         valid = False
     if not valid or len(shape) != 2 or shape[0] != len(paths) or shape[1] == 0:
-        raise InputError(f"{path} does not say which model made which vector. Embed the images again.")
+        raise InputError(f"{path} does not identify its model and images. Embed the images again.")
     return Vectors(path, list(paths), shape[1], model, identity)
 
 
