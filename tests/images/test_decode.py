@@ -62,7 +62,7 @@ def test_suffixes_are_those_of_pillow(suffix):
 
 @pytest.mark.parametrize("kind", ["TGA", "ICO", "PCX", "SGI", "DDS", "PDF", "ICNS"])
 def test_other_formats_are_refused(kind):
-    with pytest.raises(ImageError, match="it is damaged, or its format is not supported. Supported: JPEG, PNG"):
+    with pytest.raises(ImageError, match=r"it is damaged, or its format is not supported\. Supported: JPEG, PNG"):
         read_image(encoded(kind, Image.fromarray(noise(16, 16))))
 
 
