@@ -37,7 +37,7 @@ def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Ke
 
 
 class Layers(Protocol):
-    """A builder of the linear layers "qkv", "proj", "fc1" and "fc2" of a block, in floats here and in bytes in `int8`."""
+    """A builder of a block's linear layers "qkv", "proj", "fc1" and "fc2", in floats here or in bytes in `int8`."""
 
     dtype: torch.dtype  # of their results, except those added to the residual stream
 
@@ -104,7 +104,7 @@ class FastPatches(nn.Module):
 
 
 class FastAttention(nn.Module):
-    """`Attention` without its projection, with the scale folded into the weights: (b, n, d) -> (b, n, heads head_dim)."""
+    """`Attention` without its projection, with the scale in the weights: (b, n, d) -> (b, n, heads head_dim)."""
 
     def __init__(self, attn: Attention, layers: Layers, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()

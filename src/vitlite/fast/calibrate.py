@@ -118,8 +118,8 @@ def _run(model: ViT, images: Iterable[Any]) -> None:
         vectors = model.embed(model.preprocess(batch).to(model.device, model.dtype))
         if not vectors.isfinite().all():
             raise OptimizedError(
-                f"The output for one of the calibration images {count + 1} to {count + len(batch)} is not finite. Leave "
-                "it out."
+                f"The output for one of the calibration images {count + 1} to {count + len(batch)} is not finite. "
+                "Leave it out."
             )
         count += len(batch)
     if not count:
