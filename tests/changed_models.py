@@ -72,6 +72,6 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # modified models, and
     "a subclass": (lambda m: setattr(m, "__class__", Halved), "it is a Halved, not a ViT"),
     "quantised weights": (
         lambda m: quantise(m.get_submodule(QKV)),
-        r"blocks\.1\.attn\.qkv\.weight is a Quantised, and only plain tensors",
+        r"blocks\.1\.attn\.qkv\.weight is a Quantised, but only plain tensors",
     ),
 }

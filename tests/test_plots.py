@@ -85,7 +85,7 @@ def test_a_model_in_training_mode_is_drawn_in_eval_mode(tmp_path: Path) -> None:
 
 
 def test_a_rollout_takes_no_layer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"A rollout follows all blocks, got layer 1\. Leave out layer="):
+    with pytest.raises(InputError, match=r"A rollout uses all blocks, got layer 1\. Leave out layer="):
         plots.draw_attention(build(), photo(tmp_path / "a.png"), layer=1, rolled_out=True)
 
 
@@ -248,7 +248,7 @@ def test_draw_attention(tmp_path: Path) -> None:
 
 
 def test_attention_is_drawn_on_grey_and_colour_images() -> None:
-    with pytest.raises(InputError, match="with 1 or 3 channels; the model takes 4"):
+    with pytest.raises(InputError, match="with 1 or 3 channels, but the model needs 4"):
         plots.draw_attention(build(channels=4), torch.rand(4, 32, 32))
 
 

@@ -1,7 +1,7 @@
 """Export a model to ONNX or torch.export, for any batch and image size.
 
-The exported file is run and compared with the model before it is kept. It also holds the config, the preprocessing and
-the labels, as JSON under "vitlite".
+The exported file is run and compared with the model before it is kept. It also contains the config, the preprocessing
+and the labels, as JSON under "vitlite".
 """
 
 import io
@@ -39,21 +39,21 @@ MIN_PATCHES = {"onnx": 1, "torch": 2}  # along each side; torch.export specialis
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}  # max |difference| / max |logit|
 LOW_PRECISION_TOLERANCE = 0.05
 ONE_FILE = 1 << 30  # bytes; larger weights go into a second file, because protobuf is limited to 2 GiB
-NEEDS_TORCH = "2.8"  # torch.export keeps sizes free and traces every resampling of positions
+NEEDS_TORCH = "2.8"  # older versions fix some sizes or cannot trace the resampling of positions
 
 
 def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, float]:
     """Write a model to a file for another runtime, and compare the file with the model on three batches.
 
     Args:
-        model: A model in eval mode that was not optimized. The file has its device and dtype.
+        model: A model in eval mode that is not optimized. The file has its device and dtype.
         path: The file to write. An existing file is replaced after the new one has passed the comparison.
         to: "onnx", with an input `images` and an output `logits`, or "torch", for `torch.export.load`. The latter does
-            not take images that are a single patch high or wide.
+            not support images that are only one patch high or wide.
 
     Returns:
         The largest difference of the logits, max |difference| / max |logit|, for each engine that ran the file:
-        "torch", or "onnxruntime" and "openvino" if they are installed. If it is empty, nothing was compared.
+        "torch", or "onnxruntime" and "openvino" if they are installed. It is empty if nothing was compared.
 
     Raises:
         ExportError: The format is unknown, the model is in training mode or was modified, or the file cannot be
@@ -67,14 +67,14 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
     True
     """
     if to not in SUFFIX:
-        raise ExportError(f"Cannot export to {to!r}. Valid: {', '.join(SUFFIX)}.")
+        raise ExportError(f"Cannot export to {to!r}. Supported: {', '.join(SUFFIX)}.")
     path = check_target(path)
     if model.source is not None and path.exists() and path.samefile(model.source.path):
         raise ExportError(f"{path} is the file that this model was loaded from. Name another file.")
     _check_model(model, path)
     compared: dict[str, float] = {}
     try:
-        no_autocast = torch.autocast(model.device.type, enabled=False)  # autocast would become part of the file
+        no_autocast = torch.autocast(model.device.type, enabled=False)  # otherwise it would become part of the file
         with _temporary_folder(path) as folder, torch.no_grad(), no_autocast:
             file = folder / path.name
             if to == "onnx":
@@ -91,7 +91,7 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
 
 
 def _check_model(model: ViT, path: Path) -> None:
-    """Check that the config, which goes into the file, describes the model.
+    """Check that the model can be exported, and that its config describes it.
 
     Raises:
         ExportError: The model is in training mode, or its modules, tensors or labels were modified.
@@ -100,7 +100,7 @@ def _check_model(model: ViT, path: Path) -> None:
     if isinstance(model, OptimizedViT):
         raise OptimizedError("An optimized model cannot be exported. Create it again and export that.")
     if model.training:
-        raise ExportError("A model in training mode would be exported with its dropout. Call model.eval() first.")
+        raise ExportError("The model is in training mode, so dropout would be exported. Call model.eval() first.")
     try:
         check_savable(model, "export")
     except CheckpointError as error:
@@ -108,21 +108,21 @@ def _check_model(model: ViT, path: Path) -> None:
 
 
 def check_target(path: str | PathLike[str]) -> Path:
-    """Return the path, in which a file can be written.
+    """Check that a file can be written to a path, and return the path.
 
     Raises:
-        ExportError: It is a folder, or is in a folder that does not exist.
+        ExportError: It is a folder, or its folder does not exist.
     """
     path = Path(path)
     if path.is_dir() or not path.parent.is_dir():
         reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise ExportError(f"Cannot write {path}: {reason}. Name a file in a folder that exists.")
+        raise ExportError(f"Cannot write {path}: {reason}. Name a file in an existing folder.")
     return path
 
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path`; one that a killed export left behind is removed first."""
+    """Yield an empty folder beside `path`, after removing that of a killed export."""
     folder = path.with_name(f".{path.name}.vitlite-export")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -133,7 +133,7 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
 
 
 def _move_into_place(folder: Path, path: Path) -> None:
-    """Move the files of a folder beside `path`, the file that names the others last, and delete the weights before."""
+    """Move the files of a folder to that of `path`, the main file last, and delete the previous export's weights."""
     weights = [file for file in folder.iterdir() if file.name != path.name]
     for file in (*weights, folder / path.name):
         with atomic_write(path.parent / file.name) as temporary:
@@ -142,14 +142,14 @@ def _move_into_place(folder: Path, path: Path) -> None:
     ours = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}\.data")
     for file in path.parent.iterdir():
         if ours.fullmatch(file.name) and file.name not in current:
-            with suppress(PermissionError):  # on Windows, a session may have it open
+            with suppress(PermissionError):  # on Windows, an inference session may have it open
                 file.unlink()
 
 
 def _write_torch(model: ViT, file: Path) -> None:
     with _explain_failure():
         program = torch.export.export(model, (_images(model, TRACED),), dynamic_shapes=(_dynamic_shapes(model),))
-    content = io.BytesIO()  # if torch writes the file itself and the disk is full, the process is aborted
+    content = io.BytesIO()  # if torch wrote the file itself, a full disk would abort the process
     torch.export.save(program, content, extra_files={"vitlite": _description(model)})
     file.write_bytes(content.getbuffer())
 
@@ -173,12 +173,12 @@ def _write_onnx(model: ViT, file: Path) -> None:
         return
     import onnx_ir
 
-    # A new name each time: until the .onnx file is replaced, the one before needs its own weights.
+    # A new name each time, because the previous .onnx file needs its weights until it is replaced.
     onnx_ir.save(program.model, file, external_data=f"{file.name}.{secrets.token_hex(8)}.data")
 
 
 def check_onnx_installed() -> None:
-    """Check that the packages of the extra are installed.
+    """Check that the packages of the extra "onnx" are installed.
 
     Raises:
         MissingExtraError: They are not.
@@ -191,7 +191,7 @@ def check_onnx_installed() -> None:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Hide what the exporter says about torch's own code, and about torchvision if that is not installed."""
+    """Hide the exporter's warnings about torch's own code, and about a missing torchvision."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     before, log.disabled = log.disabled, True
     try:
@@ -206,23 +206,23 @@ def _without_warnings() -> Iterator[None]:
 def _explain_failure() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # exporters raise all kinds
+    except Exception as error:  # exporters raise many types of exceptions
         first_line = str(error).strip().partition("\n")[0]
         raise ExportError(f"torch cannot export this model ({first_line}). {_advice()}") from error
 
 
 def _advice() -> str:
-    return f"This is torch {torch.__version__}; exporting is known to work with torch {NEEDS_TORCH} or later."
+    return f"This is torch {torch.__version__}; export is known to work with torch {NEEDS_TORCH} or later."
 
 
 def _dynamic_shapes(model: ViT) -> dict[int, Any]:
-    """Return free sizes: any batch, and any height and width that the patch size divides."""
+    """Return dynamic sizes: any batch, and any height and width that are multiples of the patch size."""
     p = model.config.patch_size
     return {0: Dim("batch", max=2**31 - 1), 2: p * Dim("rows"), 3: p * Dim("columns")}
 
 
 class Batch(NamedTuple):
-    """The number of images, and their sides relative to the model's own."""
+    """The number of images, and their height and width relative to the model's image size."""
 
     number: int
     height: float
@@ -251,7 +251,7 @@ def _description(model: ViT) -> str:
 
 
 def _open_torch(file: Path) -> Run:
-    with _without_warnings():  # torch 2.10 warns of its own buffers
+    with _without_warnings():  # torch 2.10 warns about its own buffers
         return torch.export.load(file).module()
 
 
@@ -300,17 +300,17 @@ def _compare(model: ViT, engine: str, open_file: Callable[[Path], Run], file: Pa
         try:
             run = run or open_file(file)
             logits = run(images).to(expected)
-        except Exception as error:  # engines raise all kinds
+        except Exception as error:  # engines raise many types of exceptions
             advice = "Export it in float32, which every engine supports." if model.dtype != torch.float32 else _advice()
             raise ExportError(
-                f"The exported file does not run: {engine} says of images {tuple(images.shape)} in {model.dtype}: "
+                f"The exported file does not run: {engine} fails for images {tuple(images.shape)} in {model.dtype}: "
                 f"{error}. Nothing was written. {advice}"
             ) from error
         difference = ((logits - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()
-        if not difference <= tolerance:  # nan is too large, too
+        if not difference <= tolerance:  # also true for NaN
             raise ExportError(
-                f"The exported file does not give the logits of the model: in {engine} they differ by "
-                f"{difference:.1g} of the largest, for images {tuple(images.shape)}. Nothing was written. {_advice()}"
+                f"The logits of the exported file are wrong: in {engine} they differ by {difference:.1g} of the "
+                f"largest logit, for images {tuple(images.shape)}. Nothing was written. {_advice()}"
             )
         largest = max(largest, difference)
     return largest

@@ -1,4 +1,4 @@
-"""Attention maps, position embeddings and filters of a model, as tensors and drawn; and the plots of a training run.
+"""Compute and draw attention maps, position embeddings and filters of a model, and the plots of a training run.
 
 Pillow draws on images, matplotlib draws plots. Shapes: b images, n tokens, h and w patches down and across (or pixels,
 for images).
@@ -34,13 +34,13 @@ INFERNO = "000004 210c4a 57106e 8a226a bc3754 e45a31 f98e09 f9cb35 fcffa4"
 VIRIDIS = "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"
 PANEL = 256  # pixels of a panel's longer side
 GAP = 12  # pixels between panels
-CAPTION = 21  # pixels of a caption's letters, which are readable on a phone
-SHEET = 800  # pixels of a side of the sheet of positions, approximately
-FILTER = 96  # pixels of a side of a filter, approximately
+CAPTION = 21  # font size of a caption in pixels, readable on a phone
+SHEET = 800  # approximate side of the sheet of positions in pixels
+FILTER = 96  # approximate side of a filter in pixels
 FILTERS_PER_ROW = 7  # four rows, as in the paper
 PLOT = 5.25, 3.5  # inches
 INK = "#333333"  # colour of captions
-FORMATS = {  # those that keep a drawing as it is: icons are scaled, and GIFs have 256 colours
+FORMATS = {  # without ICO, which is scaled, and GIF, which has 256 colours
     ".png": "PNG",
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
@@ -54,9 +54,9 @@ FORMATS = {  # those that keep a drawing as it is: icons are scaled, and GIFs ha
 
 
 def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
-    """Return how much the output depends on each patch, for each head of one block: (b, c, h, w) -> (b, heads, h, w).
+    """Return the attention of the output to each patch, for each head of one block: (b, c, h, w) -> (b, heads, h, w).
 
-    This is the class token's row of the attention map, or with mean pooling the mean row of all patches.
+    This is the class token's row of the attention map or, with mean pooling, the mean row of all patches.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -69,10 +69,10 @@ def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
 
 
 def rollout(model: "ViT", images: Tensor) -> Tensor:
-    """Return attention followed through all blocks down to the patches: (b, c, h, w) -> (b, h, w).
+    """Return the attention rollout over all blocks: (b, c, h, w) -> (b, h, w).
 
-    As in Abnar and Zuidema 2020: the heads are averaged, the residual path keeps half of each token, and the blocks are
-    multiplied.
+    As in Abnar and Zuidema 2020, the heads are averaged, the residual path keeps half of each token, and the maps of
+    all blocks are multiplied.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -109,10 +109,10 @@ def position_similarity(model: "ViT") -> Tensor:
 
 
 def attention_distances(model: "ViT", images: Tensor) -> Tensor:
-    """Return how far each head looks on average, in pixels of the images: (b, c, h, w) -> (b, depth, heads).
+    """Return the mean attention distance of each head, in pixels of the images: (b, c, h, w) -> (b, depth, heads).
 
-    As in Dosovitskiy et al. 2021, Figure 7 (right): the mean distance between the centres of patches, weighted by the
-    attention from patch to patch. Class tokens and registers have no place and are left out.
+    As in Dosovitskiy et al. 2021, Figure 7 (right), this is the mean distance between patch centres, weighted by the
+    attention from patch to patch. Class tokens and registers have no position and are left out.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -136,7 +136,7 @@ class Filters(NamedTuple):
 
     Attributes:
         components: The components (k, c, h, w), each with norm 1.
-        shares: The share of the variance of each (k,). All components together have 1.
+        shares: The share of the variance of each component (k,). The shares of all components add up to 1.
     """
 
     components: Tensor
@@ -146,7 +146,7 @@ class Filters(NamedTuple):
 def patch_filters(model: "ViT", count: int = 28) -> Filters:
     """Return the first `count` principal components of the patch embedding, or all if there are fewer.
 
-    As in Dosovitskiy et al. 2021, Figure 7 (left), after the mean filter is subtracted.
+    As in Dosovitskiy et al. 2021, Figure 7 (left). The mean filter is subtracted first.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -156,7 +156,7 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
     check_count(count, "count")
     if model.config.stem is not None:
         raise InputError(
-            "The patches of a hybrid model come from the features of a ResNet: its filters are not images."
+            "The filters of a hybrid model are not images, because its patches come from the features of a ResNet."
         )
     weight = model.patch_embed.proj.weight.detach().float().cpu()  # (d, c, h, w)
     filters = weight.flatten(1)
@@ -167,7 +167,7 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
 
 
 def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
-    """Return the mean of the rows that the output is read from, for patches: (b, heads, n, n) -> (b, heads, h, w)."""
+    """Return the mean attention to patches of the tokens that the pool reads: (b, heads, n, n) -> (b, heads, h, w)."""
     first, p = model.config.prefix_tokens, model.config.patch_size
     if model.config.pool in ("mean", "map"):
         read = slice(first, None)
@@ -181,19 +181,19 @@ def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
 
 
 def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled_out: bool = False) -> "Image":
-    """Draw the image as the model sees it, and its attention over it: all heads together, then each.
+    """Draw the image as the model sees it, and the attention of all heads and of each head over it.
 
-    Each panel is scaled to its own range: its colours show where a head looks, not how strongly.
+    Each panel is scaled to its own range, so that colours show where a head attends, not how strongly.
 
     Args:
         model: A model with preprocessing.
-        image: One image, as `model.preprocess` takes it.
-        layer: Index of the block, from 0, or from the last with -1. None is the last.
+        image: One image, as for `model.preprocess`.
+        layer: The index of the block, from 0, or from the end with -1. None means the last block.
         rolled_out: If True, draw `rollout` through all blocks instead.
     """
     if rolled_out and layer is not None:
         raise InputError(
-            f"A rollout follows all blocks, got layer {layer}. Leave out layer= or rolled_out= (--rollout)."
+            f"A rollout uses all blocks, got layer {layer}. Leave out layer= (--layer) or rolled_out= (--rollout)."
         )
     layer = -1 if layer is None else layer
     several = image_list(image)
@@ -201,24 +201,24 @@ def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled
         if len(several) != 1:
             raise InputError(f"Attention is drawn for one image, got {len(several)}. Pass one at a time.")
         (image,) = several
-    if hasattr(image, "read"):  # it is used twice
+    if hasattr(image, "read"):  # the content is used twice
         image = image.read()
-    images, photo = model.preprocess(image), _as_seen(model, image)
+    images, seen = model.preprocess(image), _as_seen(model, image)
     if rolled_out:
         grids = {"rollout through all blocks": rollout(model, images)[0]}
     else:
         heads = attention(model, images, layer)[0]
         grids = {f"block {layer % model.config.depth}, all heads": heads.mean(0)}
         grids |= {f"head {i}": head for i, head in enumerate(heads)}
-    panels = {"image": photo} | {caption: overlay(photo, grid) for caption, grid in grids.items()}
-    columns = len(panels) if len(panels) <= 4 else round((1.8 * len(panels)) ** 0.5)  # twice as wide as high
+    panels = {"image": seen} | {caption: overlay(seen, grid) for caption, grid in grids.items()}
+    columns = len(panels) if len(panels) <= 4 else round((1.8 * len(panels)) ** 0.5)  # about twice as wide as high
     return arrange(panels, columns)
 
 
 def draw_positions(model: "ViT") -> "Image":
-    """Draw one tile per patch: the similarity of its position embedding to those of all patches.
+    """Draw one tile per patch, with the similarity of its position embedding to those of all patches.
 
-    As Figure 7 (centre) of Dosovitskiy et al. 2021.
+    As in Figure 7 (centre) of Dosovitskiy et al. 2021.
     """
     similarity = position_similarity(model)
     low = similarity.min().item()
@@ -236,7 +236,7 @@ def draw_positions(model: "ViT") -> "Image":
 def draw_filters(model: "ViT") -> "Image":
     """Draw the principal components of the patch embedding with their shares of the variance.
 
-    As Figure 7 (left) of Dosovitskiy et al. 2021. Each component is scaled to its own range.
+    As in Figure 7 (left) of Dosovitskiy et al. 2021. Each component is scaled to its own range.
     """
     if model.config.channels not in (1, 3):
         raise InputError(f"Filters are drawn for 1 or 3 channels, got {model.config.channels}.")
@@ -251,15 +251,15 @@ def draw_filters(model: "ViT") -> "Image":
 
 
 def draw_distances(distances: Tensor) -> "Image":
-    """Draw a dot for each head, block by block: (depth, heads), such as the mean of `attention_distances` over images.
+    """Draw a dot per head and block, for distances (depth, heads) such as the mean of `attention_distances`.
 
-    As Figure 7 (right) of Dosovitskiy et al. 2021.
+    As in Figure 7 (right) of Dosovitskiy et al. 2021.
     """
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     heads = distances.shape[1]
     for head, by_block in enumerate(distances.T.tolist()):
-        aside = 0.4 * ((head + 0.5) / heads - 0.5)  # side by side, or dots would hide others
+        aside = 0.4 * ((head + 0.5) / heads - 0.5)  # side by side, so that dots do not hide each other
         axes.plot([block + aside for block in range(len(by_block))], by_block, ".", markersize=9, label=f"head {head}")
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
@@ -270,15 +270,15 @@ def draw_distances(distances: Tensor) -> "Image":
 
 
 def draw_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) -> "Image":
-    """Draw a curve for each model: accuracy by the number of images of a class, with its standard deviation.
+    """Draw a curve per model: accuracy by the number of images per class, with its standard deviation.
 
     Args:
-        curves: The name of each model, and for each number of images the accuracy of each draw, such as
+        curves: The name of each model, with the accuracies of all draws by number of images, such as
             `vitlite.retrieval.probe(...).few`.
     """
     counts = sorted({count for _, few in curves for count in few})
     if not counts:
-        raise InputError("There is no curve to draw: every class has fewer images than --shots asks for.")
+        raise InputError("There is no curve to draw: a class has fewer images than the smallest number in --shots.")
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     for name, few in curves:
@@ -306,7 +306,7 @@ def _as_seen(model: "ViT", image: Any) -> Tensor:
         raise ImageError("To draw on an image, model.preprocess must be a vitlite.images.Preprocess.")
     channels = model.config.channels
     if channels not in (1, 3):
-        raise InputError(f"Attention is drawn on images with 1 or 3 channels; the model takes {channels}.")
+        raise InputError(f"Attention is drawn on images with 1 or 3 channels, but the model needs {channels}.")
     transform = model.preprocess.transform
     factor = PANEL / max(transform.size)
 
@@ -319,17 +319,17 @@ def _as_seen(model: "ViT", image: Any) -> Tensor:
     return rearrange(pixels, "c h w -> h w c").float().expand(-1, -1, 3)
 
 
-def overlay(photo: Tensor, grid: Tensor) -> Tensor:
-    """Return the photo (h, w, 3), dimmed, with attention to its patches as light: (h, w, 3)."""
+def overlay(image: Tensor, grid: Tensor) -> Tensor:
+    """Return the dimmed image (h, w, 3) with the attention to its patches in colour: (h, w, 3)."""
     lowest = (grid - grid.min())[None, None]
-    smooth = F.interpolate(lowest, photo.shape[:2], mode="bicubic", align_corners=False)[0, 0].clamp(min=0)
+    smooth = F.interpolate(lowest, image.shape[:2], mode="bicubic", align_corners=False)[0, 0].clamp(min=0)
     heat = (smooth / smooth.max().clamp(min=1e-12)).sqrt()[..., None]  # the root keeps weaker patches visible
-    dimmed = 0.5 * photo.mean(-1, keepdim=True) + 0.15 * photo
+    dimmed = 0.5 * image.mean(-1, keepdim=True) + 0.15 * image
     return dimmed * (1 - 0.8 * heat) + colored(heat[..., 0], INFERNO) * 0.9 * heat
 
 
 def colored(values: Tensor, anchors: str) -> Tensor:
-    """Return numbers from 0 to 1 in a colour map: (...) -> (..., 3), 0..255."""
+    """Return the colours of numbers from 0 to 1 in a colour map: (...) -> (..., 3), 0..255."""
     colors = torch.tensor(
         [list(bytes.fromhex(anchor)) for anchor in anchors.split()], dtype=torch.float32, device=values.device
     )
@@ -339,7 +339,7 @@ def colored(values: Tensor, anchors: str) -> Tensor:
 
 
 def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> "Image":
-    """Return panels (h, w, 3) of one size with captions below them, row by row on white."""
+    """Arrange panels (h, w, 3) of equal size in rows on white, with captions below them."""
     pillow = _pillow()
     h, w = next(iter(panels.values())).shape[:2]
     rows = -(-len(panels) // columns)
@@ -357,7 +357,7 @@ def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> 
 
 
 def _with_scale(sheet: "Image", low: float) -> "Image":
-    """Return the sheet with its colour scale to the right, from `low` to 1."""
+    """Return the sheet with a colour scale from `low` to 1 at the right."""
     pillow = _pillow()
     height = max(sheet.height, 2 * GAP + 3 * CAPTION)  # enough for both numbers
     wide = pillow.image.new("RGB", (sheet.width + 80, height), "white")
@@ -395,10 +395,10 @@ def _pillow() -> Pillow:
 
 
 def check_target(path: str | PathLike[str]) -> None:
-    """Check before any work that an image can be written at the end.
+    """Check before any work that an image can be written.
 
     Raises:
-        InputError: Its format is unknown, or its folder does not exist or cannot be written.
+        InputError: Its format is unknown, or its folder does not exist or is not writable.
     """
     target = Path(path)
     reason = obstacle(target)
@@ -409,7 +409,7 @@ def check_target(path: str | PathLike[str]) -> None:
 
 
 def save_image(image: "Image", path: str | PathLike[str]) -> None:
-    """Write an image atomically, in the format that the suffix names."""
+    """Write an image atomically, in the format of the file's extension."""
     check_target(path)
     target = Path(path)
     try:
@@ -421,7 +421,7 @@ def save_image(image: "Image", path: str | PathLike[str]) -> None:
 
 
 def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw loss and accuracy by epoch. `history` is what `train` returns."""
+    """Draw loss and accuracy by epoch, from the history that `train` returns."""
     figure = need_matplotlib()(figsize=(9, 3.5), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
     _draw_by_epoch(loss, "loss", history, "loss", "val_loss")
@@ -430,7 +430,7 @@ def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], training: str, validation: str) -> None:
-    """Draw two fields of the history, where it has them."""
+    """Draw two fields of the history, if present."""
     labels = {training: "training, augmented images", validation: "validation, averaged weights"}
     for field, label in labels.items():
         points = [(record["epoch"], record[field]) for record in history if field in record]
@@ -443,7 +443,7 @@ def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], tra
 
 
 def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> None:
-    """Draw a confusion matrix: rows are the true classes, columns the predictions, in shares of the row."""
+    """Draw a confusion matrix in shares of the row: rows are true classes, columns are predictions."""
     k = len(classes)
     side = min(max(3.0, 0.55 * k + 1.5), 14)
     figure = need_matplotlib()(figsize=(side + 1, side), layout="constrained")
@@ -474,7 +474,7 @@ def _save_figure(figure: "Figure", path: Path) -> None:
 
 
 def need_matplotlib() -> "type[Figure]":
-    """Return matplotlib's Figure, which works without a screen."""
+    """Return matplotlib's Figure, which works without a display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

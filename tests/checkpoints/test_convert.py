@@ -142,7 +142,7 @@ def test_what_timm_computes_otherwise_is_not_written_for_it(changes: dict[str, A
 def test_no_tensors_are_written_for_what_timm_pools_otherwise(changes: dict[str, Any], tmp_path: Path) -> None:
     """It would take them, and answer with what it pools: of its Eva, by attention, all tokens."""
     tiny_model(**changes).save(tmp_path / "ours")
-    said = f"timm has no model that computes what this one does: pool='{changes.get('pool', DISTILLED['pool'])}'."
+    said = f"timm has no model that computes the same as this one: pool='{changes.get('pool', DISTILLED['pool'])}'."
     with pytest.raises(CheckpointError, match=re.escape(said)):
         convert(tmp_path / "ours", tmp_path / "vit.safetensors", "timm")
     assert not (tmp_path / "vit.safetensors").exists()
@@ -245,7 +245,9 @@ def test_what_the_target_s_code_decides_must_be_known(tmp_path: Path) -> None:
     convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision", config=said)
     convert(tmp_path / "vit.safetensors", tmp_path / "folder", "vitlite", config=said)
     assert torch.equal(load(tmp_path / "folder")(IMAGES), tiny_model()(IMAGES))
-    with pytest.raises(ConfigError, match=r"Cannot convert to 'jax'. Valid: timm, transformers, torchvision, vitlite"):
+    with pytest.raises(
+        ConfigError, match=r"Cannot convert to 'jax'. Supported: timm, transformers, torchvision, vitlite"
+    ):
         convert(tmp_path / "vit.safetensors", tmp_path / "out", "jax")  # type: ignore[arg-type]
 
 
@@ -403,7 +405,7 @@ def test_tensor_larger_than_its_pickle_is_an_error(tmp_path: Path) -> None:
 
 def test_pickles_are_neither_made_nor_guessed(tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "ours")
-    with pytest.raises(ConfigError, match=r"Cannot write .*out.pth: vitlite writes no pickles\. Pass a folder"):
+    with pytest.raises(ConfigError, match=r"Cannot write .*out.pth: vitlite does not write pickles\. Pass a folder"):
         convert(tmp_path / "ours", tmp_path / "out.pth", "timm")
     with pytest.raises(CheckpointError, match=r"There is no file or folder .*none.pth"):
         convert(tmp_path / "none.pth", tmp_path / "out", "timm")
@@ -545,7 +547,7 @@ def test_transformers_stretches_the_oblong_table_of_a_dinov2_as_if_it_were_a_squ
 
 def test_transformers_takes_no_mean_over_a_class_token(tmp_path: Path) -> None:
     tiny_model(pool="mean", num_classes=0).save(tmp_path / "ours")
-    with pytest.raises(CheckpointError, match="no model that computes what this one does: pool='mean'"):
+    with pytest.raises(CheckpointError, match="no model that computes the same as this one: pool='mean'"):
         convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
 
 
@@ -564,7 +566,7 @@ def test_parts_that_the_library_lacks_are_refused(options: dict[str, Any], to: A
     model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, num_classes=2, **options))
     model.save(tmp_path / "ours")
     with pytest.raises(
-        CheckpointError, match=f"{to} has no model that computes what this one does: .*{next(iter(options))}="
+        CheckpointError, match=f"{to} has no model that computes the same as this one: .*{next(iter(options))}="
     ):
         convert(tmp_path / "ours", tmp_path / "theirs", to)
 

@@ -78,7 +78,7 @@ def test_a_folder_of_another_program_is_an_error(tmp_path: Path, name: str) -> N
     out.mkdir()
     (out / name).write_bytes(b"PAR1 of another program that is still writing")
     before = contents(out)
-    error = re.escape(f"{out} has files that vitlite did not write, such as {name}. Choose a new folder (--out).")
+    error = re.escape(f"{out} contains files that vitlite did not write, such as {name}. Choose a new folder (--out).")
     with pytest.raises(InputError, match=error), claim(out):
         pass
     assert contents(out) == before

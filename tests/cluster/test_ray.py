@@ -239,7 +239,7 @@ def test_files_of_other_programs_stay(
     (tmp_path / "begun.parquet").write_bytes((tmp_path / "numbers.parquet").read_bytes()[:-20])
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert embed(model, images, tmp_path) == 1
-    said = f"{tmp_path} has files that vitlite did not write, such as begun.parquet. Choose a new folder (--out)."
+    said = f"{tmp_path} contains files that vitlite did not write, such as begun.parquet. Choose a new folder (--out)."
     assert said in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
@@ -346,5 +346,5 @@ def test_sources_without_images(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="No images in"):
         find_source(str(table))
     pq.write_table(pa.table({"file": ["a.png"]}), table)
-    with pytest.raises(InputError, match="needs a column path, and bytes if it holds the images"):
+    with pytest.raises(InputError, match="needs a column path, and bytes if it contains the images"):
         find_source(str(table))

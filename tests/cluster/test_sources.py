@@ -92,7 +92,7 @@ def test_paths_of_every_text_type(kind: str, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("url", ["http://host/photos", "s3x://bucket/photos"])
 def test_urls_of_an_unknown_kind(url: str) -> None:
-    with pytest.raises(InputError, match=r"Cannot open .*URLs begin with file, s3, gs, abfs or hdfs"):
+    with pytest.raises(InputError, match=r"Cannot open .*Supported schemes: file, s3, gs, abfs, hdfs"):
         find_source(url)
 
 

@@ -1,6 +1,6 @@
-"""Convert weights to the format of another library: the tensors alone, or a folder that the library loads.
+"""Convert weights to the format of another library: only the tensors, or a folder that the library loads.
 
-Pickles (.pth, .bin) are taken too, which no other part of vitlite opens.
+This is the only part of vitlite that accepts pickles (.pth, .bin).
 """
 
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ from vitlite.zoo import registry
 
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
-TORCHVISION = dict(FORMATS["torchvision"].fixed) | {  # what its model computes
+TORCHVISION = dict(FORMATS["torchvision"].fixed) | {  # the fields that torchvision's model fixes
     "channels": 3, "class_token": True, "registers": 0, "positions": "learned", "head_dim": None, "mlp": "gelu",
     "final_norm": True, "stem": None,
 }  # fmt: skip
@@ -84,42 +84,41 @@ def convert(
     margin: Margin | None = None,
     key: str | None = None,
 ) -> None:
-    """Convert weights to the format of another library. Values and their type are kept.
+    """Convert weights to the format of another library. Values and dtypes are kept.
 
     Args:
-        source: A file or folder as `vitlite.load` takes it, or a pickle (.pth, .bin), opened with weights_only=True.
-        target: A .safetensors file for the tensors alone, or a folder for a whole model with its config.json.
+        source: A file or folder, as for `vitlite.load`, or a pickle (.pth, .bin), which is opened with
+            weights_only=True.
+        target: A .safetensors file for only the tensors, or a folder for a complete model with config.json.
         to: The library. vitlite's format is timm's.
         config: As in `vitlite.load`.
-        like: As in `vitlite.load`. A folder gets the preprocessing of the checkpoint, and its labels unless
+        like: As in `vitlite.load`. A folder gets the preprocessing of this checkpoint, and its labels unless
             `num_classes` is passed.
         num_classes: The number of classes of a model that was fine-tuned from `like`.
-        margin: How the folder's images shall be cropped instead, so that the library can do it: half of an odd margin
-            rounded "down" for transformers, to the "nearest" even number for timm. Some crops move by a pixel.
-        key: The network to take from a pickle that contains several, such as "teacher".
+        margin: The rounding of half an odd margin to write instead, if the library supports only one: "down" for
+            transformers, "nearest" for timm. Some crops move by a pixel.
+        key: The network in a pickle that contains several, such as "teacher".
 
     Raises:
-        CheckpointError: `source` is not a plain ViT, or would be overwritten, or the library has no model that computes
+        CheckpointError: `source` is not a plain ViT or would be overwritten, or the library has no model that computes
             the same.
-        ConfigError: A folder is wanted, and the config of `source` is not known.
-        UnknownNameError: The zoo has no checkpoint `like`.
+        ConfigError: The target is a folder, but the config of `source` is unknown.
+        UnknownNameError: There is no checkpoint named `like`.
     """
     if to not in get_args(Target):
-        raise ConfigError(f"Cannot convert to {to!r}. Valid: {', '.join(get_args(Target))}.")
+        raise ConfigError(f"Cannot convert to {to!r}. Supported: {', '.join(get_args(Target))}.")
     if config is not None and like is not None:
         raise ConfigError("Both config= and like= were given, and each states the whole config. Leave one out.")
     source, target = path_of(source, "source"), path_of(target, "target")
     only_tensors = target.suffix == ".safetensors"
     check_target(source, target)
     if only_tensors and margin is not None:
-        raise ConfigError("margin= (--margin) is for folders; a .safetensors file does not say how images are cropped.")
+        raise ConfigError("margin= (--margin) is only for folders, because a .safetensors file has no preprocessing.")
     with without_pickle(source, key) as path, open_weights(path) as file:
         head = map_keys(file.shapes).tensors.get("head.weight")
         own_classes = head.shape[0] if head else 0
         if num_classes not in (None, own_classes):
-            raise CheckpointError(
-                f"{source} has {own_classes} classes, not {num_classes}. A conversion keeps the head."
-            )
+            raise CheckpointError(f"{source} has {own_classes} classes, not {num_classes}. Conversion keeps the head.")
         if only_tensors:
             model = _load_for_tensors(file, path, to, _given(config, like, num_classes))
         else:
@@ -137,14 +136,16 @@ def convert(
 
 
 def check_target(source: Path, target: Path) -> None:
-    """Check that a conversion can write its target, and overwrites neither what it reads nor another model.
+    """Check that the target can be written, and is neither an input nor another model.
 
     Raises:
-        CheckpointError: It cannot, or would.
+        CheckpointError: It cannot be written, or would overwrite other files.
         ConfigError: The target is a pickle.
     """
     if target.suffix in PICKLES:
-        raise ConfigError(f"Cannot write {target}: vitlite writes no pickles. Pass a folder or a .safetensors file.")
+        raise ConfigError(
+            f"Cannot write {target}: vitlite does not write pickles. Pass a folder or a .safetensors file."
+        )
     if not source.exists():
         raise CheckpointError(f"There is no file or folder {source}.")
     is_file = target.suffix == ".safetensors"
@@ -159,7 +160,7 @@ def check_target(source: Path, target: Path) -> None:
             raise CheckpointError(f"{file} is an input and cannot be the output. Pass another target.")
     if is_file and target.name == WEIGHTS and (target.parent / CONFIG).exists():
         raise CheckpointError(
-            f"{target} belongs to the {CONFIG} beside it, which describes other weights. Pass another target."
+            f"Cannot write {target}: the {CONFIG} beside it describes other weights. Pass another target."
         )
     problem = obstacle(target) if is_file else folder_obstacle(target)
     if problem:
@@ -169,7 +170,7 @@ def check_target(source: Path, target: Path) -> None:
 
 
 def _common_dtype(file: WeightsFile) -> torch.dtype | None:
-    """Return the narrowest type that holds all values of a file, or None if none are floating-point numbers."""
+    """Return the narrowest dtype that represents all values of a file, or None if none are floating-point numbers."""
     common: torch.dtype | None = None
     for entry in file.entries.values():
         if entry.dtype in FLOATS:
@@ -179,7 +180,7 @@ def _common_dtype(file: WeightsFile) -> torch.dtype | None:
 
 
 def _given(config: ViTConfig | None, like: str | None, num_classes: int | None) -> Metadata:
-    """Return what the caller states about the source."""
+    """Return the metadata that the caller's arguments give for the source."""
     if like is not None:
         given = metadata_from_preset(like) if like in PRESETS else metadata_from_record(registry.find(like))
     else:
@@ -193,7 +194,7 @@ def _load_for_tensors(
     to: Target,
     given: Metadata,
 ) -> ViT:
-    """Return the model of a file for its tensors only. What no shape depends on may remain unknown and is made up."""
+    """Return the model of a file, only for its tensors. Unknown fields that do not affect shapes are made up."""
     mapping = map_keys(file.shapes)
     fixed = FORMATS[to].fixed if to in FORMATS else {}
     made_up: dict[str, Any] = {name: value for name, value in WITHOUT_SHAPE.items() if name not in fixed}
@@ -201,7 +202,7 @@ def _load_for_tensors(
         made_up["pool"] = "mean"
     folder = metadata_folder(path)
     own = Metadata() if folder is None else read_metadata(folder, file.metadata.get(ID))
-    if to in ("timm", "vitlite"):  # the position table is written as it is
+    if to in ("timm", "vitlite"):  # the position table is written unchanged
         given = replace(given, usual_image_size=_any_image_size(mapping))
     mapping, resolved = understand(file, own, given, made_up)
     options = BuildOptions(resolved.config, False, torch.device("cpu"), _common_dtype(file) or torch.float32)
@@ -209,7 +210,7 @@ def _load_for_tensors(
 
 
 def _any_image_size(mapping: KeyMapping) -> tuple[int, int]:
-    """Return the size of an image, one patch high, that the position table fits."""
+    """Return an image size, one patch high, that fits the position table."""
     patch: int = patch_geometry(mapping.tensors)["patch_size"]
     rows = mapping.tensors["pos_embed"].shape[1] if "pos_embed" in mapping.tensors else 1
     has_row = "cls_token" in mapping.tensors and "reg_token" not in mapping.tensors and mapping.format.cls_rows[0]
@@ -217,19 +218,19 @@ def _any_image_size(mapping: KeyMapping) -> tuple[int, int]:
 
 
 def _check_labels(model: ViT) -> None:
-    """Check that classes which the source names would not lose their names."""
+    """Check that the conversion would not lose the names of the classes."""
     unlabelled = model.source.report.unlabelled if model.source else ""
     if unlabelled:
         raise CheckpointError(
-            f"The names of the classes would be lost: {unlabelled}. Convert to a .safetensors file, which has the "
-            "tensors alone, or to vitlite."
+            f"The names of the classes would be lost: {unlabelled}. Convert to a .safetensors file, which holds only "
+            "the tensors, or to vitlite."
         )
 
 
 def _set_margin(model: ViT, margin: Margin) -> None:
     transform = getattr(model.preprocess, "transform", None)
     if transform is None:
-        raise ConfigError("The source does not say how its images are prepared. Leave out margin= (--margin).")
+        raise ConfigError("The source has no preprocessing. Leave out margin= (--margin).")
     model.preprocess = Preprocess(replace(transform, margin=margin), model)
 
 
@@ -242,7 +243,7 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
     name = format_for_timm(model.config)
     reason = timm_cannot_read(model.config, transform, name) if to == "timm" else ""
     if reason:
-        raise CheckpointError(f"{reason} Convert to a .safetensors file, which has the tensors alone, or to vitlite.")
+        raise CheckpointError(f"{reason} Convert to a .safetensors file, which holds only the tensors, or to vitlite.")
     tensors = _rename(model, to)
     contents: dict[str, dict[str, Any]] = {}
     if to == "timm":
@@ -268,7 +269,7 @@ def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
         name = format_for_timm(config)
         return tensors if name == "timm" else rename_tensors(FORMATS[name], "", tensors)
     if "pos_embed" in tensors and config.class_token and not config.cls_position and not config.registers:
-        tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # there the class token has a row, of zeros
+        tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # these formats have a row for the class token
     if to == "transformers":
         kind = model_type(config)
         _check_arithmetic(config, computed_by(kind, config), to)
@@ -276,7 +277,7 @@ def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
             FORMATS[format_for_transformers(config)], f"{kind}." if config.num_classes else "", tensors
         )
     _check_arithmetic(config, TORCHVISION | {"image_size": config.size[0]}, to)
-    if not config.qkv_bias:  # there it always has biases
+    if not config.qkv_bias:  # torchvision always has biases
         for block in range(config.depth):
             weight = tensors[f"blocks.{block}.attn.qkv.weight"]
             tensors[f"blocks.{block}.attn.qkv.bias"] = weight.new_zeros(len(weight))
@@ -287,12 +288,12 @@ def _check_arithmetic(config: ViTConfig, computed: Mapping[str, Any], to: Target
     """Check that a library has a model that computes the same.
 
     Args:
-        config: Of our model.
-        computed: The values of its fields that the library's model computes.
-        to: The library, for the error.
+        config: The config of our model.
+        computed: The fields that the library's model fixes, with their values.
+        to: The library, for the error message.
 
     Raises:
-        CheckpointError: It has none.
+        CheckpointError: It has no such model.
     """
     differing = [
         f"{name}={getattr(config, name)!r}" for name, value in computed.items() if getattr(config, name) != value
@@ -302,4 +303,4 @@ def _check_arithmetic(config: ViTConfig, computed: Mapping[str, Any], to: Target
 
 
 def _computes_otherwise(to: Target, fields: str) -> CheckpointError:
-    return CheckpointError(f"{to} has no model that computes what this one does: {fields}.")
+    return CheckpointError(f"{to} has no model that computes the same as this one: {fields}.")

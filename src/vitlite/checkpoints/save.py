@@ -1,6 +1,6 @@
 """Save a model to a folder, or upload it to the Hugging Face Hub.
 
-The tensors get timm's names, and config.json is read by vitlite in full and by timm as far as it can build the model.
+The tensors have timm's names. vitlite reads config.json in full, and timm reads it if it can build the model.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from vitlite.zoo.download import endpoint, is_offline
 _log = getLogger("vitlite")
 
 CARD = "README.md"
-STORED_AS = {  # names of types in safetensors files
+STORED_AS = {  # names of dtypes in safetensors files
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
@@ -42,11 +42,11 @@ STORED_AS = {  # names of types in safetensors files
 def save(model: ViT, folder: str | PathLike[str]) -> None:
     """Save a model as model.safetensors and config.json, with its labels and preprocessing.
 
-    `vitlite.load(folder)` gives the model back, in torch's default dtype unless a dtype is passed. If timm can build
-    such a model, `timm.create_model("local-dir:" + folder, pretrained=True)` does, too; if not, a warning says why.
+    `vitlite.load(folder)` loads the model, in torch's default dtype unless a dtype is passed. If timm can build such a
+    model, `timm.create_model("local-dir:" + folder, pretrained=True)` loads it, too; if not, a warning says why.
 
     Raises:
-        CheckpointError: The model was modified so that its config does not describe it, or the folder has a model that
+        CheckpointError: The model was modified, so its config does not describe it, or the folder contains a model that
             vitlite did not write. Nothing was written.
     """
     folder, transform = path_of(folder, "save"), transform_to_save(model)
@@ -57,7 +57,7 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     _warn_once(timm_cannot_read(model.config, transform))
 
 
-@cache  # a training run saves its best model again and again
+@cache  # a training run saves its best model repeatedly
 def _warn_once(reason: str) -> None:
     if reason:
         _log.warning(
@@ -68,16 +68,16 @@ def _warn_once(reason: str) -> None:
 
 
 def check_savable(model: ViT, task: str = "save") -> None:
-    """Check that loading a saved model would give this one back. Callers do so before they write or train.
+    """Check that saving and loading would restore this model. Callers check before they write or train.
 
     Raises:
-        CheckpointError: Modules or tensors are not those of its config, the labels are not one per class, or values
-            are not finite.
+        CheckpointError: Modules or tensors differ from the config, the number of labels is not that of the classes, or
+            values are not finite.
     """
     check_unmodified(model, task)
     if model.labels is not None and len(model.labels) != model.config.num_classes:
         raise CheckpointError(
-            f"The model has {len(model.labels)} labels and {model.config.num_classes} classes. Set model.labels to one "
+            f"The model has {len(model.labels)} labels but {model.config.num_classes} classes. Set model.labels to one "
             "name per class, or to None."
         )
     metadata_content(model.config, model.labels, None)
@@ -85,29 +85,29 @@ def check_savable(model: ViT, task: str = "save") -> None:
 
 
 def check_values(tensors: Mapping[str, Tensor]) -> None:
-    """Check that tensors are plain, of a floating-point type that `load` reads, and finite.
+    """Check that tensors are plain, finite, and of a floating-point dtype that `load` supports.
 
     Raises:
-        CheckpointError: One is not.
+        CheckpointError: A tensor is not.
     """
     for name, tensor in tensors.items():
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
             kind = "on the meta device" if tensor.is_meta else f"a {type(tensor).__name__}"
             raise CheckpointError(
-                f"{name} is {kind}, and only plain tensors can be written. Gather sharded weights first, and save a "
-                "model before it is quantised."
+                f"{name} is {kind}, but only plain tensors can be written. Gather sharded weights first, and save a "
+                "model before quantising it."
             )
         if tensor.dtype not in FLOATS.values():
-            raise CheckpointError(f"{name} is of type {tensor.dtype}; vitlite reads {', '.join(FLOATS)}.")
+            raise CheckpointError(f"{name} is of type {tensor.dtype}; vitlite supports {', '.join(FLOATS)}.")
         if not is_finite(tensor.detach()):
-            raise CheckpointError(f"{name} has values that are not finite, which loading would refuse.")
+            raise CheckpointError(f"{name} has values that are not finite, so the file could not be loaded.")
 
 
 def check_overwrite(folder: Path) -> None:
-    """Check that a folder has no model that vitlite did not write. A model of vitlite's may be replaced.
+    """Check that a folder contains no model of another program. A model that vitlite wrote may be replaced.
 
     Raises:
-        CheckpointError: It has one, or it is not a folder.
+        CheckpointError: It contains one, or it is not a folder.
     """
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder. Pass a new folder.")
@@ -117,7 +117,9 @@ def check_overwrite(folder: Path) -> None:
     if (folder / INDEX).exists():
         foreign.append(INDEX)
     if foreign:
-        raise CheckpointError(f"{folder} has {', '.join(foreign)}, which vitlite did not write. Pass a new folder.")
+        raise CheckpointError(
+            f"{folder} contains {', '.join(foreign)}, which vitlite did not write. Pass a new folder."
+        )
 
 
 def _is_ours(file: Path) -> bool:
@@ -131,16 +133,16 @@ def _is_ours(file: Path) -> bool:
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, Mapping[str, Any]]) -> None:
     """Write weights and the JSON files that describe them, all with the same id.
 
-    All files are complete before the first one takes its place. If the process is killed between two replacements, the
-    ids differ, and loading says so.
+    All files are complete before the first one is replaced. If the process is killed between two replacements, the ids
+    differ, and loading is an error.
 
     Args:
-        folder: Created if needed.
-        tensors: By name.
-        contents: The content of each JSON file, by its name; none for tensors alone.
+        folder: The folder, which is created if needed.
+        tensors: The tensors by name.
+        contents: The content of each JSON file, by its name; empty to write only tensors.
 
     Raises:
-        CheckpointError: Another process is writing there, or nothing can be written.
+        CheckpointError: Another process is writing to the folder, or it is not writable.
     """
     metadata = {}
     if contents:
@@ -155,7 +157,7 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[
                     text = json.dumps({**content, **metadata}, indent=2, ensure_ascii=False) + "\n"
                     stack.enter_context(atomic_write(folder / name)).write_text(text, encoding="utf-8", newline="")
                 write_tensors(folder / WEIGHTS, tensors, metadata)
-            for name in (CONFIG, PREPROCESSOR):  # of the model that was there
+            for name in (CONFIG, PREPROCESSOR):  # of the previous model
                 if name not in contents:
                     (folder / name).unlink(missing_ok=True)
         except TimeoutError:
@@ -170,22 +172,22 @@ def explaining_write_errors(place: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(
             f"Cannot write {place}: {error.strerror or error}. Nothing was changed. Free some space, or pass another "
-            "place."
+            "path."
         ) from None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically.
 
-    The function of the safetensors library needs numpy, which vitlite does not require.
+    The safetensors library's own function needs numpy, which vitlite does not require.
 
     Args:
-        path: The file. An existing one is replaced.
-        tensors: By name, on any device.
-        metadata: Texts for the header.
+        path: The file. An existing file is replaced.
+        tensors: The tensors by name, on any device.
+        metadata: Strings for the header.
 
     Raises:
-        CheckpointError: A tensor is not plain, or of a type that such files cannot have.
+        CheckpointError: A tensor is not plain, or its dtype is not supported in such files.
     """
     in_file_order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # aligned without gaps
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
@@ -208,17 +210,17 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
     """Upload a model with a model card to the Hugging Face Hub. The repository is created if needed.
 
     Args:
-        model: The model, saved as by `save`.
+        model: The model, which is saved as in `save`.
         repo: "owner/name". An existing README.md is kept.
         private: If True, a new repository is private.
-        token: By default the token of your login, or HF_TOKEN.
+        token: An access token. By default the token of your login, or HF_TOKEN.
 
     Returns:
         The URL of the commit.
 
     Raises:
         CheckpointError: The model cannot be saved.
-        DownloadError: The repository name is not valid, or the Hub cannot be reached or refuses.
+        DownloadError: The repository name is invalid, or the Hub cannot be reached or rejects the upload.
     """
     if is_offline():
         raise DownloadError(f"Cannot upload to {endpoint()}/{repo}: HF_HUB_OFFLINE is set. Set it to 0.")
@@ -235,13 +237,13 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
         except Exception as error:  # requests, httpx and the client have no base class in common
             raise DownloadError(
                 f"Cannot upload to {endpoint()}/{repo}: {str(error).strip().splitlines()[0]}. Check the name and the "
-                "network, and log in with `hf auth login` or use a token that may write."
+                "network, and log in with `hf auth login` or use a token with write permission."
             ) from error
     return str(commit.commit_url)
 
 
 def card(model: ViT, repo: str) -> str:
-    """Return the model card of a repository: how to use the model, its config, and where its weights came from."""
+    """Return the model card of a repository: the usage, the config and the origin of the weights."""
     tag, task = "image-feature-extraction", "turns images into vectors"
     call = 'model.embed(model.preprocess("image.jpg"))'
     if model.config.num_classes:
@@ -250,7 +252,7 @@ def card(model: ViT, repo: str) -> str:
     origin = "It was trained from random weights."
     if model.source is not None:
         name = model.source.name or model.source.repo or model.source.path.name
-        origin = f"Its weights began as `{name}` (sha256 `{model.source.sha256}`)."
+        origin = f"Its initial weights were `{name}` (sha256 `{model.source.sha256}`)."
     rows = "\n".join(f"| {name} | {value} |" for name, value in model.config.to_dict().items())
     return f"""---
 library_name: vitlite

@@ -1,1 +1,1 @@
-"""Embed and classify millions of images on a cluster with Ray."""
+"""Embed and classify millions of images on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""The output folder of a job on Ray: Parquet files, and a JSON file that says which job they belong to."""
+"""The output folder of a job on Ray: Parquet files, and a JSON file that identifies their job."""
 
 import json
 import secrets
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MARK = "_vitlite.json"  # readers of Parquet folders skip names that begin with an underscore
 MARK_BEGUN = "_vitlite.json.partial"
 LOCK = "_vitlite.lock"
-READERS = 16  # files that are read at once, because storage over a network has a high latency
+READERS = 16  # files that are read at once, because network storage has a high latency
 
 
 class Output(NamedTuple):
@@ -27,10 +27,10 @@ class Output(NamedTuple):
 
     Attributes:
         files: The file system of the folder.
-        folder: Its path there.
-        prefix: How the names of the job's files begin. It differs from folder to folder.
+        folder: The path of the folder in that file system.
+        prefix: The prefix of the job's file names, which is different for each folder.
         schema: The columns of the files, with the job's identity as metadata.
-        done: The paths of the images that are in the folder already.
+        done: The paths of the images that are already in the folder.
     """
 
     files: "FileSystem"
@@ -42,30 +42,30 @@ class Output(NamedTuple):
 
 @contextmanager
 def open_output(files: "FileSystem", folder: str, columns: "pa.Schema", identity: dict[str, Any]) -> Iterator[Output]:
-    """Open the folder of a job, new or left by an earlier run of the same job.
+    """Open the folder of a job, either a new one or that of an earlier run of the same job.
 
-    Files that a killed run left incomplete are deleted, where a lock shows that no other process is writing them.
+    Incomplete files of a killed run are deleted if a lock shows that no other process is writing them.
 
     Args:
         files: The file system of the folder.
-        folder: Its path there.
+        folder: The path of the folder in that file system.
         columns: The columns of the output.
-        identity: Everything that determines the answers.
+        identity: Everything that determines the results.
 
     Raises:
-        InputError: The folder has files of other programs, or answers of another model or other options; or another
-            process is writing it.
+        InputError: The folder contains files of other programs, or results of another model or other options; or
+            another process is writing to it.
     """
     from pyarrow.fs import LocalFileSystem
 
     identity = json.loads(json.dumps(identity))
     local = isinstance(files, LocalFileSystem)
-    _is_marked(files, folder)  # before a lock file is put there
+    _is_marked(files, folder)  # before the lock file is created
     try:
         files.create_dir(folder, recursive=True)
     except OSError as error:
         raise InputError(f"Cannot create the folder {folder}: {error}. Choose another --out.") from error
-    with _locked(folder) if local else nullcontext():  # storage over a network has no locks
+    with _locked(folder) if local else nullcontext():  # network storage has no locks
         prefix = _prefix(files, folder, identity)
         schema = columns.with_metadata({"vitlite": json.dumps(identity, sort_keys=True)})
         done = _paths_done(files, own_files(files, folder, prefix), local)
@@ -93,18 +93,18 @@ def _is_marked(files: "FileSystem", folder: str) -> bool:
     """Return True if a job wrote this folder, and False if it is new or empty.
 
     Raises:
-        InputError: It has other files.
+        InputError: The folder contains other files.
     """
     names = [name for name in _names(files, folder) if name not in (LOCK, MARK_BEGUN)]
     if names and MARK not in names:
         raise InputError(
-            f"{folder} has files that vitlite did not write, such as {names[0]}. Choose a new folder (--out)."
+            f"{folder} contains files that vitlite did not write, such as {names[0]}. Choose a new folder (--out)."
         )
     return bool(names)
 
 
 def _prefix(files: "FileSystem", folder: str, identity: dict[str, Any]) -> str:
-    """Return how the names of the job's files begin, from the mark of the folder or a new one.
+    """Return the prefix of the job's file names, from the folder's mark or a new one.
 
     Raises:
         InputError: The mark belongs to another job.
@@ -136,7 +136,7 @@ def own_files(files: "FileSystem", folder: str, prefix: str) -> list[str]:
 
 
 def _paths_done(files: "FileSystem", paths: list[str], local: bool) -> "pa.Array":
-    """Return the paths of all images that the files have."""
+    """Return the paths of all images in the files."""
     import pyarrow as pa
 
     with ThreadPoolExecutor(READERS) as readers:
@@ -146,14 +146,14 @@ def _paths_done(files: "FileSystem", paths: list[str], local: bool) -> "pa.Array
 
 
 def _paths_in(files: "FileSystem", local: bool, path: str) -> "pa.ChunkedArray":
-    """Return the column `path` of a file. An incomplete file has none and is deleted."""
+    """Return the column `path` of a file. An incomplete file is deleted and counts as empty."""
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
         with files.open_input_file(path) as file:
             return parquet.read_table(file, columns=["path"])["path"]
-    except pa.ArrowInvalid as error:  # a Parquet file is complete only with its last bytes
+    except pa.ArrowInvalid as error:  # a Parquet file is not readable without its last bytes
         if not local:
             raise InputError(
                 f"{path} is incomplete: its job was killed or is still running. Wait for the job, or delete the file."

@@ -1,6 +1,6 @@
-"""Whole jobs on Ray: a vector or labels for each of millions of images, in Parquet files.
+"""Run whole jobs on Ray: write a vector or labels for each of millions of images to Parquet files.
 
-A job that was killed resumes when it is started again.
+A killed job resumes when it is started again.
 """
 
 import sys
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
 
 BLOCK = 256  # paths in a unit of work, which is repeated if an actor is lost
-FILE = 4096  # rows in an output file, at least; those of an unfinished file are lost when a job is killed
+FILE = 4096  # minimum number of rows in an output file; a killed job loses the rows of unfinished files
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Actors:
     """The number of actors and their settings.
 
     Attributes:
-        batch: Images at a time.
-        dtype: What to compute in, such as "bfloat16"; None for the model's own.
-        device: Such as "cuda"; None for where the model is.
-        count: How many there are; None for one a core, or with `device="cuda"` one a GPU.
+        batch: The number of images per batch.
+        dtype: The dtype of the computation, such as "bfloat16"; None for the model's own.
+        device: The device, such as "cuda"; None for the model's own.
+        count: The number of actors; None for one per core or, with `device="cuda"`, one per GPU.
 
     Raises:
         InputError: `batch` or `count` is not positive.
@@ -49,12 +49,12 @@ class Actors:
 
     @property
     def on_gpu(self) -> bool:
-        """True if each actor needs a GPU of its own."""
+        """True if each actor needs its own GPU."""
         return self.device is not None and self.device.startswith("cuda")
 
 
 class Summary(NamedTuple):
-    """The contents of an output after a job: its images, how many of them are broken, and how many are new."""
+    """The number of images in an output, and how many of them are broken and new."""
 
     images: int
     broken: int
@@ -65,10 +65,10 @@ class _Job(NamedTuple):
     """A kind of job.
 
     Attributes:
-        actor: The class that does the work.
-        options: Its options.
-        columns: The type of each column of answers.
-        identity: What determines the answers, beside the model.
+        actor: The class of the actors.
+        options: The options of the actors.
+        columns: The type of each column of results.
+        identity: The values that determine the results, besides the model.
     """
 
     actor: type
@@ -78,7 +78,11 @@ class _Job(NamedTuple):
 
 
 def check_installed() -> None:
-    """Raise `MissingExtraError` if Ray is not installed."""
+    """Check that Ray is installed.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
     try:
         import pyarrow  # noqa: F401
         import ray.data  # noqa: F401
@@ -89,22 +93,22 @@ def check_installed() -> None:
 def embed_images(
     model: "ViT", source: Source, out: str, actors: Actors, *, on_resume: Callable[[int], None]
 ) -> Summary:
-    """Write a vector for each image into Parquet files, and resume an earlier run of the same job.
+    """Write a vector for each image to Parquet files, or resume an earlier run of the same job.
 
     Args:
-        model: A model with preprocessing, not optimized yet.
+        model: A model with preprocessing that is not optimized.
         source: The result of `find_source`.
         out: The folder for the files, or its URL.
         actors: The number of actors and their settings.
-        on_resume: Called with the number of images that are done already, if there are any.
+        on_resume: Called with the number of images that are already done, if there are any.
 
     Raises:
         ImageError: The model has no preprocessing.
-        InputError: The folder has answers of another model or other options.
+        InputError: The folder contains results of another model or other options.
     """
     from vitlite.inference.predict import embed
 
-    embed(model, ())  # raises at once what the model lacks
+    embed(model, ())  # raises an error now if the model lacks something
     return _run(_Job(Embedder, {}, {"vector": "float"}, {}), model, source, out, actors, on_resume)
 
 
@@ -115,12 +119,12 @@ def classify_images(
 
     Raises:
         ImageError: The model has no preprocessing.
-        InputError: The model has no labels, or the folder has answers of another model or other options.
+        InputError: The model has no labels, or the folder contains results of another model or other options.
     """
     from vitlite.checkpoints.fingerprint import hash_of_answers
     from vitlite.inference.predict import classify
 
-    classify(model, (), top)  # raises at once what the model lacks
+    classify(model, (), top)  # raises an error now if the model lacks something
     identity = {"top": top, "answers": hash_of_answers(model)}
     job = _Job(Classifier, {"top": top}, {"labels": "string", "scores": "float"}, identity)
     return _run(job, model, source, out, actors, on_resume)
@@ -129,7 +133,7 @@ def classify_images(
 def _run(
     job: _Job, model: "ViT", source: Source, out: str, actors: Actors, on_resume: Callable[[int], None]
 ) -> Summary:
-    """Process the images that the output does not have yet, and count what it has then."""
+    """Process the images that are not in the output yet, and return a summary of the output."""
     import pyarrow as pa
     import ray.data
 
@@ -152,7 +156,7 @@ def _run(
 
 
 def _answers(rows: "Dataset", job: _Job, model: "ViT", actors: Actors, workers: int) -> "Dataset":
-    """Return what the actors answer for each row, computed as it is consumed."""
+    """Return the results of the actors for each row, computed lazily."""
     import ray.data
 
     return rows.map_batches(
@@ -168,7 +172,7 @@ def _answers(rows: "Dataset", job: _Job, model: "ViT", actors: Actors, workers: 
 
 
 def _write(answers: "Dataset", output: Output, writers: int) -> None:
-    """Write rows into new files of the folder."""
+    """Write rows to new files in the folder."""
     from ray.data.datasource import FilenameProvider
 
     schema = output.schema
@@ -178,7 +182,7 @@ def _write(answers: "Dataset", output: Output, writers: int) -> None:
         filename_provider=FilenameProvider(output.prefix, "parquet"),
         min_rows_per_file=FILE,
         arrow_parquet_args_fn=lambda: {"schema": schema},
-        ray_remote_args={"num_cpus": 0},  # the actors have all cores
+        ray_remote_args={"num_cpus": 0},  # the actors occupy all cores
         concurrency=writers,
     )
 

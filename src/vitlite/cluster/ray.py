@@ -1,7 +1,7 @@
 """Actors on Ray: `Embedder` and `Classifier` for Ray Data's `map_batches`.
 
-Ray does the scheduling, limits memory, and replaces lost actors and nodes. Only paths travel through it, and each actor
-reads its own images: `ray.data.read_binary_files` would end the whole job at the first file that it cannot open.
+Ray does the scheduling, limits memory, and replaces lost actors and nodes. Only paths pass through it, and each actor
+reads its own images, because `ray.data.read_binary_files` would end the whole job at the first unreadable file.
 """
 
 from collections import deque
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class Embedder:
-    """Adds a vector to each image of a table: columns `path`, and `bytes` if present -> `vector`, `error`.
+    """Add a vector to each image of a table: columns `path`, and `bytes` if present -> `vector`, `error`.
 
-    Other columns stay; `bytes` is removed. An image that cannot be read gets an error and no vector.
+    Other columns are kept; `bytes` is removed. An unreadable image gets an error instead of a vector.
 
         ds = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)
         ds.map_batches(vitlite.cluster.ray.Embedder, fn_constructor_args=(ray.put(model),), batch_format="pyarrow",
@@ -45,11 +45,11 @@ class Embedder:
         """Optimize the actor's own copy of a model.
 
         Args:
-            model: A model with preprocessing, not optimized yet. `ray.put(model)` sends its weights to each node once.
-            batch: Images at a time.
-            dtype: What to compute in, such as "bfloat16"; None for the model's own.
-            device: Such as "cuda"; None for where the model is.
-            threads: Threads of this process: the actor's `num_cpus`.
+            model: A model with preprocessing that is not optimized. `ray.put(model)` sends its weights once per node.
+            batch: The number of images per batch.
+            dtype: The dtype of the computation, such as "bfloat16"; None for the model's own.
+            device: The device, such as "cuda"; None for the model's own.
+            threads: The number of threads of this process. Pass the actor's `num_cpus`.
 
         Raises:
             InputError: `batch` or `threads` is not positive.
@@ -69,7 +69,7 @@ class Embedder:
 
 
 class Classifier:
-    """Adds the best labels to each image of a table, as `Embedder` adds vectors: -> `labels`, `scores`, `error`."""
+    """Add the best labels to each image of a table, as `Embedder` adds vectors: -> `labels`, `scores`, `error`."""
 
     def __init__(
         self,
@@ -118,19 +118,19 @@ def _prepare(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | Non
 def _work_through(
     table: "pa.Table", work: "Callable[[Iterator[bytes]], Outcomes[T]]"
 ) -> "tuple[pa.Table, list[T | None], pa.Array]":
-    """Return the table without `bytes`, the result of each image, and the error of each that cannot be read."""
+    """Return the table without `bytes`, the result of each image, and the error of each unreadable image."""
     import pyarrow as pa
 
     if not isinstance(table, pa.Table) or "path" not in table.column_names:
         given = table.column_names if isinstance(table, pa.Table) else type(table).__name__
         raise InputError(
-            f"This takes Arrow tables with a column path, got {given}. "
+            f"The actor needs Arrow tables with a column path, got {given}. "
             'Pass batch_format="pyarrow" to map_batches and include_paths=True to read_binary_files.'
         )
     paths = table["path"].to_pylist()
     results: list[T | None] = [None] * len(paths)
     errors: list[str | None] = [None] * len(paths)
-    rows: list[int] = []  # of the images that could be read, in the order in which `work` takes them
+    rows: list[int] = []  # of the readable images, in the order in which `work` gets them
 
     def readable() -> Iterator[bytes]:
         contents = iter(table["bytes"].to_pylist()) if "bytes" in table.column_names else _read_ahead(paths)
@@ -152,7 +152,7 @@ def _work_through(
 
 
 def _read_ahead(paths: Sequence[str | None]) -> Iterator[bytes | Exception]:
-    """Read files in their order, some of them while others are decoded."""
+    """Read files in order, some of them while others are decoded."""
     reading: deque[Future[bytes | Exception]] = deque()
     with ThreadPoolExecutor(READERS, "vitlite-files") as readers:
         for path in paths:
@@ -164,7 +164,7 @@ def _read_ahead(paths: Sequence[str | None]) -> Iterator[bytes | Exception]:
 
 
 def _read(path: str | None) -> bytes | Exception:
-    """Return the content of a file, or the reason why it cannot be read."""
+    """Return the content of a file, or the error if it cannot be read."""
     import pyarrow as pa
 
     if path is None:

@@ -1,4 +1,4 @@
-"""The input of a job on Ray: the images of a folder, a list or Parquet files, on a disk or at a URL."""
+"""The input of a job on Ray: the images of a folder, a list or Parquet files, on disk or at a URL."""
 
 import io
 import math
@@ -25,9 +25,9 @@ class Source(NamedTuple):
     """The images of a job.
 
     Attributes:
-        name: The folder, list or Parquet that was asked for.
-        paths: The paths of the images, each once; None for Parquet with the images in it, which the actors read.
-        skipped: The number of other files in a folder, by suffix.
+        name: The folder, list or Parquet that was passed.
+        paths: The paths of the images, each once; None for Parquet that contains the images themselves.
+        skipped: The number of other files in a folder, by extension.
     """
 
     name: str
@@ -40,7 +40,7 @@ def find_source(name: str) -> Source:
 
     Raises:
         ImageError: There is no such file or folder, or no image in it.
-        InputError: Parquet cannot be read, or has rows without a path; or the URL is of an unknown kind.
+        InputError: The Parquet cannot be read or has rows without a path, or the URL scheme is unknown.
     """
     from pyarrow.fs import FileType
 
@@ -62,7 +62,7 @@ def find_source(name: str) -> Source:
     with files.open_input_stream(place, compression=None) as file:
         content = file.read()
     if b"\0" in content:
-        raise ImageError(f"{name} is neither an image, by its name, nor a list of images.")
+        raise ImageError(f"{name} is not a list of images, and its extension is not that of an image.")
     lines = io.StringIO(content.decode(errors="surrogateescape"), newline=None)
     paths = read_listing(lines)
     if not paths:
@@ -71,11 +71,11 @@ def find_source(name: str) -> Source:
 
 
 def _no_images(name: str) -> ImageError:
-    return ImageError(f"No images in {name}. In folders, names end in {' '.join(sorted(SUFFIXES))}.")
+    return ImageError(f"No images in {name}. Extensions in folders: {' '.join(sorted(SUFFIXES))}.")
 
 
 def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
-    """Return the source for Parquet with a column `path`, and `bytes` if it holds the images themselves."""
+    """Return the source for Parquet with a column `path`, and `bytes` if it contains the images themselves."""
     import pyarrow as pa
     from pyarrow import dataset
 
@@ -83,7 +83,7 @@ def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
         rows = dataset.dataset(place, filesystem=files, format="parquet")
         columns = rows.schema.names
         if "path" not in columns:
-            raise InputError(f"{name} needs a column path, and bytes if it holds the images. It has {columns}.")
+            raise InputError(f"{name} needs a column path, and bytes if it contains the images. It has {columns}.")
         without_path = rows.count_rows(filter=dataset.field("path").is_null())
         if without_path:
             raise InputError(f"{name} has {without_path} rows without a path. Remove them.")
@@ -110,7 +110,7 @@ def _files_below(files: "FileSystem", folder: str) -> list[str]:
 
 
 def _unique(paths: Sequence[str]) -> "pa.Array":
-    """Return each path once, and absolute, because the actors have another working folder."""
+    """Return each path once, as an absolute path, because the actors have another working folder."""
     import pyarrow as pa
 
     absolute = [path if "://" in path else os.path.abspath(path) for path in paths]
@@ -123,12 +123,12 @@ def _unique(paths: Sequence[str]) -> "pa.Array":
 
 
 def remaining(source: Source, done: "pa.Array", unit: int) -> "tuple[Dataset | None, int]":
-    """Return the images that are not done yet, and the number of units of work at most.
+    """Return the images that are not done yet, and the maximum number of units of work.
 
     Args:
         source: All images.
-        done: The paths of those that are done.
-        unit: Images in a unit of work.
+        done: The paths of the images that are done.
+        unit: The number of images in a unit of work.
     """
     import pyarrow as pa
     import ray.data
@@ -147,9 +147,10 @@ def _without(table: "pa.Table", done: "pa.Array") -> "pa.Table":
 
 
 def _remaining_in_parquet(name: str, done: "pa.Array", unit: int) -> "tuple[Dataset, int]":
-    """Return the same for Parquet that holds the images. Each task reads one row group.
+    """Return the remaining images of Parquet that contains them. Each task reads one row group.
 
-    The tasks need no core, because the actors occupy all of them; `ray.data.read_parquet` would need one to list files.
+    The tasks reserve no core, because the actors occupy all of them. `ray.data.read_parquet` would need a core to list
+    files.
     """
     import pyarrow as pa
     import ray.data
@@ -170,7 +171,7 @@ def _remaining_in_parquet(name: str, done: "pa.Array", unit: int) -> "tuple[Data
 
 
 class _RowGroup(NamedTuple):
-    """A part of a Parquet file that can be read alone."""
+    """A part of a Parquet file that can be read separately."""
 
     file: str
     number: int
@@ -196,14 +197,14 @@ def read_row_group(files: "FileSystem", path: str, number: int, unit: int) -> "I
     with files.open_input_file(path) as file:
         for rows in parquet.ParquetFile(file).iter_batches(unit, row_groups=[number], columns=["path", "bytes"]):
             table = pa.Table.from_batches([rows])
-            yield table.set_column(0, "path", table["path"].cast(pa.string()))  # comparable with what is done
+            yield table.set_column(0, "path", table["path"].cast(pa.string()))  # the type of the paths in `done`
 
 
 def locate(path: str) -> tuple["FileSystem", str]:
-    """Return the file system of a path or URL, and the path there.
+    """Return the file system of a path or URL, and the path in it.
 
     Raises:
-        InputError: pyarrow does not know URLs of this kind.
+        InputError: pyarrow does not support the URL's scheme.
     """
     from pyarrow.fs import LocalFileSystem
 
@@ -223,4 +224,4 @@ def _file_system(url: str) -> tuple["FileSystem", str]:
     try:
         return FileSystem.from_uri(url)
     except pa.ArrowException as error:
-        raise InputError(f"Cannot open {url}: {error}. URLs begin with file, s3, gs, abfs or hdfs.") from error
+        raise InputError(f"Cannot open {url}: {error}. Supported schemes: file, s3, gs, abfs, hdfs.") from error
