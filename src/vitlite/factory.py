@@ -25,7 +25,7 @@ from vitlite.checkpoints.reader import FLOATS, Location, locate, open_weights, p
 from vitlite.checkpoints.resolve import understand
 from vitlite.config import Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError
-from vitlite.images.transform import MissingPreprocess, Preprocess
+from vitlite.images.transform import MissingPreprocess
 from vitlite.nn.vit import ViT
 from vitlite.presets import PRESETS
 from vitlite.zoo import registry
@@ -44,14 +44,13 @@ class LoadOptions(NamedTuple):
     channels: int | None
     drop_path: float | None
     checkpointing: bool | None
-    device: torch.device | str | int | None
-    dtype: torch.dtype | None
+    device: torch.device
+    dtype: torch.dtype
 
     def apply(self, config: ViTConfig) -> ViTConfig:
         """Return the config with the changes."""
         changes = {name: value for name, value in self._asdict().items() if value is not None}
-        changes.pop("device", None)
-        changes.pop("dtype", None)
+        del changes["device"], changes["dtype"]
         return replace(config, **changes)
 
 
@@ -72,7 +71,8 @@ def create(
     """Create a named model with trained weights, in eval mode; with `weights=None` with random ones, in train mode.
 
     Args:
-        name: A checkpoint of `list_models()`, a preset (its default checkpoint), or timm's full name.
+        name: A checkpoint of `list_models()`, a preset, or timm's full name. A preset is its default checkpoint; with
+            a path in `weights` it is a shape alone, see `load`.
         weights: "default": the checkpoint's own, downloaded once and verified. A path or a repository ("owner/name"):
             the same as `load(weights, like=name)`. None: random.
         num_classes: If it differs from the weights', the model gets a new head of zeros and no labels; 0 means no head.
@@ -96,15 +96,17 @@ def create(
     >>> create("vit_nano_4", weights=None, num_classes=3).config.num_classes
     3
     """
-    options = LoadOptions(num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, device, dtype)
+    options = LoadOptions(
+        num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, _device(device), _dtype(dtype)
+    )
     if weights is None:
         config = registry.network(name)
-        with torch.device(_device(device)):
-            return ViT(options.apply(config)).to(_dtype(dtype))
+        with options.device:
+            return ViT(options.apply(config)).to(options.dtype)
     if weights == "default":
-        record = registry.find(name)
         from vitlite.checkpoints.hub import fetch_record
 
+        record = registry.find(name)
         return _open(fetch_record(record), metadata_from_record(record), options, record.name)
     if not isinstance(weights, (str, PathLike)):
         raise ConfigError(f"weights must be a path, 'owner/name', 'default' or None, got {weights!r}.")
@@ -143,12 +145,14 @@ def load(
         DownloadError, CheckpointError: As in `create`.
         ConfigError: An option does not fit, or something about the weights remains unknown.
     """
-    options = LoadOptions(num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, device, dtype)
+    options = LoadOptions(
+        num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, _device(device), _dtype(dtype)
+    )
     if like is not None:
         if config is not None:
             raise ConfigError("Pass like= or config=, not both.")
         return _load_like(source, like, options)
-    if str(source) in registry.NAMES and "/" not in str(source) and not path_of(source, "load").exists():
+    if str(source) in registry.NAMES and "/" not in str(source) and not path_of(source).exists():
         raise UnknownNameError(f"{str(source)!r} is a model name. Use vitlite.create({str(source)!r}).")
     if config is not None and not isinstance(config, ViTConfig):
         raise ConfigError(f"config must be a vitlite.ViTConfig, got {config!r}.")
@@ -157,7 +161,7 @@ def load(
 
 
 def _load_like(source: Place, like: str, options: LoadOptions) -> ViT:
-    if like in PRESETS:
+    if isinstance(like, str) and like in PRESETS:
         return _open(locate(source), metadata_from_preset(like), options)
     record = registry.find(like)
     given = metadata_from_record(record)
@@ -184,29 +188,29 @@ def _open(location: Location, given: Metadata, options: LoadOptions, name: str |
             hashes = "".join(storage.sha256_of(path) for path in file.files)
             sha256 = hashlib.sha256(hashes.encode()).hexdigest()
         own = Metadata() if location.metadata is None else read_metadata(location.metadata, file.metadata.get(ID))
-        mapping, resolved = understand(file, own, given)
-        target = options.apply(resolved.config)
-        if target != resolved.config:
-            _check_changes(resolved.config, target, options)
-        moved = target.pool != resolved.config.pool
-        new_head = target.num_classes > 0 and (moved or target.num_classes != resolved.config.num_classes)
-        wanted = BuildOptions(target, new_head, _device(options.device), _dtype(options.dtype))
+        mapping, (config, provenance) = understand(file, own, given)
+        target = options.apply(config)
+        if target != config:
+            _check_changes(config, target, options)
+        other_head = target.pool != config.pool or target.num_classes != config.num_classes
+        new_head = target.num_classes > 0 and other_head
+        build_options = BuildOptions(target, new_head, options.device, options.dtype)
         scan = not all(storage.was_scanned(path) for path in file.files)
-        model, report = build(file, mapping, resolved.config, wanted, resolved.provenance, scan=scan)
-        if scan and not report.dropped:
+        model, report = build(file, mapping, config, build_options, provenance, scan=scan)
+        if scan and not report.dropped and not report.resampled:  # then every value of the file was scanned
             for path in file.files:
                 storage.mark_scanned(path)
     if target.num_classes and not new_head:
         model.labels, error = _labels(own, given, location, target.num_classes)
         report = replace(report, unlabelled=error)
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
+    transform = own.transform or given.transform
     if own.transform_error:
         model.preprocess = MissingPreprocess(f"{file.path.parent}: {own.transform_error}".rstrip("."))
-    transform = own.transform or given.transform
-    if transform is not None and not own.transform_error:
+    elif transform is not None:
         if options.image_size is not None:
             transform = transform.scaled(target.size)
-        model.preprocess = Preprocess(transform.in_whole_patches(target.patch_size), model)
+        model.preprocess = transform.in_whole_patches(target.patch_size)
     model.__dict__["_sample"] = sample_of(model)  # by which `hash_of_weights` knows whether they are still the file's
     return model.eval()
 
@@ -239,12 +243,13 @@ def _labels(own: Metadata, given: Metadata, location: Location, num_classes: int
     error = own.labels_error
     if labels is None and not error and not own.is_vitlite:
         labels, error = given.labels, given.labels_error
+        # A folder that names timm's architecture has the labels of that checkpoint, if it is its own repository.
         alias = registry.ALIASES.get(own.architecture)
         if labels is None and alias is not None and registry.RECORDS[alias].repo == location.repo:
             labels = registry.RECORDS[alias].labels
     if labels is not None and len(labels) != num_classes:
         return None, f"{len(labels)} classes are named, and there are {num_classes}"
-    return labels, "" if labels else error
+    return labels, (error if labels is None else "")
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:

@@ -58,7 +58,7 @@ class Source:
         sha256: The hash of the file. For shards, the hash of their hashes, joined in the order of their names.
         verified: What the hash was compared with, or None for a local file that was hashed only.
         report: What became of every tensor.
-        name: The name in the zoo.
+        name: The checkpoint of the zoo that it was loaded as, or like.
         repo: The repository on the Hub.
         commit: The commit in this repository.
     """
@@ -182,7 +182,7 @@ def _check_periods(file: WeightsFile, name: str) -> None:
 
 
 def _combine(tensor: MappedTensor, parts: dict[str, Tensor], patch_size: int | None) -> Tensor:
-    """Return one of our tensors, made of those of the file."""
+    """Return one of our tensors, made of those of the file. A tensor that is used as it is leaves `parts`."""
     if tensor.op == "identity":
         return torch.eye(tensor.shape[0])
     if not parts:

@@ -1,8 +1,8 @@
 """The names that each library gives to the tensors of a ViT, and what the shapes of these tensors tell.
 
 The names stand in data/formats.txt, one section per checkpoint format. `map_keys` finds our tensors in a file,
-`rename_tensors` is the way back, and `infer_geometry` reads fields of the config
-from the shapes. Values are never read.
+`rename_tensors` is the way back, and `infer_geometry` reads fields of the config from the shapes. Finding and inferring
+need no values.
 """
 
 import json
@@ -354,13 +354,14 @@ def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyM
             ours = _numbered(rule.ours, numbers)
             parts = tuple(checkpoint_format.full_name(prefix, name, numbers) for name in rule.theirs)
             row = None
-            if parts[0] not in shapes:
-                parts, row = tuple(_stacked(part) for part in parts), numbers[0] if numbers else None
+            if parts[0] not in shapes:  # big_vision stacks all blocks
+                parts = tuple(_stacked(part) for part in parts)
+                row = numbers[0] if numbers else None
             if ours not in tensors and all(part in shapes for part in parts):
                 tensors[ours] = MappedTensor(
                     parts, rule.op, _resulting_shape(rule, parts, shapes, row, patch_size), row
                 )
-    used = {part for tensor in tensors.values() for part in tensor.parts}
+    used = {part for tensor in tensors.values() for part in tensor.parts}  # empty tokens, too
     for token in ("cls_token", "reg_token"):  # vit-pytorch and transformers store an empty one if there is none
         if token in tensors and 0 in tensors[token].shape:
             del tensors[token]
@@ -369,6 +370,7 @@ def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyM
     dropped = [name for name in unused if checkpoint_format.drops(prefix, name)]
     unknown = [name for name in unused if not checkpoint_format.drops(prefix, name)]
     mapping = KeyMapping(checkpoint_format, prefix, patch_size, tensors, dropped, unknown)
+    # If tokens only may have rows in the position table, `understand` decides once the image size is known.
     return mapping if checkpoint_format.may_fold else fold_token_rows(mapping)
 
 
@@ -565,7 +567,7 @@ def _infer_rotation(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: 
     """Return what tells of rotary positions, which have no weights: DINOv3's periods, or a missing position table."""
     periods = [name for name in mapping.dropped if name.endswith(".periods")]
     if periods:
-        head_width = 4 * shapes[periods[0]][0]  # a period for every four channels
+        head_width = 4 * math.prod(shapes[periods[0]])  # a period for every four channels
         heads = geometry["attention_dim"] // max(head_width, 1)
         return {"positions": "rope", "heads": heads, "rotary": None}
     if geometry["position_rows"] or not geometry["layer_scale"]:

@@ -32,12 +32,8 @@ SQUARE = ("torchvision", "google")  # formats of libraries that take square imag
 MEAN_WITHOUT_CLS = ("transformers", "transformers-siglip-classifier")  # formats that average if there is no class token
 LISTED = 4  # candidates that an error names
 ASSUMED = {  # for the report: networks with the same tensor names, of which no weights are published
-    "timm": ("norms", "assumed: before attention and MLP. timm's ResPostBlock has the same names, and them after"),
-    "vit-pytorch": ("tokens", "assumed: all go through all blocks. vit-pytorch's ats_vit has the same names"),
-    "vit-pytorch before 1.0": (
-        "tokens",
-        "assumed: all go through all blocks. vit-pytorch's ats_vit has the same names",
-    ),
+    "timm": {"norms": "assumed: before attention and MLP. timm's ResPostBlock has the same names, and them after"},
+    "vit-pytorch": {"tokens": "assumed: all go through all blocks. vit-pytorch's ats_vit has the same names"},
 }
 
 
@@ -80,12 +76,12 @@ def understand(
         ConfigError: A field remains unknown.
     """
     given = given or Metadata()
-    if own == Metadata() and given.fields.keys() == set(FIELDS) and (given.format or "").startswith("timm"):
-        config = ViTConfig(**given.fields)
-        if file.shapes == parameter_shapes(model_on_meta(config)):  # exactly what the record describes, with our names
-            file.check_dtypes(list(file.shapes))
-            return map_own_names(file.shapes), Resolved(config, dict.fromkeys(FIELDS, given.source))
     try:
+        if own == Metadata() and given.fields.keys() == set(FIELDS) and (given.format or "").startswith("timm"):
+            config = ViTConfig(**given.fields)
+            if file.shapes == parameter_shapes(model_on_meta(config)):  # just what the record describes, with our names
+                file.check_dtypes(list(file.shapes))
+                return map_own_names(file.shapes), Resolved(config, dict.fromkeys(FIELDS, given.source))
         patch_size = own.fields.get("patch_size", given.fields.get("patch_size"))
         mapping = map_keys(file.shapes, patch_size if isinstance(patch_size, int) else None)
         geometry = infer_geometry(mapping, file.shapes)
@@ -418,7 +414,7 @@ def _named(names: Sequence[str]) -> str:
 def _assumptions(evidence: Evidence, config: ViTConfig) -> dict[str, str]:
     """Return what is assumed about a file whose network is not named, for the load report."""
     name = evidence.format.name.removesuffix(" before 1.0")
-    assumed = dict([ASSUMED[name]]) if name in ASSUMED else {}
+    assumed = dict(ASSUMED.get(name, {}))
     if name == "timm" and config.positions == "learned" and config.layer_scale is None:
         assumed["rotation"] = "assumed: none. timm's Eva may have rotary attention beside a position table"
     if config.positions == "rope" and evidence.geometry["rotary"] is not None:  # without periods

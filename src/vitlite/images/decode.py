@@ -120,7 +120,10 @@ def no_such_file(name: str) -> ImageError:
 
 def to_tensor(image: "Image") -> Tensor:
     """Convert a Pillow image in mode "RGB" or "L" to uint8 (c, h, w)."""
-    import numpy
+    try:
+        import numpy
+    except ImportError as error:
+        raise missing_extra("Reading images", "images") from error
 
     pixels = torch.from_numpy(numpy.array(image)).view(image.height, image.width, -1)
     return rearrange(pixels, "h w c -> c h w").contiguous()
@@ -147,16 +150,18 @@ def _open(file: Any, channels: int, at_least: tuple[int, int] | None) -> "Image"
 
 def _convert(image: "Image", channels: int) -> "Image":
     """Turn a Pillow image upright and convert it to mode "RGB" or "L". Alpha is dropped, as timm and torchvision do."""
-    import numpy
     from PIL import Image, ImageOps
 
     if channels not in (1, 3):
         raise ImageError(f"the model needs {channels} channels, but images have 1 or 3. Pass an array or a tensor.")
     mode = "RGB" if channels == 3 else "L"
+    # Asked before exif_transpose, which drops the format.
     in_32_bits = image.mode == "I" and image.format in ("PNG", "PPM")  # 16-bit grey, as some versions of Pillow open it
     if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or in_32_bits:  # scale the levels; Pillow's convert() would clip them at 255
+        import numpy
+
         levels = numpy.array(image, dtype=numpy.uint32)
         levels += 128
         levels //= 257

@@ -269,7 +269,11 @@ class MissingPreprocess:
     reason: str = "These weights came without preprocessing"
 
     def __call__(self, images: Any) -> Tensor:
-        raise ImageError(
+        raise self.error()
+
+    def error(self) -> ImageError:
+        """Return the error that says why there is no preprocessing, and what to do."""
+        return ImageError(
             f"{self.reason}. Set model.preprocess = vitlite.images.TransformConfig(...), or load the weights with the "
             "name of a checkpoint that has the same preprocessing: like= (--model NAME --weights PATH)."
         )
@@ -302,7 +306,7 @@ def preprocess_of(model: Any) -> Preprocess:
     """
     preprocess = model.preprocess
     if isinstance(preprocess, MissingPreprocess):
-        preprocess(())
+        raise preprocess.error()
     if not isinstance(preprocess, Preprocess):
         raise ImageError(
             f"model.preprocess is a {type(preprocess).__name__}, but a vitlite.images.Preprocess is needed. "

@@ -91,7 +91,8 @@ class Attention(nn.Module):
 
 def attention_map(q: Tensor, k: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(d)): (b, heads, n, d) -> (b, heads, n, n)."""
-    return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1)
+    scale = q.shape[-1] ** -0.5
+    return ((q * scale) @ k.mT).softmax(-1)
 
 
 def _plain_is_faster(q: Tensor) -> bool:
@@ -177,11 +178,11 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if scale is None else LayerScale(d, scale)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, *rotation: Tensor, recompute: bool = False) -> Tensor:
-        if self.checkpointing and torch.is_grad_enabled() and not recompute:
+    def forward(self, x: Tensor, *rotation: Tensor, inside_checkpoint: bool = False) -> Tensor:
+        if self.checkpointing and torch.is_grad_enabled() and not inside_checkpoint:
             from torch.utils.checkpoint import checkpoint  # takes half a second to import in torch 2.6
 
-            return checkpoint(self.forward, x, *rotation, recompute=True, use_reentrant=False)
+            return checkpoint(self.forward, x, *rotation, inside_checkpoint=True, use_reentrant=False)
         x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), *rotation)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 

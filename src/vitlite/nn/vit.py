@@ -75,7 +75,7 @@ class ViT(nn.Module):
         return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return one vector an image, the input of the head: (b, c, h, w) -> (b, d)."""
+        """Return one vector an image, the input of the head: (b, c, h, w) -> (b, embed_dim)."""
         x, rotation = self._tokens(images)
         for block in self.blocks:
             x = block(x, *rotation)
@@ -152,8 +152,10 @@ class ViT(nn.Module):
     @property
     def preprocess(self) -> Callable[[Any], Tensor]:
         """The function that turns an image, or a list of images, into the tensor that the model takes."""
+        from vitlite.images import Preprocess
+
         kept: Any = self.__dict__["_preprocess"]  # without the model: a cycle would keep it from being freed at once
-        return kept.replace(model=self) if hasattr(kept, "transform") else kept
+        return kept.replace(model=self) if isinstance(kept, Preprocess) else kept
 
     @preprocess.setter
     def preprocess(self, way: "Callable[[Any], Tensor] | TransformConfig | None") -> None:
@@ -209,6 +211,7 @@ class ViT(nn.Module):
         if config.positions == "sincos2d":
             cls_row = config.class_token and config.cls_position
             return self.tables.sincos(self.patch_embed.proj.weight, grid, cls_row)
+        # An exported graph has symbolic sizes, and comparing them would fix the size of the images.
         dynamic = isinstance(grid[0], torch.SymInt) or isinstance(grid[1], torch.SymInt)
         if self.pos_embed is None or (not dynamic and grid == config.grid):
             return self.pos_embed
