@@ -15,7 +15,7 @@ Mlp = Literal["gelu", "swiglu"]
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """The shape of one `ViT`. Every field is needed by some public checkpoint."""
+    """The configuration of a `ViT`. Every field is needed by a public checkpoint."""
 
     image_size: int | tuple[int, int] = 224  # pixels: one side of a square, or (height, width)
     patch_size: int = 16  # pixels of a token; with a stem those of its stride, and of the kernel that projects
@@ -23,7 +23,7 @@ class ViTConfig:
     depth: int = 12
     heads: int = 12
     mlp_dim: int = 3072  # width between the two layers of an MLP; of a gated one, after the gate
-    num_classes: int = 1000  # 0: no head, the model returns what a head would have seen
+    num_classes: int = 1000  # 0: no head, the model returns the pooled vector
     # "mean" never counts cls or registers; "mean_with_cls" is vit-pytorch before 1.16; "map" is SigLIP's attention with
     # a query of its own; "cls_and_distillation" is DeiT's, whose distillation token is a register.
     pool: Pool = "cls"
@@ -32,7 +32,7 @@ class ViTConfig:
     registers: int = 0
     positions: Positions = "learned"  # "rope" is DINOv3's rotation of queries and keys
     cls_position: bool = True  # False: the position table covers the patches only
-    resample: Resample = "timm"  # whose arithmetic stretches the table to another image size
+    resample: Resample = "timm"  # the library whose arithmetic resizes the table to another image size
     head_dim: int | None = None  # None: dim / heads
     qkv_bias: bool = True
     mlp: Mlp = "gelu"
@@ -154,7 +154,7 @@ FLAGS = (
 
 
 def _check_values(c: ViTConfig) -> None:
-    """Check integers, choices and flags, each by itself."""
+    """Check each integer, choice and flag."""
     for name, least in LEAST.items():
         value = getattr(c, name)
         if type(value) is not int or not least <= value <= LARGEST:
@@ -172,7 +172,7 @@ def _check_values(c: ViTConfig) -> None:
 
 
 def _check_numbers(c: ViTConfig) -> None:
-    """Check the other fields, each by itself."""
+    """Check each of the other fields."""
     sides = c.image_size if isinstance(c.image_size, tuple) else (c.image_size, c.image_size)
     if len(sides) != 2 or any(type(side) is not int or not 1 <= side <= LARGEST for side in sides):
         raise ConfigError(f"image_size must be a positive integer or (height, width), got {c.image_size!r}.")
@@ -232,7 +232,7 @@ def _check_pooling(c: ViTConfig) -> None:
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:
-    """Return a sentence that names the nearest sizes that patches of `patch` pixels divide."""
+    """Return a sentence with the nearest sizes that are multiples of the patch size."""
     options = []
     for side, axis in zip(size, ("height", "width"), strict=True):
         below = max(side // patch, 1) * patch

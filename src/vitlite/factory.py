@@ -238,7 +238,7 @@ def _check_changes(config: ViTConfig, target: ViTConfig, options: LoadOptions) -
 
 
 def _labels(own: Metadata, given: Metadata, location: Location, num_classes: int) -> tuple[tuple[str, ...] | None, str]:
-    """Return the labels, or None and why there are none. Those beside the file come before those of a checkpoint."""
+    """Return the labels, or None and the reason. Labels beside the file have priority over those of a checkpoint."""
     labels = own.labels
     error = own.labels_error
     if labels is None and not error and not own.is_vitlite:
@@ -253,7 +253,7 @@ def _labels(own: Metadata, given: Metadata, location: Location, num_classes: int
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:
-    """Return the device on which the model is to be, which must exist on this machine."""
+    """Return the device of the model, which must exist on this machine."""
     if device is None:
         return torch.empty(0).device  # torch.get_default_device of 2.6 does not see a `with torch.device(...)`
     try:

@@ -1,8 +1,8 @@
-"""Files on this disk: atomic writes, JSON of other programs, locks, the cache folders, and verified hashes.
+"""Local files: atomic writes, JSON of other programs, locks, the cache folders, and verified hashes.
 
-The verified-file cache has one small JSON file for each hashed file. The hash counts as long as the file's size,
-modification time and inode stay the same. A cache that is damaged or cannot be written costs another hash, and is never
-an error. VITLITE_VERIFY=always ignores it.
+The verified-file cache has one small JSON file per hashed file. The hash is valid as long as the file's size,
+modification time and inode are unchanged. If the cache is damaged or not writable, files are hashed again.
+VITLITE_VERIFY=always ignores the cache.
 """
 
 import glob
@@ -21,7 +21,7 @@ PARTIAL = ".partial"  # the suffix of temporary files
 MAX_JSON = 16 * 2**20  # bytes; the names of the classes of ImageNet-21k take 2 million
 MAX_DEPTH = 32
 
-# What a hash was compared with: the registry, the hash that the Hub states, or nothing but the first download.
+# The source of the hash that a file was compared with: the registry, the Hub, or only the first download.
 Verified = Literal["record", "hub", "first use"]
 
 
@@ -29,8 +29,8 @@ Verified = Literal["record", "hub", "first use"]
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder, and move the file written there to `path` at the end.
 
-    If writing fails, or the process is killed, the old file stays. mkstemp and safetensors make files that only their
-    owner can read, so the temporary file gets its name here and its mode from the umask.
+    If writing fails or the process is killed, the old file stays. mkstemp and safetensors create files that only their
+    owner can read, so the temporary file is created here, with the mode of the umask.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     temporary.touch()
@@ -57,7 +57,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file that another program wrote. Its size and its depth are limited.
+    """Read the object in a JSON file that another program wrote. Its size and depth are limited.
 
     Raises:
         CheckpointError: The file cannot be read, is too large or too deep, or is not a JSON object.
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise OSError("it is not a regular file")
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            content = file.read(min(size, MAX_JSON) + 1)  # allocates as much as it is asked for
+            content = file.read(min(size, MAX_JSON) + 1)  # read(n) allocates n bytes
         if len(content) > MAX_JSON:
             raise OSError(f"it is larger than {MAX_JSON} bytes")
     except OSError as error:
@@ -99,14 +99,14 @@ def remove_leftovers(path: Path) -> None:
 
 
 def obstacle(path: Path) -> str:
-    """Return why no file can be written at `path`, as part of a sentence, or an empty string if one can."""
+    """Return the reason why `path` cannot be written, as part of a sentence, or an empty string."""
     if os.path.exists(path) and not os.path.isfile(path):
         return "it is not a regular file"
     return folder_obstacle(path.parent) if os.path.isdir(path.parent) else f"there is no folder {path.parent}"
 
 
 def folder_obstacle(folder: Path) -> str:
-    """Return why no files can be written in `folder`, which may not exist yet, or an empty string if they can."""
+    """Return the reason why `folder`, which may not exist yet, cannot be written to, or an empty string."""
     existing = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), folder)
     if not os.path.isdir(existing):
         return f"{existing} is not a folder"
@@ -154,7 +154,7 @@ def cache_folder() -> Path:
 
 
 def state_folder() -> Path:
-    """Return the folder of what vitlite remembers about files, next to the cache of weights."""
+    """Return the folder of the verified-file cache, next to the cache of weights."""
     beside = cache_folder().parent
     return beside if os.environ.get("VITLITE_CACHE") else beside / "vitlite"
 
@@ -173,7 +173,7 @@ class WrongBytesError(DownloadError):
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file, which is read only if it has changed since it was last hashed.
+    """Return the sha256 of a file. The file is read only if it has changed since it was last hashed.
 
     Raises:
         DownloadError: The file cannot be read.
@@ -200,10 +200,10 @@ def check_sha256(path: Path, expected: str | None) -> str:
 
 
 def hash_again(path: Path, expected: str | None = None) -> str:
-    """Return the sha256 of a file, which is read even if its hash is known.
+    """Return the sha256 of a file. The file is read even if its hash is known.
 
     Raises:
-        WrongBytesError: It is not the expected hash, or not the hash from before although the file seems unchanged.
+        WrongBytesError: The hash is not the expected one, or has changed although the file seems unchanged.
         DownloadError: The file cannot be read.
     """
     known = _remembered(path, ignore_setting=True)
@@ -217,7 +217,7 @@ def hash_again(path: Path, expected: str | None = None) -> str:
 
 
 def was_scanned(path: Path) -> bool:
-    """Return True if all tensors of this file were found finite before, and the file has not changed since."""
+    """Return whether all tensors of this file were found finite, and the file has not changed since."""
     return bool(_remembered(path).get("finite"))
 
 

@@ -1,4 +1,4 @@
-"""Read what is known about a checkpoint besides its tensors.
+"""Read the metadata of a checkpoint: everything that is known besides its tensors.
 
 A record of the zoo, a config.json, a preset and a `ViTConfig` all become a `Metadata`. Other libraries' files are read
 by the modules in `formats`, which are imported when such a file is there.
@@ -29,7 +29,7 @@ SHAPE = ("patch_size", "dim", "depth", "heads", "mlp_dim")  # the fields that a 
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """Everything that one source states about a checkpoint besides its tensors."""
+    """The information from one source about a checkpoint, besides its tensors."""
 
     source: str = ""  # as errors and the load report name it: "config.json", "the record of vit_base_16.dino"
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a `ViTConfig`
@@ -45,7 +45,7 @@ class Metadata:
 
 
 def metadata_from_record(record: Record) -> Metadata:
-    """Return what the zoo knows about a checkpoint."""
+    """Return the metadata of a checkpoint of the zoo."""
     return Metadata(
         source=f"the record of {record.name}",
         fields=vars(record.config),
@@ -57,14 +57,14 @@ def metadata_from_record(record: Record) -> Metadata:
 
 
 def metadata_from_preset(name: str) -> Metadata:
-    """Return what a preset states about a file: its shape. How a file of that shape is computed, it does not tell."""
+    """Return the metadata of a preset, which gives only the shape of a network."""
     config = PRESETS[name]
     fields = {name: getattr(config, name) for name in SHAPE}
     return Metadata(source=f"the preset {name}", fields=fields, usual_image_size=config.image_size)
 
 
 def metadata_from_config(config: ViTConfig) -> Metadata:
-    """Return what a caller's complete config states."""
+    """Return the metadata of a complete config from the caller."""
     return Metadata(source=CONFIG_ARGUMENT, fields=config.to_dict())
 
 
@@ -85,7 +85,7 @@ def transform_from_record(record: Record, size: tuple[int, int]) -> TransformCon
 
 
 def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
-    """Return what config.json and preprocessor_config.json state about the weights beside them.
+    """Read config.json and preprocessor_config.json beside the weights.
 
     vitlite's section counts if it was written for these weights: it and their header have the same id, or neither has
     one. Otherwise another library has rewritten one of them, and only what that library reads counts.

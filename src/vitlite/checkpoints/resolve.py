@@ -1,7 +1,6 @@
-"""Work out the config of a checkpoint: sizes from the tensors, the rest from the metadata and the checkpoint format.
+"""Resolve the config of a checkpoint: sizes from the tensors, the rest from the metadata and the checkpoint format.
 
-The tensors, the metadata and the format must agree wherever more than one of them states a field. A field that none of
-them states is asked for.
+If several of these state a field, they must agree. If none of them states it, an error asks for it.
 """
 
 import math
@@ -38,7 +37,7 @@ ASSUMED = {  # for the report: networks with the same tensor names, of which no 
 
 
 class Value(NamedTuple):
-    """The value of a field, and what stated it."""
+    """The value of a field, and its source."""
 
     value: Any
     source: str
@@ -52,7 +51,7 @@ class Resolved(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What the tensors of a file and its format tell."""
+    """The information in the tensors of a file and in its format."""
 
     format: CheckpointFormat
     geometry: Mapping[str, Any]  # of `infer_geometry`
@@ -62,14 +61,14 @@ class Evidence(NamedTuple):
 def understand(
     file: WeightsFile, own: Metadata, given: Metadata | None = None, defaults: Mapping[str, Any] | None = None
 ) -> tuple[KeyMapping, Resolved]:
-    """Find our tensors in a file and work out its config.
+    """Map the tensor names of a file to ours, and resolve its config.
 
     Args:
-        file: Open.
-        own: The metadata beside the file. It comes first.
-        given: What the caller passed. `like=` fills in what the file's own metadata leaves open, and a fine-tune may
-            differ from it in `FINE_TUNED`; anything else must agree. `config=` must agree in everything but `RUNTIME`.
-        defaults: For fields that would otherwise be unknown.
+        file: The open file.
+        own: The metadata beside the file, which has priority.
+        given: The metadata from the caller. `like=` supplies what the file's own metadata lacks; a fine-tune may differ
+            from it in `FINE_TUNED`, and all else must agree. `config=` must agree in everything but `RUNTIME`.
+        defaults: Values for fields that would otherwise be unknown.
 
     Raises:
         CheckpointError: The file is not a plain ViT, or the metadata disagree with it.
@@ -146,7 +145,7 @@ def _difference(name: str, one: Value, other: Value) -> str:
 def _stated_fields(
     own: Metadata, given: Metadata, checkpoint_format: CheckpointFormat
 ) -> tuple[dict[str, Value], dict[str, str]]:
-    """Return what the metadata state about each field, and where they disagree."""
+    """Return the value of each field in the metadata, and the fields in which they disagree."""
     values = {name: Value(value, own.source) for name, value in own.fields.items()}
     is_config = given.source == CONFIG_ARGUMENT
     may_differ = RUNTIME if is_config else (*RUNTIME, *FINE_TUNED)
@@ -175,7 +174,7 @@ def _disagreement(disagreements: Mapping[str, str], given: Metadata, num_classes
 
 
 def _resolve_layer_scale(values: dict[str, Value], disagreements: dict[str, str], *, has_scale: bool) -> None:
-    """Compare whether there is a layer scale. With which number it began, only metadata can tell."""
+    """Check whether tensors and metadata agree on layer scale. Only metadata have its initial value."""
     stated = values.get("layer_scale")
     if stated is not None and (stated.value is not None) != has_scale:
         there = "present" if has_scale else "absent"
@@ -203,10 +202,10 @@ def _fill_in_defaults(values: dict[str, Value], evidence: Evidence, defaults: Ma
 
 
 def _read_position_table(values: dict[str, Value], evidence: Evidence, own: Metadata, given: Metadata) -> None:
-    """Set image_size and cls_position from the rows of the position table and what is stated about the image size.
+    """Set image_size and cls_position from the rows of the position table and the stated image size.
 
     Raises:
-        CheckpointError: The table does not fit the size that is stated.
+        CheckpointError: The table does not fit the stated size.
     """
     checkpoint_format, geometry, _ = evidence
     rows = geometry["position_rows"]
@@ -240,7 +239,7 @@ def _usual_sizes(*sources: Metadata) -> list[Value]:
 
 
 def _possible_token_rows(checkpoint_format: CheckpointFormat, geometry: Mapping[str, Any]) -> Sequence[int]:
-    """Return how many rows of the table may be of the class token and the registers, the likelier first."""
+    """Return the possible numbers of rows for the class token and the registers, most likely first."""
     if geometry["token_rows"]:
         return [0, geometry["token_rows"]]
     if not geometry["class_token"] or geometry["registers"]:
@@ -270,7 +269,7 @@ def _set_cls_position(values: dict[str, Value], geometry: Mapping[str, Any], *, 
 
 
 def _resolve_heads(values: dict[str, Value], geometry: Mapping[str, Any]) -> None:
-    """Check that the heads divide the width of attention, and set head_dim if that is not the width of a token."""
+    """Check that the heads divide the width of attention, and set head_dim if that width is not dim."""
     if "heads" not in values:
         return
     heads, width, dim = values["heads"], geometry["attention_dim"], values["dim"].value
@@ -290,7 +289,7 @@ def _resolve_heads(values: dict[str, Value], geometry: Mapping[str, Any]) -> Non
 
 
 def _check_pool(values: Mapping[str, Value], checkpoint_format: CheckpointFormat) -> None:
-    """Check that the library of this format can pool like this; with other code, its tensors mean something else."""
+    """Check that the library of this format supports the pool. In other code, the tensors may mean something else."""
     pool = values.get("pool")
     if pool is None or not values["class_token"].value or pool.value in ("map", *checkpoint_format.pools):
         return
@@ -331,11 +330,11 @@ def _ambiguous_fields(
 
 
 def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: Mapping[str, Value], alike: str) -> None:
-    """Check what no field of a config can say: that the file is no network that only looks like a plain ViT.
+    """Check that the file is a plain ViT rather than a network with the same tensors.
 
     Raises:
-        CheckpointError: Its attention is rotary, and not as in DINOv3; or it is, and the metadata contradict that.
-        ConfigError: The tensors alone do not tell.
+        CheckpointError: Its attention is rotary but not DINOv3's, or the metadata contradict DINOv3's.
+        ConfigError: The tensors are not enough to decide.
     """
     if alike:
         raise ConfigError(
@@ -366,7 +365,7 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
 
 
 def _unknown_fields(values: Mapping[str, Value]) -> list[str]:
-    """Return the fields that nothing states. A gated MLP has no GELU, unless attention pools."""
+    """Return the required fields without a value. A gated MLP has no GELU, except with attention pooling."""
     unknown = [name for name in REQUIRED if name not in values]
     gated = "mlp" not in values or values["mlp"].value == "swiglu"
     if "gelu" in unknown and gated and ("pool" not in values or values["pool"].value != "map"):
@@ -412,7 +411,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _assumptions(evidence: Evidence, config: ViTConfig) -> dict[str, str]:
-    """Return what is assumed about a file whose network is not named, for the load report."""
+    """Return the assumptions about a file whose network is not named, for the load report."""
     name = evidence.format.name.removesuffix(" before 1.0")
     assumed = dict(ASSUMED.get(name, {}))
     if name == "timm" and config.positions == "learned" and config.layer_scale is None:

@@ -16,9 +16,9 @@ from vitlite.nn.positions import rotate
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a linear layer; in inference by oneDNN, where this CPU is faster with it: (b, n, d) -> (b, n, k).
+    """Apply a linear layer, in inference by oneDNN if this CPU is faster with it: (b, n, d) -> (b, n, k).
 
-    An adapter, a parametrized layer, or one with hooks does more than its product, and is called.
+    Adapters, parametrized layers and layers with hooks are called, because they do more than a product.
     """
     hooks = layer._forward_hooks or layer._forward_pre_hooks
     hooks = hooks or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
@@ -96,7 +96,10 @@ def attention_map(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _plain_is_faster(q: Tensor) -> bool:
-    """On a CPU the fused kernel's backward takes twice as long. Past 1,024 tokens the maps would take gigabytes."""
+    """Return whether plain attention trains faster than the fused kernel, whose backward is slow on CPUs.
+
+    Beyond 1,024 tokens, the attention maps would take gigabytes.
+    """
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return q.device.type == "cpu" and q.shape[2] <= 1024 and not traced
 

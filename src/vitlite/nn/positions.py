@@ -29,7 +29,7 @@ RESAMPLE: dict[Resample, dict[str, Any]] = {
 
 
 def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
-    """Return a position table resampled to another grid. Rows of other tokens stay as they are: (1, rows, d)."""
+    """Return a position table resampled to another grid. Rows of other tokens are kept: (1, rows, d)."""
     prefix = table.shape[1] - grid[0] * grid[1]
     image = rearrange(table[:, prefix:].float(), "1 (h w) d -> 1 h w d", h=grid[0], w=grid[1])
     # torch.compile has no backward of the antialiased bicubic for dynamic sizes, and ONNX resizes differently.
@@ -46,7 +46,7 @@ def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -
 
 
 def _resize_by_matmul(image: Tensor, new: Grid, mode: str, antialias: bool, align_corners: bool) -> Tensor:
-    """Do what F.interpolate does, as matrix products: (1, h, w, d) -> (1, h, w, d).
+    """Resize like F.interpolate, with matrix products: (1, h, w, d) -> (1, h, w, d).
 
     >>> by_torch = F.interpolate(torch.arange(6.0).view(1, 1, 2, 3), (3, 2), mode="bicubic", antialias=True)
     >>> table = torch.arange(6.0).view(1, 2, 3, 1)
@@ -114,7 +114,7 @@ def rotation_angles(grid: Grid, width: int) -> Tensor:
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate pairs of channels, one from each half, by the angle of their token: (b, heads, n, d) -> the same."""
+    """Rotate pairs of channels, one from each half, by the angle of their token: (b, heads, n, d), shape unchanged."""
     first, second = x.chunk(2, dim=-1)
     rotated = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
     return rotated.to(x.dtype)  # cosines and sines are in full precision
@@ -124,8 +124,8 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 class PositionTables:
     """The position tables of one model, computed once for each grid in inference.
 
-    They are neither copied nor pickled with the model. Threads may share them: a full dictionary is replaced, never
-    emptied while another thread reads it.
+    They are not copied or pickled with the model. Threads may share them, because a full dictionary is replaced rather
+    than emptied.
     """
 
     LARGEST: ClassVar[int] = 16  # grids
@@ -191,5 +191,5 @@ def _is_same(copy: Tensor, table: Tensor) -> bool:
 
 
 def _is_plain_parameter(weight: Tensor) -> bool:
-    """Return False for what a compiler, torch.func, or a fake or sharded mode puts in the place of a parameter."""
+    """Return False if a compiler, torch.func, or a fake or sharded mode has replaced the parameter."""
     return type(weight) is nn.Parameter and not torch.compiler.is_compiling() and not weight.is_inference()

@@ -18,7 +18,7 @@ GROUPS = 32  # of the group norms
 class StandardConv(nn.Conv2d):
     """A convolution with standardised filters: (b, c, h, w) -> (b, d, h / stride, w / stride).
 
-    The padding is TensorFlow's "same": where it is odd, the larger half comes after.
+    The padding is TensorFlow's "same": if it is odd, the larger half is at the right and the bottom.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
@@ -98,5 +98,5 @@ def root(channels: int) -> nn.Sequential:
 
 
 def stem(config: ViTConfig) -> nn.Module:
-    """Return the layers before the patch projection: a root alone, or a root with stages."""
+    """Return the layers before the patch projection: only a root, or a root with stages."""
     return Stem(config.channels, config.stem) if config.stem else root(config.channels)

@@ -1,4 +1,4 @@
-"""The Vision Transformer: images become tokens, blocks mix them, a pooled vector meets the head.
+"""The Vision Transformer: images become tokens, blocks mix the tokens, and the head classifies a pooled vector.
 
 Shapes: b images, c channels, n tokens, d width of a token, k classes. State-dict keys are timm's.
 """
@@ -71,7 +71,7 @@ class ViT(nn.Module):
             initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits, or with num_classes=0 what `embed` returns: (b, c, h, w) -> (b, k)."""
+        """Return logits, or the output of `embed` if num_classes=0: (b, c, h, w) -> (b, k)."""
         return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class ViT(nn.Module):
         return torch.stack([maps[i] for i in wanted])
 
     def reset_head(self, num_classes: int) -> None:
-        """Replace the head by a new one of zeros, or with 0 remove it. The labels are dropped."""
+        """Replace the head by a new one initialised to zero, or remove it with 0. The labels are dropped."""
         config = self.config.replace(num_classes=num_classes)
         with torch.device(self.device):
             self.head = _head(config).to(self.dtype).train(self.training)
@@ -151,7 +151,7 @@ class ViT(nn.Module):
 
     @property
     def preprocess(self) -> Callable[[Any], Tensor]:
-        """The function that turns an image, or a list of images, into the tensor that the model takes."""
+        """The function that turns an image, or a list of images, into the input of the model."""
         from vitlite.images import Preprocess
 
         kept: Any = self.__dict__["_preprocess"]  # without the model: a cycle would keep it from being freed at once
@@ -283,7 +283,7 @@ def _head(config: ViTConfig) -> nn.Module:
 
 
 def initialise(model: ViT) -> None:
-    """Set random weights as google-research/vision_transformer does: Xavier, tiny MLP biases, a zero head."""
+    """Initialise the weights as google-research/vision_transformer does: Xavier, tiny MLP biases, a zero head."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "head":
             outputs = module.out_features // stacked_matrices(f"{name}.weight", model.config)
@@ -306,7 +306,7 @@ def initialise(model: ViT) -> None:
 
 
 def stacked_matrices(name: str, config: ViTConfig) -> int:
-    """Return how many matrices a weight stacks: queries, keys and values, or the gate and value of a SwiGLU.
+    """Return the number of matrices that a weight stacks: queries, keys and values, or a SwiGLU's gate and value.
 
     >>> stacked_matrices("blocks.0.attn.qkv.weight", ViTConfig())
     3
@@ -330,7 +330,7 @@ def model_on_meta(config: ViTConfig) -> ViT:
 
 
 class _SkipInit(TorchFunctionMode):
-    """Skip nn.init: on the meta device it does nothing, and takes a tenth of the time of loading ViT-B."""
+    """Skip nn.init, which does nothing on the meta device but takes a tenth of the time of loading ViT-B."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
