@@ -25,7 +25,7 @@ class ViTConfig:
     mlp_dim: int = 3072  # width between the two layers of an MLP; of a gated one, after the gate
     num_classes: int = 1000  # 0: no head, the model returns the pooled vector
     # "mean" never counts cls or registers; "mean_with_cls" is vit-pytorch before 1.16; "map" is SigLIP's attention with
-    # a query of its own; "cls_and_distillation" is DeiT's, whose distillation token is a register.
+    # its own query; "cls_and_distillation" is DeiT's, whose distillation token is a register.
     pool: Pool = "cls"
     channels: int = 3
     class_token: bool = True

@@ -138,7 +138,7 @@ def load(
     Args:
         source: A repository of the Hub ("owner/name", "owner/name@revision"), a folder, a .safetensors or .npz file,
             or the index.json of shards. A config.json in the folder, or beside a model.safetensors, is read.
-        like: The checkpoint of the zoo that this is or was made from. A preset states the shape alone.
+        like: The checkpoint of the zoo that this is or was made from. A preset gives only the shape.
         config: The complete config of the weights, in place of `like`.
 
     Raises:

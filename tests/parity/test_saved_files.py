@@ -238,7 +238,7 @@ def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, tex
     ("DINOv3", {"use_gated_mlp": True, "hidden_act": "silu"}, "mlp is gelu in the tensors and swiglu in config.json"),
     ("DINOv3, gated", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; for a gated MLP, vitlite supports silu"),
     ("DINOv3, gated", {"hidden_act": None}, "hidden_act is None; for a gated MLP, vitlite supports silu"),
-    ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "its architectures contain DINOv3ViTBackbone; for model_type"),
+    ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "architectures contains DINOv3ViTBackbone; for model_type"),
     ("DINOv2, gated", {"use_swiglu_ffn": False}, "mlp is swiglu in the tensors and gelu in config.json"),
     ("SigLIP", {"vision_use_head": False}, "has vision_use_head False; vitlite supports True"),
     ("SigLIP", {"model_type": "siglip2_vision_model"}, "model_type siglip2_vision_model is not supported"),

@@ -26,7 +26,7 @@ SMALL = 10_000  # elements; smaller weights, such as biases, norms and tokens, a
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of every tensor when a model was loaded, as `model.source.report`.
+    """A report on every tensor of a loaded model, as `model.source.report`.
 
     Attributes:
         format: The checkpoint format of the file, such as "timm".
@@ -51,7 +51,7 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the weights of a model came from, as `model.source`.
+    """The origin of a model's weights, as `model.source`.
 
     Attributes:
         path: The weights file, or the index of its shards.
@@ -239,7 +239,7 @@ def _check_finite(file: WeightsFile, tensor: MappedTensor, value: Tensor) -> Non
 
 
 def is_finite(values: Tensor) -> bool:
-    """Return True if all values are finite. A sum is, only if all are, and it takes a fifth of the time."""
+    """Return whether all values are finite, from their sum first, which takes a fifth of the time."""
     narrow = values.dtype in (torch.float16, torch.bfloat16)
     total = values.sum(dtype=torch.float32) if narrow else values.sum()
     return bool(total.isfinite()) or bool(values.isfinite().all())

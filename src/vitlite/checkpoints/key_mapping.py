@@ -1,4 +1,4 @@
-"""The names that each library gives to the tensors of a ViT, and what the shapes of these tensors tell.
+"""Map the tensor names of each library to ours, and infer the geometry of a ViT from the shapes.
 
 The names stand in data/formats.txt, one section per checkpoint format. `map_keys` finds our tensors in a file,
 `rename_tensors` is the way back, and `infer_geometry` reads fields of the config from the shapes. Finding and inferring
@@ -454,7 +454,7 @@ def fold_token_rows(mapping: KeyMapping) -> KeyMapping:
 
 
 def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Return the fields of the config that names and shapes tell, and four values from which others follow.
+    """Return the fields of the config that names and shapes determine, and four values from which others follow.
 
     These are `attention_dim`, the width of all heads together; `position_rows`, the rows of the position table;
     `token_rows`, how many of these may belong to tokens before the patches; and `rotary`, "dinov3" or "other" if the
@@ -545,7 +545,7 @@ def first_kernel(stem: tuple[int, ...] | None) -> str:
 
 
 def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pool if the tensors tell it, or nothing."""
+    """Return the pool if the tensors determine it, otherwise nothing."""
     if "attn_pool.latent" in mapping.tensors:
         return {"pool": "map"}
     if not geometry["class_token"]:
@@ -564,7 +564,7 @@ def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapp
 
 
 def _infer_rotation(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tells of rotary positions, which have no weights: DINOv3's periods, or a missing position table."""
+    """Return the evidence of rotary positions, which have no weights: DINOv3's periods, or no position table."""
     periods = [name for name in mapping.dropped if name.endswith(".periods")]
     if periods:
         head_width = 4 * math.prod(shapes[periods[0]])  # a period for every four channels

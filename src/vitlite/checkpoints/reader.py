@@ -1,4 +1,4 @@
-"""Read weights files: names, shapes and types of tensors first, values when they are asked for.
+"""Read weights files: names, shapes and dtypes of the tensors first, and values on request.
 
 The safetensors library checks a file; its bytes are then read here, each tensor once and straight into memory of its
 own. A memory map would be shorter, but a program that overwrites the file would change a model that is running.
@@ -87,7 +87,7 @@ class WeightsFile(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Weights on this disk."""
+    """Weights on the local disk."""
 
     path: Path
     metadata: Path | None = None  # the folder whose config.json describes them
@@ -240,7 +240,7 @@ def path_of(place: Any, what: str = "weights") -> Path:
 
 @contextmanager
 def naming_damage(file: Path) -> Iterator[None]:
-    """Turn whatever a reader raises about a damaged file into a CheckpointError that names the file."""
+    """Turn any exception about a damaged file into a CheckpointError that names the file."""
     try:
         yield
     except VitliteError:
