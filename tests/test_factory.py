@@ -198,7 +198,7 @@ def test_like_is_create_with_weights(shared: Path) -> None:
 
 def test_a_preset_states_the_shape_alone(shared: Path) -> None:
     weights = shared / "weights" / "deit_tiny_16.timm.safetensors"
-    text = r"do not tell norm_eps, gelu, pool \(the preset vit_tiny_16 is a shape alone\)\. Pass like="
+    text = r"do not determine norm_eps, gelu, pool \(the preset vit_tiny_16 gives only the shape\)\. Pass like="
     with pytest.raises(ConfigError, match=text):
         create("vit_tiny_16", weights=weights)
     with pytest.raises(ConfigError, match=text):
@@ -230,7 +230,7 @@ def test_a_preset_never_fills_in_what_a_file_leaves_open(kind: str, tmp_path: Pa
     theirs = timm.models.VisionTransformer(**sizes, **OTHERWISE[kind])
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
     for options in ({}, {"pool": "cls"}, {"pool": "mean"}):
-        with pytest.raises(ConfigError, match=r"do not tell .*norm_eps, gelu.*the preset vit_nano_4 is a shape"):
+        with pytest.raises(ConfigError, match=r"do not determine .*norm_eps, gelu.*the preset vit_nano_4 is a shape"):
             create("vit_nano_4", weights=tmp_path / "vit.safetensors", **options)
 
 
@@ -454,7 +454,7 @@ def test_options_act_alike(source: Any) -> None:
     assert set(headless.source.report.dropped.values()) == {(10, 192), (10,)}
     images = torch.randn(1, 3, 32, 32)
     assert torch.equal(headless(images), plain.embed(images))
-    with pytest.raises(ConfigError, match="trained with pool='cls' and is useless with 'mean'"):
+    with pytest.raises(ConfigError, match="trained with pool='cls' and does not fit 'mean'"):
         source(pool="mean")
     mean = source(pool="mean", num_classes=10)
     assert not mean.head.weight.any()
@@ -526,7 +526,7 @@ def test_labels_that_do_not_fit_the_head_are_not_used_and_it_is_said_why(file: P
     (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
     model = load(tmp_path / "saved")
     assert model.labels is None
-    why = f"2 classes are named, and there are {model.config.num_classes}"
+    why = f"there are 2 labels for {model.config.num_classes} classes"
     assert model.source.report.unlabelled == why
     with pytest.raises(InputError, match=f"The model has no labels: {why}. "):
         model.predict(torch.zeros(3, 32, 32))
@@ -616,7 +616,7 @@ def test_another_norm_layer_may_have_another_eps(tmp_path: Path) -> None:
     assert load(beside(tmp_path, about, pre_norm=True)).config.norm_eps == 1e-5
     about["model_args"] = about["model_args"] | {"norm_layer": "layernorm"}
     folder = beside(tmp_path, about, pre_norm=True)
-    with pytest.raises(ConfigError, match=r"do not tell norm_eps\. Pass like="):
+    with pytest.raises(ConfigError, match=r"do not determine norm_eps\. Pass like="):
         load(folder)
     assert load(folder, config=TINY.replace(pre_norm=True, norm_eps=1e-4)).config.norm_eps == 1e-4
 

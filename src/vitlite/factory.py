@@ -223,7 +223,7 @@ def _check_changes(config: ViTConfig, target: ViTConfig, options: LoadOptions) -
     """
     if target.pool != config.pool and config.num_classes and options.num_classes is None:
         raise ConfigError(
-            f"The head was trained with pool={config.pool!r} and is useless with {target.pool!r}. Leave pool= out, or "
+            f"The head was trained with pool={config.pool!r} and does not fit {target.pool!r}. Leave pool= out, or "
             "pass num_classes= (--num-classes) for a new head, or 0 for none."
         )
     if target.pool != config.pool and target.pool == "map":
@@ -248,7 +248,7 @@ def _labels(own: Metadata, given: Metadata, location: Location, num_classes: int
         if labels is None and alias is not None and registry.RECORDS[alias].repo == location.repo:
             labels = registry.RECORDS[alias].labels
     if labels is not None and len(labels) != num_classes:
-        return None, f"{len(labels)} classes are named, and there are {num_classes}"
+        return None, f"there are {len(labels)} labels for {num_classes} classes"
     return labels, (error if labels is None else "")
 
 

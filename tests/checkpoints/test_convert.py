@@ -237,9 +237,9 @@ def test_models_that_others_cannot_compute_are_refused(
 
 def test_what_the_target_s_code_decides_must_be_known(tmp_path: Path) -> None:
     save_file(tiny_model().state_dict(), tmp_path / "vit.safetensors")
-    with pytest.raises(ConfigError, match="do not tell image_size, norm_eps, gelu, pool"):
+    with pytest.raises(ConfigError, match="do not determine image_size, norm_eps, gelu, pool"):
         convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision")
-    with pytest.raises(ConfigError, match="do not tell image_size, heads, norm_eps, gelu, pool"):
+    with pytest.raises(ConfigError, match="do not determine image_size, heads, norm_eps, gelu, pool"):
         convert(tmp_path / "vit.safetensors", tmp_path / "folder", "vitlite")
     said = TINY
     convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision", config=said)
@@ -280,7 +280,7 @@ def test_names_that_rotary_networks_share_are_not_lost_in_other_names(tmp_path: 
     old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for name, x in state.items()}
     torch.save(old, tmp_path / "deit.pth")
     for config in (None, TINY.replace(layer_scale=0.1, cls_position=False)):
-        with pytest.raises(ConfigError, match=r"do not tell whether it is a plain ViT: DeiT III has scales"):
+        with pytest.raises(ConfigError, match=r"do not determine whether it is a plain ViT: DeiT III has scales"):
             convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=config)
     args = {"img_size": 32, "patch_size": 8, "num_heads": 4, **TIMM_SIZES}
     named = {"architecture": "deit3_small_patch16_224", "model_args": args}
@@ -387,7 +387,7 @@ def test_config_json_describes_the_usual_pickle_and_the_only_one_of_a_folder(tmp
     torch.save(state, tmp_path / "base" / "pytorch_model.bin")
     convert(tmp_path / "base" / "pytorch_model.bin", tmp_path / "usual", "vitlite")
     torch.save(state, tmp_path / "base" / "mine.pth")
-    with pytest.raises(ConfigError, match=r"mine\.pth: The tensors do not tell"):
+    with pytest.raises(ConfigError, match=r"mine\.pth: The tensors do not determine"):
         convert(tmp_path / "base" / "mine.pth", tmp_path / "mine", "vitlite")
     for name in ("model.safetensors", "pytorch_model.bin"):
         (tmp_path / "base" / name).unlink()

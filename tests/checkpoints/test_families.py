@@ -67,7 +67,7 @@ def test_a_dinov3_is_not_loaded_as_a_plain_vit(positions: Any, tmp_path: Path) -
     path = written(tmp_path / "vit.safetensors", config=DINOV3)
     with pytest.raises(CheckpointError, match=rf"as DINOv3, .*positions is {positions} in config=, not rope"):
         load(path, config=DINOV3.replace(positions=positions))
-    with pytest.raises(ConfigError, match=r"do not tell image_size, positions"):
+    with pytest.raises(ConfigError, match=r"do not determine image_size, positions"):
         load(path)
     assert torch.equal(load(path, config=DINOV3)(IMAGES), trained(DINOV3)(IMAGES))
 
@@ -93,7 +93,7 @@ def test_rotary_positions_of_another_kind_are_refused(without: tuple[str, ...], 
 def test_rotary_positions_need_the_tensors_of_a_dinov3(tmp_path: Path) -> None:
     config = TINY.replace(positions="none")
     path = written(tmp_path / "vit.safetensors", config=config)
-    with pytest.raises(CheckpointError, match="positions is rope in config=, and vitlite runs only DINOv3's"):
+    with pytest.raises(CheckpointError, match="positions is rope in config=, and vitlite supports only DINOv3's"):
         load(path, config=config.replace(positions="rope"))
     assert load(path, config=config).config.positions == "none"
 
@@ -181,12 +181,14 @@ def test_eva_s_names_of_a_dinov3(tmp_path: Path) -> None:
 
 def test_a_gated_mlp_needs_no_gelu_and_is_told_from_a_plain_one(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=FAMILIES["gated"])
-    with pytest.raises(ConfigError, match=r"do not tell .*mlp, pool \(mlp: a gate may be of any activation; vitlite"):
+    with pytest.raises(
+        ConfigError, match=r"do not determine .*mlp, pool \(mlp: a gate may be of any activation; vitlite"
+    ):
         load(path)
     assert load(path, config=FAMILIES["gated"]).config == FAMILIES["gated"]
     with pytest.raises(CheckpointError, match="mlp is swiglu in the tensors and gelu in config="):
         load(path, config=TINY)
-    with pytest.raises(ConfigError, match=r"do not tell .*gelu"):
+    with pytest.raises(ConfigError, match=r"do not determine .*gelu"):
         load(written(tmp_path / "plain.safetensors"))
 
 
@@ -221,14 +223,14 @@ def test_two_heads_become_one_and_back(tmp_path: Path) -> None:
 
 def test_what_a_distilled_deit_without_heads_pools_is_asked_for(tmp_path: Path) -> None:
     path = distilled_file(tmp_path / "vit.safetensors", "head")
-    with pytest.raises(ConfigError, match=r"do not tell .*pool"):
+    with pytest.raises(ConfigError, match=r"do not determine .*pool"):
         load(path)
     assert load(path, config=FAMILIES["distilled"].replace(num_classes=0))(IMAGES).shape == (2, 32)
 
 
 def test_a_head_on_two_tokens_may_be_of_two_kinds_beside_one_register(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=FAMILIES["distilled"])
-    with pytest.raises(ConfigError, match=r"do not tell .*pool"):
+    with pytest.raises(ConfigError, match=r"do not determine .*pool"):
         load(path)
     answers = []
     for pool in ("cls_and_distillation", "cls_and_mean"):
@@ -242,11 +244,11 @@ def test_a_head_on_two_tokens_may_be_of_two_kinds_beside_one_register(tmp_path: 
 
 def test_a_missing_final_norm_is_missed_unless_somebody_says_so(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=FAMILIES["no final norm"])
-    with pytest.raises(ConfigError, match=r"do not tell .*final_norm\. Pass like="):
+    with pytest.raises(ConfigError, match=r"do not determine .*final_norm\. Pass like="):
         load(path)
     with pytest.raises(CheckpointError, match=r"- norm.weight \(16,\)"):
         load(path, config=TINY)
-    with pytest.raises(ConfigError, match=r"do not tell norm_eps, gelu, pool, final_norm .*is a shape alone"):
+    with pytest.raises(ConfigError, match=r"do not determine norm_eps, gelu, pool, final_norm .*gives only the shape"):
         create("vit_nano_4", weights=written(tmp_path / "nano.safetensors", config=NANO.replace(final_norm=False)))
     assert not load(path, config=FAMILIES["no final norm"]).config.final_norm
     path = written(tmp_path / "normed.safetensors")
@@ -395,7 +397,7 @@ def test_rows_of_patches_alone_stay_as_they_are(tmp_path: Path) -> None:
 
 def test_where_both_readings_fit_the_size_tells_or_is_asked_for(tmp_path: Path) -> None:
     path, state = registers_file(tmp_path / "both.safetensors", 25, 9)  # 5 x 5 patches, or 4 x 4 and 9 registers
-    with pytest.raises(ConfigError, match=r"do not tell image_size, "):
+    with pytest.raises(ConfigError, match=r"do not determine image_size, "):
         load(path)
     for size, rows in ((40, 25), (32, 16)):
         model = load(path, config=with_registers(9, image_size=size))

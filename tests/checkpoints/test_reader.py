@@ -199,7 +199,7 @@ def test_weights_beside_the_usual_pickle_are_not_taken_for_it(tmp_path: Path) ->
 
 def test_config_json_does_not_describe_a_file_with_a_name_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_attention_heads": 16}))
-    with pytest.raises(ConfigError, match="do not tell image_size, heads"):
+    with pytest.raises(ConfigError, match="do not determine image_size, heads"):
         load(written(tmp_path / "mine.safetensors"))
 
 

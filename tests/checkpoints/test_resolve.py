@@ -36,9 +36,9 @@ def test_unknown_fields_are_listed(tmp_path: Path) -> None:
     ask += "complete config=."
     path = tmp_path / "vit.safetensors"
     text = bare(trained(), path)
-    assert text == f"{path}: The tensors do not tell image_size, heads, norm_eps, gelu, pool. {ask}"
+    assert text == f"{path}: The tensors do not determine image_size, heads, norm_eps, gelu, pool. {ask}"
     without_table = bare(trained(TINY.replace(positions="none")), path)
-    assert "do not tell image_size, positions, heads" in without_table
+    assert "do not determine image_size, positions, heads" in without_table
 
 
 def test_checkpoints_with_the_same_tensors_are_listed(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_open_clip_may_pool_the_mean(tmp_path: Path) -> None:
         load(path, config=ours.config.replace(fc_norm=True))
     with pytest.raises(CheckpointError, match="pool is mean_with_cls in config=, and files of the openai"):
         load(path, config=ours.config.replace(pool="mean_with_cls"))
-    with pytest.raises(ConfigError, match="trained with pool='cls' and is useless with 'mean'"):
+    with pytest.raises(ConfigError, match="trained with pool='cls' and does not fit 'mean'"):
         load(path, config=ours.config.replace(pool="cls"), pool="mean")
 
 
@@ -138,7 +138,7 @@ def test_images_that_are_not_square(size: tuple[int, int], tmp_path: Path) -> No
 def test_a_table_may_have_a_row_for_the_class_token_or_not(tmp_path: Path) -> None:
     square = TINY.replace(image_size=24, cls_position=False)  # 3 * 3 rows; also 2 * 4 and one for the class token
     path = tmp_path / "model.safetensors"
-    assert "do not tell image_size" in bare(trained(square), path)
+    assert "do not determine image_size" in bare(trained(square), path)
     assert load(path, config=square).config.grid == (3, 3)
     wide = square.replace(image_size=(16, 32), cls_position=True)
     assert load(path, config=wide).config.cls_position
@@ -166,14 +166,14 @@ def test_timm_s_config_states_the_image_size(args: dict[str, Any], fixed: bool, 
     if known:
         assert load(tmp_path).config.grid == (3, 3)
     else:
-        with pytest.raises(ConfigError, match=r"do not tell image_size\. Pass like="):
+        with pytest.raises(ConfigError, match=r"do not determine image_size\. Pass like="):
             load(tmp_path)
 
 
 def test_registers_with_rows_in_the_table_are_not_taken_for_patches(tmp_path: Path) -> None:
     kind = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=7)
     theirs = timm.models.VisionTransformer(**kind, reg_tokens=8)  # 16 patches and 9 rows more: 25 is a square, too
-    assert "do not tell image_size" in bare(theirs, tmp_path / "vit.safetensors")
+    assert "do not determine image_size" in bare(theirs, tmp_path / "vit.safetensors")
     config = ViTConfig(
         image_size=32,
         patch_size=8,
@@ -215,7 +215,7 @@ def test_a_rotary_network_is_not_loaded_as_a_plain_one(name: str, tmp_path: Path
             load(tmp_path / "vit.safetensors", config=config)
 
 
-NOT_TOLD = r"do not tell whether it is a plain ViT: "
+NOT_TOLD = r"do not determine whether it is a plain ViT: "
 
 
 def renamed(state: dict[str, Any], words: dict[str, str]) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def test_a_deit_iii_of_meta_s_is_known_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load(path)
     assert str(error.value).endswith("vit_small_16.deit3_fb_in1k, vit_small_16.deit3_fb_in22k_ft_in1k.")
-    with pytest.raises(ConfigError, match=NOT_TOLD):  # which is a shape alone
+    with pytest.raises(ConfigError, match=NOT_TOLD):  # which gives only the shape
         create("vit_small_16", weights=path)
     images = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
@@ -343,7 +343,9 @@ def test_flattened_patches_do_not_tell_their_sides(tmp_path: Path) -> None:
     for patch, channels in ((8, 3), ((16, 4), 3), (4, 12)):
         theirs = vit_pytorch.ViT(patch_size=patch, channels=channels, **sizes).eval()
         save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
-        with pytest.raises(ConfigError, match=r"do not tell .*\(patch_size: pixels are flattened, so patches of other"):
+        with pytest.raises(
+            ConfigError, match=r"do not determine .*\(patch_size: pixels are flattened, so patches of other"
+        ):
             load(tmp_path / "vit.safetensors")
         if not isinstance(patch, tuple):
             config = ViTConfig(
@@ -366,7 +368,7 @@ def test_the_class_token_of_most_formats_always_has_a_row(tmp_path: Path) -> Non
     config = TINY.replace(image_size=(16, 32))
     state = dict(rename_tensors(FORMATS["torchvision"], "", trained(config).state_dict()))
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "vit.safetensors")
-    with pytest.raises(ConfigError, match="do not tell image_size"):
+    with pytest.raises(ConfigError, match="do not determine image_size"):
         load(tmp_path / "vit.safetensors")
     with pytest.raises(CheckpointError, match=r"image_size is 24 in config=, which is not 9 rows of the"):
         load(tmp_path / "vit.safetensors", config=config.replace(image_size=24))

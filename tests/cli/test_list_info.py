@@ -103,7 +103,7 @@ def test_info_of_a_folder_and_a_file(run: Run, model: Path, tmp_path: Path) -> N
     shutil.copy(model / "model.safetensors", tmp_path / "bare.safetensors")
     code, _, err = run("info", tmp_path / "bare.safetensors")
     assert code == 1
-    assert "The tensors do not tell image_size, heads" in err
+    assert "The tensors do not determine image_size, heads" in err
 
 
 def test_info_of_a_file_that_does_not_tell_all(run: Run, tmp_path: Path) -> None:

@@ -759,7 +759,7 @@ def test_wrong_images(images: Any, text: str, method: str) -> None:
 @pytest.mark.parametrize("layer", [3, -4, 1.0, "0", None, True])
 @pytest.mark.parametrize("method", ["features", "attention_maps"])
 def test_wrong_layers(layer: Any, method: str) -> None:
-    with pytest.raises(InputError, match=rf"has {layer!r}, and the 3 blocks are 0 to 2, or -3 to -1\."):
+    with pytest.raises(InputError, match=rf"has {layer!r}, but the 3 blocks are 0 to 2, or -3 to -1\."):
         getattr(tiny(), method)(random_images(), layers=[layer])
 
 
@@ -769,13 +769,13 @@ def test_layers_of_a_truncated_model() -> None:
     model.blocks = model.blocks[:2]
     assert torch.equal(model.features(random_images(), layers=(-1,)).layers[0], whole)
     assert model.attention_maps(random_images()).shape[0] == 1
-    with pytest.raises(InputError, match="has 2, and the 2 blocks are 0 to 1, or -2 to -1"):
+    with pytest.raises(InputError, match="has 2, but the 2 blocks are 0 to 1, or -2 to -1"):
         model.features(random_images(), layers=2)
 
 
 @pytest.mark.parametrize("config", [None, {}, {"dim": 64}, "vit_base_16", ViTConfig], ids=repr)
 def test_vit_takes_a_config(config: Any) -> None:
-    with pytest.raises(ConfigError, match=r"ViT takes a ViTConfig, got .*vitlite\.create"):
+    with pytest.raises(ConfigError, match=r"ViT needs a ViTConfig, got .*vitlite\.create"):
         ViT(config)
 
 

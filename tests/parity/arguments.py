@@ -124,7 +124,7 @@ def _compared(kind: Kind, model: nn.Module, open_it: Callable[[], ViT], sizes: i
     except CheckpointError:
         return "refused"
     except ConfigError as error:
-        return "asked" if "do not tell" in str(error) else "refused"
+        return "asked" if "do not determine" in str(error) else "refused"
     (height, width), patch = ours.config.size, ours.config.patch_size
     ways = [(kind.logits, (height, width))]
     if sizes > 1 and kind.stretched is not None:
@@ -153,7 +153,7 @@ def _bare(kind: Kind, value: Value, model: nn.Module, path: Path) -> str:
         except CheckpointError:
             return "refused"
         except ConfigError as error:
-            asked = re.search(r"do not tell (\w+(?:, \w+)*)", str(error))
+            asked = re.search(r"do not determine (\w+(?:, \w+)*)", str(error))
             if asked is None:
                 return "refused"
             fields = asked[1].split(", ")

@@ -65,7 +65,7 @@ def outcome(model: nn.Module, path: Path) -> str:
         except CheckpointError:
             return "refused"
         except ConfigError as error:
-            asked = re.search(r"do not tell (\w+(?:, \w+)*)", str(error))
+            asked = re.search(r"do not determine (\w+(?:, \w+)*)", str(error))
             answers = known(model)
             fields = asked[1].split(", ") if asked else []
             if not fields or not set(fields) <= answers.keys():

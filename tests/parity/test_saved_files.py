@@ -61,7 +61,7 @@ def named_by_timm(
 ) -> Path:
     """A folder of timm's: these tensors beside a config.json that names their network, of which no field tells."""
     save_file(dict(state), folder / "bare.safetensors")
-    with pytest.raises(ConfigError, match="do not tell whether it is a plain ViT"):
+    with pytest.raises(ConfigError, match="do not determine whether it is a plain ViT"):
         load(folder / "bare.safetensors", config=config)
     (folder / "bare.safetensors").rename(folder / "model.safetensors")
     args = {"img_size": config.image_size, "patch_size": config.patch_size, "num_heads": config.heads}
@@ -276,7 +276,7 @@ def test_a_distilled_deit_of_timm_without_heads_is_asked_how_it_pools(tmp_path: 
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
     theirs = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=0, **sizes)
     timm.models._hub.save_for_hf(theirs, tmp_path, model_args=sizes, safe_serialization=True)
-    with pytest.raises(ConfigError, match="The tensors do not tell pool"):
+    with pytest.raises(ConfigError, match="The tensors do not determine pool"):
         load(tmp_path)
 
 
@@ -746,7 +746,7 @@ def test_older_vit_pytorch(version: str, pool: str, tmp_path: Path) -> None:
         state[f"{old}.{leaf}" if old else name.replace("pos_embed", "pos_embedding")] = tensor.contiguous()
     save_file(state, tmp_path / "vit.safetensors")
     path = tmp_path / "vit.safetensors"
-    with pytest.raises(ConfigError, match=r"do not tell patch_size, image_size, heads, pool \("):
+    with pytest.raises(ConfigError, match=r"do not determine patch_size, image_size, heads, pool \("):
         load(path)
     ours = load(path, config=completed(path, image_size=32, patch_size=8, heads=4, pool=pool))
     with torch.no_grad():
@@ -774,7 +774,7 @@ def test_patches_of_other_than_three_channels_need_their_size(tmp_path: Path) ->
     )
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
     path = tmp_path / "vit.safetensors"
-    with pytest.raises(ConfigError, match="do not tell patch_size"):  # 192 = 12 * 4² = 3 * 8²
+    with pytest.raises(ConfigError, match="do not determine patch_size"):  # 192 = 12 * 4² = 3 * 8²
         load(path)
     with pytest.raises(CheckpointError, match="image_size is 32 in config=, which is not 65 rows"):
         completed(path, image_size=32, heads=4, patch_size=8)

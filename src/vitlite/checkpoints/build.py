@@ -177,7 +177,7 @@ def _check_periods(file: WeightsFile, name: str) -> None:
     if not torch.allclose(periods, expected, rtol=2**-8, atol=0):
         raise CheckpointError(
             f"{file.path}: {name} are not those of DINOv3, {expected.tolist()[:4]}, ..., but "
-            f"{periods.tolist()[:4]}, ... vitlite runs no other rotation."
+            f"{periods.tolist()[:4]}, ... vitlite supports no other rotation."
         )
 
 

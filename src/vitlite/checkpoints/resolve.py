@@ -338,8 +338,8 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
     """
     if alike:
         raise ConfigError(
-            f"The tensors do not tell whether it is a plain ViT: {alike}. Pass like= (--model NAME --weights PATH) "
-            "with the name of a checkpoint like it, or put the config.json that its library wrote beside it."
+            f"The tensors do not determine whether it is a plain ViT: {alike}. Pass like= (--model NAME --weights "
+            "PATH) with the name of a checkpoint like it, or put the config.json that its library wrote beside it."
             f"{_named(candidates(evidence, own))}"
         )
     rotary, positions = evidence.geometry["rotary"], values.get("positions")
@@ -348,7 +348,7 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
     if rotary == "other":
         raise CheckpointError(
             "It has layer scale and no position table, as in models with other rotary positions than DINOv3's "
-            "(RoPE-ViT, EVA-02, Perception Encoder). vitlite does not run them."
+            "(RoPE-ViT, EVA-02, Perception Encoder). vitlite does not support them."
         )
     if positions is None:
         return
@@ -359,8 +359,8 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
         )
     if rotary is None and positions.value == "rope" and positions.source != TENSORS:
         raise CheckpointError(
-            f"positions is rope in {positions.source}, and vitlite runs only DINOv3's rotary positions. Its files have "
-            "a class token, registers, layer scale and no position table."
+            f"positions is rope in {positions.source}, and vitlite supports only DINOv3's rotary positions. Its files "
+            "have a class token, registers, layer scale and no position table."
         )
 
 
@@ -376,11 +376,11 @@ def _unknown_fields(values: Mapping[str, Value]) -> list[str]:
 def _unknown_error(evidence: Evidence, own: Metadata, given: Metadata, unknown: Sequence[str]) -> ConfigError:
     reasons = [f"{name}: {evidence.ambiguous[name]}" for name in unknown if name in evidence.ambiguous]
     if given.usual_image_size is not None and not given.names_network:  # a preset
-        reasons.append(f"{given.source} is a shape alone")
+        reasons.append(f"{given.source} gives only the shape")
     why = f" ({'; '.join(reasons)})" if reasons else ""
     return ConfigError(
-        f"The tensors do not tell {', '.join(unknown)}{why}. Pass like= (--model NAME --weights PATH) with the name of "
-        f"the checkpoint that it is or was made from, or a complete config=.{_named(candidates(evidence, own))}"
+        f"The tensors do not determine {', '.join(unknown)}{why}. Pass like= (--model NAME --weights PATH) with the "
+        f"name of the checkpoint that it is or was made from, or a complete config=.{_named(candidates(evidence, own))}"
     )
 
 

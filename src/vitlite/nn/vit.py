@@ -43,7 +43,7 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         if not isinstance(config, ViTConfig):
-            raise ConfigError(f"ViT takes a ViTConfig, got {type(config).__name__}. For a preset, call vitlite.create.")
+            raise ConfigError(f"ViT needs a ViTConfig, got {type(config).__name__}. For a preset, call vitlite.create.")
         super().__init__()
         d, eps = config.dim, config.norm_eps
         self.config = config
@@ -240,7 +240,7 @@ class ViT(nn.Module):
         for i in wanted:
             if type(i) is not int or not -depth <= i < depth:
                 raise InputError(
-                    f"layers (--layer) has {i!r}, and the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1. "
+                    f"layers (--layer) has {i!r}, but the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1. "
                     "layers takes block indices, not a count: for the last two, layers=(-2, -1)."
                 )
         return [i % depth for i in wanted]
