@@ -230,7 +230,9 @@ def test_a_preset_never_fills_in_what_a_file_leaves_open(kind: str, tmp_path: Pa
     theirs = timm.models.VisionTransformer(**sizes, **OTHERWISE[kind])
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
     for options in ({}, {"pool": "cls"}, {"pool": "mean"}):
-        with pytest.raises(ConfigError, match=r"do not determine .*norm_eps, gelu.*the preset vit_nano_4 gives only the shape"):
+        with pytest.raises(
+            ConfigError, match=r"do not determine .*norm_eps, gelu.*the preset vit_nano_4 gives only the shape"
+        ):
             create("vit_nano_4", weights=tmp_path / "vit.safetensors", **options)
 
 
