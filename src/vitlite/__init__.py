@@ -1,4 +1,4 @@
-"""A zoo of Vision Transformers: `create` a named one with verified weights, or `load` any plain ViT file."""
+"""A zoo of Vision Transformers: `create` a named model with verified weights, or `load` any plain ViT file."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -80,7 +80,7 @@ class ViTConfig:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one image of the config's own size: those before the patches, and the patches."""
+        """Tokens of one image of size `image_size`, including those before the patches."""
         return self.prefix_tokens + self.grid[0] * self.grid[1]
 
     @property
@@ -90,7 +90,7 @@ class ViTConfig:
 
     @property
     def attention_dim(self) -> int:
-        """Width of all heads together: `dim`, unless `head_dim` says otherwise."""
+        """Width of all heads together: `heads * head_dim`, or `dim` if `head_dim` is None."""
         return self.heads * (self.head_dim or self.dim // self.heads)
 
     @property
@@ -100,24 +100,24 @@ class ViTConfig:
 
     @property
     def pooled_dim(self) -> int:
-        """Width of what pooling gives: two tokens side by side, or one."""
+        """Width of the result of pooling, which is one token or two tokens side by side."""
         return self.dim * (2 if self.pool in ("cls_and_mean", "cls_and_distillation") else 1)
 
     @property
     def embed_dim(self) -> int:
-        """Width of what the head sees, and of `model.embed`."""
+        """Width of the input of the head, which is also the width of `model.embed`."""
         return self.pre_logits or self.pooled_dim
 
     @property
     def stem_dim(self) -> int:
-        """Channels of what is projected to tokens: the image's own, or those of the stem's feature map."""
+        """Channels of the input of the patch projection: the image or, with a stem, its feature map."""
         if not self.stem:
             return self.channels if self.stem is None else 64
         return 256 * 2 ** (len(self.stem) - 1)
 
     @property
     def kernel_size(self) -> int:
-        """Side of the kernel that projects to tokens: of a patch, or of what the stem leaves of it."""
+        """Side of the kernel of the patch projection, in pixels or, with a stem, in cells of its feature map."""
         return self.patch_size // stem_stride(self.stem)
 
     def replace(self, **changes: Any) -> "ViTConfig":
@@ -134,7 +134,7 @@ LARGEST = 2**31 - 1  # larger integers overflow where tensors are sized
 
 
 def stem_stride(units: tuple[int, ...] | None) -> int:
-    """Return how many pixels a cell of a stem's feature map spans: 4 after its root, doubled by all stages but one.
+    """Return the number of pixels per cell of a stem's feature map: 4, doubled by each stage after the first.
 
     >>> stem_stride((3, 4, 9))
     16
@@ -154,7 +154,7 @@ FLAGS = (
 
 
 def _check_values(c: ViTConfig) -> None:
-    """Check each integer, choice and flag."""
+    """Check the values of all fields that are integers, choices or flags."""
     for name, least in LEAST.items():
         value = getattr(c, name)
         if type(value) is not int or not least <= value <= LARGEST:
@@ -172,7 +172,7 @@ def _check_values(c: ViTConfig) -> None:
 
 
 def _check_numbers(c: ViTConfig) -> None:
-    """Check each of the other fields."""
+    """Check the values of all other fields."""
     sides = c.image_size if isinstance(c.image_size, tuple) else (c.image_size, c.image_size)
     if len(sides) != 2 or any(type(side) is not int or not 1 <= side <= LARGEST for side in sides):
         raise ConfigError(f"image_size must be a positive integer or (height, width), got {c.image_size!r}.")
@@ -193,7 +193,7 @@ def _check_numbers(c: ViTConfig) -> None:
 
 
 def _check_shape(c: ViTConfig) -> None:
-    """Check that patches divide the image, and heads the width."""
+    """Check that the patch size divides the image size and the number of heads divides the width."""
     if min(c.size) < c.patch_size or any(side % c.patch_size for side in c.size):
         raise ConfigError(
             f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {fitting(c.size, c.patch_size)}"
@@ -214,7 +214,7 @@ def _check_shape(c: ViTConfig) -> None:
 
 
 def _check_pooling(c: ViTConfig) -> None:
-    """Check that the tokens to be pooled exist."""
+    """Check that the tokens that `pool` reads exist."""
     if c.pool not in ("mean", "map") and not c.class_token:
         raise ConfigError(f"pool={c.pool!r} reads the class token, and class_token is False. Use pool='mean'.")
     if c.pool == "cls_and_distillation" and c.registers != 1:

@@ -1,8 +1,8 @@
 """The exceptions that vitlite raises.
 
-Each one is also a subclass of the built-in exception that a caller expects (`ValueError`, `OSError`, ...). Its text
-says what failed and with which value, then what to do. The command line prints the same text, so the text names both
-the argument and the option: "Pass image_size= (--size)."
+Each one is also a subclass of the built-in exception that a caller expects (`ValueError`, `OSError`, ...). The text
+says what failed and with which value, and then what to do. The command line prints the same text, so it names both the
+argument and the option: "Pass image_size= (--size)."
 """
 
 import copy
@@ -19,7 +19,7 @@ class VitliteError(Exception):
     r"""Base class of vitlite's errors.
 
     Args:
-        text: What failed and with which value, then what to do. Names and values from files need no escaping:
+        text: What failed and with which value, and then what to do. Names and values from files need no escaping:
             unprintable characters are escaped here, and a text that is too long is shortened.
 
     >>> str(VitliteError("There is no file \x1b[31mred. Check the path."))
@@ -34,7 +34,7 @@ class VitliteError(Exception):
         return self.text
 
     def within(self: E, context: str) -> E:
-        """Return the same error with context before its text, such as the file that was being read.
+        """Return the same error with context, such as the name of the file, before the text.
 
         >>> str(CheckpointError("The header is damaged.").within("mine.safetensors"))
         'mine.safetensors: The header is damaged.'
@@ -103,7 +103,7 @@ class TrainError(VitliteError, RuntimeError):
 
 
 class MissingExtraError(VitliteError, ImportError):
-    """An optional package that the call needs and that is not installed."""
+    """An optional package that is needed but not installed."""
 
 
 def missing_extra(task: str, extra: str) -> MissingExtraError:
@@ -115,14 +115,14 @@ def check_count(number: Any, name: str) -> None:
     """Check that an argument is a positive integer.
 
     Raises:
-        InputError: It is not. True is not an integer here.
+        InputError: The argument is not a positive integer. True is not accepted.
     """
     if type(number) is not int or number < 1:
         raise InputError(f"{name} must be a positive integer, got {number!r}.")
 
 
 def not_finite(dtype: object) -> InputError:
-    """Return the error for outputs with NaN or infinity, such as overflow in float16."""
+    """Return the error for outputs with NaN or infinity, for example after an overflow in float16."""
     return InputError(f"The model's outputs are not finite in {dtype}. Use float32 or bfloat16 (--dtype).")
 
 

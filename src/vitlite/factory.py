@@ -1,7 +1,8 @@
-"""`create` and `load`: from a name or a path to a model.
+"""`create` and `load` turn a name or a path into a model.
 
-The steps, each in a module of its own: `zoo.registry` finds the record, `checkpoints.reader` the file,
-`checkpoints.resolve` its config, and `checkpoints.build` fills the model. Here labels and preprocessing are attached.
+Each step is in a separate module: `zoo.registry` finds the record, `checkpoints.reader` finds the file,
+`checkpoints.resolve` determines the config, and `checkpoints.build` fills the model. This module adds the labels and
+the preprocessing.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ Place = str | PathLike[str]
 
 
 class LoadOptions(NamedTuple):
-    """The options that `create` and `load` share: changes to the config of the checkpoint, device and type."""
+    """The options that `create` and `load` share: changes to the checkpoint's config, and device and dtype."""
 
     num_classes: int | None
     image_size: ImageSize | None
@@ -48,7 +49,7 @@ class LoadOptions(NamedTuple):
     dtype: torch.dtype
 
     def apply(self, config: ViTConfig) -> ViTConfig:
-        """Return the config with the changes."""
+        """Return the config with the changes applied."""
         changes = {name: value for name, value in self._asdict().items() if value is not None}
         del changes["device"], changes["dtype"]
         return replace(config, **changes)
@@ -68,30 +69,31 @@ def create(
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
 ) -> ViT:
-    """Create a named model with trained weights, in eval mode; with `weights=None` with random ones, in train mode.
+    """Create a named model with trained weights in eval mode, or with random weights in train mode.
 
     Args:
-        name: A checkpoint of `list_models()`, a preset, or timm's full name. A preset is its default checkpoint; with
-            a path in `weights` it is a shape alone, see `load`.
-        weights: "default": the checkpoint's own, downloaded once and verified. A path or a repository ("owner/name"):
-            the same as `load(weights, like=name)`. None: random.
-        num_classes: If it differs from the weights', the model gets a new head of zeros and no labels; 0 means no head.
-        image_size: Resizes the position table, as `config.resample` says.
-        patch_size: Resizes the patch kernel, so that it gives for resized patches what it gave for the old ones, and
-            the position table. FlexiViT's weights were trained for it; expect less of others.
-        pool: Another pool than the checkpoint's, only together with `num_classes`.
-        channels: 1: the kernel's channels are summed. Others: repeated in turn, and scaled by old / new channels.
-        drop_path: For training: stochastic depth of the last block, rising linearly from 0 at the first.
-        checkpointing: For training: blocks are computed again in the backward pass, which is slower and takes less
-            memory. Neither this nor `drop_path` changes the outputs in eval mode.
-        device: Where the weights go; None: torch's default device.
-        dtype: Type of the weights; None: torch's default, float32, whatever type the file has.
+        name: A checkpoint of `list_models()`, a preset, or timm's full name. A preset means its default checkpoint
+            or, if `weights` is a path, only a shape (see `like` in `load`).
+        weights: "default" for the weights of the checkpoint, downloaded once and verified, or None for random weights.
+            A path or a repository ("owner/name") is the same as `load(weights, like=name)`.
+        num_classes: If different from that of the weights, the model gets a head of zeros and no labels. 0: no head.
+        image_size: If different from that of the weights, the position table is resized as `config.resample` states.
+        patch_size: If different from that of the weights, the patch kernel and the position table are resized. FlexiViT
+            was trained for this; other weights become less accurate.
+        pool: The pooling, if different from that of the weights. Requires `num_classes`.
+        channels: The number of image channels. For 1, the channels of the patch kernel are summed. For other numbers,
+            they are repeated in turn and scaled by old / new channels.
+        drop_path: For training: the stochastic depth rate of the last block, rising linearly from 0 in the first block.
+        checkpointing: For training: recompute blocks in the backward pass, which is slower but takes less memory.
+            Neither this nor `drop_path` changes the outputs in eval mode.
+        device: The device of the weights. None means torch's default device.
+        dtype: The dtype of the weights. None means torch's default (float32) whatever the dtype of the file.
 
     Raises:
-        UnknownNameError: There is no such name, or it is a preset without a default checkpoint.
-        DownloadError: The weights cannot be fetched, or have the wrong hash.
-        CheckpointError: The file is damaged, or is not this model.
-        ConfigError: An option does not fit.
+        UnknownNameError: The name does not exist, or is a preset without a default checkpoint.
+        DownloadError: The weights cannot be downloaded, or have the wrong hash.
+        CheckpointError: The file is damaged, or contains a different model.
+        ConfigError: An option is invalid or does not fit the weights.
 
     >>> create("vit_nano_4", weights=None, num_classes=3).config.num_classes
     3
@@ -130,20 +132,20 @@ def load(
 ) -> ViT:
     """Load any plain ViT from a disk or the Hub, in eval mode. The other options are those of `create`.
 
-    A config.json beside the weights comes first. `like` fills in what it leaves open: a fine-tune may differ from the
-    checkpoint in its pool, epsilon and GELU, and has its own labels and preprocessing if they are stated there. If a
-    fine-tune has other classes, pass `num_classes`: with the number of the weights, their head is kept. Whatever else
-    the tensors, the config.json and `like` or `config` both state must agree.
+    A config.json beside the weights takes priority, and `like` supplies what is missing there. The config.json of a
+    fine-tune may differ from `like` in pool, epsilon and GELU, and its labels and preprocessing are used if it has any.
+    All other fields that both state must agree, also with the tensors. For a fine-tune with other classes than `like`,
+    pass the number of its classes as `num_classes`; the head is then kept.
 
     Args:
         source: A repository of the Hub ("owner/name", "owner/name@revision"), a folder, a .safetensors or .npz file,
             or the index.json of shards. A config.json in the folder, or beside a model.safetensors, is read.
-        like: The checkpoint of the zoo that this is or was made from. A preset gives only the shape.
-        config: The complete config of the weights, in place of `like`.
+        like: The checkpoint of the zoo that the weights are or were made from. A preset determines only the shape.
+        config: The complete config of the weights, instead of `like`.
 
     Raises:
         DownloadError, CheckpointError: As in `create`.
-        ConfigError: An option does not fit, or something about the weights remains unknown.
+        ConfigError: An option is invalid or does not fit the weights, or a field of their config is unknown.
     """
     options = LoadOptions(
         num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, _device(device), _dtype(dtype)
@@ -176,10 +178,10 @@ def _open(location: Location, given: Metadata, options: LoadOptions, name: str |
     """Read a file, build its model, and attach labels and preprocessing.
 
     Args:
-        location: Of the file.
-        given: Metadata from the caller. The metadata beside the file come first.
-        options: Of the caller.
-        name: Of the checkpoint in the zoo.
+        location: The location of the file.
+        given: The metadata from the caller. Metadata beside the file takes priority.
+        options: The options from the caller.
+        name: The name of the checkpoint in the zoo.
     """
     with open_weights(location.path) as file:
         if len(file.files) == 1:
@@ -216,10 +218,10 @@ def _open(location: Location, given: Metadata, options: LoadOptions, name: str |
 
 
 def _check_changes(config: ViTConfig, target: ViTConfig, options: LoadOptions) -> None:
-    """Check that trained weights keep their meaning.
+    """Check that the changes to the config do not invalidate the trained weights.
 
     Raises:
-        ConfigError: A change does not go with these weights.
+        ConfigError: A change cannot be made to these weights.
     """
     if target.pool != config.pool and config.num_classes and options.num_classes is None:
         raise ConfigError(
@@ -238,7 +240,7 @@ def _check_changes(config: ViTConfig, target: ViTConfig, options: LoadOptions) -
 
 
 def _labels(own: Metadata, given: Metadata, location: Location, num_classes: int) -> tuple[tuple[str, ...] | None, str]:
-    """Return the labels, or None and the reason. Labels beside the file have priority over those of a checkpoint."""
+    """Return the labels, or None and the reason. Labels in `own`, the metadata beside the file, take priority."""
     labels = own.labels
     error = own.labels_error
     if labels is None and not error and not own.is_vitlite:
@@ -253,7 +255,7 @@ def _labels(own: Metadata, given: Metadata, location: Location, num_classes: int
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:
-    """Return the device of the model, which must exist on this machine."""
+    """Return the device of the model after checking that it exists on this machine."""
     if device is None:
         return torch.empty(0).device  # torch.get_default_device of 2.6 does not see a `with torch.device(...)`
     try:
@@ -268,7 +270,7 @@ def _device(device: torch.device | str | int | None) -> torch.device:
 
 
 def _dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """Return the type of the weights, which must be a floating-point type."""
+    """Return the dtype of the weights after checking that it is a floating-point type."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if dtype not in FLOATS.values():
         raise ConfigError(

@@ -1,8 +1,8 @@
 """Linear layers and attention products by oneDNN, which torch contains but does not always use.
 
-In float32, torch leaves products to MKL, which is far slower on some CPUs. `kernel_choice` is the rule that decides
-which kernels a CPU gets. Nothing is timed, so every process on a machine gives the same bits. The operators are private
-to torch. Each is compared with the public one, once per process, before its first use. VITLITE_KERNELS=torch turns all
+In float32, torch leaves products to MKL, which is far slower on some CPUs. `kernel_choice` decides
+which kernels a CPU uses. Nothing is timed, so every process on a machine gives the same bits. The operators are private
+to torch. Before its first use in a process, each one is compared with the public one. VITLITE_KERNELS=torch turns all
 of them off.
 
 Shapes: b images, n tokens, d inputs, k outputs.
@@ -49,7 +49,7 @@ class KernelChoice(NamedTuple):
 
 @cache
 def kernel_choice() -> KernelChoice:
-    """Return the kernels for this CPU. If the rule is wrong for a machine, change it here.
+    """Return the kernels for this CPU. If the choice is wrong for a machine, change this function.
 
     Raises:
         ConfigError: VITLITE_KERNELS has an unknown value.
@@ -79,7 +79,7 @@ def kernel_choice() -> KernelChoice:
 
 @cache
 def first_core(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Return the properties of the first core on Linux, or nothing on other systems."""
+    """Return the properties of the first CPU core on Linux, or an empty dictionary on other systems."""
     values: dict[str, str] = {}
     if path.exists():
         first, _, _ = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")
@@ -90,7 +90,7 @@ def first_core(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 
 def is_fast_in(dtype: torch.dtype) -> bool | None:
-    """Return whether this CPU has instructions for products in a dtype, or None if that is unknown."""
+    """Return whether this CPU has instructions for products in a dtype, or None if this is unknown."""
     if dtype not in FAST_WITH:
         return True
     core = first_core()
@@ -104,7 +104,7 @@ def is_fast_in(dtype: torch.dtype) -> bool | None:
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `linear` should compute this product: plain float32 inference on a CPU where it is faster."""
+    """Return whether `linear` should be used: in plain float32 inference, if it is faster on this CPU."""
     return (
         x.dtype is weight.dtype is torch.float32
         and x.is_cpu
@@ -119,13 +119,13 @@ def serves(x: Tensor, weight: Tensor) -> bool:
 
 
 def is_transforming() -> bool:
-    """Return whether torch.func or forward-mode AD is active. A private operator would silently drop their tangents."""
+    """Return whether torch.func or forward-mode AD is active. Private operators would silently drop tangents."""
     interpreter: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: True)
     return interpreter() is not None or getattr(forward_ad, "_current_level", 0) >= 0
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute a linear layer by oneDNN, without packing the weight: (b, n, d) -> (b, n, k)."""
+    """Compute a linear layer with oneDNN, without packing the weight: (b, n, d) -> (b, n, k)."""
     if bias is not None:
         bias = bias.contiguous()  # oneDNN ignores its strides
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "none")
@@ -133,7 +133,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def linear_is_faster() -> bool:
-    """Return whether `linear` is faster on this CPU and correct."""
+    """Return whether `linear` is correct, and faster than torch's own on this CPU."""
     if not kernel_choice().linear:
         return False
     generator = torch.Generator().manual_seed(0)
@@ -146,7 +146,7 @@ def linear_is_faster() -> bool:
 
 
 class Layer(Protocol):
-    """A linear layer, optionally with an activation or a sum after it."""
+    """A linear layer, optionally followed by an activation or a sum."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
     def activated(self, x: Tensor, kind: str) -> Tensor: ...
@@ -154,7 +154,7 @@ class Layer(Protocol):
 
 
 class PlainLinear:
-    """A linear layer by torch's public operators: (b, n, d) -> (b, n, k)."""
+    """A linear layer with torch's public operators: (b, n, d) -> (b, n, k)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight = weight.to(dtype).contiguous()
@@ -170,12 +170,12 @@ class PlainLinear:
         return F.silu(y) if kind == "swish" else F.gelu(y, approximate=kind)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the sum with `other`, which may be overwritten if `overwrite` is True."""
+        """Return the product plus the bias plus `other`, which may be overwritten if `overwrite` is True."""
         return self(x).add_(other)
 
 
 class PackedLinear:
-    """A linear layer by oneDNN, with the weight in oneDNN's own order: (b, n, d) -> (b, n, k)."""
+    """A linear layer with oneDNN, with the weight in oneDNN's own layout: (b, n, d) -> (b, n, k)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), None)
@@ -194,7 +194,7 @@ class PackedLinear:
         return self._linear(x, self._weight, self._bias, "gelu", [], kind)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the sum with `other`."""
+        """Return the product plus the bias plus `other`."""
         return self._binary(x, other, self._weight, self._bias, "add")
 
 
@@ -202,13 +202,13 @@ Linear = type[PlainLinear] | type[PackedLinear]
 
 
 def fastest_linear(dtype: torch.dtype) -> Linear:
-    """Return the fastest class of linear layers for inference in a dtype on this CPU."""
+    """Return the class of linear layers with the fastest inference in a dtype on this CPU."""
     return PackedLinear if dtype in kernel_choice().packed and packing_is_right(dtype) else PlainLinear
 
 
 @cache
 def packing_is_right(dtype: torch.dtype) -> bool:
-    """Return whether the operators of `PackedLinear` exist here and agree with torch's own in float64."""
+    """Return whether the operators of `PackedLinear` exist in this torch and give the same results as float64."""
     x, other = random_numbers(3, 17, 48).to(dtype), random_numbers(3, 17, 64).to(dtype)
     weight, bias = random_numbers(64, 48).to(dtype), random_numbers(64).to(dtype)
     tolerance = EXACT if dtype is torch.float32 else ROUNDED
@@ -228,10 +228,10 @@ def packing_is_right(dtype: torch.dtype) -> bool:
 
 
 class _Float32Products:
-    """A context in which torch leaves float32 products to oneDNN.
+    """A context in which torch uses oneDNN for float32 products.
 
     The setting is global to the process. It changes when the first thread enters, and is restored when the last one
-    leaves. Products of other threads meanwhile are also true float32, summed in oneDNN's order.
+    leaves. Meanwhile, products in other threads are also true float32, summed in oneDNN's order.
     """
 
     def __init__(self) -> None:
@@ -259,9 +259,9 @@ float32_products = _Float32Products()
 
 @cache
 def float32_products_are_exact() -> bool:
-    """Return whether oneDNN may compute products of attention here, and does so in true float32.
+    """Return whether oneDNN can be used for attention on this CPU and computes in true float32.
 
-    The setting permits bfloat16. Without AMX, oneDNN has no advantage from it and stays in float32.
+    The setting permits bfloat16, but without AMX, bfloat16 has no advantage and oneDNN uses float32.
     """
     if float32_products.matmul is None or not kernel_choice().products:
         return False
@@ -294,5 +294,5 @@ def agrees(compute: Callable[[], Tensor], expected: Tensor, tolerance: float) ->
 
 
 def random_numbers(*shape: int) -> Tensor:
-    """Return normal random numbers, the same on each call, without using torch's global generator."""
+    """Return normal random numbers that are the same on each call, without torch's global generator."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")

@@ -1,4 +1,4 @@
-"""The named presets: one row per shape of Vision Transformer, as in the papers. This module does not import torch."""
+"""The named presets, each the shape of a Vision Transformer in the papers. This module does not import torch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Local files: atomic writes, JSON of other programs, locks, the cache folders, and verified hashes.
+"""Write files atomically, read JSON of other programs, and manage locks, cache folders and verified hashes.
 
 The verified-file cache has one small JSON file per hashed file. The hash is valid as long as the file's size,
 modification time and inode are unchanged. If the cache is damaged or not writable, files are hashed again.
@@ -29,8 +29,8 @@ Verified = Literal["record", "hub", "first use"]
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder, and move the file written there to `path` at the end.
 
-    If writing fails or the process is killed, the old file stays. mkstemp and safetensors create files that only their
-    owner can read, so the temporary file is created here, with the mode of the umask.
+    If writing fails or the process is killed, the old file is kept. mkstemp and safetensors create files that only the
+    owner can read, so the temporary file is created here, with the mode that the umask allows.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     temporary.touch()
@@ -57,10 +57,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file that another program wrote. Its size and depth are limited.
+    """Read a JSON object from a file that another program wrote. The size and nesting of the file are limited.
 
     Raises:
-        CheckpointError: The file cannot be read, is too large or too deep, or is not a JSON object.
+        CheckpointError: The file cannot be read, is too large or too deeply nested, or is not a JSON object.
     """
     try:
         if path.exists() and not path.is_file():  # opening a pipe would block
@@ -99,14 +99,14 @@ def remove_leftovers(path: Path) -> None:
 
 
 def obstacle(path: Path) -> str:
-    """Return the reason why `path` cannot be written, as part of a sentence, or an empty string."""
+    """Return the reason why `path` cannot be written, as part of a sentence, or "" if it can."""
     if os.path.exists(path) and not os.path.isfile(path):
         return "it is not a regular file"
     return folder_obstacle(path.parent) if os.path.isdir(path.parent) else f"there is no folder {path.parent}"
 
 
 def folder_obstacle(folder: Path) -> str:
-    """Return the reason why `folder`, which may not exist yet, cannot be written to, or an empty string."""
+    """Return the reason why `folder`, which need not exist yet, cannot be written to, or "" if it can."""
     existing = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), folder)
     if not os.path.isdir(existing):
         return f"{existing} is not a folder"
@@ -187,10 +187,10 @@ def sha256_of(path: Path) -> str:
 
 
 def check_sha256(path: Path, expected: str | None) -> str:
-    """Return the sha256 of a file after comparing it with the expected one, if there is one.
+    """Return the sha256 of a file. If `expected` is given, check that it is the same.
 
     Raises:
-        WrongBytesError: They differ.
+        WrongBytesError: The hash is not the expected one.
         DownloadError: The file cannot be read.
     """
     found = sha256_of(path)
@@ -200,7 +200,7 @@ def check_sha256(path: Path, expected: str | None) -> str:
 
 
 def hash_again(path: Path, expected: str | None = None) -> str:
-    """Return the sha256 of a file. The file is read even if its hash is known.
+    """Return the sha256 of a file. The file is read even if the hash is known.
 
     Raises:
         WrongBytesError: The hash is not the expected one, or has changed although the file seems unchanged.
@@ -217,12 +217,12 @@ def hash_again(path: Path, expected: str | None = None) -> str:
 
 
 def was_scanned(path: Path) -> bool:
-    """Return whether all tensors of this file were found finite, and the file has not changed since."""
+    """Return whether all tensors of a file were found to be finite and the file has not changed since then."""
     return bool(_remembered(path).get("finite"))
 
 
 def mark_scanned(path: Path) -> None:
-    """Remember that all tensors of a file are finite. The file must have been hashed before."""
+    """Record that all tensors of a file are finite. The hash of the file must already be in the cache."""
     known = _remembered(path, ignore_setting=True)
     if known:
         with suppress(OSError):
@@ -245,7 +245,7 @@ def _hash_file(path: Path) -> tuple[os.stat_result, str]:
 
 
 def _remembered(path: Path, *, ignore_setting: bool = False) -> dict[str, Any]:
-    """Return the cache entry of a file; empty if there is none, the file has changed, or VITLITE_VERIFY is set."""
+    """Return the cache entry of a file, or {} if it is missing or outdated, or if VITLITE_VERIFY is set."""
     setting = os.environ.get("VITLITE_VERIFY") or ""
     if setting not in ("", "always"):
         raise DownloadError(f"VITLITE_VERIFY is {setting!r}. Set it to always, or unset it.")
@@ -261,7 +261,7 @@ def _remembered(path: Path, *, ignore_setting: bool = False) -> dict[str, Any]:
 
 
 def remember(path: Path, stat: os.stat_result, sha256: str, *, finite: bool = False) -> None:
-    """Write the cache entry of a file, whose metadata was read before it was hashed."""
+    """Write the cache entry of a file. `stat` must have been read before the file was hashed."""
     with suppress(OSError):
         entry = _entry_of(path)
         entry.parent.mkdir(parents=True, exist_ok=True)

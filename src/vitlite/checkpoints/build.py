@@ -31,10 +31,10 @@ class LoadReport:
     Attributes:
         format: The checkpoint format of the file, such as "timm".
         loaded: Our tensors that were taken from the file, with their shapes.
-        resampled: Our tensors that were adapted, with their shapes before and after: the position table, the kernel.
+        resampled: Our tensors that were adapted, with their shapes before and after: the position table or the kernel.
         reinitialised: Our tensors that were set to zero because the caller asked for another head.
         dropped: Tensors of the file that are not used, by their names in the file.
-        supplied: Our tensors that the format leaves out and its code implies: zero biases, an identity.
+        supplied: Our tensors that are not in the file because its format implies their values, such as zero biases.
         provenance: Where the value of each field of the config came from.
         unlabelled: Why the model has no labels although the file comes with some.
     """
@@ -56,11 +56,11 @@ class Source:
     Attributes:
         path: The weights file, or the index of its shards.
         sha256: The hash of the file. For shards, the hash of their hashes, joined in the order of their names.
-        verified: What the hash was compared with, or None for a local file that was hashed only.
+        verified: What the hash was compared with, or None for a local file, which has no expected hash.
         report: What became of every tensor.
-        name: The checkpoint of the zoo that it was loaded as, or like.
+        name: The checkpoint of the zoo that was loaded, or that was passed as `like`.
         repo: The repository on the Hub.
-        commit: The commit in this repository.
+        commit: The commit of the repository.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class Source:
 
 
 class BuildOptions(NamedTuple):
-    """The model to build: its config, which may differ from the file's where the caller asked for it."""
+    """The model to build. Its config may differ from that of the file if the caller asked for changes."""
 
     config: ViTConfig
     new_head: bool  # zeros instead of the trained head
@@ -93,10 +93,10 @@ def build(
     """Build a model and fill it from a file.
 
     Args:
-        file: An open file. It must have all tensors that its own config needs, and no others.
+        file: An open file. It must have exactly the tensors that `config` needs.
         mapping: Where our tensors are in the file.
         config: The config of the file.
-        options: What to build.
+        options: The model to build.
         provenance: Where the fields of the config came from, for the report.
         scan: If True, check that all values are finite.
 
@@ -138,7 +138,7 @@ def build(
 
 
 def parameter_shapes(model: ViT) -> dict[str, Shape]:
-    """Return the names and shapes of all tensors of a model, which has no buffers."""
+    """Return the shapes of the parameters of a model by name. A model has no buffers."""
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
@@ -146,7 +146,7 @@ def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
     """Compare the tensors found in a file with those of a model.
 
     Raises:
-        CheckpointError: They differ. The text lists the differences with the names of the file.
+        CheckpointError: They differ. The text lists the differences, with the tensor names of the file.
     """
     expected = parameter_shapes(model)
     lines: list[tuple[str, str]] = []
@@ -171,7 +171,7 @@ def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
 
 
 def _check_periods(file: WeightsFile, name: str) -> None:
-    """Check that the stored periods of a rotation are DINOv3's; some files have them rounded to bfloat16."""
+    """Check that the rotation periods in a file are DINOv3's. Some files contain them rounded to bfloat16."""
     periods = file.read(name).float()
     expected = 100 ** (torch.arange(len(periods), dtype=torch.float32) / len(periods))
     if not torch.allclose(periods, expected, rtol=2**-8, atol=0):
@@ -182,7 +182,7 @@ def _check_periods(file: WeightsFile, name: str) -> None:
 
 
 def _combine(tensor: MappedTensor, parts: dict[str, Tensor], patch_size: int | None) -> Tensor:
-    """Return one of our tensors, made of those of the file. A tensor that is used as it is leaves `parts`."""
+    """Return one of our tensors, made from tensors of the file. A tensor used unchanged is removed from `parts`."""
     if tensor.op == "identity":
         return torch.eye(tensor.shape[0])
     if not parts:
@@ -194,7 +194,7 @@ def _combine(tensor: MappedTensor, parts: dict[str, Tensor], patch_size: int | N
 
 
 def _adapt(name: str, value: Tensor, config: ViTConfig, target: ViTConfig) -> Tensor:
-    """Return a tensor for another image size, patch size or number of channels, or the same one."""
+    """Return a tensor adapted to the image size, patch size and channels of `target`, or unchanged."""
     if name == "pos_embed" and target.grid != config.grid:
         return resample_positions(value.float(), config.grid, target.grid, target.resample)
     changed = (target.channels, target.patch_size) != (config.channels, config.patch_size)
@@ -207,7 +207,7 @@ def _adapt(name: str, value: Tensor, config: ViTConfig, target: ViTConfig) -> Te
 
 
 def adapt_channels(kernel: Tensor, channels: int) -> Tensor:
-    """Adapt a kernel to other channels as timm does: one sees the sum, more repeat the old ones with the same sum."""
+    """Adapt a kernel to another number of channels like timm: sum over channels for 1, otherwise repeat and rescale."""
     old = kernel.shape[1]
     if channels == 1:
         return kernel.sum(1, keepdim=True)
@@ -216,10 +216,11 @@ def adapt_channels(kernel: Tensor, channels: int) -> Tensor:
 
 
 def resample_kernel(kernel: Tensor, patch_size: int, method: Resample = "timm") -> Tensor:
-    """Resize a kernel so that it gives for a resized patch what it gave for the patch: (d, c, p, p).
+    """Resize a patch-embedding kernel so that it maps a resized patch to what it mapped the original to: (d, c, p, p).
 
-    Resizing is a matrix, and the kernel is multiplied with its pseudo-inverse (Beyer et al. 2023, section 3.4). As in
-    timm, a patch is resized bilinearly where the position table is, which FlexiViT was trained for; else bicubically.
+    Resizing is a linear map, and the kernel is multiplied by the pseudo-inverse of its matrix (Beyer et al. 2023,
+    section 3.4). Patches are resized bilinearly if the position table is, as FlexiViT was trained, and otherwise
+    bicubically, like in timm.
     """
     old = kernel.shape[-1]
     pixels = torch.eye(old * old, dtype=torch.float64).view(-1, 1, old, old)  # each alone in a patch
@@ -239,16 +240,16 @@ def _check_finite(file: WeightsFile, tensor: MappedTensor, value: Tensor) -> Non
 
 
 def is_finite(values: Tensor) -> bool:
-    """Return whether all values are finite, from their sum first, which takes a fifth of the time."""
+    """Return whether all values are finite. A finite sum proves it in a fifth of the time."""
     narrow = values.dtype in (torch.float16, torch.bfloat16)
     total = values.sum(dtype=torch.float32) if narrow else values.sum()
     return bool(total.isfinite()) or bool(values.isfinite().all())
 
 
 def sample_of(model: ViT) -> Tensor:
-    """Return some elements of each weight outside the head, by which training and other changes are noticed.
+    """Return some elements of each weight outside the head. They show whether the weights have changed.
 
-    Hashing a whole ViT-B at every load would take a third of a second, also for callers who never ask.
+    Hashing a whole ViT-B would add a third of a second to every load.
     """
     parts = []
     for name, weight in model.named_parameters():

@@ -9,13 +9,13 @@ from vitlite.nn.vit import ViT, model_on_meta
 def check_unmodified(model: ViT, task: str, error: type[VitliteError] = CheckpointError) -> None:
     """Check that a model has the modules and tensors that its config describes.
 
-    It compares the types and settings of modules and the names and shapes of tensors, but not hooks, replaced methods
-    or values.
+    The comparison covers the types and settings of modules and the names and shapes of tensors. It does not cover
+    hooks, replaced methods or values.
 
     Args:
         model: The model.
-        task: What the caller is about to do, such as "save". The error message begins with it.
-        error: The type of the error.
+        task: What the caller is about to do, such as "save". It becomes part of the error message.
+        error: The type of error to raise.
 
     Raises:
         VitliteError: The model differs from its config.

@@ -1,4 +1,4 @@
-"""Convert weights to the format of another library: only the tensors, or a folder that the library loads.
+"""Convert weights to the format of another library: either only the tensors or a folder that the library can load.
 
 This is the only part of vitlite that accepts pickles (.pth, .bin).
 """
@@ -90,18 +90,18 @@ def convert(
         source: A file or folder, as for `vitlite.load`, or a pickle (.pth, .bin), which is opened with
             weights_only=True.
         target: A .safetensors file for only the tensors, or a folder for a complete model with config.json.
-        to: The library. vitlite's format is timm's.
+        to: The library. For vitlite, the tensors have timm's names.
         config: As in `vitlite.load`.
         like: As in `vitlite.load`. A folder gets the preprocessing of this checkpoint, and its labels unless
             `num_classes` is passed.
         num_classes: The number of classes of a model that was fine-tuned from `like`.
-        margin: The rounding of half an odd margin to write instead, if the library supports only one: "down" for
-            transformers, "nearest" for timm. Some crops move by a pixel.
+        margin: How the library rounds half of an odd margin: "down" for transformers, "nearest" for timm. Pass it to
+            accept a rounding that differs from the source's and moves some crops by a pixel.
         key: The network in a pickle that contains several, such as "teacher".
 
     Raises:
         CheckpointError: `source` is not a plain ViT or would be overwritten, or the library has no model that computes
-            the same.
+            the same results.
         ConfigError: The target is a folder, but the config of `source` is unknown.
         UnknownNameError: There is no checkpoint named `like`.
     """
@@ -136,7 +136,7 @@ def convert(
 
 
 def check_target(source: Path, target: Path) -> None:
-    """Check that the target can be written, and is neither an input nor another model.
+    """Check that the target can be written and would not overwrite an input or another model.
 
     Raises:
         CheckpointError: It cannot be written, or would overwrite other files.
@@ -170,7 +170,7 @@ def check_target(source: Path, target: Path) -> None:
 
 
 def _common_dtype(file: WeightsFile) -> torch.dtype | None:
-    """Return the narrowest dtype that represents all values of a file, or None if none are floating-point numbers."""
+    """Return the narrowest dtype that represents all values of a file, or None if it has no floating-point tensors."""
     common: torch.dtype | None = None
     for entry in file.entries.values():
         if entry.dtype in FLOATS:
@@ -180,7 +180,7 @@ def _common_dtype(file: WeightsFile) -> torch.dtype | None:
 
 
 def _given(config: ViTConfig | None, like: str | None, num_classes: int | None) -> Metadata:
-    """Return the metadata that the caller's arguments give for the source."""
+    """Return the metadata of the source that the caller passed as `config` or `like`."""
     if like is not None:
         given = metadata_from_preset(like) if like in PRESETS else metadata_from_record(registry.find(like))
     else:
@@ -194,7 +194,7 @@ def _load_for_tensors(
     to: Target,
     given: Metadata,
 ) -> ViT:
-    """Return the model of a file, only for its tensors. Unknown fields that do not affect shapes are made up."""
+    """Load a model only for its tensors. Unknown config fields that do not affect shapes get arbitrary values."""
     mapping = map_keys(file.shapes)
     fixed = FORMATS[to].fixed if to in FORMATS else {}
     made_up: dict[str, Any] = {name: value for name, value in WITHOUT_SHAPE.items() if name not in fixed}
@@ -210,7 +210,7 @@ def _load_for_tensors(
 
 
 def _any_image_size(mapping: KeyMapping) -> tuple[int, int]:
-    """Return an image size, one patch high, that fits the position table."""
+    """Return an image size that fits the position table, with a height of one patch."""
     patch: int = patch_geometry(mapping.tensors)["patch_size"]
     rows = mapping.tensors["pos_embed"].shape[1] if "pos_embed" in mapping.tensors else 1
     has_row = "cls_token" in mapping.tensors and "reg_token" not in mapping.tensors and mapping.format.cls_rows[0]
@@ -254,10 +254,10 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
 
 
 def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
-    """Return the tensors with the names of a library.
+    """Return the tensors of a model under the names that a library uses.
 
     Raises:
-        CheckpointError: The library has no model that computes the same.
+        CheckpointError: The library has no model that computes the same results.
     """
     tensors, config = model.state_dict(), model.config
     check_values(tensors)
@@ -285,11 +285,11 @@ def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
 
 
 def _check_arithmetic(config: ViTConfig, computed: Mapping[str, Any], to: Target) -> None:
-    """Check that a library has a model that computes the same.
+    """Check that a library has a model that computes the same results.
 
     Args:
         config: The config of our model.
-        computed: The fields that the library's model fixes, with their values.
+        computed: The values of the fields that cannot be changed in the library's model.
         to: The library, for the error message.
 
     Raises:

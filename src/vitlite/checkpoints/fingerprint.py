@@ -1,4 +1,4 @@
-"""Identify weights: by the hash of their file, or by a hash of the tensors in memory if they were modified since."""
+"""Identify weights by the hash of their file or, if they were modified after loading, of the tensors in memory."""
 
 import ctypes
 import json
@@ -15,7 +15,7 @@ from vitlite.nn.vit import ViT
 
 
 def bytes_of(tensor: Tensor) -> "ctypes.Array[ctypes.c_char]":
-    """Return the bytes of a tensor, row by row and without a copy if it is contiguous on a CPU. numpy is not needed."""
+    """Return the bytes of a tensor in row-major order without numpy, and without a copy if contiguous on a CPU."""
     plain = tensor.detach().cpu().resolve_neg().contiguous()
     memory = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())
     memory.owner = plain  # type: ignore[attr-defined]  # keeps the tensor alive
@@ -23,13 +23,13 @@ def bytes_of(tensor: Tensor) -> "ctypes.Array[ctypes.c_char]":
 
 
 def hash_of_weights(model: ViT) -> str:
-    """Return what identifies the weights that vectors are made with, all but the head.
+    """Return an identifier of the weights that determine the vectors, which are all weights except the head.
 
-    This is the sha256 of their file if they came from one and are unmodified. Otherwise it is a hash of the tensors. An
-    optimized model has the identity of the model that it was made of.
+    The identifier is the sha256 of the weights file if the weights came from one and are unmodified, and otherwise a
+    hash of the tensors. An optimized model has the identifier of the original model.
 
     Raises:
-        InputError: The model has other modules or tensors than its config describes.
+        InputError: The modules or tensors of the model differ from its config.
     """
     stored: str | None = model.__dict__.get("_weights_hash")
     if stored is not None:
@@ -40,7 +40,7 @@ def hash_of_weights(model: ViT) -> str:
 
 
 def hash_of_file(model: ViT) -> str | None:
-    """Return the sha256 of the file that the weights came from, or None if there is none or they were modified."""
+    """Return the sha256 of the file that the weights came from, or None if there is no file or they were modified."""
     loaded: Tensor | None = model.__dict__.get("_sample")
     if model.source is None or loaded is None or find_difference(model):
         return None
@@ -49,7 +49,7 @@ def hash_of_file(model: ViT) -> str | None:
 
 
 def hash_of_answers(model: ViT) -> str:
-    """Return a hash of what turns vectors into named classes: the weights of the head, and the labels."""
+    """Return a hash of the weights of the head and the labels, which turn vectors into named classes."""
     return _hash_of(model.head.named_parameters(), json.dumps(model.labels))
 
 

@@ -13,10 +13,10 @@ REPOSITORY = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?")
 
 
 def fetch_record(record: registry.Record) -> Location:
-    """Return the weights of a checkpoint of the zoo: in the package, in the cache, or downloaded from the Hub.
+    """Return the weights of a checkpoint of the zoo, from the package or the cache, or download them from the Hub.
 
     Raises:
-        DownloadError: They cannot be downloaded, or have another hash than the record.
+        DownloadError: The weights cannot be downloaded, or their hash is not the one in the record.
     """
     if record.file:
         return Location(registry.DATA / record.file, sha256=record.sha256, verified="record")
@@ -25,10 +25,10 @@ def fetch_record(record: registry.Record) -> Location:
 
 
 def fetch_repository(source: str) -> Location | None:
-    """Return the weights of a repository, "owner/name" or "owner/name@revision"; None if it is no such name.
+    """Return the weights of the repository "owner/name" or "owner/name@revision"; None if `source` has neither form.
 
     Raises:
-        DownloadError: The repository has no weights that vitlite reads, or cannot be reached.
+        DownloadError: The repository has no weights that vitlite can read, or cannot be reached.
     """
     match = REPOSITORY.fullmatch(source)
     if match is None:
@@ -54,7 +54,7 @@ def fetch_repository(source: str) -> Location | None:
 
 
 def _fetch_shards(repo: str, commit: str | None, index: download.Downloaded) -> Verified:
-    """Download the shards of an index, and return the weakest way in which one of the files was verified."""
+    """Download the shards that an index lists. Return the weakest verification among the index and the shards."""
     _, shards = files_of(index.path)
     fetched = [index]
     for shard in shards:

@@ -1,8 +1,8 @@
 """Map the tensor names of each library to ours, and infer the geometry of a ViT from the shapes.
 
-The names stand in data/formats.txt, one section per checkpoint format. `map_keys` finds our tensors in a file,
-`rename_tensors` is the way back, and `infer_geometry` reads fields of the config from the shapes. Finding and inferring
-need no values.
+The names are in data/formats.txt, with one section per checkpoint format. `map_keys` finds our tensors in a file,
+`rename_tensors` does the reverse, and `infer_geometry` reads fields of the config from the shapes. `map_keys` and
+`infer_geometry` do not need the values of the tensors.
 """
 
 import json
@@ -46,7 +46,7 @@ PARTS = {  # fields of the config that are True if the model has this tensor
 
 
 def _patch_side(length: int, patch_size: int | None) -> int:
-    """Return the side of a flattened patch: the known size, or that of three channels, or of one."""
+    """Return the side of a flattened patch: `patch_size` if known, otherwise the side for 3 channels or for 1."""
     if patch_size and length % patch_size**2 == 0:
         return patch_size
     if not patch_size:
@@ -59,7 +59,7 @@ def _patch_side(length: int, patch_size: int | None) -> int:
 
 
 def _patches(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
-    """Return the patch projection as (d, c, p, p), from Flax's (p, p, c, d) or vit-pytorch's (d, p p c)."""
+    """Convert the patch projection from Flax's (p, p, c, d) or vit-pytorch's (d, p p c) to (d, c, p, p)."""
     x = parts[0]
     if x.ndim == 2:
         side = _patch_side(x.shape[1], patch_size)
@@ -70,7 +70,7 @@ def _patches(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
 
 
 def _patch_norm(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
-    """Return the norm before vit-pytorch's patch projection, (p p c) -> (c p p)."""
+    """Reorder the norm before vit-pytorch's patch projection: (p p c) -> (c p p)."""
     side = _patch_side(len(parts[0]), patch_size)
     return rearrange(parts[0], "(p q c) -> (c p q)", p=side, q=side)
 
@@ -88,14 +88,14 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _rows_of(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
-    """Add its rows of the position table to a token. `parts`: the token, the table, the tokens with rows before it."""
+    """Add the token's rows of the position table to a token. `parts`: token, table, tokens with earlier rows."""
     token, table, *before = parts
     first = sum(other.shape[1] for other in before)
     return token + table[:, first : first + token.shape[1]]
 
 
 def _rows_after(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
-    """Return the rows of the position table that follow those of the tokens. `parts`: the table, the tokens."""
+    """Return the rows of the position table after the rows of the tokens. `parts`: the table, then the tokens."""
     table, *tokens = parts
     return table[:, sum(token.shape[1] for token in tokens) :]
 
@@ -123,7 +123,7 @@ OPS: dict[str, Callable[[Sequence[Tensor], int | None], Tensor]] = {
 
 
 def _without_keys(bias: Tensor, count: int) -> Sequence[Tensor]:
-    """Return the biases of queries and values for a library that has none for keys."""
+    """Return the biases of queries and values, for a library in which keys have no bias."""
     queries, keys, values = bias.chunk(3)
     if keys.any():
         raise CheckpointError("timm's Eva has no bias for keys, and this model's are not zero.")
@@ -147,7 +147,7 @@ INVERSE_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
 
 
 class Rule(NamedTuple):
-    """One tensor of a format. '#' stands for the number of a block, or of a stage and then of a unit of the stem."""
+    """One tensor of a format. '#' stands for a number: of a block or, in the stem, of a stage and then a unit."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -177,12 +177,12 @@ class CheckpointFormat:
     bare_proj: bool = False
 
     def full_name(self, prefix: str, theirs: str, numbers: Sequence[int]) -> str:
-        """Return the name as it stands in a file. '^' marks a name that never has the prefix."""
+        """Return the name of a tensor in a file. '^' marks a name that never has the prefix."""
         name = theirs[1:] if theirs.startswith("^") else prefix + theirs
         return _numbered(name, numbers) if numbers else name
 
     def spell(self, prefix: str, ours: str) -> tuple[str, ...]:
-        """Return the names in a file for one of our tensors, or our name if the format has none."""
+        """Return the names in a file for one of our tensors, or our own name if the format has no name for it."""
         row, numbers = _row_and_numbers(ours)
         for rule in self.rules:
             if rule.ours == row:
@@ -190,7 +190,7 @@ class CheckpointFormat:
         return (ours,)
 
     def find_prefix(self, names: Container[str]) -> str | None:
-        """Return the longest prefix with which a first block of this format is in a file, or None."""
+        """Return the longest prefix before the names of a first block in this format, or None without such a block."""
         for prefix in sorted(("", *self.prefixes), key=len, reverse=True):
             if self.needs is not None and self.full_name(prefix, self.needs, ()) not in names:
                 continue
@@ -207,14 +207,14 @@ class CheckpointFormat:
         return None
 
     def drops(self, prefix: str, name: str) -> bool:
-        """Return True if a tensor is known not to be part of the ViT."""
+        """Return whether a tensor is known not to be part of the ViT."""
         if name.startswith(prefix):
             return re.fullmatch(self.dropped, name.removeprefix(prefix)) is not None
         return re.fullmatch(self.outside, name) is not None
 
 
 def _numbered(name: str, numbers: Sequence[int]) -> str:
-    """Return a name of the table with numbers in place of '#', and of '#+', which counts from one."""
+    """Replace '#' in a name by a number, and '#+' by the number plus one."""
     for number in numbers:
         before, mark, after = name.partition("#")
         if mark:
@@ -228,12 +228,12 @@ def _row_and_numbers(ours: str) -> tuple[str, list[int]]:
 
 
 def _stacked(name: str) -> str:
-    """Return big_vision's name of the tensor in which all blocks are stacked, for the name of a single block's."""
+    """Return big_vision's name of the tensor that stacks the named tensor of all blocks."""
     return re.sub(r"/encoderblock_\d+/", "/encoderblock/", name)
 
 
 def _parse_row(line: str, flax: bool) -> list[Rule]:
-    """Parse a row of the table. A name without an ending stands for its weight and its bias."""
+    """Parse a row of the table. A name without an ending means both a weight and a bias."""
     ours, theirs, op = (*line.split(), "same")[:3]
     stem, _, several = theirs.partition("{")
     names = [stem + name for name in several.rstrip("}").split(",")]
@@ -246,7 +246,7 @@ def _parse_row(line: str, flax: bool) -> list[Rule]:
 
 
 def _parse_format(name: str, section: str, earlier: Mapping[str, CheckpointFormat]) -> CheckpointFormat:
-    """Parse a section of the table: settings, `name = JSON`, and rows."""
+    """Parse a section of the table, which consists of settings (`name = JSON`) and rows."""
     settings: dict[str, Any] = {}
     rules: list[Rule] = []
     for line in section.splitlines():
@@ -262,7 +262,7 @@ def _parse_format(name: str, section: str, earlier: Mapping[str, CheckpointForma
 
 
 def _read_table() -> tuple[dict[str, CheckpointFormat], dict[str, str]]:
-    """Return the formats by name, and the patterns of unsupported names with the reasons."""
+    """Return the formats by name, and the reasons by pattern for tensor names that are not supported."""
     text = (Path(__file__).parent / "data" / "formats.txt").read_text(encoding="utf-8")
     sections, _, unsupported = text.partition("[unsupported]\n")
     formats: dict[str, CheckpointFormat] = {}
@@ -283,7 +283,7 @@ FORMATS, UNSUPPORTED = _read_table()
 
 
 class MappedTensor(NamedTuple):
-    """One of our tensors: which tensors of the file it is made of, and how. Without parts, the format implies it."""
+    """How one of our tensors is made from tensors of the file. Without parts, the format implies its values."""
 
     parts: tuple[str, ...]
     op: str
@@ -303,15 +303,15 @@ class KeyMapping(NamedTuple):
 
     @property
     def parts(self) -> list[str]:
-        """The tensors of the file that ours are made of."""
+        """The names of the tensors of the file that are used."""
         return sorted({part for tensor in self.tensors.values() for part in tensor.parts})
 
 
 def detect_format(names: Collection[str]) -> tuple[CheckpointFormat, str]:
-    """Return the one format that these names fit, and the prefix before them.
+    """Return the only format that fits the tensor names, and the prefix of the names.
 
     Raises:
-        CheckpointError: No format fits, or more than one.
+        CheckpointError: No format fits, or more than one does.
     """
     readable = [each for each in FORMATS.values() if not each.written_only]
     fitting = []
@@ -331,7 +331,7 @@ def detect_format(names: Collection[str]) -> tuple[CheckpointFormat, str]:
 
 
 def map_own_names(shapes: Mapping[str, Shape]) -> KeyMapping:
-    """Return the mapping for a file in which every tensor has our name, which is timm's."""
+    """Return the mapping for a file in which every tensor has our own name, as in timm."""
     tensors = {name: MappedTensor((name,), "same", shape) for name, shape in shapes.items()}
     return KeyMapping(FORMATS["timm"], "", None, tensors, [], [])
 
@@ -341,10 +341,10 @@ def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyM
 
     Args:
         shapes: Shapes of the tensors of the file.
-        patch_size: Needed for vit-pytorch files, which flatten patches, if they have other than 3 channels or 1.
+        patch_size: Required for vit-pytorch files, which flatten patches, unless images have 1 or 3 channels.
 
     Raises:
-        CheckpointError: The file is no ViT of a known format, or its shapes do not fit the format.
+        CheckpointError: The file is not a ViT in a known format, or its shapes do not fit the format.
     """
     checkpoint_format, prefix = detect_format(shapes)
     numbers_by_marks = _numbers(checkpoint_format, prefix, shapes)
@@ -377,7 +377,7 @@ def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyM
 def _numbers(
     checkpoint_format: CheckpointFormat, prefix: str, shapes: Mapping[str, Shape]
 ) -> dict[int, list[tuple[int, ...]]]:
-    """Return what replaces the '#' of a rule, by how many it has: none, a block, or a stage and a unit of the stem."""
+    """Return the numbers for each '#' in a rule: none, those of a block, or those of a stage and a unit of the stem."""
     block_rules = [rule for rule in checkpoint_format.rules if rule.ours.count("#") == 1]
     stems = {prefix + rule.theirs[0].partition("#")[0] for rule in block_rules}
     number = re.compile(f"(?:{'|'.join(re.escape(stem) for stem in stems)})(\\d+)")
@@ -402,7 +402,7 @@ def _numbers(
 def _resulting_shape(
     rule: Rule, parts: Sequence[str], shapes: Mapping[str, Shape], row: int | None, patch_size: int | None
 ) -> Shape:
-    """Return the shape that a rule gives, computed on the meta device."""
+    """Return the shape of the tensor that a rule makes, computed on the meta device."""
     theirs = [shapes[part] if row is None else shapes[part][1:] for part in parts]
     try:
         shape = theirs[0]
@@ -417,7 +417,7 @@ def _resulting_shape(
 
 
 def _add_implied_tensors(checkpoint_format: CheckpointFormat, tensors: dict[str, MappedTensor]) -> None:
-    """Add what a library leaves out of its files and its code implies: zero biases, an identity projection."""
+    """Add tensors that are not in the file because the library's code implies them: zero biases, an identity."""
     if checkpoint_format.bare_head and "head.weight" in tensors:
         tensors["head.bias"] = MappedTensor((), "zeros", tensors["head.weight"].shape[:1])
     if checkpoint_format.bare_proj and not any(".attn.proj." in name for name in tensors):
@@ -429,14 +429,14 @@ def _add_implied_tensors(checkpoint_format: CheckpointFormat, tensors: dict[str,
 
 
 def _tokens_with_rows(mapping: KeyMapping) -> list[str]:
-    """Return the tokens that have rows in the position table, or may have. Without registers, none are folded."""
+    """Return the tokens that have, or may have, rows in the position table; empty for a model without registers."""
     if not {"reg_token", "pos_embed"} <= mapping.tensors.keys():
         return []
     return [name for name in mapping.format.folds if name in mapping.tensors]
 
 
 def fold_token_rows(mapping: KeyMapping) -> KeyMapping:
-    """Add the rows that tokens have in the position table to the tokens, so that our table covers patches only."""
+    """Add the tokens' rows of the position table to the tokens, so that our table covers only the patches."""
     tokens = _tokens_with_rows(mapping)
     if not tokens:
         return mapping
@@ -454,14 +454,14 @@ def fold_token_rows(mapping: KeyMapping) -> KeyMapping:
 
 
 def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Return the fields of the config that names and shapes determine, and four values from which others follow.
+    """Return the fields of the config that names and shapes determine, and four values that help to find others.
 
-    These are `attention_dim`, the width of all heads together; `position_rows`, the rows of the position table;
-    `token_rows`, how many of these may belong to tokens before the patches; and `rotary`, "dinov3" or "other" if the
-    absence of a table tells of rotary attention.
+    The four values are `attention_dim`, the width of all heads together; `position_rows`, the number of rows of the
+    position table; `token_rows`, how many of these rows may belong to tokens before the patches; and `rotary`, which is
+    "dinov3" or "other" if the absence of a table indicates rotary attention.
 
     Raises:
-        CheckpointError: A part of every ViT is missing, or a part belongs to another network.
+        CheckpointError: A part that every ViT has is missing, or a part belongs to another network.
     """
     _check_supported(mapping)
     tensors = mapping.tensors
@@ -498,7 +498,7 @@ def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str
 
 
 def _check_supported(mapping: KeyMapping) -> None:
-    """Raise CheckpointError if a part of every ViT is missing, or if a part is of another network."""
+    """Raise CheckpointError if a part that every ViT has is missing, or a part belongs to another network."""
     for name in mapping.unknown:
         for pattern, reason in UNSUPPORTED.items():
             if re.fullmatch(pattern, name):
@@ -521,7 +521,7 @@ def _check_supported(mapping: KeyMapping) -> None:
 
 
 def patch_geometry(tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
-    """Return the stem, the patch size, the channels and the width of a token."""
+    """Return the stem, the patch size, the number of channels and the width of a token."""
     dim, channels, patch, across = tensors["patch_embed.proj.weight"].shape
     if patch != across or patch == 0:
         raise CheckpointError(f"The patches are {patch} x {across} pixels; vitlite's are square.")
@@ -538,14 +538,14 @@ def patch_geometry(tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
 
 
 def first_kernel(stem: tuple[int, ...] | None) -> str:
-    """Return the name of the kernel that sees the pixels."""
+    """Return the name of the convolution kernel that is applied to the pixels."""
     if stem is None:
         return "patch_embed.proj.weight"
     return f"patch_embed.backbone.{'stem.' if stem else ''}conv.weight"
 
 
 def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pool if the tensors determine it, otherwise nothing."""
+    """Return the field `pool` if the tensors determine it, otherwise an empty dictionary."""
     if "attn_pool.latent" in mapping.tensors:
         return {"pool": "map"}
     if not geometry["class_token"]:
@@ -564,7 +564,7 @@ def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapp
 
 
 def _infer_rotation(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the evidence of rotary positions, which have no weights: DINOv3's periods, or no position table."""
+    """Return whether the file indicates rotary positions, by DINOv3's periods or the lack of a position table."""
     periods = [name for name in mapping.dropped if name.endswith(".periods")]
     if periods:
         head_width = 4 * math.prod(shapes[periods[0]])  # a period for every four channels
@@ -584,7 +584,7 @@ def rename_tensors(
     """Return our tensors under the names of another format.
 
     Raises:
-        CheckpointError: The format has no name for some of them.
+        CheckpointError: The format has no name for one of the tensors.
     """
     rule_of = {rule.ours: rule for rule in reversed(checkpoint_format.rules)}
     unknown = sorted(name for name in tensors if _row_and_numbers(name)[0] not in rule_of)

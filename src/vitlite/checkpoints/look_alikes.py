@@ -21,7 +21,7 @@ LOOK_ALIKES = {
 
 
 def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any]) -> str:
-    """Return a description of the networks that look like this file but are not plain ViTs, or "" if there are none."""
+    """Describe networks with such tensor names and shapes that are not plain ViTs, or return "" if there are none."""
     if mapping.format.name not in ("timm", "openai"):
         return ""
     pools_by_attention = geometry.get("pool") == "map"

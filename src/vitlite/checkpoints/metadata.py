@@ -1,7 +1,7 @@
 """Read the metadata of a checkpoint: everything that is known besides its tensors.
 
-A record of the zoo, a config.json, a preset and a `ViTConfig` all become a `Metadata`. Other libraries' files are read
-by the modules in `formats`, which are imported when such a file is there.
+A record of the zoo, a config.json, a preset and a `ViTConfig` all become a `Metadata`. The modules in
+`formats` read the files of other libraries. They are imported only if there is such a file.
 """
 
 import math
@@ -57,14 +57,14 @@ def metadata_from_record(record: Record) -> Metadata:
 
 
 def metadata_from_preset(name: str) -> Metadata:
-    """Return the metadata of a preset, which gives only the shape of a network."""
+    """Return the metadata of a preset, which determines only the shape of a network."""
     config = PRESETS[name]
     fields = {name: getattr(config, name) for name in SHAPE}
     return Metadata(source=f"the preset {name}", fields=fields, usual_image_size=config.image_size)
 
 
 def metadata_from_config(config: ViTConfig) -> Metadata:
-    """Return the metadata of a complete config from the caller."""
+    """Return the metadata for a complete config that the caller passed."""
     return Metadata(source=CONFIG_ARGUMENT, fields=config.to_dict())
 
 
@@ -87,15 +87,16 @@ def transform_from_record(record: Record, size: tuple[int, int]) -> TransformCon
 def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
     """Read config.json and preprocessor_config.json beside the weights.
 
-    vitlite's section counts if it was written for these weights: it and their header have the same id, or neither has
-    one. Otherwise another library has rewritten one of them, and only what that library reads counts.
+    vitlite's section of config.json is used if it was written for these weights, that is, if the section and the header
+    of the weights have the same id or both have no id. Otherwise another library has rewritten one of the files, and
+    only the entries that this library reads are used.
 
     Args:
-        folder: Where the weights are.
-        weights_id: The `vitlite_id` in their header.
+        folder: The folder of the weights.
+        weights_id: The `vitlite_id` in the header of the weights.
 
     Raises:
-        CheckpointError: A file is damaged, or describes other weights or a model that vitlite does not run.
+        CheckpointError: A file is damaged, or describes other weights or a model that vitlite does not support.
     """
     if os.path.lexists(folder / ADAPTER):
         raise CheckpointError(
@@ -127,7 +128,7 @@ def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
 
 
 def _read_preprocessor(folder: Path) -> Mapping[str, Any]:
-    """Return what transformers' files say about preprocessing, or an empty mapping."""
+    """Return the preprocessing in the files of transformers, or an empty mapping if there are none."""
     processor = _read_table(folder / PROCESSOR).get("image_processor")
     return processor if isinstance(processor, dict) else _read_table(folder / PREPROCESSOR)
 

@@ -1,4 +1,4 @@
-"""Read pickles (.pth, .bin) for `vitlite convert` with torch.load(weights_only=True), which runs no code from them."""
+"""Read pickles (.pth, .bin) for `vitlite convert` with torch.load(weights_only=True), which does not run their code."""
 
 import re
 import shutil
@@ -69,11 +69,11 @@ def without_pickle(source: Path, key: str | None = None) -> Iterator[Path]:
 def read_pickle(path: Path, key: str | None = None) -> dict[str, Tensor]:
     """Return the tensors of the ViT in a pickle.
 
-    Training scripts save a network beside other things. The ViT is the dictionary whose keys are tensor names of a ViT.
-    If there are several, such as a student and a teacher, the caller chooses one by key.
+    Training scripts often save more than the network. The ViT is the dictionary whose keys are tensor names of a ViT.
+    If there are several, such as a student and a teacher, the caller selects one with `key`.
 
     Raises:
-        CheckpointError: There is no ViT, there are several, or the file is damaged or contains more than tensors.
+        CheckpointError: There is no ViT or more than one, or the file is damaged or contains more than tensors.
     """
     with naming_damage(path):
         try:
@@ -104,7 +104,7 @@ def read_pickle(path: Path, key: str | None = None) -> dict[str, Tensor]:
 
 
 def _find_vits(content: Any, key: str = "", depth: int = 0) -> dict[str, dict[str, Tensor]]:
-    """Return the dictionaries of tensors with names of a ViT, by their keys joined with dots."""
+    """Return the dictionaries that contain the tensors of a ViT, by their path of keys, joined with dots."""
     if not isinstance(content, Mapping) or depth > MAX_DEPTH:
         return {}
     named = {name: value for name, value in content.items() if isinstance(name, str)}

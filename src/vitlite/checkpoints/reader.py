@@ -1,7 +1,7 @@
-"""Read weights files: names, shapes and dtypes of the tensors first, and values on request.
+"""Read weights files: first the names, shapes and dtypes of the tensors, then the values on request.
 
-The safetensors library checks a file; its bytes are then read here, each tensor once and straight into memory of its
-own. A memory map would be shorter, but a program that overwrites the file would change a model that is running.
+The safetensors library checks a file. The bytes are then read here, each tensor once and into its own memory. A memory
+map would need less code, but a program that overwrites the file would change a model in use.
 """
 
 import ctypes
@@ -67,7 +67,7 @@ class WeightsFile(NamedTuple):
         return FLOATS[self.entries[name].dtype]
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor, in memory of its own.
+        """Read a tensor into its own memory.
 
         Raises:
             CheckpointError: The file is damaged.
@@ -76,7 +76,7 @@ class WeightsFile(NamedTuple):
             return self.entries[name].read()
 
     def check_dtypes(self, names: Sequence[str]) -> None:
-        """Raise CheckpointError if one of these tensors does not hold floating-point numbers."""
+        """Raise CheckpointError if the dtype of one of the named tensors is not floating-point."""
         for name in names:
             dtype = self.entries[name].dtype
             if dtype not in FLOATS:
@@ -98,15 +98,15 @@ class Location(NamedTuple):
 
 
 def locate(source: str | PathLike[str]) -> Location:
-    """Return where weights are on this disk. A path that exists comes first, then a repository of the Hub.
+    """Return the location of weights on the local disk. A path that exists takes priority over a repository of the Hub.
 
     Args:
         source: A path, "owner/name" or "owner/name@revision".
 
     Raises:
-        CheckpointError: There is no such file or folder, and it is not the name of a repository.
-        ConfigError: It is empty.
-        DownloadError: The repository has no weights that vitlite reads, or cannot be reached.
+        CheckpointError: `source` is neither an existing file or folder nor the name of a repository.
+        ConfigError: `source` is empty.
+        DownloadError: The repository has no weights that vitlite can read, or cannot be reached.
     """
     path = path_of(source)
     if os.path.lexists(path):  # also a broken link: a repository of the same name would be another model
@@ -129,7 +129,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
     """Open a .safetensors or .npz file, an index of shards, or a folder that contains one of them.
 
     Raises:
-        CheckpointError: There are no weights, they are damaged, or they are pickled.
+        CheckpointError: There are no weights, or the weights are damaged or pickled.
     """
     path, files = files_of(path)
     entries: dict[str, Entry] = {}
@@ -158,10 +158,10 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
 
 
 def files_of(path: Path) -> tuple[Path, list[Path]]:
-    """Return the weights file or the index that a path stands for, and the files that hold the tensors.
+    """Return the weights file or index at a path or in a folder, and the files that contain the tensors.
 
     Raises:
-        CheckpointError: There are none that vitlite reads.
+        CheckpointError: There are no weights that vitlite can read.
     """
     if path.is_dir():
         path = weights_in(path)
@@ -179,7 +179,7 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Return the names of the tensors that an index lists, with the name of each one's shard."""
+    """Return the file name of the shard for each tensor that an index lists."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index}: weight_map must be an object, got {weight_map!r}.")
@@ -194,7 +194,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def weights_in(folder: Path) -> Path:
-    """Return the weights of a folder: the file with a usual name, or else the only one, also if it is a pickle."""
+    """Return the weights file with a usual name in a folder, or otherwise the only weights file, even a pickle."""
     for name in (WEIGHTS, INDEX, USUAL_PICKLE):
         if (folder / name).exists():
             return folder / name
@@ -211,7 +211,7 @@ def weights_in(folder: Path) -> Path:
 
 
 def check_not_a_shard(path: Path) -> None:
-    """Raise CheckpointError if the name of a file says that it is one of several shards."""
+    """Raise CheckpointError if a file is, according to its name, one of several shards."""
     match = SHARD.search(path.name)
     if match and int(match[1]) > 1:
         raise CheckpointError(
@@ -221,7 +221,7 @@ def check_not_a_shard(path: Path) -> None:
 
 
 def metadata_folder(path: Path) -> Path | None:
-    """Return the folder whose config.json describes weights, or None for a file with a name of its own."""
+    """Return the folder whose config.json describes the weights, or None for a file with an unusual name."""
     if path.is_dir():
         return path
     return path.parent if path.name in (WEIGHTS, INDEX, USUAL_PICKLE) else None
@@ -231,7 +231,7 @@ def path_of(place: Any, what: str = "weights") -> Path:
     """Return a path given by the caller, with ~ expanded.
 
     Raises:
-        ConfigError: It is not a path, or it is empty. Python would take an empty one for the current folder.
+        ConfigError: It is not a path, or it is empty. Python would treat an empty path as the current folder.
     """
     if not isinstance(place, (str, PathLike)) or not str(place).strip():
         raise ConfigError(f"{what} must be a path, got {place!r}.")
@@ -293,7 +293,7 @@ def _read_bytes(opened: FileIO, start: int, shape: Shape, dtype: str) -> Tensor:
 
 
 def _open_npz(file: Path, stack: ExitStack) -> dict[str, Entry]:
-    """Return the arrays of an .npz file, as Google publishes its ViTs."""
+    """Return the arrays of an .npz file, the format in which Google publishes its ViTs."""
     try:
         import numpy as np
     except ImportError:

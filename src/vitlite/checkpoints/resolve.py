@@ -1,6 +1,6 @@
 """Resolve the config of a checkpoint: sizes from the tensors, the rest from the metadata and the checkpoint format.
 
-If several of these state a field, they must agree. If none of them states it, an error asks for it.
+If several of these sources state a field, they must agree. If no source states a field, the error asks for it.
 """
 
 import math
@@ -66,12 +66,12 @@ def understand(
     Args:
         file: The open file.
         own: The metadata beside the file, which has priority.
-        given: The metadata from the caller. `like=` supplies what the file's own metadata lacks; a fine-tune may differ
-            from it in `FINE_TUNED`, and all else must agree. `config=` must agree in everything but `RUNTIME`.
+        given: The metadata from the caller. `like=` supplies fields that are missing in `own`. A fine-tune may differ
+            from `like` in the fields `FINE_TUNED` only. `config=` may differ from `own` in the fields `RUNTIME` only.
         defaults: Values for fields that would otherwise be unknown.
 
     Raises:
-        CheckpointError: The file is not a plain ViT, or the metadata disagree with it.
+        CheckpointError: The file is not a plain ViT, or the metadata contradict the tensors.
         ConfigError: A field remains unknown.
     """
     given = given or Metadata()
@@ -110,10 +110,10 @@ def understand(
 def resolve_fields(
     evidence: Evidence, own: Metadata, given: Metadata, defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Value]:
-    """Return the value of each field that the file, its format or the metadata state.
+    """Return the value of each field that the tensors, the checkpoint format or the metadata state.
 
     Raises:
-        CheckpointError: They disagree.
+        CheckpointError: Two of them disagree about a field.
     """
     checkpoint_format, geometry, ambiguous = evidence
     values, disagreements = _stated_fields(own, given, checkpoint_format)
@@ -145,7 +145,7 @@ def _difference(name: str, one: Value, other: Value) -> str:
 def _stated_fields(
     own: Metadata, given: Metadata, checkpoint_format: CheckpointFormat
 ) -> tuple[dict[str, Value], dict[str, str]]:
-    """Return the value of each field in the metadata, and the fields in which they disagree."""
+    """Return the value of each field in the metadata, and a description of each field with two different values."""
     values = {name: Value(value, own.source) for name, value in own.fields.items()}
     is_config = given.source == CONFIG_ARGUMENT
     may_differ = RUNTIME if is_config else (*RUNTIME, *FINE_TUNED)
@@ -174,7 +174,7 @@ def _disagreement(disagreements: Mapping[str, str], given: Metadata, num_classes
 
 
 def _resolve_layer_scale(values: dict[str, Value], disagreements: dict[str, str], *, has_scale: bool) -> None:
-    """Check whether tensors and metadata agree on layer scale. Only metadata have its initial value."""
+    """Check that tensors and metadata agree on layer scale. Only metadata can state its initial value."""
     stated = values.get("layer_scale")
     if stated is not None and (stated.value is not None) != has_scale:
         there = "present" if has_scale else "absent"
@@ -202,7 +202,7 @@ def _fill_in_defaults(values: dict[str, Value], evidence: Evidence, defaults: Ma
 
 
 def _read_position_table(values: dict[str, Value], evidence: Evidence, own: Metadata, given: Metadata) -> None:
-    """Set image_size and cls_position from the rows of the position table and the stated image size.
+    """Set image_size and cls_position from the number of rows of the position table and the stated image size.
 
     Raises:
         CheckpointError: The table does not fit the stated size.
@@ -239,7 +239,7 @@ def _usual_sizes(*sources: Metadata) -> list[Value]:
 
 
 def _possible_token_rows(checkpoint_format: CheckpointFormat, geometry: Mapping[str, Any]) -> Sequence[int]:
-    """Return the possible numbers of rows for the class token and the registers, most likely first."""
+    """Return the possible numbers of position rows of the class token and the registers, most likely first."""
     if geometry["token_rows"]:
         return [0, geometry["token_rows"]]
     if not geometry["class_token"] or geometry["registers"]:
@@ -269,7 +269,7 @@ def _set_cls_position(values: dict[str, Value], geometry: Mapping[str, Any], *, 
 
 
 def _resolve_heads(values: dict[str, Value], geometry: Mapping[str, Any]) -> None:
-    """Check that the heads divide the width of attention, and set head_dim if that width is not dim."""
+    """Check that the number of heads divides the width of attention. Set head_dim if this width is not dim."""
     if "heads" not in values:
         return
     heads, width, dim = values["heads"], geometry["attention_dim"], values["dim"].value
@@ -289,7 +289,7 @@ def _resolve_heads(values: dict[str, Value], geometry: Mapping[str, Any]) -> Non
 
 
 def _check_pool(values: Mapping[str, Value], checkpoint_format: CheckpointFormat) -> None:
-    """Check that the library of this format supports the pool. In other code, the tensors may mean something else."""
+    """Check that the library of this format supports the pool. Otherwise the tensors may have another meaning."""
     pool = values.get("pool")
     if pool is None or not values["class_token"].value or pool.value in ("map", *checkpoint_format.pools):
         return
@@ -307,7 +307,7 @@ def _check_pool(values: Mapping[str, Value], checkpoint_format: CheckpointFormat
 def _ambiguous_fields(
     mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any], *, names_network: bool
 ) -> dict[str, str]:
-    """Return the fields that metadata must state although the tensors suggest a value, and why."""
+    """Return the fields that metadata must state although the tensors suggest a value, with the reasons."""
     name, tensors = mapping.format.name, mapping.tensors
     ambiguous = {}
     kernel = tensors["patch_embed.proj.weight"]
@@ -333,7 +333,7 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
     """Check that the file is a plain ViT rather than a network with the same tensors.
 
     Raises:
-        CheckpointError: Its attention is rotary but not DINOv3's, or the metadata contradict DINOv3's.
+        CheckpointError: The positions are rotary but not DINOv3's, or the metadata contradict DINOv3's.
         ConfigError: The tensors are not enough to decide.
     """
     if alike:
@@ -365,7 +365,7 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
 
 
 def _unknown_fields(values: Mapping[str, Value]) -> list[str]:
-    """Return the required fields without a value. A gated MLP has no GELU, except with attention pooling."""
+    """Return the required fields without a value. `gelu` is not required if all MLPs are gated."""
     unknown = [name for name in REQUIRED if name not in values]
     gated = "mlp" not in values or values["mlp"].value == "swiglu"
     if "gelu" in unknown and gated and ("pool" not in values or values["pool"].value != "map"):
@@ -411,7 +411,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _assumptions(evidence: Evidence, config: ViTConfig) -> dict[str, str]:
-    """Return the assumptions about a file whose network is not named, for the load report."""
+    """Return, for the load report, the assumptions about a file whose metadata do not name its network."""
     name = evidence.format.name.removesuffix(" before 1.0")
     assumed = dict(ASSUMED.get(name, {}))
     if name == "timm" and config.positions == "learned" and config.layer_scale is None:

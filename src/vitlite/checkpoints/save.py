@@ -1,6 +1,6 @@
 """Save a model to a folder, or upload it to the Hugging Face Hub.
 
-The tensors have timm's names. vitlite reads config.json in full, and timm reads it if it can build the model.
+The tensors have timm's names. config.json is for vitlite, and also for timm if it can build the model.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     """Save a model as model.safetensors and config.json, with its labels and preprocessing.
 
     `vitlite.load(folder)` loads the model, in torch's default dtype unless a dtype is passed. If timm can build such a
-    model, `timm.create_model("local-dir:" + folder, pretrained=True)` loads it, too; if not, a warning says why.
+    model, `timm.create_model("local-dir:" + folder, pretrained=True)` also loads it. If not, a warning says why.
 
     Raises:
         CheckpointError: The model was modified, so its config does not describe it, or the folder contains a model that
@@ -68,11 +68,11 @@ def _warn_once(reason: str) -> None:
 
 
 def check_savable(model: ViT, task: str = "save") -> None:
-    """Check that saving and loading would restore this model. Callers check before they write or train.
+    """Check that the model would be the same after saving and loading. Call this before writing or training.
 
     Raises:
-        CheckpointError: Modules or tensors differ from the config, the number of labels is not that of the classes, or
-            values are not finite.
+        CheckpointError: Modules or tensors differ from the config, the number of labels differs from the number of
+            classes, or values are not finite.
     """
     check_unmodified(model, task)
     if model.labels is not None and len(model.labels) != model.config.num_classes:
@@ -88,7 +88,7 @@ def check_values(tensors: Mapping[str, Tensor]) -> None:
     """Check that tensors are plain, finite, and of a floating-point dtype that `load` supports.
 
     Raises:
-        CheckpointError: A tensor is not.
+        CheckpointError: A tensor does not meet these conditions.
     """
     for name, tensor in tensors.items():
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
@@ -107,7 +107,7 @@ def check_overwrite(folder: Path) -> None:
     """Check that a folder contains no model of another program. A model that vitlite wrote may be replaced.
 
     Raises:
-        CheckpointError: It contains one, or it is not a folder.
+        CheckpointError: The folder contains such a model, or the path is not a folder.
     """
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder. Pass a new folder.")
@@ -139,10 +139,10 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[
     Args:
         folder: The folder, which is created if needed.
         tensors: The tensors by name.
-        contents: The content of each JSON file, by its name; empty to write only tensors.
+        contents: The content of each JSON file by file name. If empty, only the tensors are written.
 
     Raises:
-        CheckpointError: Another process is writing to the folder, or it is not writable.
+        CheckpointError: Another process is writing to the folder, or the folder is not writable.
     """
     metadata = {}
     if contents:
@@ -166,7 +166,7 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[
 
 @contextmanager
 def explaining_write_errors(place: Path) -> Iterator[None]:
-    """Turn an OSError into a CheckpointError that names the place."""
+    """Turn an OSError into a CheckpointError that names the path."""
     try:
         yield
     except OSError as error:
@@ -187,7 +187,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         metadata: Strings for the header.
 
     Raises:
-        CheckpointError: A tensor is not plain, or its dtype is not supported in such files.
+        CheckpointError: A tensor is not plain, or its dtype is not supported in safetensors files.
     """
     in_file_order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # aligned without gaps
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
@@ -210,10 +210,10 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
     """Upload a model with a model card to the Hugging Face Hub. The repository is created if needed.
 
     Args:
-        model: The model, which is saved as in `save`.
+        model: The model. It is saved like in `save`.
         repo: "owner/name". An existing README.md is kept.
         private: If True, a new repository is private.
-        token: An access token. By default the token of your login, or HF_TOKEN.
+        token: An access token. Default: HF_TOKEN, or the token of your login.
 
     Returns:
         The URL of the commit.

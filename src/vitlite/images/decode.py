@@ -1,7 +1,7 @@
 """Read images: turn files, bytes, Pillow images, arrays and tensors into 8-bit pixels.
 
 Pillow opens and converts files, and decides how to read unusual or damaged ones. If Pillow fails, an `ImageError` gives
-the file's name and Pillow's reason. Shapes: c channels, h and w pixels.
+the name of the file and the reason. Shapes: c channels, h and w pixels.
 """
 
 import io
@@ -46,7 +46,7 @@ def read_image(file: str | PathLike[str] | bytes | BinaryIO, channels: int = 3) 
         channels: 3 for RGB or 1 for grey.
 
     Returns:
-        uint8 (h, w, channels), upright.
+        A uint8 tensor (h, w, channels), turned upright.
 
     Raises:
         ImageError: The file is missing, damaged, too large, or not in one of the `FORMATS`.
@@ -63,14 +63,14 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
     Args:
         image: A path, bytes, open file, Pillow image, array or tensor.
         channels: The number of channels of the result.
-        at_least: A height and width. A JPEG file may be decoded at a half, a quarter or an eighth of its size if
-            neither side becomes shorter than this. None decodes the full size.
+        at_least: A height and width. A JPEG file may be decoded at 1/2, 1/4 or 1/8 of its size if neither side becomes
+            shorter than `at_least`. None decodes the full size.
 
     Returns:
-        An upright Pillow image in mode "RGB" or "L"; or, for arrays and tensors, uint8 (c, h, w).
+        An upright Pillow image in mode "RGB" or "L" or, for arrays and tensors, a uint8 tensor (c, h, w).
 
     Raises:
-        ImageError: It is not an image, or it cannot be read.
+        ImageError: `image` is not an image, or cannot be read.
         MissingExtraError: Pillow is needed but not installed.
     """
     is_pillow = hasattr(image, "getexif")
@@ -149,7 +149,7 @@ def _open(file: Any, channels: int, at_least: tuple[int, int] | None) -> "Image"
 
 
 def _convert(image: "Image", channels: int) -> "Image":
-    """Turn a Pillow image upright and convert it to mode "RGB" or "L". Alpha is dropped, as timm and torchvision do."""
+    """Turn a Pillow image upright and convert it to mode "RGB" or "L". Alpha is dropped, like in timm."""
     from PIL import Image, ImageOps
 
     if channels not in (1, 3):
@@ -200,7 +200,7 @@ def _from_array(image: Any, channels: int) -> Tensor:
 
 
 def _channels_first(image: Tensor, channels: int) -> Tensor:
-    """Return the image as (c, h, w). A model with 3 channels also accepts 1, which is repeated."""
+    """Return the image as (c, h, w). If 3 channels are needed, a single channel is repeated."""
     shape = tuple(image.shape)
     if len(shape) not in (2, 3) or 0 in shape:
         raise ImageError(f"An image must have the shape (h, w, c), (c, h, w) or (h, w), got {shape}.")

@@ -1,7 +1,7 @@
-"""Turn images into tensors in the same way as when the weights were trained.
+"""Preprocess images in the same way as when the weights were trained.
 
 A `TransformConfig` describes the transform, and a `Preprocess` applies it for one model. Every image is first converted
-to 8-bit pixels, and Pillow resizes it, so that a file, its array and its tensor give the same bits.
+to 8-bit pixels, and Pillow resizes it, so that a file, an array and a tensor of the same image give the same bits.
 Shapes: b images, c channels, h and w pixels.
 """
 
@@ -73,7 +73,7 @@ class TransformConfig:
         return self.cut or self.size
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that determine the pixels, for JSON: all but `share`."""
+        """Return all fields except `share`, which does not affect the pixels, for JSON."""
         fields = asdict(self)
         del fields["share"]
         if self.cut is None:
@@ -81,9 +81,9 @@ class TransformConfig:
         return fields
 
     def in_whole_patches(self, patch: int) -> "TransformConfig":
-        """Return the transform for a patch size: the part of the crop, from its upper left, that whole patches cover.
+        """Return the transform with `size` reduced to the upper left part of the crop that whole patches cover.
 
-        The convolutions of timm and transformers ignore the rest at the right and the bottom in the same way.
+        In timm and transformers, the patch convolution ignores the same pixels at the right and the bottom.
 
         >>> TransformConfig(size=(384, 384), resize=(384, 384), mode="squash", interpolation="bicubic",
         ...                 mean=(0.5,), std=(0.5,)).in_whole_patches(14).size
@@ -112,9 +112,9 @@ class TransformConfig:
         return replace(self, size=size, cut=None, resize=resize)
 
     def crop_share(self) -> float | None:
-        """Return the share of each side that the crop keeps, or None if the sides differ.
+        """Return the share of each side that the crop keeps, or None if the two shares differ.
 
-        This is `share` if it is known, otherwise the number with the fewest digits that gives `resize` from `size`.
+        The result is `share` if known, otherwise the number with the fewest digits that gives `resize` from `size`.
         """
         if self.share:
             return self.share
@@ -126,7 +126,7 @@ class TransformConfig:
         return None
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of an image of this size after resizing, before the crop."""
+        """Return the height and width that an image of the given size has after resizing and before the crop."""
         rows, columns = self.resize
         if self.mode == "squash":
             return rows, columns
@@ -138,14 +138,14 @@ class TransformConfig:
         return round(height / ratio), round(width / ratio)
 
     def crop_box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return the left, top, right and bottom of the part of a resized image that the model gets."""
+        """Return (left, top, right, bottom) of the part of a resized image that is passed to the model."""
         half = round if self.margin == "nearest" else int  # of an odd margin
         top, left = half((height - self.cropped[0]) / 2), half((width - self.cropped[1]) / 2)
         return left, top, left + self.size[1], top + self.size[0]
 
 
 def _before_crop(size: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return the size before a crop that keeps this share, as timm computes it."""
+    """Return the size before a crop that keeps `share` of each side, computed like in timm."""
     return math.floor(size[0] / share), math.floor(size[1] / share)
 
 
@@ -187,7 +187,7 @@ def _check_values(transform: TransformConfig) -> None:
 
 
 class Target(NamedTuple):
-    """The properties of a model that a `Preprocess` needs. They replace the model in a pickled `Preprocess`."""
+    """The properties of a model that a `Preprocess` needs. A pickled `Preprocess` contains them, not the model."""
 
     config: Any
     device: torch.device
@@ -196,10 +196,10 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Preprocess:
-    """Prepare one image or a list of images for a model: -> (b, c, h, w) on its device, in its dtype.
+    """Turn an image or a list of images into a batch (b, c, h, w) on the device and in the dtype of a model.
 
-    An image is a path, the bytes of a file, an open file, a Pillow image, or an array or tensor, (h, w, c) or
-    (c, h, w) or (h, w), of uint8 or of floats from 0 to 1. A 4-D array or tensor is a list of images.
+    An image is a path, the bytes of a file, an open file, a Pillow image, or an array or tensor of shape
+    (h, w, c), (c, h, w) or (h, w) with uint8 or floats from 0 to 1. A 4-D array or tensor is a list of images.
 
     A subclass may override `pixels` and `batch`. Pickling keeps only the config, device and dtype of the model.
     """
@@ -212,7 +212,7 @@ class Preprocess:
         """Return a batch for the model.
 
         Raises:
-            ImageError: An image cannot be read. The text gives its name and the reason.
+            ImageError: An image cannot be read. The text names the image and the reason.
         """
         several = image_list(images)
         if several is None:
@@ -226,33 +226,33 @@ class Preprocess:
         return self.batch(prepared)
 
     def one(self, image: Any) -> Tensor:
-        """Prepare one image: (c, h, w) in the model's dtype, always on the CPU.
+        """Turn one image into a tensor (c, h, w) in the dtype of the model, always on the CPU.
 
-        Use it as a transform of torchvision's datasets, also in the workers of a `DataLoader`:
+        Use this method as a transform of torchvision's datasets, also in the workers of a `DataLoader`:
         `ImageFolder("photos", transform=model.preprocess.one)`.
         """
         target = Target(self.model.config, torch.device("cpu"), self.model.dtype)
         return self.replace(model=target).batch([self.pixels(image)])[0]
 
     def pixels(self, image: Any) -> Tensor:
-        """Decode, resize and crop one image: uint8 (c, h, w) on the CPU."""
+        """Decode, resize and crop one image. Return a uint8 tensor (c, h, w) on the CPU."""
         rows, columns = self.transform.resize
         at_least = (DRAFT * rows, DRAFT * columns) if self.quick_decode else None
         return resize_and_crop(decode(image, self.model.config.channels, at_least), self.transform)
 
     def batch(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Stack and normalise results of `pixels`: a list of uint8 (c, h, w) -> (b, c, h, w) on the model's device."""
+        """Stack and normalise results of `pixels`: a list of (c, h, w) -> (b, c, h, w) on the device of the model."""
         if not pixels:
             raise ImageError("There are no images in this batch. Pass at least one.")
         images = torch.stack(list(pixels)).to(self.model.device)
         return normalise(images, self.transform, self.model.config.channels).to(self.model.dtype)
 
     def with_quick_decode(self: P) -> P:
-        """Return a copy with `quick_decode`: several times faster on large JPEG files, with slightly other pixels."""
+        """Return a copy that reads large JPEG files several times faster, but with slightly different pixels."""
         return self.replace(quick_decode=True)
 
     def replace(self: P, **fields: Any) -> P:
-        """Return a copy with some fields changed. Subclasses keep the attributes they added."""
+        """Return a copy with some fields changed. Attributes that a subclass has added are kept."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__ | fields)
         return copy
@@ -264,7 +264,7 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class MissingPreprocess:
-    """The `preprocess` of a model whose weights came without one. Calling it raises an error with the reason."""
+    """The `preprocess` of a model without known preprocessing. Calling it raises an error with the reason."""
 
     reason: str = "These weights came without preprocessing"
 
@@ -280,10 +280,10 @@ class MissingPreprocess:
 
 
 def as_preprocess(value: Any) -> Any:
-    """Return the value that a model stores as its `preprocess`. A `Preprocess` is stored without its model.
+    """Return the value to store as `model.preprocess`. For a `Preprocess`, this does not include the model.
 
     Raises:
-        ImageError: The value cannot prepare images.
+        ImageError: The value is not of an accepted type.
     """
     if value is None:
         return MissingPreprocess()
@@ -302,7 +302,7 @@ def preprocess_of(model: Any) -> Preprocess:
     """Return the preprocessing of a model, for callers that use `pixels` and `batch`.
 
     Raises:
-        ImageError: The model has no preprocessing, or it is a function.
+        ImageError: The model has no preprocessing, or the preprocessing is a function.
     """
     preprocess = model.preprocess
     if isinstance(preprocess, MissingPreprocess):
@@ -332,14 +332,16 @@ def transform_to_save(model: Any) -> TransformConfig | None:
 
 
 def image_list(images: Any) -> list[Any] | None:
-    """Return the images of a list, a tuple or a 4-D batch; None for a single image."""
+    """Return the images in a list, a tuple or a 4-D batch as a list, or None for a single image."""
     if isinstance(images, (list, tuple)) or getattr(images, "ndim", None) == 4:
         return list(images)
     return None
 
 
 def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tensor:
-    """Resize and crop an image, or uint8 (c, h, w), with a transform: -> uint8 (c, rows, columns).
+    """Resize and crop a Pillow image or a uint8 tensor (c, h, w) as `transform` specifies.
+
+    Return a uint8 tensor (c, rows, columns).
 
     Raises:
         ImageError: The image is so long and narrow that the resized image would be too large.
@@ -374,7 +376,7 @@ def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tens
 
 
 def normalise(pixels: Tensor, transform: TransformConfig, channels: int) -> Tensor:
-    """Apply scale, mean and std: (b, c, h, w), uint8 or floats from 0 to 255 -> a copy in float32, shape unchanged.
+    """Return images (b, c, h, w), uint8 or floats from 0 to 255, with scale, mean and std applied, in float32.
 
     Args:
         pixels: The resized and cropped images.

@@ -1,1 +1,1 @@
-"""The network, and nothing else."""
+"""The layers and the network."""

@@ -11,7 +11,7 @@ from vitlite.config import ViTConfig
 
 
 class Layer(NamedTuple):
-    """One layer of the network, or one tensor of tokens; `blocks.*` stands for all blocks together."""
+    """One layer of the network, or one tensor of tokens. `blocks.*` means all blocks together."""
 
     name: str
     weight: tuple[int, ...]  # shape; () where it has none
@@ -46,7 +46,7 @@ def params(config: ViTConfig) -> int:
 
 
 def gmacs(config: ViTConfig) -> float:
-    """Return billions of multiply-adds for one image.
+    """Return the number of multiply-adds for one image, in billions.
 
     >>> from vitlite.presets import preset
     >>> round(gmacs(preset("vit_base_16")), 3)
@@ -66,7 +66,7 @@ def _patches(c: ViTConfig, patches: int) -> Iterator[Layer]:
 
 
 def _stem(c: ViTConfig) -> Iterator[Layer]:
-    """Count the ResNet of a hybrid: its root, and one row for the units of each stage."""
+    """Count the ResNet of a hybrid: one row for the root, and one for all units of each stage."""
     if c.stem is None:
         return
     height, width = c.size[0] // 2, c.size[1] // 2
@@ -99,7 +99,7 @@ def _tokens(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _attention(c: ViTConfig, tokens: int) -> Iterator[Layer]:
-    """Count the first half of one block."""
+    """Count the attention half of one block."""
     width = c.attention_dim
     products = 2 * tokens * tokens * width  # q k^T, and times v
     yield _norm("blocks.*.norm1", (tokens, c.dim))
@@ -113,7 +113,7 @@ def _attention(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _mlp(c: ViTConfig, tokens: int) -> Iterator[Layer]:
-    """Count the second half of one block."""
+    """Count the MLP half of one block."""
     yield _norm("blocks.*.norm2", (tokens, c.dim))
     rows = c.mlp_dim * (2 if c.mlp == "swiglu" else 1)  # gate and value
     yield _linear("blocks.*.mlp.fc1", (rows, c.dim), (tokens,))
@@ -138,7 +138,7 @@ def _output(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _attention_pool(c: ViTConfig, patches: int) -> Iterator[Layer]:
-    """Count SigLIP's pooling: one query attends to all patches, and an MLP follows."""
+    """Count SigLIP's pooling, in which one query attends to all patches and an MLP follows."""
     d = c.dim
     yield _tensor("attn_pool.latent", (1, 1, d), (1, d))
     yield _linear("attn_pool.q", (d, d), (1,))
@@ -151,7 +151,7 @@ def _attention_pool(c: ViTConfig, patches: int) -> Iterator[Layer]:
 
 
 def _linear(name: str, weight: tuple[int, ...], rows: tuple[int, ...], *, bias: bool = True) -> Layer:
-    """Count the product of a weight with `rows` rows."""
+    """Count the product of a weight and inputs of shape `rows`."""
     width, size = weight[0], math.prod(weight)
     learned = size + width if bias else size
     return Layer(name, weight, (*rows, width), learned, math.prod(rows) * size)

@@ -16,9 +16,9 @@ from vitlite.nn.positions import rotate
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a linear layer, in inference by oneDNN if this CPU is faster with it: (b, n, d) -> (b, n, k).
+    """Apply a linear layer. Inference uses oneDNN if it is faster on this CPU: (b, n, d) -> (b, n, k).
 
-    Adapters, parametrized layers and layers with hooks are called, because they do more than a product.
+    Adapters, parametrized layers and layers with hooks are called, because they do more than multiply.
     """
     hooks = layer._forward_hooks or layer._forward_pre_hooks
     hooks = hooks or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         return self.drop(linear(self.proj, self.norm(rearrange(x, "b heads n d -> b n (heads d)"))))
 
     def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Return the attention map, which `forward` never forms: (b, n, d) -> (b, heads, n, n)."""
+        """Return the attention map, which `forward` does not compute: (b, n, d) -> (b, heads, n, n)."""
         q, k, _ = self.queries_keys_values(x, *rotation)
         return attention_map(q, k)
 
@@ -96,7 +96,7 @@ def attention_map(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _plain_is_faster(q: Tensor) -> bool:
-    """Return whether plain attention trains faster than the fused kernel, whose backward is slow on CPUs.
+    """Return whether plain attention trains faster than the fused kernel, which has a slow backward pass on CPUs.
 
     Beyond 1,024 tokens, the attention maps would take gigabytes.
     """
@@ -127,7 +127,7 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """A gated MLP, applied to each token: silu(gate) * value, then a linear layer, (b, n, d) -> (b, n, d)."""
+    """A gated MLP, silu(gate) * value and a linear layer, applied to each token: (b, n, d) -> (b, n, d)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block: attention, then an MLP, each added to its input, (b, n, d) -> (b, n, d)."""
+    """One pre-norm transformer block, attention and an MLP, each with a residual: (b, n, d) -> (b, n, d)."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class Block(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """SigLIP's pooling: a learned query attends to all patches, an MLP follows, (b, n, d) -> (b, d)."""
+    """SigLIP's pooling, in which a learned query attends to all patches and an MLP follows: (b, n, d) -> (b, d)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class AttentionPool(nn.Module):
 
 
 class PreLogits(nn.Linear):
-    """The tanh layer before the ImageNet-21k heads of the paper: (b, d) -> (b, r)."""
+    """The layer with tanh before the ImageNet-21k heads in the ViT paper: (b, d) -> (b, r)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).tanh()

@@ -29,7 +29,7 @@ RESAMPLE: dict[Resample, dict[str, Any]] = {
 
 
 def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
-    """Return a position table resampled to another grid. Rows of other tokens are kept: (1, rows, d)."""
+    """Return a position table resampled to another grid, (1, rows, d). Rows of tokens before the patches are kept."""
     prefix = table.shape[1] - grid[0] * grid[1]
     image = rearrange(table[:, prefix:].float(), "1 (h w) d -> 1 h w d", h=grid[0], w=grid[1])
     # torch.compile has no backward of the antialiased bicubic for dynamic sizes, and ONNX resizes differently.
@@ -63,7 +63,7 @@ def _resize_by_matmul(image: Tensor, new: Grid, mode: str, antialias: bool, alig
 
 
 def _interpolation_weights(old: int, new: int, mode: str, antialias: bool, align_corners: bool) -> Tensor:
-    """Return the weight of each old row in each new one: (new, old), or without antialias (new, 2 + old + 2)."""
+    """Return the weight of each old row in each new row: (new, old), or (new, 2 + old + 2) without antialias."""
     rows = torch.arange(new, dtype=torch.float32)[:, None]
     count = torch.ones_like(rows).sum()  # equals `new`, but stays symbolic in an exported graph
     if align_corners:
@@ -89,7 +89,7 @@ def _cubic(x: Tensor, a: float) -> Tensor:
 
 
 def sincos_positions(grid: Grid, dim: int) -> Tensor:
-    """Return MAE's fixed positions, sines and cosines of the column, then of the row: (1, h w, d)."""
+    """Return MAE's fixed positions, which are sines and cosines of the column and then of the row: (1, h w, d)."""
     steps = torch.arange(dim // 4, dtype=torch.float64, device="cpu")  # mps has no float64
     frequencies = 10000 ** -(steps / (dim // 4))
     rows, columns = (torch.arange(side, device="cpu")[:, None] * frequencies for side in grid)  # (h or w, d/4)
@@ -100,9 +100,9 @@ def sincos_positions(grid: Grid, dim: int) -> Tensor:
 
 
 def rotation_angles(grid: Grid, width: int) -> Tensor:
-    """Return DINOv3's angles for the pairs of channels of a head, by row, then by column: (h w, width/2).
+    """Return DINOv3's angles for the channel pairs of a head, first by row, then by column: (h w, width/2).
 
-    The centre of a patch lies between -1 and 1 on each axis. The periods go from 1 to nearly 100.
+    Positions are the centres of patches, from -1 to 1 on each axis. The periods range from 1 to nearly 100.
     """
     steps = torch.arange(width // 4, dtype=torch.float64, device="cpu")  # mps has no float64
     periods = 100 ** (4 * steps / width)
@@ -114,7 +114,7 @@ def rotation_angles(grid: Grid, width: int) -> Tensor:
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate pairs of channels, one from each half, by the angle of their token: (b, heads, n, d), shape unchanged."""
+    """Rotate channel pairs (one from each half) by the angles of the token: (b, heads, n, d) -> (b, heads, n, d)."""
     first, second = x.chunk(2, dim=-1)
     rotated = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
     return rotated.to(x.dtype)  # cosines and sines are in full precision
@@ -122,10 +122,10 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class PositionTables:
-    """The position tables of one model, computed once for each grid in inference.
+    """A cache of the position tables of one model, computed once for each grid in inference.
 
-    They are not copied or pickled with the model. Threads may share them, because a full dictionary is replaced rather
-    than emptied.
+    The tables are not copied or pickled with the model. Threads may share the cache: when full, its dictionary is
+    replaced, not emptied.
     """
 
     LARGEST: ClassVar[int] = 16  # grids
@@ -137,7 +137,7 @@ class PositionTables:
         return PositionTables, ()
 
     def learned(self, table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
-        """Return a learned table for another grid: (1, rows, d)."""
+        """Return a learned table, resampled to another grid: (1, rows, d)."""
         learns = table.requires_grad and torch.is_grad_enabled()
         if learns or table.device.type != "cpu" or not _is_plain_parameter(table):  # a GPU would have to synchronise
             return resample_positions(table, grid, new, method)
@@ -153,7 +153,7 @@ class PositionTables:
         return tables[new, method]
 
     def sincos(self, like: Tensor, grid: Grid, cls_row: bool) -> Tensor:
-        """Return the table of `sincos_positions` with the device and dtype of `like`: (1, rows, d)."""
+        """Return the table of `sincos_positions` on the device and in the dtype of `like`: (1, rows, d)."""
 
         def compute() -> tuple[Tensor]:
             table = F.pad(sincos_positions(grid, like.shape[0]), (0, 0, int(cls_row), 0))  # zeros for the class token
@@ -162,7 +162,7 @@ class PositionTables:
         return self._fixed_tables(like, (grid, cls_row), compute)[0]
 
     def rotation(self, like: Tensor, grid: Grid, prefix: int, width: int) -> tuple[Tensor, ...]:
-        """Return cosines and sines of `rotation_angles`, (n, width/2) each, in at least float32.
+        """Return the cosines and the sines of `rotation_angles`, each (n, width/2) and at least float32.
 
         The first `prefix` tokens are not rotated: their angle is zero.
         """
@@ -191,5 +191,5 @@ def _is_same(copy: Tensor, table: Tensor) -> bool:
 
 
 def _is_plain_parameter(weight: Tensor) -> bool:
-    """Return False if a compiler, torch.func, or a fake or sharded mode has replaced the parameter."""
+    """Return whether a weight is a plain parameter that no compiler, torch.func, or fake or sharded mode replaced."""
     return type(weight) is nn.Parameter and not torch.compiler.is_compiling() and not weight.is_inference()

@@ -1,4 +1,4 @@
-"""The ResNet before the patch projection of the paper's hybrids: BiT's, with the activation after the norm.
+"""The ResNet before the patch projection in the hybrids of the ViT paper, like BiT's but with post-activation.
 
 Shapes: b images, c channels, h and w cells of the feature map down and across.
 """
@@ -18,7 +18,7 @@ GROUPS = 32  # of the group norms
 class StandardConv(nn.Conv2d):
     """A convolution with standardised filters: (b, c, h, w) -> (b, d, h / stride, w / stride).
 
-    The padding is TensorFlow's "same": if it is odd, the larger half is at the right and the bottom.
+    The padding is "same" as in TensorFlow. If it is odd, the larger half is on the right and at the bottom.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
@@ -28,7 +28,7 @@ class StandardConv(nn.Conv2d):
         self.border = nn.Identity() if even else nn.ZeroPad2d((border // 2, border // 2 + 1) * 2)
 
     def standardised(self) -> Tensor:
-        """Return the filters with mean 0 and variance 1, computed in full precision: (d, c, p, p)."""
+        """Return the filters scaled to mean 0 and variance 1, computed in full precision: (d, c, p, p)."""
         filters = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         variance, mean = torch.var_mean(filters, dim=(1, 2, 3), correction=0, keepdim=True)
         return ((filters - mean) * torch.rsqrt(variance + 1e-8)).to(self.weight.dtype)
@@ -56,7 +56,7 @@ class Unit(nn.Module):
 
 
 class Stage(nn.Module):
-    """Units of one width. The first unit halves the feature map, except in the first stage."""
+    """A sequence of units of one width. Except in the first stage, the first unit halves the feature map."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, units: int) -> None:
         super().__init__()

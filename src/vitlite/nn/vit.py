@@ -75,7 +75,7 @@ class ViT(nn.Module):
         return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return one vector an image, the input of the head: (b, c, h, w) -> (b, embed_dim)."""
+        """Return one vector per image, the input of the head: (b, c, h, w) -> (b, embed_dim)."""
         x, rotation = self._tokens(images)
         for block in self.blocks:
             x = block(x, *rotation)
@@ -86,8 +86,8 @@ class ViT(nn.Module):
 
         Args:
             images: (b, c, h, w).
-            layers: Indices of blocks: 4 is block 4, -1 the last; the last four are (-4, -3, -2, -1).
-            norm: Apply the final norm to the outputs of the blocks, too, as DINO does.
+            layers: Indices of blocks. 4 is block 4, -1 is the last block, and (-4, -3, -2, -1) are the last four.
+            norm: If True, also apply the final norm to the outputs of the blocks, like DINO.
         """
         wanted = self._layers(layers)
         x, rotation = self._tokens(images)
@@ -108,9 +108,9 @@ class ViT(nn.Module):
         )
 
     def attention_maps(self, images: Tensor, layers: Iterable[int] | int = (-1,)) -> Tensor:
-        """Return the attention maps of blocks: (b, c, h, w) -> (layers, b, heads, n, n).
+        """Return the attention maps of the given blocks: (b, c, h, w) -> (layers, b, heads, n, n).
 
-        A row is the attention of one token to all others, in the order cls, registers, patches, and sums to 1.
+        Each row sums to 1 and is the attention of one token to all tokens, in the order cls, registers, patches.
 
         Args:
             images: (b, c, h, w).
@@ -130,7 +130,7 @@ class ViT(nn.Module):
         return torch.stack([maps[i] for i in wanted])
 
     def reset_head(self, num_classes: int) -> None:
-        """Replace the head by a new one initialised to zero, or remove it with 0. The labels are dropped."""
+        """Replace the head by a new one of zeros, or remove it if `num_classes` is 0. Labels are removed as well."""
         config = self.config.replace(num_classes=num_classes)
         with torch.device(self.device):
             self.head = _head(config).to(self.dtype).train(self.training)
@@ -138,13 +138,13 @@ class ViT(nn.Module):
         self.labels = None
 
     def predict(self, images: Any, top: int = 5) -> "Predictions":
-        """Return the `top` labels with their scores, for one image, a list, or an iterator of images."""
+        """Return the `top` labels and their scores for an image, a list of images, or an iterator of images."""
         from vitlite.inference.predict import predict
 
         return predict(self, images, top)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write config, weights, labels and preprocessing to `folder`, for `vitlite.load`."""
+        """Save config, weights, labels and preprocessing to a folder that `vitlite.load` can load."""
         from vitlite.checkpoints.save import save
 
         save(self, folder)
@@ -180,9 +180,9 @@ class ViT(nn.Module):
         return self.patch_embed.proj.weight.dtype
 
     def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return class token, registers and patches with their positions, (b, n, d), and the rotation for attention.
+        """Return class token, registers and patches with positions added, (b, n, d), and the rotation for attention.
 
-        With rotary positions, the rotation is the cosines and sines of each token, (n, head_dim / 2); else it is ().
+        With rotary positions, the rotation is the cosines and sines, each (n, head_dim / 2). Otherwise it is ().
         """
         check_images(images, self.config)
         config, grid = self.config, self._grid(images)
@@ -250,7 +250,7 @@ def check_images(images: Any, config: ViTConfig) -> None:
     """Check the type and shape of a batch of images.
 
     Raises:
-        InputError: They do not fit the model.
+        InputError: The images do not fit the model.
     """
     c, p = config.channels, config.patch_size
     if not isinstance(images, Tensor):
@@ -273,7 +273,7 @@ def check_images(images: Any, config: ViTConfig) -> None:
 
 
 def _head(config: ViTConfig) -> nn.Module:
-    """Return a head of zeros, or none."""
+    """Return the head, initialised to zero, or an identity for 0 classes."""
     if not config.num_classes:
         return nn.Identity()
     head = nn.Linear(config.embed_dim, config.num_classes)
@@ -306,7 +306,7 @@ def initialise(model: ViT) -> None:
 
 
 def stacked_matrices(name: str, config: ViTConfig) -> int:
-    """Return the number of matrices that a weight stacks: queries, keys and values, or a SwiGLU's gate and value.
+    """Return the number of matrices stacked in a weight: 3 for queries, keys and values, 2 for a gate and values.
 
     >>> stacked_matrices("blocks.0.attn.qkv.weight", ViTConfig())
     3
@@ -318,13 +318,13 @@ def stacked_matrices(name: str, config: ViTConfig) -> int:
 
 
 def _lecun_normal(weight: Tensor) -> None:
-    """Apply Flax's default: variance 1 / inputs, truncated at two standard deviations."""
+    """Initialise a weight with Flax's default: variance 1 / inputs, truncated at two standard deviations."""
     std = weight[0].numel() ** -0.5 / 0.87962566  # the truncation keeps 0.88 of the deviation
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 def model_on_meta(config: ViTConfig) -> ViT:
-    """Return a model without memory for its weights."""
+    """Return a model on the meta device, which takes no memory for the weights."""
     with torch.device("meta"), _SkipInit():
         return ViT(config)
 

@@ -1,9 +1,9 @@
 """Download files from the Hugging Face Hub into its cache, and verify them.
 
-The Hub's client provides the cache layout, tokens, endpoints, retries and offline switches. This module adds what the
-client lacks: every file is compared with a hash, and a download resumes after a killed process (which the client gave
-up: huggingface_hub #4196 and #3648). A file that is complete and verified is handed to the client as a blob of its
-cache; the client then adds the entries for the commit.
+The Hub's client provides the cache layout, tokens, endpoints, retries and offline switches. This module adds two things
+that the client does not do: it compares every file with a hash, and it resumes the download of a killed process (see
+huggingface_hub #4196 and #3648). A complete and verified file is placed in the client's cache as a blob, and the client
+then adds the entries for the commit.
 """
 
 import errno
@@ -113,7 +113,7 @@ def fetch(
         revision: A branch, tag or commit; None means "main". A cached commit needs no connection.
         sha256: The expected hash; None means the hash that the Hub states.
         prefer_cache: If True, use a cached file of a branch without asking the Hub for a newer commit.
-        moves_branch: If False, the caller records the branch's new commit with `move_branch` after the last file.
+        moves_branch: If False, the caller must record the new commit of the branch with `move_branch` afterwards.
 
     Raises:
         AbsentError: The repository has no such file.
@@ -146,7 +146,7 @@ def fetch(
 
 
 def fetch_optional(repo: str, filename: str, **options: Any) -> Downloaded | None:
-    """Return a file as `fetch` does, or None if the Hub says that the repository does not have it."""
+    """Return a file like `fetch`, or None if the Hub says that the repository does not have the file."""
     try:
         return fetch(repo, filename, **options)
     except AbsentError:
@@ -154,7 +154,7 @@ def fetch_optional(repo: str, filename: str, **options: Any) -> Downloaded | Non
 
 
 def move_branch(repo: str, revision: str | None, commit: str) -> None:
-    """Record the commit of a branch in the cache, for times when the Hub cannot be reached."""
+    """Record the commit of a branch in the cache, for use when the Hub cannot be reached."""
     file = _File(repo, "any", revision or "main")
     reference = file.folder / "refs" / file.revision
     with suppress(OSError):
@@ -166,14 +166,14 @@ def move_branch(repo: str, revision: str | None, commit: str) -> None:
 
 
 def find_cached(repo: str, filename: str, revision: str | None = None) -> Path | None:
-    """Return the path of a cached file, unverified; None if it is not in the cache."""
+    """Return the path of a cached file without verifying it, or None if it is not in the cache."""
     file = _File(repo, filename, revision or "main")
     path = file.folder / "snapshots" / _cached_commit(file) / filename
     return path if path.is_file() else None
 
 
 def stated_hash(path: Path) -> str | None:
-    """Return the hash that the Hub stated for a cached file, which is the name of its blob; None if unknown."""
+    """Return the hash that the Hub stated for a cached file (the name of its blob), or None if it is unknown."""
     blob = path.parent / os.readlink(path) if path.is_symlink() else path
     return blob.name if blob.parent.name == "blobs" and _HASH.fullmatch(blob.name) else None
 
@@ -192,9 +192,9 @@ def is_offline() -> bool:
 
 
 def _cached_commit(file: _File) -> str:
-    """Return the commit of a file: its revision, or the last known commit of a branch, or "none".
+    """Return the revision of a file if it is a commit, otherwise the last known commit of the branch, or "none".
 
-    The client knows it, but importing the client takes longer than loading a model.
+    The client could return it, but importing the client takes longer than loading a model.
     """
     if _COMMIT.fullmatch(file.revision):
         return file.revision
@@ -206,7 +206,7 @@ def _cached_commit(file: _File) -> str:
 
 
 def _find_in_cache(file: _File) -> Downloaded | None:
-    """Return the cached file of a commit, or of the last known commit of a branch; None if it is not cached."""
+    """Return a cached file at its commit or at the last known commit of its branch, or None if it is not cached."""
     commit = _cached_commit(file)
     path = file.folder / "snapshots" / commit / file.name
     if path.is_file():
@@ -298,7 +298,7 @@ def _ask(file: _File) -> Any:
 
 @contextmanager
 def _one_process(blob: Path) -> Iterator[None]:
-    """Hold the client's own lock for a blob, so that one process downloads it and the others wait."""
+    """Hold the client's lock for a blob, so that one process downloads it while the others wait."""
     path = cache_folder() / ".locks" / blob.parents[1].name / f"{blob.name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock(path):
@@ -314,7 +314,7 @@ def _is_right(path: Path, stated: str) -> bool:
 
 
 def _download(file: _File, size: int | None, blob: Path) -> None:
-    """Download a blob, resuming an earlier process's download. Bytes with the wrong hash are removed."""
+    """Download a blob, or resume its download by an earlier process. A file with the wrong hash is removed."""
     incomplete = blob.with_name(f"{blob.name}.incomplete")
     incomplete.parent.mkdir(parents=True, exist_ok=True)
     for _ in ("resumed", "from the start"):
@@ -330,7 +330,7 @@ def _download(file: _File, size: int | None, blob: Path) -> None:
 
 
 def _receive(file: _File, size: int | None, incomplete: Path) -> None:
-    """Append the missing bytes to a file. Older clients raise if the connection breaks, so continue from there."""
+    """Append the missing bytes to a file. If the connection breaks, continue, which older clients do not do."""
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
@@ -353,7 +353,7 @@ def _receive(file: _File, size: int | None, incomplete: Path) -> None:
 
 @contextmanager
 def _explained(file: _File) -> Iterator[None]:
-    """Turn the errors of the client, of HTTP and of the disk into one error that says what to do."""
+    """Turn errors of the client, of HTTP and of the disk into a DownloadError that says what to do."""
     try:
         yield
     except DownloadError:

@@ -19,7 +19,7 @@ COMMERCIAL = {  # whether a licence allows commercial use
 
 
 class Purpose(NamedTuple):
-    """A purpose, and patterns of its checkpoints. A checkpoint belongs to the first purpose that matches."""
+    """A purpose, and patterns for the names of checkpoints. The first purpose that matches a name counts."""
 
     title: str
     patterns: Sequence[str]
@@ -48,7 +48,7 @@ def purpose_of(record: Record) -> str:
 
 
 def in_words(record: Record) -> str:
-    """Return the text that `vitlite list` searches, in lower case."""
+    """Return the description of a checkpoint that `vitlite list` searches, in lower case."""
     free = "free" if COMMERCIAL[record.license] == "yes" else ""
     texts = (record.name, record.alias, record.license, free, record.labels_name or "", purpose_of(record), record.note)
     return " ".join(texts).lower()

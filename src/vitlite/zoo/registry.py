@@ -1,4 +1,4 @@
-"""The registry: one frozen record per checkpoint, read from data/zoo.txt, and lookup by name.
+"""The registry of checkpoints, with one record per row of data/zoo.txt and lookup by name.
 
 This module does not import torch. To add a checkpoint, add a row to the table and run `make pin`, which adds its hash.
 """
@@ -58,14 +58,14 @@ class Record:
 
     @property
     def gmacs(self) -> float:
-        """Billions of multiply-adds for one image of the checkpoint's size."""
+        """The number of multiply-adds for one image of the checkpoint's size, in billions."""
         from vitlite.nn.costs import gmacs
 
         return gmacs(self.config)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The names of the classes in the order of the head; None if they have no names.
+        """The names of the classes in the order of the head, or None if the classes have no names.
 
         >>> info("vit_base_16").labels[285]
         'Egyptian cat'
@@ -84,12 +84,12 @@ class Refusal(NamedTuple):
     reason: str
 
     def fits(self, name: str) -> bool:
-        """Return whether the row is about a name, with or without a tag."""
+        """Return whether this row applies to a name, with or without a tag."""
         return fnmatchcase(name, self.name) or name == self.name.partition(".")[0]
 
 
 def _read_rows(table: str) -> list[tuple[list[str], str]]:
-    """Return the cells of each row of a data file, and the remark after its "#"."""
+    """Return the cells of each row of a data file, and the remark after "#" in the row."""
     rows = []
     for line in (DATA / table).read_text(encoding="utf-8").splitlines():
         cells, _, remark = line.partition("#")
@@ -99,7 +99,7 @@ def _read_rows(table: str) -> list[tuple[list[str], str]]:
 
 
 def _read_records() -> dict[str, Record]:
-    """Read zoo.txt, whose head explains its columns, and the pins of pins.txt."""
+    """Read zoo.txt, which starts with an explanation of its columns, and the hashes in pins.txt."""
     tables = json.loads((DATA / "traits.json").read_text(encoding="utf-8"))
     pins = {name: (_cell(commit), _cell(sha256)) for (name, commit, sha256), _ in _read_rows("pins.txt")}
     (header, _), *rows = _read_rows("zoo.txt")
@@ -171,7 +171,7 @@ REFUSED = [
 
 
 def find(name: str) -> Record:
-    """Return a checkpoint's record by its name, by a preset with a default checkpoint, or by timm's full name.
+    """Return the record of a checkpoint. The name may also be a preset with a default, or timm's full name.
 
     Raises:
         UnknownNameError: There is no such checkpoint. The text lists similar names or gives the reason.
@@ -184,7 +184,7 @@ def find(name: str) -> Record:
 
 
 def network(name: str) -> ViTConfig:
-    """Return the config of a preset, of a checkpoint, or of timm's name without a tag.
+    """Return the config of a preset, a checkpoint, or an architecture with timm's name, which has no tag.
 
     Raises:
         UnknownNameError: The name is unknown, as in `find`.
@@ -222,7 +222,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def did_you_mean(name: str) -> str:
-    """Return a hint for an unknown name: names with all its parts in any order, otherwise names spelled alike.
+    """Return a hint for an unknown name: names with all parts in any order, otherwise similar names.
 
     >>> did_you_mean("deit_tiny_16")
     ' Did you mean vit_tiny_16.deit_fb_in1k, vit_tiny_16.deit_distilled_fb_in1k?'
@@ -237,7 +237,7 @@ def did_you_mean(name: str) -> str:
 
 
 def _parts(name: str) -> set[str]:
-    """Split a name, also in the styles of torchvision, torch.hub and CLIP: vit_b_16, dino_vits8, ViT-B/16."""
+    """Split a name into parts, also in the style of torchvision, torch.hub or CLIP: vit_b_16, dino_vits8, ViT-B/16."""
     parts: set[str] = set()
     for part in re.split(r"[-_./]", name.lower()):
         joined = re.fullmatch(r"vit(ti|[sblhg])(\d+)|(?:patch|p)(\d+)", part)
@@ -300,6 +300,6 @@ def _refused(timm_name: str, refusal: Refusal) -> str:
 
 
 def _tagged(timm_name: str) -> list[str]:
-    """Return timm's full names of the checkpoints of one of its networks."""
+    """Return timm's full names for the checkpoints of one architecture of timm."""
     network = timm_name.removeprefix("timm/")
     return [alias for alias in ALIASES if alias.partition(".")[0] == network]

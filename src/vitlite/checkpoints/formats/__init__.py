@@ -1,1 +1,1 @@
-"""How each library describes a checkpoint."""
+"""Read and write the JSON files with which each library describes a checkpoint."""

@@ -1,4 +1,4 @@
-"""Read other libraries' JSON: the known keys and the types of their values."""
+"""Check the keys and value types in the JSON files of other libraries."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ LARGEST_SIDE = 100_000  # pixels
 class Keys:
     """The keys of a library's config that describe its network.
 
-    An unlisted key may change what the model computes, so a config that has one is an error.
+    An unlisted key is an error, because it may change what the model computes.
     """
 
     fields: Mapping[str, str]  # keys that set a field of `ViTConfig`, and the name of that field
@@ -24,10 +24,10 @@ class Keys:
     ignored_endings: tuple[str, ...] = ()
 
     def read(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return the fields that a config sets. A null value sets nothing.
+        """Return the fields that a config sets. A key with the value null counts as missing.
 
         Raises:
-            CheckpointError: A key is unknown, or its value is not supported.
+            CheckpointError: A key is unknown, or the value of a key is not supported.
         """
         stated = {}
         for name, value in config.items():
@@ -47,12 +47,12 @@ class Keys:
 
 
 def is_integer(value: Any, least: int = 0, most: int = 10_000_000) -> bool:
-    """Return whether a value is an integer within a range. Booleans do not count."""
+    """Return whether a value is an integer from `least` to `most`. A boolean is not an integer here."""
     return type(value) is int and least <= value <= most
 
 
 def is_number(value: Any, most: float = 1e6) -> bool:
-    """Return whether a value is a finite number. Booleans do not count."""
+    """Return whether a value is a number of magnitude up to `most`. A boolean is not a number here."""
     return type(value) in (int, float) and abs(value) <= most
 
 
@@ -88,7 +88,7 @@ STRING, FLAG, COUNT, NUMBER, SIZE, STRINGS, CHANNELS, LIST, TABLE = KINDS
 
 
 def check_types(config: Mapping[str, Any], kinds: Mapping[str, str], where: str = "") -> None:
-    """Check the types of the values that vitlite reads. Any of them may be null.
+    """Check the types of the values that vitlite reads. Each of them may also be null.
 
     Raises:
         CheckpointError: A value has the wrong type.
@@ -100,7 +100,7 @@ def check_types(config: Mapping[str, Any], kinds: Mapping[str, str], where: str 
 
 
 def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[tuple[str, ...] | None, str]:
-    """Return the labels in the order of the classes, and the reason if they cannot be used.
+    """Return the labels in the order of the classes, or None and the reason why they cannot be used.
 
     The names are a list, or a mapping from class numbers such as "0".
     """
@@ -125,10 +125,10 @@ def in_whole_patches(size: int | Sequence[int], patch: int) -> int | tuple[int, 
 
 
 def crops_alike(transform: TransformConfig, margin: Margin) -> bool:
-    """Return whether a library that rounds odd margins in this way crops every image as the transform does.
+    """Return whether a library with this rounding of odd margins crops every image exactly like the transform.
 
-    If proportions are kept, some images have an odd margin; if images are squashed, all have the same margin. No
-    library's config can express that only the upper left part of a crop is used.
+    If proportions are kept, some images have an odd margin. If images are squashed, all have the same margin. No
+    library has a setting for a crop of which only the upper left part is used.
     """
     if transform.cut is not None:
         return False
@@ -139,16 +139,16 @@ def crops_alike(transform: TransformConfig, margin: Margin) -> bool:
 
 
 def as_json(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with JSON's types only, such as lists instead of tuples."""
+    """Return a config as it would be after a JSON round trip, for example with lists instead of tuples."""
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
     return plain
 
 
 def required(config: Mapping[str, Any], *names: str) -> list[Any]:
-    """Return these values of a preprocessing config.
+    """Return the values of the named keys of a preprocessing config.
 
     Raises:
-        ConfigError: Some are missing.
+        ConfigError: A key is missing.
     """
     missing = [name for name in names if config.get(name) is None]
     if missing:

@@ -57,7 +57,7 @@ WRITTEN_INTERPOLATIONS = {name: number for number, name in INTERPOLATIONS.items(
 
 
 def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
-    """Return the transform in a preprocessor_config.json.
+    """Return the transform that a preprocessor_config.json describes.
 
     Raises:
         ConfigError: The config is invalid or not supported.
@@ -95,10 +95,10 @@ def _processor(config: Mapping[str, Any]) -> str:
 
 
 def _check_processor(config: Mapping[str, Any]) -> None:
-    """Check that a transform can describe what the processor does.
+    """Check that a `TransformConfig` can describe what the image processor does.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: The processor has a step that vitlite does not support.
     """
     processor = _processor(config)
     if processor not in CROPS:
@@ -113,10 +113,10 @@ def _check_processor(config: Mapping[str, Any]) -> None:
 
 
 def _crop_and_resize(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int], Mode]:
-    """Return the crop size, the size before the crop, both as (height, width), and the resize mode.
+    """Return the crop size and the size before the crop, both (height, width), and the resize mode.
 
     Raises:
-        ConfigError: The config does not fix the sizes.
+        ConfigError: The config does not determine the sizes.
     """
     processor = _processor(config)
     (size,) = required(config, "size")
@@ -139,17 +139,17 @@ def _crop_and_resize(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[
 
 
 def _has_edges(size: Any, *edges: str) -> bool:
-    """Return whether a size has exactly these edges, each in pixels."""
+    """Return whether a size has exactly the keys `edges`, each with a number of pixels."""
     if not isinstance(size, dict) or size.keys() != set(edges):
         return False
     return all(type(pixels) is int and is_size(pixels) for pixels in size.values())
 
 
 def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> dict[str, Any]:
-    """Return the preprocessor_config.json of a transform, for images with this number of channels.
+    """Return the preprocessor_config.json that describes a transform, for images with `channels` channels.
 
     Raises:
-        CheckpointError: transformers has no processor that does the same.
+        CheckpointError: transformers has no image processor that does the same.
     """
     if transform.cut is not None:
         raise CheckpointError(
@@ -187,5 +187,5 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
 
 
 def _for_each(values: Sequence[float], channels: int) -> list[float]:
-    """Return one number per channel; a single number is repeated."""
+    """Return one number per channel. A single number is repeated for all channels."""
     return [values[0]] * channels if len(values) == 1 else list(values)

@@ -1,6 +1,6 @@
 """Read and write timm's config.json.
 
-It names an architecture, which stands for a config; `model_args` change that config; `pretrained_cfg` holds the
+The file names an architecture, which implies a config. `model_args` change this config. `pretrained_cfg` contains the
 preprocessing and the labels.
 """
 
@@ -137,7 +137,7 @@ CHANGED_BY = {  # for each field, the arguments that change it from the architec
 
 
 class Architecture(NamedTuple):
-    """A row of data/timm.txt: the network that one of timm's names stands for."""
+    """A row of data/timm.txt: the name of an architecture in timm, and the network that it means."""
 
     image_size: int
     heads: int
@@ -165,7 +165,7 @@ class Architecture(NamedTuple):
 
 
 def _read_architectures() -> dict[str, Architecture]:
-    """Read data/timm.txt, whose head explains its columns."""
+    """Read the architectures in data/timm.txt. The comment at the top of the file explains the columns."""
     kinds = Architecture.__annotations__.values()
     architectures = {}
     for line in (Path(__file__).parents[1] / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
@@ -185,7 +185,7 @@ def metadata_from_timm(config: Mapping[str, Any]) -> Metadata:
     """Read timm's config.json.
 
     Raises:
-        CheckpointError: It describes a model that vitlite does not support.
+        CheckpointError: The file describes a model that vitlite does not support.
     """
     check_types(config, TYPES)
     name = config["architecture"]
@@ -229,7 +229,7 @@ def metadata_from_timm(config: Mapping[str, Any]) -> Metadata:
 
 
 def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | None) -> dict[str, Any]:
-    """Return the fields of an architecture, changed by its arguments."""
+    """Return the fields of an architecture after applying timm's model arguments."""
     fields: dict[str, Any] = {}
     for field, arguments in CHANGED_BY.items():
         if not any(argument in args for argument in arguments):
@@ -268,10 +268,10 @@ def _patch_size(architecture: Architecture, args: Mapping[str, Any]) -> int:
 def _pool(
     config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapping[str, Any], architecture: Architecture
 ) -> str | None:
-    """Return the model's pooling, or None if the config leaves it open.
+    """Return the pooling of the model, or None if the config does not determine it.
 
-    `model_args`, and since 2024 the top level, hold the pooling that timm built. `pretrained_cfg` holds the
-    architecture's default, but some architectures ignore it.
+    The pooling of the model that timm built is in `model_args` and, since 2024, also at the top level. The default of
+    the architecture is in `pretrained_cfg`, but some architectures ignore it.
     """
     stated = [each["global_pool"] for each in (args, config) if each.get("global_pool") is not None]
     if not stated:
@@ -290,10 +290,10 @@ def _pool(
 
 
 def _num_classes(config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of classes of the weights, which timm's config holds beside that of the model to build.
+    """Return the number of classes of the weights. timm's config may state another one for the model to build.
 
     Raises:
-        CheckpointError: The two differ, so timm would create a new head.
+        CheckpointError: The two numbers differ, so timm would create a new head.
     """
     built, trained = args.get("num_classes"), config.get("num_classes")
     if trained is None:
@@ -319,7 +319,7 @@ def _image_size(size: int | Sequence[int], patch: int, args: Mapping[str, Any]) 
 
 
 def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str]:
-    """Return the descriptions of the classes or, if there are none, their names, such as WordNet numbers."""
+    """Return the descriptions of the classes or, without descriptions, their names, such as WordNet numbers."""
     former = config.get("labels") if pretrained is config else None  # the key's name before 2024
     names, error = labels_in_order(former or config.get("label_names") or pretrained.get("label_names"))
     if names is None:
@@ -333,7 +333,7 @@ def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[t
 def _transform(
     architecture: Architecture, args: Mapping[str, Any], pretrained: Mapping[str, Any]
 ) -> tuple[TransformConfig | None, str]:
-    """Return the transform, and the reason if it cannot be used."""
+    """Return the transform, or None and the reason why it cannot be used."""
     if "mean" not in pretrained:
         return None, ""
     size = args.get("img_size")
@@ -402,7 +402,7 @@ COMPUTED: dict[str, dict[str, Any]] = {  # the fields of `ViTConfig` that model_
 
 
 def format_for_timm(config: ViTConfig) -> str:
-    """Return the checkpoint format of timm's model."""
+    """Return the checkpoint format that timm uses for a model with this config."""
     if config.positions == "rope":
         return "timm-eva-gated" if config.mlp == "swiglu" else "timm-eva"
     return "timm-distilled" if config.pool == "cls_and_distillation" else "timm"
@@ -428,7 +428,7 @@ def config_to_timm(
 
 
 def _architecture_for(config: ViTConfig) -> str:
-    """Return the architecture that model_args turn into this model, or "" if there is none."""
+    """Return the architecture from which `_model_args` gives this model, or "" if there is none."""
     if config.positions == "rope":
         return DINOV3
     if config.pool == "cls_and_distillation":
@@ -439,7 +439,7 @@ def _architecture_for(config: ViTConfig) -> str:
 
 
 def _model_args(config: ViTConfig) -> dict[str, Any]:
-    """Return the arguments that turn the architecture into this model. timm ignores an argument that is null."""
+    """Return the model_args that turn the architecture into this model. timm ignores arguments that are null."""
     architecture = _architecture_for(config)
     args = {
         "img_size": list(config.size),
@@ -474,13 +474,13 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
 
 
 def _mlp_ratio(config: ViTConfig) -> float:
-    """Return the ratio of MLP width to token width as timm counts it."""
+    """Return the ratio of MLP width to token width as timm defines it."""
     packed = config.mlp == "swiglu" and config.positions != "rope"  # these architectures count the gate, too
     return (2 if packed else 1) * config.mlp_dim / config.dim
 
 
 def timm_cannot_read(config: ViTConfig, transform: TransformConfig | None, format: str = "timm") -> str:
-    """Return why timm cannot open a folder with tensors in this format, as a sentence, or "" if it can."""
+    """Return a sentence that says why timm cannot open a folder with tensors in this format, or "" if it can."""
     differing = _unsupported_fields(config)
     if differing:
         values = ", ".join(f"{field}={getattr(config, field)!r}" for field in differing)
@@ -493,7 +493,7 @@ def timm_cannot_read(config: ViTConfig, transform: TransformConfig | None, forma
 
 
 def _unsupported_fields(config: ViTConfig) -> list[str]:
-    """Return the fields whose values no architecture of timm supports."""
+    """Return the fields of a config whose values no architecture of timm supports."""
     architecture = _architecture_for(config)
     if not architecture:
         return ["stem"]
@@ -513,7 +513,7 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
 
 
 def pools_as_timm(config: ViTConfig) -> bool:
-    """Return whether timm computes this pool in the same way."""
+    """Return whether timm computes the pooling of this config in the same way."""
     if config.pool == "map":  # timm gives its MLP the activation of the blocks
         return config.mlp == "gelu" and config.positions != "rope"
     if config.pool == "cls_and_distillation":  # without heads, timm returns the mean of the two tokens
@@ -537,7 +537,7 @@ def transform_to_timm(transform: TransformConfig) -> dict[str, Any] | None:
 
 
 def _crop_pct(transform: TransformConfig) -> float | None:
-    """Return the share of the resized image that the crop keeps, or None if no share gives both sides."""
+    """Return the share of the resized image that the crop keeps, or None if no single share fits both sides."""
     share = transform.crop_share()
     if share:
         return share

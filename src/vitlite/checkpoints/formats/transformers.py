@@ -1,4 +1,4 @@
-"""Read and write transformers' config.json; `processors` handles its preprocessing."""
+"""Read and write transformers' config.json. The `processors` module handles preprocessing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -99,7 +99,7 @@ OTHER_NETWORK: dict[str, Sequence[Any]] = {"auto_map": ({},), "quantization_conf
 
 
 def _keys(ignored: str = "", only: Mapping[str, Sequence[Any]] = {}, **stated: str) -> Keys:
-    """Return the keys of a model class: those of all classes and its own."""
+    """Return the keys of a model class, including those that all classes share."""
     every = frozenset((OF_ANY_MODEL + OF_TRAINING + ignored).split())
     return Keys({**STATED, **stated}, {**OTHER_NETWORK, **only}, every)
 
@@ -240,7 +240,7 @@ def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[
     """Read transformers' config.json and preprocessor_config.json.
 
     Raises:
-        CheckpointError: They describe a model that vitlite does not support.
+        CheckpointError: The files describe a model that vitlite does not support.
     """
     check_types(config, TYPES)
     vision, family = _image_part(config)
@@ -280,10 +280,10 @@ def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[
 
 
 def _image_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
-    """Return the image part of a config, and its family.
+    """Return the part of a config that describes the image encoder, and the family of the encoder.
 
     Raises:
-        CheckpointError: Its class is not supported; it may compute something else from the same tensors.
+        CheckpointError: The model class is not supported. It may compute something else from the same tensors.
     """
     kind = config["model_type"]
     if kind not in FAMILIES:
@@ -325,10 +325,10 @@ def _activation(stated: dict[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of images and patches, and a hybrid's stem.
+    """Return the image size, the patch size and, for a hybrid, the stem.
 
     Raises:
-        CheckpointError: vitlite does not support them.
+        CheckpointError: vitlite does not support these sizes or this stem.
     """
     sizes: dict[str, Any] = {}
     for name in ("image_size", "patch_size"):
@@ -349,7 +349,7 @@ def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, An
 
 
 def _stem(backbone: Mapping[str, Any], kernel: Any) -> dict[str, Any]:
-    """Return the ResNet of a hybrid. The hybrid's patch_size counts cells of the ResNet's output.
+    """Return the ResNet of a hybrid. patch_size in its config counts cells of the ResNet's output, not pixels.
 
     Raises:
         CheckpointError: vitlite does not support such a ResNet.
@@ -372,7 +372,7 @@ def _stem(backbone: Mapping[str, Any], kernel: Any) -> dict[str, Any]:
 
 
 def _classes(config: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str, int | None]:
-    """Return the labels, the reason if they cannot be used, and the number of classes if the config has it."""
+    """Return the labels or None, the reason why they cannot be used, and the number of classes if it is known."""
     architecture = (config.get("architectures") or [""])[0]
     if architecture.endswith(("VisionModelWithProjection", "CLIPModel", "MetaClip2Model")):
         projection = config.get("projection_dim")  # stands in for the number of classes
@@ -392,7 +392,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str, in
 def contents_for_transformers(
     config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None
 ) -> dict[str, dict[str, Any]]:
-    """Return config.json and, if there is a transform, preprocessor_config.json, by file name.
+    """Return the contents of config.json and, if there is a transform, preprocessor_config.json, by file name.
 
     Raises:
         CheckpointError: transformers has no processor for this transform.
@@ -405,7 +405,7 @@ def contents_for_transformers(
 
 
 def model_type(config: ViTConfig) -> str:
-    """Return the transformers model_type nearest to a config. `computed_by` shows where the two differ."""
+    """Return the model_type of transformers that is nearest to a config. `computed_by` shows any differences."""
     if config.pool == "map":
         return "siglip_vision_model"
     if config.positions == "rope":
@@ -418,12 +418,12 @@ def model_type(config: ViTConfig) -> str:
 
 
 def computed_by(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """Return the fields that a model of this type fixes, with their values."""
+    """Return the values of the fields that cannot be changed in a model of this model_type."""
     return COMPUTED | _fixed_by_kind(kind, config)
 
 
 def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """Return the fields that this model_type fixes differently from ViT, or that its config can set."""
+    """Return the fields that this model_type fixes at other values than ViT, or that its config.json can set."""
     if kind == "deit":
         return {"registers": 1, "pool": "cls_and_distillation" if _has_two_heads(config) else "cls"}
     if kind == "ijepa":
@@ -447,13 +447,13 @@ def _has_two_heads(config: ViTConfig) -> bool:
 
 
 def _dinov2_mlp_dim(config: ViTConfig, ratio: int) -> int:
-    """Return the width of DINOv2's MLPs. Gated ones have two thirds of it, rounded up to a multiple of 8."""
+    """Return the MLP width of DINOv2. Gated MLPs have two thirds of dim * ratio, rounded up to a multiple of 8."""
     width = config.dim * ratio
     return (int(width * 2 / 3) + 7) // 8 * 8 if config.mlp == "swiglu" else width
 
 
 def _dinov2_mlp_ratio(config: ViTConfig) -> int:
-    """Return the largest mlp_ratio of DINOv2 that does not exceed the width of the MLPs."""
+    """Return the largest mlp_ratio with which DINOv2's MLPs are not wider than those of the model."""
     ratio = 1
     while _dinov2_mlp_dim(config, ratio + 1) <= config.mlp_dim:
         ratio += 1
@@ -461,7 +461,7 @@ def _dinov2_mlp_ratio(config: ViTConfig) -> int:
 
 
 def format_for_transformers(config: ViTConfig) -> str:
-    """Return the checkpoint format of transformers' model."""
+    """Return the checkpoint format that transformers uses for a model with this config."""
     kind = model_type(config)
     if kind == "deit":
         return "transformers-distilled" if _has_two_heads(config) else "transformers"
@@ -511,7 +511,7 @@ def _keys_of_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
 
 
 def _classes_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:
-    """Return id2label and label2id."""
+    """Return the config entries id2label and label2id."""
     labels = labels or [f"LABEL_{number}" for number in range(config.num_classes)]
     if not labels:
         return {}

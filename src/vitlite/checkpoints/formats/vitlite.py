@@ -16,7 +16,7 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
     """Read vitlite's section of a config.json.
 
     Raises:
-        CheckpointError: It is not a section that `metadata_content` writes.
+        CheckpointError: The section was not written by `metadata_content`, or was changed.
     """
     check_types(content, {"vitlite": TABLE})
     section = content["vitlite"]
@@ -51,7 +51,7 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
 
 
 def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
-    """Return the transform from the output of `TransformConfig.to_dict`, with tuples or lists.
+    """Return the transform with the given fields, as in `TransformConfig.to_dict`. Lists are accepted for tuples.
 
     Raises:
         ConfigError: The fields are not valid.
@@ -68,7 +68,7 @@ def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
 def metadata_content(
     config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None, format: str = "timm"
 ) -> dict[str, Any]:
-    """Return a config.json that vitlite can read in full, and timm too if it can build the model.
+    """Return the content of a config.json for vitlite, and for timm if it can build the model.
 
     Args:
         config: The config of the model.
@@ -77,7 +77,7 @@ def metadata_content(
         format: The checkpoint format of the tensors.
 
     Raises:
-        CheckpointError: vitlite could not read it, for example because a label is not a string.
+        CheckpointError: vitlite could not read the result, for example because a label is not a string.
     """
     preprocess = None
     if transform is not None:
