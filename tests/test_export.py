@@ -181,7 +181,7 @@ def test_models_that_cannot_be_exported(tmp_path: Path) -> None:
         export(tiny(), tmp_path / "model.pt2", to="pt2")  # type: ignore[arg-type]
     with pytest.raises(ExportError, match=r"so dropout would be exported\. Call model\.eval\(\) first\."):
         export(tiny().train(), tmp_path / "model.onnx", to="onnx")
-    with pytest.raises(OptimizedError, match=r"optimized model cannot be exported\. Create it again"):
+    with pytest.raises(OptimizedError, match=r"optimized model cannot be exported\. Create the model again"):
         export(optimize(tiny(dim=64, mlp_dim=64)), tmp_path / "model.onnx", to="onnx")
     with pytest.raises(ExportError, match=r"Cannot write .*there is no folder .*no\. Name a file in an existing"):
         export(tiny(), tmp_path / "no" / "model.onnx", to="onnx")

@@ -170,9 +170,9 @@ def test_draw_filters() -> None:
         extremes = tile.getextrema()  # of red, green and blue
         assert min(low for low, _ in extremes) == 0
         assert max(high for _, high in extremes) == 255
-    with pytest.raises(InputError, match="for 1 or 3 channels, got 4"):
+    with pytest.raises(InputError, match="with 1 or 3 channels, but this model has 4"):
         plots.draw_filters(build(channels=4))
-    with pytest.raises(InputError, match="come from the features of a ResNet"):
+    with pytest.raises(InputError, match="apply to ResNet features"):
         plots.draw_filters(build(stem=()))
 
 
@@ -225,7 +225,7 @@ def test_position_similarity() -> None:
     rows = torch.nn.functional.normalize(sincos_positions((4, 4), 48)[0], dim=-1)
     torch.testing.assert_close(fixed.flatten(2).flatten(0, 1), rows @ rows.T)
     for without in ("none", "rope"):
-        with pytest.raises(InputError, match=rf"no position embeddings \(positions='{without}'\)"):
+        with pytest.raises(InputError, match=rf"no position embeddings to draw \(positions='{without}'\)"):
             plots.position_similarity(build(positions=without))
 
 

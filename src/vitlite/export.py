@@ -46,14 +46,14 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
     """Write a model to a file for another runtime, and compare the file with the model on three batches.
 
     Args:
-        model: A model in eval mode that is not optimized. The file has its device and dtype.
+        model: A model in eval mode that is not optimized. The file has the same device and dtype.
         path: The file to write. An existing file is replaced after the new one has passed the comparison.
-        to: "onnx", with an input `images` and an output `logits`, or "torch", for `torch.export.load`. The latter does
-            not support images that are only one patch high or wide.
+        to: "onnx", with an input `images` and an output `logits`; or "torch", for `torch.export.load`, which does not
+            support images that are only one patch high or wide.
 
     Returns:
         The largest difference of the logits, max |difference| / max |logit|, for each engine that ran the file:
-        "torch", or "onnxruntime" and "openvino" if they are installed. It is empty if nothing was compared.
+        "torch", or "onnxruntime" and "openvino" if they are installed. The dictionary is empty if nothing was compared.
 
     Raises:
         ExportError: The format is unknown, the model is in training mode or was modified, or the file cannot be
@@ -91,14 +91,16 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
 
 
 def _check_model(model: ViT, path: Path) -> None:
-    """Check that the model can be exported, and that its config describes it.
+    """Check that a model can be exported and was not modified.
 
     Raises:
         ExportError: The model is in training mode, or its modules, tensors or labels were modified.
         OptimizedError: The model was optimized.
     """
     if isinstance(model, OptimizedViT):
-        raise OptimizedError("An optimized model cannot be exported. Create it again and export that.")
+        raise OptimizedError(
+            "An optimized model cannot be exported. Create the model again, and export it before vitlite.optimize."
+        )
     if model.training:
         raise ExportError("The model is in training mode, so dropout would be exported. Call model.eval() first.")
     try:
@@ -111,7 +113,7 @@ def check_target(path: str | PathLike[str]) -> Path:
     """Check that a file can be written to a path, and return the path.
 
     Raises:
-        ExportError: It is a folder, or its folder does not exist.
+        ExportError: The path is a folder, or the parent folder does not exist.
     """
     path = Path(path)
     if path.is_dir() or not path.parent.is_dir():
@@ -122,7 +124,7 @@ def check_target(path: str | PathLike[str]) -> Path:
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path`, after removing that of a killed export."""
+    """Return a context with an empty folder beside `path`. The folder of a killed export is removed first."""
     folder = path.with_name(f".{path.name}.vitlite-export")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -133,7 +135,7 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
 
 
 def _move_into_place(folder: Path, path: Path) -> None:
-    """Move the files of a folder to that of `path`, the main file last, and delete the previous export's weights."""
+    """Move the files of `folder` beside `path`, the main file last. Delete the weights of the previous export."""
     weights = [file for file in folder.iterdir() if file.name != path.name]
     for file in (*weights, folder / path.name):
         with atomic_write(path.parent / file.name) as temporary:
@@ -181,7 +183,7 @@ def check_onnx_installed() -> None:
     """Check that the packages of the extra "onnx" are installed.
 
     Raises:
-        MissingExtraError: They are not.
+        MissingExtraError: A package is not installed.
     """
     try:
         import onnxscript  # noqa: F401
@@ -191,7 +193,7 @@ def check_onnx_installed() -> None:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Hide the exporter's warnings about torch's own code, and about a missing torchvision."""
+    """Hide the warnings of the exporter about the code of torch and about a missing torchvision."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     before, log.disabled = log.disabled, True
     try:
@@ -216,13 +218,13 @@ def _advice() -> str:
 
 
 def _dynamic_shapes(model: ViT) -> dict[int, Any]:
-    """Return dynamic sizes: any batch, and any height and width that are multiples of the patch size."""
+    """Return dynamic sizes: any batch size, and any height and width that are multiples of the patch size."""
     p = model.config.patch_size
     return {0: Dim("batch", max=2**31 - 1), 2: p * Dim("rows"), 3: p * Dim("columns")}
 
 
 class Batch(NamedTuple):
-    """The number of images, and their height and width relative to the model's image size."""
+    """The number of images in a batch, with their height and width relative to the image size of the model."""
 
     number: int
     height: float
@@ -234,7 +236,7 @@ COMPARED = (TRACED, Batch(1, 1.5, 0.5), Batch(3, 0.5, 1.25))
 
 
 def _images(model: ViT, batch: Batch) -> Tensor:
-    """Return random images of at least two patches along each side."""
+    """Return a batch of random images. Each side has at least two patches."""
     config = model.config
     rows = max(2, round(config.grid[0] * batch.height))
     columns = max(2, round(config.grid[1] * batch.width))
@@ -286,7 +288,7 @@ ENGINES: dict[str, dict[str, Callable[[Path], Run]]] = {
 
 
 def _compare(model: ViT, engine: str, open_file: Callable[[Path], Run], file: Path) -> float:
-    """Return the largest difference between the logits of the file and of the model, over three image sizes.
+    """Return the largest difference between the logits of the file and those of the model, for three image sizes.
 
     Raises:
         ExportError: The engine cannot run the file, or the difference is too large.

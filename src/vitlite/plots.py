@@ -1,7 +1,7 @@
-"""Compute and draw attention maps, position embeddings and filters of a model, and the plots of a training run.
+"""Compute and draw the attention, the position embeddings and the filters of a model; plot the course of training.
 
-Pillow draws on images, matplotlib draws plots. Shapes: b images, n tokens, h and w patches down and across (or pixels,
-for images).
+Pillow draws on images, and matplotlib draws plots. Shapes: b images, n tokens, h and w patches down and across (or
+pixels, for images).
 """
 
 import io
@@ -54,9 +54,9 @@ FORMATS = {  # without ICO, which is scaled, and GIF, which has 256 colours
 
 
 def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
-    """Return the attention of the output to each patch, for each head of one block: (b, c, h, w) -> (b, heads, h, w).
+    """Return how much the output attends to each patch, for each head of a block: (b, c, h, w) -> (b, heads, h, w).
 
-    This is the class token's row of the attention map or, with mean pooling, the mean row of all patches.
+    This is the row of the class token in the attention map or, with mean pooling, the mean row of all patches.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -90,7 +90,7 @@ def rollout(model: "ViT", images: Tensor) -> Tensor:
 
 
 def position_similarity(model: "ViT") -> Tensor:
-    """Return the cosine similarity of each patch's position embedding to every other: (h, w, h, w).
+    """Return the cosine similarity between the position embeddings of each two patches: (h, w, h, w).
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -99,7 +99,9 @@ def position_similarity(model: "ViT") -> Tensor:
     """
     h, w = model.config.grid
     if model.config.positions in ("none", "rope"):
-        raise InputError(f"This model has no position embeddings (positions={model.config.positions!r}).")
+        raise InputError(
+            f"This model has no position embeddings to draw (positions={model.config.positions!r}). Use another model."
+        )
     learned = model.pos_embed
     table = sincos_positions((h, w), model.config.dim) if learned is None else learned.detach()
     rows = F.normalize(table[0, -h * w :].float(), dim=-1)
@@ -136,7 +138,7 @@ class Filters(NamedTuple):
 
     Attributes:
         components: The components (k, c, h, w), each with norm 1.
-        shares: The share of the variance of each component (k,). The shares of all components add up to 1.
+        shares: The share of each component in the variance (k,). The shares of all components add up to 1.
     """
 
     components: Tensor
@@ -144,7 +146,7 @@ class Filters(NamedTuple):
 
 
 def patch_filters(model: "ViT", count: int = 28) -> Filters:
-    """Return the first `count` principal components of the patch embedding, or all if there are fewer.
+    """Return the first `count` principal components of the patch embedding. If there are fewer, return all of them.
 
     As in Dosovitskiy et al. 2021, Figure 7 (left). The mean filter is subtracted first.
 
@@ -156,7 +158,7 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
     check_count(count, "count")
     if model.config.stem is not None:
         raise InputError(
-            "The filters of a hybrid model are not images, because its patches come from the features of a ResNet."
+            "The filters of a hybrid model cannot be drawn, because they apply to ResNet features. Use another model."
         )
     weight = model.patch_embed.proj.weight.detach().float().cpu()  # (d, c, h, w)
     filters = weight.flatten(1)
@@ -167,7 +169,7 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
 
 
 def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
-    """Return the mean attention to patches of the tokens that the pool reads: (b, heads, n, n) -> (b, heads, h, w)."""
+    """Return the mean attention from the pooled tokens to each patch: (b, heads, n, n) -> (b, heads, h, w)."""
     first, p = model.config.prefix_tokens, model.config.patch_size
     if model.config.pool in ("mean", "map"):
         read = slice(first, None)
@@ -181,7 +183,7 @@ def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
 
 
 def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled_out: bool = False) -> "Image":
-    """Draw the image as the model sees it, and the attention of all heads and of each head over it.
+    """Draw an image as the model sees it, then again with the attention of all heads and of each head over it.
 
     Each panel is scaled to its own range, so that colours show where a head attends, not how strongly.
 
@@ -216,7 +218,7 @@ def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled
 
 
 def draw_positions(model: "ViT") -> "Image":
-    """Draw one tile per patch, with the similarity of its position embedding to those of all patches.
+    """Draw one tile per patch. The tile shows how similar the position embeddings of all patches are to its own.
 
     As in Figure 7 (centre) of Dosovitskiy et al. 2021.
     """
@@ -234,12 +236,14 @@ def draw_positions(model: "ViT") -> "Image":
 
 
 def draw_filters(model: "ViT") -> "Image":
-    """Draw the principal components of the patch embedding with their shares of the variance.
+    """Draw the principal components of the patch embedding, with the share of each in the variance.
 
     As in Figure 7 (left) of Dosovitskiy et al. 2021. Each component is scaled to its own range.
     """
     if model.config.channels not in (1, 3):
-        raise InputError(f"Filters are drawn for 1 or 3 channels, got {model.config.channels}.")
+        raise InputError(
+            f"Filters can only be drawn for models with 1 or 3 channels, but this model has {model.config.channels}."
+        )
     panels = {}
     for i, (component, share) in enumerate(zip(*patch_filters(model), strict=True), 1):
         low, high = component.aminmax()
@@ -251,7 +255,7 @@ def draw_filters(model: "ViT") -> "Image":
 
 
 def draw_distances(distances: Tensor) -> "Image":
-    """Draw a dot per head and block, for distances (depth, heads) such as the mean of `attention_distances`.
+    """Draw one dot for each head of each block. `distances` (depth, heads) is a mean of `attention_distances`.
 
     As in Figure 7 (right) of Dosovitskiy et al. 2021.
     """
@@ -270,10 +274,10 @@ def draw_distances(distances: Tensor) -> "Image":
 
 
 def draw_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) -> "Image":
-    """Draw a curve per model: accuracy by the number of images per class, with its standard deviation.
+    """Draw one curve per model: the accuracy and its standard deviation by the number of images per class.
 
     Args:
-        curves: The name of each model, with the accuracies of all draws by number of images, such as
+        curves: For each name of a model, the accuracies of all draws for each number of images, such as
             `vitlite.retrieval.probe(...).few`.
     """
     counts = sorted({count for _, few in curves for count in few})
@@ -301,12 +305,12 @@ def _to_image(figure: "Figure") -> "Image":
 
 
 def _as_seen(model: "ViT", image: Any) -> Tensor:
-    """Return the part of an image that the model sees, enlarged: float (h, w, 3), 0..255."""
+    """Return the part of an image that the model sees, enlarged: float (h, w, 3), values from 0 to 255."""
     if not isinstance(model.preprocess, Preprocess):
         raise ImageError("To draw on an image, model.preprocess must be a vitlite.images.Preprocess.")
     channels = model.config.channels
     if channels not in (1, 3):
-        raise InputError(f"Attention is drawn on images with 1 or 3 channels, but the model needs {channels}.")
+        raise InputError(f"Attention can only be drawn on images with 1 or 3 channels, but the model needs {channels}.")
     transform = model.preprocess.transform
     factor = PANEL / max(transform.size)
 
@@ -320,7 +324,7 @@ def _as_seen(model: "ViT", image: Any) -> Tensor:
 
 
 def overlay(image: Tensor, grid: Tensor) -> Tensor:
-    """Return the dimmed image (h, w, 3) with the attention to its patches in colour: (h, w, 3)."""
+    """Dim an image (h, w, 3), and draw the attention to its patches over it in colour: (h, w, 3)."""
     lowest = (grid - grid.min())[None, None]
     smooth = F.interpolate(lowest, image.shape[:2], mode="bicubic", align_corners=False)[0, 0].clamp(min=0)
     heat = (smooth / smooth.max().clamp(min=1e-12)).sqrt()[..., None]  # the root keeps weaker patches visible
@@ -329,7 +333,7 @@ def overlay(image: Tensor, grid: Tensor) -> Tensor:
 
 
 def colored(values: Tensor, anchors: str) -> Tensor:
-    """Return the colours of numbers from 0 to 1 in a colour map: (...) -> (..., 3), 0..255."""
+    """Map numbers from 0 to 1 to the colours of a colour map, with values from 0 to 255: (...) -> (..., 3)."""
     colors = torch.tensor(
         [list(bytes.fromhex(anchor)) for anchor in anchors.split()], dtype=torch.float32, device=values.device
     )
@@ -373,13 +377,13 @@ def _with_scale(sheet: "Image", low: float) -> "Image":
 
 
 def to_pillow(pixels: Tensor) -> "Image":
-    """Return floats (h, w, 3), 0..255, as an image."""
+    """Convert floats (h, w, 3) from 0 to 255 to a Pillow image."""
     image: Image = _pillow().image.fromarray(pixels.round().clamp(0, 255).to(torch.uint8).cpu().numpy())
     return image
 
 
 class Pillow(NamedTuple):
-    """The parts of Pillow that draw: two modules, and the function that loads a font."""
+    """The parts of Pillow that are used for drawing: two modules, and a function that loads a font."""
 
     image: Any
     draw: Any
@@ -395,10 +399,10 @@ def _pillow() -> Pillow:
 
 
 def check_target(path: str | PathLike[str]) -> None:
-    """Check before any work that an image can be written.
+    """Check that an image can be written, before any work is done.
 
     Raises:
-        InputError: Its format is unknown, or its folder does not exist or is not writable.
+        InputError: The format is unknown, or the folder does not exist or is not writable.
     """
     target = Path(path)
     reason = obstacle(target)
@@ -430,7 +434,7 @@ def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], training: str, validation: str) -> None:
-    """Draw two fields of the history, if present."""
+    """Draw two fields of the history by epoch, if they are present."""
     labels = {training: "training, augmented images", validation: "validation, averaged weights"}
     for field, label in labels.items():
         points = [(record["epoch"], record[field]) for record in history if field in record]
@@ -443,7 +447,7 @@ def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], tra
 
 
 def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> None:
-    """Draw a confusion matrix in shares of the row: rows are true classes, columns are predictions."""
+    """Draw a confusion matrix. Rows are true classes, columns are predictions, and values are shares of the row."""
     k = len(classes)
     side = min(max(3.0, 0.55 * k + 1.5), 14)
     figure = need_matplotlib()(figsize=(side + 1, side), layout="constrained")

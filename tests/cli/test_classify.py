@@ -62,7 +62,7 @@ def test_where_images_are_found(
     shutil.copy(images / "a.png", odd)
     assert paths_of(run("classify", odd, *words)[1]) == [str(odd)]
     (tmp_path / "empty").mkdir()
-    assert "No images in the folder" in run("classify", tmp_path / "empty", *words)[2]
+    assert "No images found in the folder" in run("classify", tmp_path / "empty", *words)[2]
     assert "No file matches" in run("classify", tmp_path / "*.bmp", *words)[2]
     assert "No such file: none.png" in run("classify", "none.png", *words)[2]
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))

@@ -321,7 +321,7 @@ def test_from_120_photos_to_an_accurate_model(tmp_path, capsys, monkeypatch):
     assert "this run is finished, after 6 of 6 epochs; to train again, choose another --out" in printed.err
     assert printed.out.partition("\n\n")[2] == text
     assert main([*command, "--seed", "1"]) == 1
-    assert "run contains another run: seed was 0 and is 1" in capsys.readouterr().err
+    assert "run contains another run: seed was 0 and is now 1" in capsys.readouterr().err
     assert Path("run/best/model.safetensors").read_bytes() == before
 
 

@@ -317,9 +317,9 @@ def test_embedder_in_a_pipeline(cluster: Cluster, model: Path, images: Path, vec
 
 def test_tables_without_paths_are_errors(model: Path) -> None:
     worker = Classifier(vitlite.load(model))
-    with pytest.raises(InputError, match=r"a column path, got \['image'\]"):
+    with pytest.raises(InputError, match=r"a column named path, got \['image'\]"):
         worker(pa.table({"image": [b""]}))
-    with pytest.raises(InputError, match="a column path, got dict"):
+    with pytest.raises(InputError, match="a column named path, got dict"):
         worker({"path": ["a"]})
 
 
@@ -340,11 +340,11 @@ def test_sources_without_images(tmp_path: Path) -> None:
     table = tmp_path / "a.parquet"
     with pytest.raises(ImageError, match="No such folder, list or Parquet file"):
         find_source(str(tmp_path / "nowhere"))
-    with pytest.raises(ImageError, match="No images in"):
+    with pytest.raises(ImageError, match="No images found in"):
         find_source(str(tmp_path))
     pq.write_table(pa.table({"path": pa.array([], pa.string()), "bytes": pa.array([], pa.binary())}), table)
-    with pytest.raises(ImageError, match="No images in"):
+    with pytest.raises(ImageError, match="No images found in"):
         find_source(str(table))
     pq.write_table(pa.table({"file": ["a.png"]}), table)
-    with pytest.raises(InputError, match="needs a column path, and bytes if it contains the images"):
+    with pytest.raises(InputError, match="needs a column named path and, if it contains images, one named bytes"):
         find_source(str(table))

@@ -54,8 +54,8 @@ def test_names_that_are_not_unicode(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"path": ["a.png", None]}, "has 1 rows without a path"),
-        ({"path": ["a.png", None], "bytes": [b"", b""]}, "has 1 rows without a path"),
+        ({"path": ["a.png", None]}, "has 1 row without a path"),
+        ({"path": ["a.png", None], "bytes": [b"", b""]}, "has 1 row without a path"),
         ({"other": [1, 2]}, "needs a column path"),
     ],
 )

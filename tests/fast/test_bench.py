@@ -126,7 +126,7 @@ def timings(*seconds: float, batch: int = 1, difference: float = 0.01) -> list[T
 
 OPTIMIZED = "use vitlite.optimize(model), on the command line --fast; 2.0 times as fast as eager float32."
 NARROW = "use vitlite.optimize(model, dtype=torch.bfloat16), on the command line --fast --dtype bfloat16; 4.0 times"
-ROUNDING = "bfloat16 rounds: its logits are within 1.0% of the largest."
+ROUNDING = "bfloat16 rounds: its logits differ by up to 1.0% of the largest logit."
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_calibrating_leaves_a_model_as_it_was() -> None:
     model.train()
     model.blocks[0].eval()  # type: ignore[operator]
     modes = [module.training for module in model.modules()]
-    with pytest.raises(OptimizedError, match="no image to calibrate"):
+    with pytest.raises(OptimizedError, match="no calibration images"):
         optimize(model, dtype=torch.int8, calibrate=[])
     with pytest.raises(OptimizedError, match="calibration images 9 to 10 is not finite"):
         optimize(model, dtype=torch.int8, calibrate=[*images_for(model, 9), torch.full((3, 32, 32), torch.nan)])

@@ -75,7 +75,7 @@ def test_every_suffix_is_found_in_any_case(tmp_path: Path) -> None:
 
 def test_sources_without_images_are_errors(tmp_path: Path) -> None:
     for sources, reason in (
-        ([str(tmp_path)], "No images in the folder"),
+        ([str(tmp_path)], "No images found in the folder"),
         ([str(tmp_path / "*.png")], r"No file matches .*\*\.png"),
         (["none.png", "neither.png"], "No such file: none.png"),
         (["https://host/a.png"], r"is a URL\. Download it first"),

@@ -141,7 +141,7 @@ def test_vectors_and_labels_that_do_not_match() -> None:
         ((x, labels, x[:, 1:], labels), "have width 12, but test vectors have width 11"),
         ((x / 0, labels, x, labels), "must be finite"),
         ((x, labels, x * 1j, labels), r"must be real, got torch\.complex64"),
-        ((x, labels - 1, x, labels - 1), "must not be negative, got -1"),
+        ((x, labels - 1, x, labels - 1), "must be class indices from 0, got -1"),
         ((1e-200 * x.double(), labels, 1e200 * x.double(), labels), "scores are not finite"),
     ):
         with pytest.raises(InputError, match=reason):

@@ -154,7 +154,7 @@ def test_prepared_images_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatc
 
 def test_a_read_function_that_gives_floats_is_an_error(folders: Path) -> None:
     images = read_folder(folders / "train", lambda path: torch.zeros(3, 16, 16), CLASSES)
-    with pytest.raises(TrainError, match=r"must be read as uint8, got torch\.float32"):
+    with pytest.raises(TrainError, match=r"must return uint8 images, got torch\.float32"):
         images.fetch(torch.arange(24))
 
 

@@ -199,7 +199,7 @@ def test_the_number_of_epochs_may_change_before_the_learning_rate_falls(tmp_path
         train(moved, data, tmp_path / "moved", settings(epochs=2), after_epoch=stop)
     train(moved, data, tmp_path / "moved", settings(epochs=4))
     assert all(map(torch.equal, moved.parameters(), whole.parameters()))
-    with pytest.raises(TrainError, match="another run: epochs was 4 and is 6"):
+    with pytest.raises(TrainError, match="another run: epochs was 4 and is now 6"):
         train(moved, data, tmp_path / "moved", settings(epochs=6))
 
 

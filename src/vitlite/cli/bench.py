@@ -36,7 +36,7 @@ MEMORY_LEGEND = "; MB: GPU memory besides the weights"
 
 
 class Case(NamedTuple):
-    """A network to measure."""
+    """A network to measure, with its batch sizes."""
 
     name: str
     config: ViTConfig
@@ -91,7 +91,7 @@ def run(args: Namespace) -> int:
 
 
 def _cases(args: Namespace) -> list[Case]:
-    """Return the networks to measure, with batch sizes that suit the device unless some are given."""
+    """Return the networks to measure, with their batch sizes. Without --models, the batch sizes suit the device."""
     chosen = QUICK if args.quick else CHOICE
     if args.models:
         chosen = list(product(args.models.split(","), args.sizes or SIZES, [args.batch or BATCHES]))
@@ -114,14 +114,14 @@ def _machine_line(described: dict[str, Any]) -> str:
 
 
 def _line(cells: Sequence[str], width: int) -> str:
-    """Return the cells in columns. The column of the model's name has `width` characters."""
+    """Return the cells as a line of columns. The first column, the name of the model, has `width` characters."""
     model, size, batch, dtype, eager, optimized, limit, rate, gain = cells
     line = f"{model:<{width}}  {size:>4}  {batch:>5}  {dtype:<8}  {eager:>6}  {optimized:>9}  {limit:>6}"
     return f"{line}  {rate:>8}  {gain:>6}"
 
 
 def _print_rows(measured: Sequence[Timing], width: int) -> None:
-    """Print one line per dtype for one batch size."""
+    """Print one line for each dtype of a model and batch size."""
     eager_float32 = measured[0].seconds["eager"]
     for timing in measured:
         eager, optimized = timing.seconds["eager"], timing.seconds["optimized"]
@@ -145,7 +145,7 @@ def _print_rows(measured: Sequence[Timing], width: int) -> None:
 
 
 def _print_kernels() -> None:
-    """Print which kernels replaced torch's own."""
+    """Print which kernels replace those of torch on this CPU."""
     used = {"linear layers of an eager model in float32, by oneDNN": kernels.linear_is_faster()}
     for dtype in (torch.float32, torch.bfloat16):
         packed = kernels.fastest_linear(dtype) is kernels.PackedLinear

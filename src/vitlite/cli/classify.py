@@ -60,7 +60,7 @@ def run(args: Namespace) -> int:
 
 
 def _print_table(answers: Answers, ambiguous: Sequence[str]) -> None:
-    """Print the labels of each image. Labels that several classes share are printed with the index of the class."""
+    """Print the labels of each image. If several classes have the same label, it is printed with the class index."""
     for path, predictions in answers:
         print(bold(printable(path)))
         for label, index, score in predictions:

@@ -1,4 +1,4 @@
-"""The options that `embed` and `classify` share, and their work on Ray."""
+"""The options that `embed` and `classify` share, and how both run on Ray."""
 
 import time
 from argparse import ArgumentParser, Namespace
@@ -41,7 +41,7 @@ def check_local_options(args: Namespace) -> None:
     """Check that no option needs --engine ray.
 
     Raises:
-        InputError: One does.
+        InputError: An option needs --engine ray.
     """
     if args.workers is not None:
         raise InputError("--workers needs --engine ray. Without it, one model uses all cores.")

@@ -88,7 +88,7 @@ def _check_out(out: Path) -> None:
     """Check that --out contains no eval.json or confusion.png that this command did not write.
 
     Raises:
-        InputError: It does.
+        InputError: The folder contains such a file.
     """
     found = [name for name in (FIGURES, CONFUSION) if (out / name).exists()]
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -106,11 +106,11 @@ def _write(out: Path, figures: dict[str, Any], measured: Measured, data: ImageDa
         if measured.confusion is not None:
             draw_confusion(measured.confusion, data.classes, out / CONFUSION)
     except OSError as error:
-        raise InputError(f"Cannot write to --out {out}: {error}.") from error
+        raise InputError(f"Cannot write to --out {out}: {error}. Choose another folder.") from error
 
 
 def _warn_of_training_images(args: Namespace) -> None:
-    """Warn if the model was trained on these images, as a split.json beside it shows."""
+    """Warn if the model was trained on these images. A split.json beside the model shows it."""
     run_folder = Path(args.weights or args.model).resolve()
     if args.split is not None or not run_folder.exists():
         return

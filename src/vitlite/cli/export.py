@@ -42,7 +42,7 @@ def run(args: Namespace) -> int:
 
 
 def _target(args: Namespace) -> Path:
-    """Return the file to write. Without --out, it must not exist yet."""
+    """Return the file to write. Without --out, this file must not exist yet."""
     suffix = SUFFIX[args.to]
     out = Path(args.out or Path(args.model).name + suffix)
     if out.suffix != suffix:

@@ -1,4 +1,4 @@
-"""`vitlite info`: show one model of the zoo, of this disk or of the Hub, with its layers."""
+"""`vitlite info`: show a model from the zoo, the disk or the Hub, with its layers."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -101,7 +101,7 @@ def _preprocessing(transform: "TransformConfig") -> str:
 
 
 def fields_of(record: registry.Record) -> dict[str, Any]:
-    """Return a record as JSON fields, with the size and cost of its network."""
+    """Return a record as JSON fields, with the parameters and the cost of the network."""
     return asdict(record) | {"params": record.params, "gmacs": round(record.gmacs, 6)}
 
 
@@ -144,7 +144,7 @@ def _network(c: ViTConfig) -> str:
 
 
 def _unusual_fields(config: ViTConfig) -> list[str]:
-    """Return the fields that no other line shows and that differ from a plain ViT."""
+    """Return the fields of a config that differ from a plain ViT and that no other line shows."""
     usual = PRESETS["vit_base_16"].to_dict()
     unusual = []
     for field, value in config.to_dict().items():

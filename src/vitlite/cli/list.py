@@ -47,7 +47,7 @@ def _matching(words: Sequence[str]) -> list[registry.Record]:
     """Return the records that match every word.
 
     Raises:
-        UnknownNameError: There are none.
+        UnknownNameError: No record matches.
     """
     found = [record for record in registry.RECORDS.values() if all(_matches(word.lower(), record) for word in words)]
     if not found:

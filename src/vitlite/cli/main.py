@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line.
 
     Args:
-        argv: The arguments after `vitlite`; None means those of the process.
+        argv: The arguments after `vitlite`; None means the arguments of the process.
 
     Returns:
         The exit code: 0 for success, 1 for failure, 2 for wrong usage, 130 after Ctrl-C, 141 after a broken pipe.
@@ -121,7 +121,7 @@ def _accept_any_file_name() -> None:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether Ctrl-C caused an error. If it interrupts the import of torch, another exception is raised."""
+    """Return whether Ctrl-C caused an error. During the import of torch, it causes other errors than usual."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return error is not None
     return _is_interrupt(error.__cause__) or _is_interrupt(error.__context__)

@@ -95,7 +95,7 @@ def open_model(args: Namespace) -> "ViT":
 
 
 def _calibration_images(folder: str) -> list[str]:
-    """Return evenly spaced images of a folder. The first ones might all be of one class."""
+    """Return evenly spaced images of a folder. The first images might all be of one class."""
     from vitlite.inference.find import find_images
 
     paths = find_images([folder])
@@ -104,7 +104,7 @@ def _calibration_images(folder: str) -> list[str]:
 
 
 def create_or_load(args: Namespace, **options: Any) -> "ViT":
-    """Return the model of --model, --weights and --size, with these options of `create` or `load`."""
+    """Return the model of --model, --weights and --size. Other options are passed to `create` or `load`."""
     from vitlite.factory import create, load
 
     options["image_size"] = args.size
@@ -122,7 +122,7 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
 
 
 def is_place(model: str) -> bool:
-    """Return whether a model is a path or a repository, for `load`, rather than a name for `create`."""
+    """Return whether a model is a path or a repository, for `load`, or else a name, for `create`."""
     return model not in registry.NAMES and (Path(model).exists() or "/" in model)
 
 
@@ -135,7 +135,7 @@ def check_not_an_input(out: Path, args: Namespace, images: Iterable[str] = ()) -
         images: Other inputs.
 
     Raises:
-        InputError: It is one of them.
+        InputError: The output file is also an input.
     """
     if not out.exists():
         return
@@ -148,7 +148,7 @@ def check_not_an_input(out: Path, args: Namespace, images: Iterable[str] = ()) -
 
 
 def _weights_files(place: Path) -> list[Path]:
-    """Return a file or folder together with its weights files."""
+    """Return a file or folder, together with the weights files in it."""
     from vitlite.checkpoints.reader import files_of
 
     with suppress(CheckpointError, OSError):
@@ -160,7 +160,7 @@ def check_outside(out: Path, data: Path) -> None:
     """Check that an output is not inside the data folder, where the next run would read it as data.
 
     Raises:
-        InputError: It is inside.
+        InputError: The output is inside the data folder.
     """
     if data.resolve() in (out.resolve(), *out.resolve().parents):
         raise InputError(f"--out {out} is inside the data, {data}. Name another folder.")
@@ -170,7 +170,7 @@ def check_device(device: str | None) -> None:
     """Check that torch can use a device.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: The device cannot be used.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The option and the output that all drawing commands share."""
+"""The --out option of all commands that draw, and the line that these commands print at the end."""
 
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING

@@ -31,8 +31,8 @@ class LabelledImages(NamedTuple):
 
     Attributes:
         paths: The files.
-        labels: Their classes (n,).
-        is_test: True for the images to measure on (n,).
+        labels: The class of each image (n,).
+        is_test: True for test images (n,).
         classes: The names of the classes.
     """
 
@@ -88,7 +88,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Embed the images with each model, and measure classifiers of the vectors."""
+    """Embed the images with each model, and measure how well the vectors separate the classes."""
     if args.out:
         check_target(args.out)
         need_matplotlib()
@@ -111,7 +111,7 @@ def run(args: Namespace) -> int:
 
 
 def _find_labelled(data: Path, seed: int) -> LabelledImages:
-    """Find the images below one folder per class, and choose the test images."""
+    """Find the images in the class folders, and choose the test images."""
     import torch
 
     from vitlite.retrieval.probe import held_out
@@ -143,7 +143,7 @@ def _read_classes(folder: Path, classes: Sequence[str]) -> "tuple[list[Path], Te
 
 
 def _measure(args: Namespace, images: LabelledImages, progress: ImageProgress) -> Measurement:
-    """Embed the images that can be read with one model, and measure classifiers of the vectors."""
+    """Embed the readable images with one model, and measure how well the vectors separate the classes."""
     import torch
 
     from vitlite.inference.predict import embed
@@ -156,7 +156,7 @@ def _measure(args: Namespace, images: LabelledImages, progress: ImageProgress) -
             found.append(vector)
             rows.append(row)
     if not found:
-        raise InputError("No image could be read.")
+        raise InputError("No image could be read. Check the files named above.")
     vectors, labels, is_test = torch.stack(found), images.labels[rows], images.is_test[rows]
     tests = int(is_test.sum())
     if tests in (0, len(rows)):

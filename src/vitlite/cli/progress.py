@@ -33,13 +33,13 @@ def say_resumed(out: str, done: int) -> None:
 
 
 class Lines:
-    """Prints occasional lines if stderr is not a terminal, so that a log shows progress."""
+    """Prints occasional lines of progress for a log, if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a line, unless one was printed in the last half minute."""
+        """Print a line, unless another line was printed in the last half minute."""
         now = time.monotonic()
         if now - self.last >= EVERY and not sys.stderr.isatty():
             self.last = now

@@ -88,7 +88,7 @@ class Report:
             print(_row(_cells(history[i], epochs), widths) + "  best so far" * best, flush=True)
 
     def end(self, history: History) -> None:
-        """Draw the curves, print which epoch is the best and why, and suggest commands that use it."""
+        """Draw the curves, print which epoch is the best and why, and suggest commands that use its weights."""
         try:
             draw_curves(history, self.out / CURVES)
         except MissingExtraError as error:

@@ -71,7 +71,7 @@ def run(args: Namespace) -> int:
 
 
 def _model_of(vectors: "Vectors", args: Namespace) -> "ViT":
-    """Open the model that made the vectors, by its name at that time."""
+    """Open the model that made the vectors, by the name that the vectors file records."""
     args.model, args.size = vectors.model, args.size or vectors.image_size
     try:
         return open_model(args)

@@ -1,4 +1,4 @@
-"""Text for readers: tables, bold type and large numbers."""
+"""Format text for a terminal: tables, bold type and large numbers."""
 
 import os
 import sys
@@ -44,7 +44,7 @@ def bold(text: str, stream: TextIO | None = None) -> str:
 
 
 def with_bold_header(text: str) -> str:
-    """Return a table with its first line in bold on a terminal."""
+    """Return the text of a table. On a terminal, the first line is bold."""
     header, newline, rows = text.partition("\n")
     return bold(header) + newline + rows
 

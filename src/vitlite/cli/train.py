@@ -152,7 +152,7 @@ def _train(args: Namespace) -> int:
 
 
 def _read_data(args: Namespace, model: ViT, folders: Sequence[str]) -> Split:
-    """Read the images, with the model's labels as classes if the folders match them."""
+    """Read the images. If the folders match the labels of the model, these labels are the classes."""
     split = read_training_data(args.data, preprocess_of(model), folders, share=args.val_share, seed=args.seed)
     if model.labels is None:
         return split
@@ -187,7 +187,7 @@ def _settings(args: Namespace, images: int) -> Settings:
 
 
 def _model(args: Namespace, classes: int) -> ViT:
-    """Return the initial model with its preprocessing."""
+    """Return the model before training, with its preprocessing."""
     torch.manual_seed(args.seed)
     options: dict[str, Any] = {
         "num_classes": classes,
@@ -205,7 +205,7 @@ def _model(args: Namespace, classes: int) -> ViT:
 
 
 def _usual_transform(name: str, config: ViTConfig) -> TransformConfig:
-    """Return the transform for random weights: the zoo's for this name, or a plain centre crop."""
+    """Return the transform for random weights: that of the zoo for this name, or a plain centre crop."""
     if name in registry.NAMES:
         return transform_from_record(registry.find(name), config.size)
     half = (0.5,) * config.channels

@@ -38,10 +38,10 @@ def _file_of(record: registry.Record) -> Path | None:
 
 
 def _verify(target: str) -> str:
-    """Return a line about a file with the right hash.
+    """Hash a file, and return a line that says it is good.
 
     Raises:
-        DownloadError: The hash is wrong, or there is no such file.
+        DownloadError: The hash is wrong, or the file does not exist.
     """
     expected = None
     path: Path | None = Path(target)

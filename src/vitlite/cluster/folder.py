@@ -23,7 +23,7 @@ READERS = 16  # files that are read at once, because network storage has a high 
 
 
 class Output(NamedTuple):
-    """A folder that one job may write.
+    """The output folder of a job, which only this job may write.
 
     Attributes:
         files: The file system of the folder.
@@ -42,9 +42,9 @@ class Output(NamedTuple):
 
 @contextmanager
 def open_output(files: "FileSystem", folder: str, columns: "pa.Schema", identity: dict[str, Any]) -> Iterator[Output]:
-    """Open the folder of a job, either a new one or that of an earlier run of the same job.
+    """Open the folder of a job: a new folder, or the folder of an earlier run of the same job.
 
-    Incomplete files of a killed run are deleted if a lock shows that no other process is writing them.
+    Incomplete files of a killed run are deleted, if a lock shows that no other process is writing them.
 
     Args:
         files: The file system of the folder.
@@ -85,7 +85,7 @@ def _names(files: "FileSystem", folder: str) -> list[str]:
     from pyarrow.fs import FileSelector, FileType
 
     if files.get_file_info(folder).type == FileType.File:
-        raise InputError(f"{folder} is a file. Choose a new folder (--out).")
+        raise InputError(f"{folder} is a file. Choose another --out.")
     return sorted(info.base_name for info in files.get_file_info(FileSelector(folder, allow_not_found=True)))
 
 
@@ -104,10 +104,10 @@ def _is_marked(files: "FileSystem", folder: str) -> bool:
 
 
 def _prefix(files: "FileSystem", folder: str, identity: dict[str, Any]) -> str:
-    """Return the prefix of the job's file names, from the folder's mark or a new one.
+    """Return the prefix of the job's file names: the one in the mark of the folder, or a new one.
 
     Raises:
-        InputError: The mark belongs to another job.
+        InputError: The mark is damaged or belongs to another job.
     """
     path = f"{folder}/{MARK}"
     if not _is_marked(files, folder):
@@ -122,7 +122,7 @@ def _prefix(files: "FileSystem", folder: str, identity: dict[str, Any]) -> str:
         mark = json.loads(content)
         prefix, found = str(mark["prefix"]), mark["identity"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InputError(f"{path} is damaged. Choose another folder (--out).") from error
+        raise InputError(f"{path} is damaged. Choose another --out.") from error
     if found != identity:
         raise InputError(
             f"{folder} was written with another model or other options. Repeat that command, or choose another --out."
@@ -136,7 +136,7 @@ def own_files(files: "FileSystem", folder: str, prefix: str) -> list[str]:
 
 
 def _paths_done(files: "FileSystem", paths: list[str], local: bool) -> "pa.Array":
-    """Return the paths of all images in the files."""
+    """Return the paths of all images in these output files."""
     import pyarrow as pa
 
     with ThreadPoolExecutor(READERS) as readers:

@@ -34,7 +34,7 @@ class Actors:
         count: The number of actors; None for one per core or, with `device="cuda"`, one per GPU.
 
     Raises:
-        InputError: `batch` or `count` is not positive.
+        InputError: `batch` or `count` is not a positive integer.
     """
 
     batch: int = 32
@@ -54,7 +54,7 @@ class Actors:
 
 
 class Summary(NamedTuple):
-    """The number of images in an output, and how many of them are broken and new."""
+    """The number of images in an output, and how many of these are broken and how many are new."""
 
     images: int
     broken: int
@@ -81,7 +81,7 @@ def check_installed() -> None:
     """Check that Ray is installed.
 
     Raises:
-        MissingExtraError: It is not.
+        MissingExtraError: Ray is not installed.
     """
     try:
         import pyarrow  # noqa: F401
@@ -100,7 +100,7 @@ def embed_images(
         source: The result of `find_source`.
         out: The folder for the files, or its URL.
         actors: The number of actors and their settings.
-        on_resume: Called with the number of images that are already done, if there are any.
+        on_resume: Called if images are already done, with their number.
 
     Raises:
         ImageError: The model has no preprocessing.
@@ -115,7 +115,7 @@ def embed_images(
 def classify_images(
     model: "ViT", source: Source, out: str, actors: Actors, *, top: int, on_resume: Callable[[int], None]
 ) -> Summary:
-    """Write the `top` best labels of each image, as `embed_images` writes vectors.
+    """Write the `top` most probable labels of each image to Parquet files, like `embed_images`.
 
     Raises:
         ImageError: The model has no preprocessing.
@@ -133,7 +133,7 @@ def classify_images(
 def _run(
     job: _Job, model: "ViT", source: Source, out: str, actors: Actors, on_resume: Callable[[int], None]
 ) -> Summary:
-    """Process the images that are not in the output yet, and return a summary of the output."""
+    """Process the images that are not yet in the output, and return a summary of the output."""
     import pyarrow as pa
     import ray.data
 

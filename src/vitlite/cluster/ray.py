@@ -1,6 +1,6 @@
 """Actors on Ray: `Embedder` and `Classifier` for Ray Data's `map_batches`.
 
-Ray does the scheduling, limits memory, and replaces lost actors and nodes. Only paths pass through it, and each actor
+Ray schedules the work, limits memory, and replaces lost actors and nodes. Only paths pass through it, and each actor
 reads its own images, because `ray.data.read_binary_files` would end the whole job at the first unreadable file.
 """
 
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class Embedder:
-    """Add a vector to each image of a table: columns `path`, and `bytes` if present -> `vector`, `error`.
+    """Add a vector to each image of a table. It reads `path`, and `bytes` if present; it adds `vector` and `error`.
 
-    Other columns are kept; `bytes` is removed. An unreadable image gets an error instead of a vector.
+    Other columns are kept; `bytes` is removed. An image that cannot be read has an error instead of a vector.
 
         ds = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)
         ds.map_batches(vitlite.cluster.ray.Embedder, fn_constructor_args=(ray.put(model),), batch_format="pyarrow",
@@ -52,7 +52,7 @@ class Embedder:
             threads: The number of threads of this process. Pass the actor's `num_cpus`.
 
         Raises:
-            InputError: `batch` or `threads` is not positive.
+            InputError: `batch` or `threads` is not a positive integer.
         """
         check_count(batch, "batch")
         self.model, self.batch = _prepare(model, dtype, device, threads), batch
@@ -69,7 +69,7 @@ class Embedder:
 
 
 class Classifier:
-    """Add the best labels to each image of a table, as `Embedder` adds vectors: -> `labels`, `scores`, `error`."""
+    """Add labels to each image of a table, like `Embedder`. The new columns are `labels`, `scores` and `error`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Classifier:
         device: str | None = None,
         threads: int = 1,
     ) -> None:
-        """Optimize the actor's own copy of a model. `top` is the number of labels; for the rest see `Embedder`."""
+        """Optimize the actor's own copy of a model. `top` is the number of labels. See `Embedder` for the others."""
         check_count(top, "top")
         check_count(batch, "batch")
         self.model, self.top, self.batch = _prepare(model, dtype, device, threads), top, batch
@@ -118,13 +118,13 @@ def _prepare(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | Non
 def _work_through(
     table: "pa.Table", work: "Callable[[Iterator[bytes]], Outcomes[T]]"
 ) -> "tuple[pa.Table, list[T | None], pa.Array]":
-    """Return the table without `bytes`, the result of each image, and the error of each unreadable image."""
+    """Return the table without `bytes`, with a result or None, and an error or null, for each image."""
     import pyarrow as pa
 
     if not isinstance(table, pa.Table) or "path" not in table.column_names:
         given = table.column_names if isinstance(table, pa.Table) else type(table).__name__
         raise InputError(
-            f"The actor needs Arrow tables with a column path, got {given}. "
+            f"The actor needs Arrow tables with a column named path, got {given}. "
             'Pass batch_format="pyarrow" to map_batches and include_paths=True to read_binary_files.'
         )
     paths = table["path"].to_pylist()
@@ -152,7 +152,7 @@ def _work_through(
 
 
 def _read_ahead(paths: Sequence[str | None]) -> Iterator[bytes | Exception]:
-    """Read files in order, some of them while others are decoded."""
+    """Yield the contents of files in order. Files are read in the background while others are decoded."""
     reading: deque[Future[bytes | Exception]] = deque()
     with ThreadPoolExecutor(READERS, "vitlite-files") as readers:
         for path in paths:

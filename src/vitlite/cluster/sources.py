@@ -25,9 +25,9 @@ class Source(NamedTuple):
     """The images of a job.
 
     Attributes:
-        name: The folder, list or Parquet that was passed.
-        paths: The paths of the images, each once; None for Parquet that contains the images themselves.
-        skipped: The number of other files in a folder, by extension.
+        name: The folder, list or Parquet file that was passed.
+        paths: The paths of the images, without duplicates; None for Parquet files that contain the images themselves.
+        skipped: The number of other files in the folder, by extension.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Source(NamedTuple):
 
 
 def find_source(name: str) -> Source:
-    """Find the images of a folder, a list or Parquet, given as a path or a URL.
+    """Find the images of a folder, of a list or of Parquet files, given as a path or a URL.
 
     Raises:
         ImageError: There is no such file or folder, or no image in it.
-        InputError: The Parquet cannot be read or has rows without a path, or the URL scheme is unknown.
+        InputError: The Parquet files cannot be read or have rows without a path, or the URL scheme is unknown.
     """
     from pyarrow.fs import FileType
 
@@ -62,7 +62,10 @@ def find_source(name: str) -> Source:
     with files.open_input_stream(place, compression=None) as file:
         content = file.read()
     if b"\0" in content:
-        raise ImageError(f"{name} is not a list of images, and its extension is not that of an image.")
+        raise ImageError(
+            f"{name} is not a list of images, because it contains binary data. "
+            "Pass a text file with one path per line, or an image with a supported extension."
+        )
     lines = io.StringIO(content.decode(errors="surrogateescape"), newline=None)
     paths = read_listing(lines)
     if not paths:
@@ -71,11 +74,11 @@ def find_source(name: str) -> Source:
 
 
 def _no_images(name: str) -> ImageError:
-    return ImageError(f"No images in {name}. Extensions in folders: {' '.join(sorted(SUFFIXES))}.")
+    return ImageError(f"No images found in {name}. Supported in folders: {' '.join(sorted(SUFFIXES))}.")
 
 
 def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
-    """Return the source for Parquet with a column `path`, and `bytes` if it contains the images themselves."""
+    """Return the images of Parquet files with a column `path` and, if they contain the images, `bytes`."""
     import pyarrow as pa
     from pyarrow import dataset
 
@@ -83,10 +86,15 @@ def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
         rows = dataset.dataset(place, filesystem=files, format="parquet")
         columns = rows.schema.names
         if "path" not in columns:
-            raise InputError(f"{name} needs a column path, and bytes if it contains the images. It has {columns}.")
+            raise InputError(
+                f"{name} needs a column named path and, if it contains images, one named bytes. Its columns: {columns}."
+            )
         without_path = rows.count_rows(filter=dataset.field("path").is_null())
         if without_path:
-            raise InputError(f"{name} has {without_path} rows without a path. Remove them.")
+            raise InputError(
+                f"{name} has {without_path} row{'s' * (without_path != 1)} without a path. "
+                f"Remove {'them' if without_path != 1 else 'it'}."
+            )
         if rows.count_rows() == 0:
             raise _no_images(name)
         if "bytes" in columns:
@@ -110,7 +118,7 @@ def _files_below(files: "FileSystem", folder: str) -> list[str]:
 
 
 def _unique(paths: Sequence[str]) -> "pa.Array":
-    """Return each path once, as an absolute path, because the actors have another working folder."""
+    """Return the paths without duplicates. They become absolute, because actors have another working folder."""
     import pyarrow as pa
 
     absolute = [path if "://" in path else os.path.abspath(path) for path in paths]
@@ -147,10 +155,10 @@ def _without(table: "pa.Table", done: "pa.Array") -> "pa.Table":
 
 
 def _remaining_in_parquet(name: str, done: "pa.Array", unit: int) -> "tuple[Dataset, int]":
-    """Return the remaining images of Parquet that contains them. Each task reads one row group.
+    """Return the remaining images of Parquet files that contain the images. Each task reads one row group.
 
-    The tasks reserve no core, because the actors occupy all of them. `ray.data.read_parquet` would need a core to list
-    files.
+    The tasks reserve no core, because the actors occupy all of them. `ray.data.read_parquet` would need a core to
+    list files.
     """
     import pyarrow as pa
     import ray.data
@@ -190,7 +198,7 @@ def _row_groups(files: "FileSystem", place: str) -> list[_RowGroup]:
 
 
 def read_row_group(files: "FileSystem", path: str, number: int, unit: int) -> "Iterator[pa.Table]":
-    """Read the columns `path` and `bytes`, a unit of work at a time."""
+    """Yield the columns `path` and `bytes` of a row group, one unit of work at a time."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -201,7 +209,7 @@ def read_row_group(files: "FileSystem", path: str, number: int, unit: int) -> "I
 
 
 def locate(path: str) -> tuple["FileSystem", str]:
-    """Return the file system of a path or URL, and the path in it.
+    """Return the file system of a path or URL, and the path in this file system.
 
     Raises:
         InputError: pyarrow does not support the URL's scheme.

@@ -1,7 +1,7 @@
-"""Attention without gradients: torch's fused kernel, buffers that stay in cache, and only the class token.
+"""Three ways to compute attention without gradients: torch's kernel, small buffers, or only the class token.
 
-All compute softmax(unit q k^T) v from queries that are already scaled. The unit is 1, or ln 2 if powers of two replace
-powers of e.
+All three compute softmax(unit q k^T) v from queries that are already scaled. The unit is 1, or
+ln 2 if powers of two replace powers of e.
 
 Shapes: b images, n tokens, d width of a head, c width of a token; `qkv` stacks q, k and v.
 """
@@ -72,7 +72,7 @@ def _attend(group: HeadGroup, unit: float) -> None:
 
 
 class Buffers(NamedTuple):
-    """Memory for attention, and views of it. Creating the views takes small models a noticeable time."""
+    """Memory for attention, with views of it. The views are kept, because creating them takes time."""
 
     qkv: Tensor  # of one image, (3, heads, n, d)
     transposed_keys: Tensor | None  # (heads, d, n), if a product with them is faster
@@ -84,7 +84,7 @@ _thread = threading.local()
 
 
 def _buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
-    """Return the buffers of this thread. They are reused, because fresh pages of memory cost as much as a product.
+    """Return the buffers of this thread. They are reused, because new pages of memory take as long as a product.
 
     Args:
         shape: (b, heads, n, d).
@@ -124,9 +124,9 @@ def _new_buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
 class ClassTokenAttention:
     """Attention of only the first token, without computing keys and values: (b, n, c) -> (b, 1, heads d).
 
-    q (W x) = (q W) x, and the weighted mean of W x is W times the weighted mean of x. So only the query is multiplied
-    by the weights of the keys, and only one mean by those of the values. A bias of the keys shifts all scores equally
-    and is left out.
+    q (W x) = (q W) x, and the weighted mean of W x is W times the weighted mean of x. So the weights of
+    the keys multiply only the query, and the weights of the values only one mean. The bias of the keys shifts all
+    scores equally and is left out.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, heads: int, dtype: torch.dtype, unit: float) -> None:

@@ -35,7 +35,7 @@ WAYS = {
 
 @dataclass
 class Timing:
-    """The times of one model for one batch in one dtype, by "eager", "optimized" and "products"."""
+    """The times of one model on one batch in one dtype. Keys are "eager", "optimized" and "products"."""
 
     model: str
     size: int
@@ -47,13 +47,13 @@ class Timing:
     device: str = "cpu"
 
     def wrong(self) -> dict[str, float]:
-        """Return the differences that are larger than rounding errors."""
+        """Return the differences from eager float32 that are too large for rounding errors."""
         limit = (TOLERANCE if self.device == "cpu" else GPU_TOLERANCE)[getattr(torch, self.dtype)]
         return {name: value for name, value in self.differences.items() if not value <= limit}  # also catches NaN
 
 
 def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
-    """Measure one model on one batch, in float32 and in bfloat16, interleaved, on the model's device.
+    """Measure one model on one batch, with float32 and bfloat16 in turns, on the device of the model.
 
     Raises:
         InputError: `batch` or `rounds` is not a positive integer.
@@ -83,7 +83,7 @@ def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
 
 
 def advice(timings: Sequence[Timing]) -> list[str]:
-    """Return sentences about the fastest way for each model and batch, and the accuracy of bfloat16."""
+    """Return a sentence about the fastest way for each model and batch, and one about the accuracy of bfloat16."""
     seconds: dict[str, dict[tuple[str, str], float]] = {}
     for timing in timings:
         case = f"{timing.model} at {timing.size} px, batch {timing.batch}"
@@ -103,5 +103,5 @@ def advice(timings: Sequence[Timing]) -> list[str]:
         rounds = rounds or best[1] == "bfloat16"
     if rounds:
         largest = max(max(timing.differences.values()) for timing in timings if timing.dtype == "bfloat16")
-        sentences.append(f"bfloat16 rounds: its logits are within {largest:.1%} of the largest.")
+        sentences.append(f"bfloat16 rounds: its logits differ by up to {largest:.1%} of the largest logit.")
     return sentences

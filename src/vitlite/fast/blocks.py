@@ -1,4 +1,4 @@
-"""The layers of a ViT, rebuilt for inference: scales folded into weights, packed weights, norms as plain calls.
+"""The layers of a ViT, rebuilt for inference: with packed weights that include scales, and norms as plain calls.
 
 Shapes: b images, c channels, h and w patches down and across, p and q pixels of a patch, n tokens, d width of a token.
 """
@@ -21,7 +21,7 @@ QUICK = 1.702  # quick GELU is x sigmoid(1.702 x), which is swish(1.702 x) / 1.7
 
 
 class Kernels(NamedTuple):
-    """The kernels of the two expensive parts of a block."""
+    """The kernels of the two expensive parts of a block: linear layers and attention."""
 
     linear: Linear
     attend: Callable[[Tensor, float], Tensor]  # (3, b, heads, n, head_dim) and the unit -> (b, n, heads, head_dim)
@@ -37,18 +37,18 @@ def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Ke
 
 
 class Layers(Protocol):
-    """A builder of a block's linear layers "qkv", "proj", "fc1" and "fc2", in floats here or in bytes in `int8`."""
+    """A builder of the linear layers of a block: "qkv", "proj", "fc1" and "fc2". `int8` has another builder."""
 
     dtype: torch.dtype  # of their results, except those added to the residual stream
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """Return a layer. `then` names the next layer if only an activation is between them."""
+        """Return a layer. `then` names the next layer if there is only an activation in between."""
 
     def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """Return the norm before a layer, for inputs that are `factor` times too large; or an identity."""
+        """Return the norm (or identity) before a layer, for inputs that are `factor` times too large."""
 
     def divisor(self, name: str) -> Tensor | float:
-        """Return the divisor of a layer's inputs if no norm precedes it."""
+        """Return the divisor for the inputs of a layer without a norm before it."""
 
 
 class FloatLayers:
@@ -89,7 +89,10 @@ class FastPatches(nn.Module):
         self.bias = kernel.new_zeros(len(kernel)) if bias is None else bias.detach()
 
     def forward(self, images: Tensor, added: Tensor) -> Tensor:
-        """Return the tokens. `added` is (1, n, d): the prefix tokens, then positions and bias of each patch."""
+        """Return the tokens.
+
+        `added` is (1, n, d): the prefix tokens, then the sum of position and bias for each patch.
+        """
         images = self.backbone(images.to(self.dtype))
         b, c, p, n = len(images), images.shape[1], self.patch_size, added.shape[1]
         x = images.new_empty((b, n, c * p * p), dtype=self.dtype)
@@ -104,7 +107,7 @@ class FastPatches(nn.Module):
 
 
 class FastAttention(nn.Module):
-    """`Attention` without its projection, with the scale in the weights: (b, n, d) -> (b, n, heads head_dim)."""
+    """`Attention` without the output projection. Weights include the scale: (b, n, d) -> (b, n, heads head_dim)."""
 
     def __init__(self, attn: Attention, layers: Layers, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
@@ -142,7 +145,7 @@ class FastAttention(nn.Module):
 
 
 class FastMLP(nn.Module):
-    """`MLP` without its last layer: (b, n, d) -> (b, n, mlp_dim)."""
+    """`MLP` without the last layer: (b, n, d) -> (b, n, mlp_dim)."""
 
     def __init__(self, mlp: MLP, layers: Layers) -> None:
         super().__init__()
@@ -157,7 +160,7 @@ class FastMLP(nn.Module):
 
 
 class FastSwiGLU(nn.Module):
-    """`SwiGLU` without its last layer, with separate layers for gate and value: (b, n, d) -> (b, n, mlp_dim)."""
+    """`SwiGLU` without the last layer. Gate and value are separate layers: (b, n, d) -> (b, n, mlp_dim)."""
 
     factor = 1.0
 
@@ -214,9 +217,9 @@ class FastBlock(nn.Module):
 
 
 class FastAttentionPool(nn.Module):
-    """`AttentionPool` without computing keys and values, because its query is constant: (b, n, d) -> (b, d).
+    """`AttentionPool` with a constant query, so that keys and values need not be computed: (b, n, d) -> (b, d).
 
-    q (W x) = (q W) x, and the weighted mean of W x is W times the weighted mean of x. A bias of the keys shifts all
+    q (W x) = (q W) x, and the weighted mean of W x is W times the weighted mean of x. The bias of the keys shifts all
     scores equally and is left out.
     """
 
@@ -244,7 +247,7 @@ class FastAttentionPool(nn.Module):
 
 
 def _rotate_in_place(x: Tensor, rotation: Tensor) -> None:
-    """Rotate queries and keys, (b, n, 2, heads, head_dim), by the complex numbers of their token, (n, head_dim / 2).
+    """Rotate queries and keys (b, n, 2, heads, head_dim) by the complex numbers of each token (n, head_dim / 2).
 
     Two adjacent channels form a complex number, so that a rotation is one product.
     """
@@ -256,7 +259,7 @@ def _rotate_in_place(x: Tensor, rotation: Tensor) -> None:
 
 
 def _pairs_side_by_side(rows: Tensor, heads: int) -> Tensor:
-    """Reorder the channels of queries and keys so that the two that are rotated together are adjacent.
+    """Reorder the channels of queries and keys, so that two channels that are rotated together are adjacent.
 
     The scores do not change, because queries and keys are reordered in the same way.
     """
@@ -266,7 +269,7 @@ def _pairs_side_by_side(rows: Tensor, heads: int) -> Tensor:
 
 
 def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
-    """Replace a stem's weight-standardised convolutions by plain ones."""
+    """Return the ResNet stem with plain convolutions in place of the weight-standardised ones."""
     for module in list(backbone.modules()):
         for name, conv in module.named_children():
             if isinstance(conv, StandardConv):
@@ -279,19 +282,19 @@ def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
 
 
 def activation(mlp: MLP) -> tuple[str, float, float]:
-    """Return oneDNN's activation for an MLP, and the factors to multiply by before and after it."""
+    """Return the oneDNN activation of an MLP, with the factors to multiply by before and after the activation."""
     if isinstance(mlp.act, nn.GELU):
         return mlp.act.approximate, 1.0, 1.0
     return "swish", QUICK, 1 / QUICK
 
 
 def layer_scale(scale: nn.Module) -> Tensor | float:
-    """Return the factors of a `LayerScale`, or 1 if there is none."""
+    """Return the factors of a `LayerScale`, or 1 for an identity."""
     return getattr(scale, "gamma", 1.0)
 
 
 def scaled(linear: nn.Linear, inputs: float = 1.0, outputs: Tensor | float = 1.0) -> tuple[Tensor, Tensor | None]:
-    """Return the weight and bias of a layer with factors for inputs and outputs folded in."""
+    """Return the weight and the bias of a layer, multiplied by factors for its inputs and outputs."""
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     if isinstance(outputs, float) and outputs == inputs == 1:
         return weight, bias
@@ -309,12 +312,12 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def plain_norm(norm: nn.Module, dtype: torch.dtype, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """Return a LayerNorm as a plain call, which is faster than calling the module, or an identity.
+    """Return a plain call of a LayerNorm, which is faster than a call of the module; or return an identity.
 
     Args:
         norm: A LayerNorm or an identity.
-        dtype: The dtype of its weights.
-        factor: The factor by which the input is too large. It cancels out in the norm, except for epsilon.
+        dtype: The dtype for the weights of the norm.
+        factor: The factor by which the input is too large. A norm cancels it, but epsilon must be adjusted.
     """
     if not isinstance(norm, nn.LayerNorm):
         return lambda x: x

@@ -1,4 +1,4 @@
-"""Calibration for int8: record the inputs of every layer for a few images, and choose its quantisation.
+"""Calibration for int8: record the inputs of every layer for a few images, and choose how to quantise them.
 
 Shapes: b images, n tokens, d inputs, k outputs.
 """
@@ -29,14 +29,14 @@ CLIPS = (0.9, 0.8, 0.65, 0.5)  # shares of the observed range; values outside ar
 
 @torch.no_grad()
 def calibrated(model: ViT, images: Iterable[Any]) -> list[dict[str, Quantization]]:
-    """Return, for each block, the quantisation of every layer for which int8 is accurate enough, by name.
+    """Return the quantisations of each block, by layer name. Layers for which int8 is too coarse are left out.
 
     Args:
         model: An eager model.
         images: Images that `model.preprocess` accepts.
 
     Raises:
-        OptimizedError: There is no image, the output for one is not finite, or int8 is too coarse for every layer.
+        OptimizedError: There is no image, the output for an image is not finite, or int8 is too coarse for every layer.
     """
     with _recorded_inputs(model) as inputs:
         _run(model, images)
@@ -49,7 +49,7 @@ def calibrated(model: ViT, images: Iterable[Any]) -> list[dict[str, Quantization
 
 
 def fingerprint(quantizations: Sequence[dict[str, Quantization]]) -> str:
-    """Return a short hash of the quantisation of a model, which affects its outputs as the weights do."""
+    """Return a short hash of the quantisation of a model. Like the weights, it affects the outputs."""
     digest = hashlib.sha256()
     for block in quantizations:
         for name, (scale, zero_point, smoothing) in block.items():
@@ -59,14 +59,14 @@ def fingerprint(quantizations: Sequence[dict[str, Quantization]]) -> str:
 
 
 class Inputs:
-    """The inputs of a layer: their range, and some of their tokens."""
+    """A record of the inputs of a layer: their range, and some of the tokens."""
 
     def __init__(self) -> None:
         self.low = self.high = torch.zeros(())  # (d,)
         self.tokens: list[Tensor] = []  # (n, d) of each image
 
     def add(self, x: Tensor) -> None:
-        """Record (b, n, d)."""
+        """Record a batch of inputs: (b, n, d)."""
         x = x.detach().float()
         self.low = torch.minimum(self.low, x.amin((0, 1)))
         self.high = torch.maximum(self.high, x.amax((0, 1)))
@@ -83,7 +83,7 @@ class Inputs:
 
 
 def _some_tokens(image: Tensor) -> Tensor:
-    """Return some tokens of an image (n, d): evenly spaced ones, and the one with the largest value."""
+    """Return some tokens of an image (n, d): evenly spaced tokens, and the token with the largest value."""
     largest = int(image.abs().amax(1).argmax())
     spaced = torch.linspace(0, len(image) - 1, TOKENS_OF_IMAGE - 1, dtype=torch.float64).long()
     return image[[largest, *spaced.tolist()]].clone()
@@ -91,7 +91,7 @@ def _some_tokens(image: Tensor) -> Tensor:
 
 @contextmanager
 def _recorded_inputs(model: ViT) -> Iterator[list[dict[str, Inputs]]]:
-    """Record the inputs of the layers of each block, by name, with the model in eval mode."""
+    """Return a context in which the model is in eval mode and records the inputs of the layers of each block."""
     inputs: list[dict[str, Inputs]] = []
     hooks = []
     in_training = [module for module in model.modules() if module.training]
@@ -119,13 +119,11 @@ def _run(model: ViT, images: Iterable[Any]) -> None:
         if not vectors.isfinite().all():
             raise OptimizedError(
                 f"The output for one of the calibration images {count + 1} to {count + len(batch)} is not finite. "
-                "Leave it out."
+                "Leave this image out."
             )
         count += len(batch)
     if not count:
-        raise OptimizedError(
-            "There is no image to calibrate with. Pass about 32 typical images: calibrate= (--calibrate)."
-        )
+        raise OptimizedError("There are no calibration images. Pass about 32 typical images: calibrate= (--calibrate).")
 
 
 def _blocks(model: ViT) -> Sequence[Block]:
@@ -137,7 +135,7 @@ def _layers(block: Block) -> dict[str, nn.Linear]:
 
 
 def _quantize_block(block: Block, inputs: dict[str, Inputs]) -> dict[str, Quantization]:
-    """Return the quantisation of each layer for which int8 is accurate enough."""
+    """Return the quantisation of each layer of a block. Layers for which int8 is too coarse are left out."""
     scales_behind = {"proj": layer_scale(block.ls1), "fc2": layer_scale(block.ls2)}
     quantizations = {}
     for name, layer in _layers(block).items():
@@ -155,7 +153,7 @@ def _quantize_block(block: Block, inputs: dict[str, Inputs]) -> dict[str, Quanti
 
 
 def _best_quantization(inputs: Inputs, weight: Tensor, smooth: bool) -> Quantization | None:
-    """Return the quantisation with the smallest error, or None if that error is too large."""
+    """Return the quantisation with the smallest error, or None if even this error is too large."""
     tokens = torch.cat(inputs.tokens)
     expected = tokens @ weight.T
     smoothings: list[Tensor | float] = [1.0]
@@ -174,7 +172,7 @@ def _best_quantization(inputs: Inputs, weight: Tensor, smooth: bool) -> Quantiza
 
 
 def _smoothing(largest: Tensor, largest_weight: Tensor, balance: float) -> Tensor:
-    """Return the divisor of each channel that balances the ranges of inputs and weights, as in SmoothQuant."""
+    """Return a divisor for each channel that balances the ranges of inputs and weights, as in SmoothQuant."""
     tiny = 1e-5
     smoothing = largest.clamp_min(tiny) ** balance / largest_weight.clamp_min(tiny) ** (1 - balance)
     return smoothing / smoothing.mean()
@@ -189,7 +187,7 @@ def _quantization(inputs: Inputs, smoothing: Tensor | float, clip: float) -> Qua
 
 
 def _error(tokens: Tensor, weight: Tensor, expected: Tensor, quantization: Quantization) -> float:
-    """Return the error of a product in int8, relative to the deviation of its outputs over the tokens."""
+    """Return the error of a product in int8, relative to the standard deviation of the outputs over the tokens."""
     integers, scales = quantize_weight(weight * quantization.smoothing)
     given = quantization.simulate(tokens) / quantization.smoothing
     found = given @ (integers * scales[:, None]).T

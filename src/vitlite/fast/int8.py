@@ -1,8 +1,8 @@
 """Linear layers in int8 for `optimize(dtype=torch.int8)`.
 
-An input x of a channel becomes the byte round(x / smoothing / scale) + zero_point, from 0 to 255. A weight becomes a
-byte from -127 to 127. The smoothing differs by channel: the layer before divides by it, and the weight multiplies by
-it. So quantisation takes one pass over the inputs, or none if oneDNN's product writes bytes itself.
+An input x becomes the byte round(x / smoothing / scale) + zero_point, from 0 to 255. A weight becomes a
+byte from -127 to 127. The smoothing differs by channel. The layer before divides by the smoothing, and the weight
+multiplies by it. So quantisation needs one pass over the inputs, or no pass if the product before writes bytes.
 
 Shapes: b images, n tokens, d inputs, k outputs.
 """
@@ -36,7 +36,7 @@ class Quantization(NamedTuple):
         return self.smoothing * self.scale
 
     def simulate(self, x: Tensor) -> Tensor:
-        """Return inputs (n, d) after quantisation and back."""
+        """Quantise inputs (n, d) and convert them back, which shows the rounding errors."""
         steps = (x / self.smoothing / self.scale + self.zero_point).round().clamp(0, LARGEST) - self.zero_point
         return steps * self.scale * self.smoothing
 
@@ -48,7 +48,7 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Linear:
-    """A linear layer of bytes, by oneDNN: (b, n, d) -> (b, n, k) in the dtype or quantisation `gives`."""
+    """A linear layer in int8, by oneDNN: (b, n, d) -> (b, n, k). `gives` is the dtype or quantisation of the output."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, takes: Quantization, gives: torch.dtype | Quantization
@@ -69,12 +69,12 @@ class Int8Linear:
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, "none", [], "")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the product plus the bias after an activation: "swish", or GELU as "none" or "tanh"."""
+        """Return the activation of product plus bias: "swish", or GELU, exact ("none") or approximate ("tanh")."""
         name, algorithm = ("swish", "") if kind == "swish" else ("gelu", kind)
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, name, [], algorithm)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the sum with `other` in float32. It is faster if `other` may be overwritten."""
+        """Return product plus bias plus `other` in float32. This is faster if `other` may be overwritten."""
         way = "sum" if overwrite else "add"
         other = other.contiguous()  # oneDNN adds strided tensors slowly
         gives = 1.0, 0, torch.float32
@@ -84,7 +84,7 @@ class Int8Linear:
 
 
 class FloatLinear:
-    """A layer in floats among layers in int8. It adds to a float32 stream.
+    """A floating-point layer between layers in int8. It adds to a float32 residual stream.
 
     After the activation, the output is divided by `divisor` for the next layer.
     """
@@ -97,32 +97,32 @@ class FloatLinear:
         return self._linear(x)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the product plus the bias after an activation, divided for the next layer."""
+        """Return the activation of product plus bias, divided by `divisor` for the next layer."""
         y = self._linear.activated(x, kind)
         if isinstance(self._divisor, float) and self._divisor == 1.0:
             return y
         return y.float() / self._divisor
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the sum with `other`."""
+        """Return product plus bias plus `other`."""
         return other + self._linear(x)
 
 
 class Int8Layers:
-    """Linear layers of a block, in int8 if they have a quantisation, and in floats otherwise."""
+    """A builder of the linear layers of a block: in int8 for layers with a quantisation, otherwise in floats."""
 
     def __init__(self, quantizations: Mapping[str, Quantization], floats: FloatLayers) -> None:
         self.quantizations, self.floats = quantizations, floats
         self.dtype = floats.dtype
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """Return a layer. It writes bytes if the next layer, `then`, reads them."""
+        """Return a layer. It writes bytes if the next layer, `then`, reads bytes."""
         if name not in self.quantizations:
             return FloatLinear(self.floats.linear(name, weight, bias), self.divisor(then))
         return Int8Linear(weight, bias, self.quantizations[name], self.quantizations.get(then, self.dtype))
 
     def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """Return the norm before a layer, its quantisation, or both in one call."""
+        """Return the norm before a layer, the quantisation of its inputs, or both in one call."""
         quantization = self.quantizations.get(name)
         if quantization is None:
             plain = plain_norm(norm, torch.float32, factor)
@@ -142,18 +142,18 @@ class Int8Layers:
         return quantize
 
     def divisor(self, name: str) -> Tensor | float:
-        """Return the divisor of a layer's inputs if no norm precedes it."""
+        """Return the divisor for the inputs of a layer without a norm before it."""
         return self.quantizations[name].divisor if name in self.quantizations else 1.0
 
 
 def _to_bytes(x: Tensor) -> Tensor:
-    """Truncate to bytes, which rounds to nearest because 0.5 was added before. `x` is overwritten."""
+    """Convert to bytes, and overwrite `x`. Truncation rounds to the nearest byte, because 0.5 was added before."""
     return torch.empty_like(x, dtype=torch.uint8).copy_(x.clamp_(0, LARGEST))  # twice as fast as `to`
 
 
 @cache
 def int8_is_right(gives: torch.dtype) -> bool:
-    """Return whether oneDNN's products of bytes exist here and are exact, even if every byte has the largest value.
+    """Return whether oneDNN has products of bytes here that are exact, even if every byte has the largest value.
 
     CPUs without instructions for products of bytes sum them in 16 bits, which overflow.
     """
@@ -178,7 +178,7 @@ def int8_is_right(gives: torch.dtype) -> bool:
 
 
 def _writes_bytes(weight: Tensor, bias: Tensor, takes: Quantization, kind: str, given: Tensor, product: Tensor) -> bool:
-    """Return whether a product writes the quantised output of its activation."""
+    """Return whether a product with activation can write quantised outputs, and writes the right ones."""
     activated = F.silu(product) if kind == "swish" else F.gelu(product, approximate=kind)
     gives = Quantization(float(activated.max() - activated.min()) / LARGEST, 20)
     expected = (activated / gives.scale + gives.zero_point).round().clamp(0, LARGEST)

@@ -1,4 +1,4 @@
-"""Measure the speed of models. Benchmarks take turns in one run, and the best time of many turns counts.
+"""Measure the speed of models. Benchmarks run in turns, and the best of many times counts.
 
 Absolute times on a shared machine mean little, so compare times within one run. Each turn begins with a pause, so that
 the worker threads of the previous benchmark become idle.
@@ -34,7 +34,7 @@ INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile")  # 
 
 @dataclass
 class Benchmark:
-    """One way to compute the logits, and its best time so far."""
+    """A way to compute the logits, with the best time so far."""
 
     name: str
     dtype: torch.dtype
@@ -43,9 +43,9 @@ class Benchmark:
 
 
 def measure(benchmarks: Sequence[Benchmark], rounds: int) -> None:
-    """Run benchmarks in turns, and set the best time of each.
+    """Run benchmarks in turns, and set the best time of each benchmark.
 
-    A turn is a pause, a warm-up call and two timed calls; for long calls, only one timed call. After two turns, a
+    A turn is a pause, a warm-up call and two timed calls, or one timed call if calls are long. After two turns, a
     benchmark that is far slower than the fastest of its dtype is skipped. After three turns and a minute, measuring
     ends.
     """
@@ -93,7 +93,7 @@ def synchronized(run: Callable[[], Any], device: torch.device) -> Callable[[], A
 
 
 def memory_of(run: Callable[[], Any], device: torch.device) -> int:
-    """Return the peak GPU memory of a call in bytes, besides the weights; 0 if torch does not track it."""
+    """Return the peak GPU memory of a call in bytes, without the weights; 0 if torch does not track memory."""
     counts = getattr(torch, device.type)
     if not hasattr(counts, "max_memory_allocated"):
         return 0
@@ -104,7 +104,7 @@ def memory_of(run: Callable[[], Any], device: torch.device) -> int:
 
 
 def products(config: ViTConfig, images: Tensor) -> Benchmark:
-    """Return a benchmark of only the matrix products of a forward pass, which is the limit on this machine.
+    """Return a benchmark of only the matrix products of a forward pass, which no optimization can beat.
 
     Large batches are multiplied in slices, as in `optimize`.
     """
@@ -151,7 +151,7 @@ def random_model(config: ViTConfig) -> ViT:
 
 
 def machine(device: torch.device = CPU) -> dict[str, Any]:
-    """Describe the machine that was measured."""
+    """Describe the machine, as the context of the measured times."""
     core = first_core()
     described: dict[str, Any] = {
         "cpu": core.get("model name") or platform.processor() or platform.machine(),

@@ -46,13 +46,13 @@ GRIDS = 16  # number of grids whose positions are cached
 def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterable[Any] | None = None) -> ViT:
     """Make a model faster for inference, with the same methods and the same outputs.
 
-    The model is changed in place: packed weights replace its own. Images and outputs keep the model's dtype; `dtype` is
-    the dtype of the computation. Afterwards the model cannot be trained, moved, copied, exported or saved, so optimize
-    last. torch.compile skips it. Hooks are dropped, and later changes of the old weights have no effect.
+    The model is changed in place: its weights become packed weights. Images and outputs keep the dtype of the model;
+    `dtype` is that of the computation. Afterwards the model cannot be trained, moved, copied, exported or saved, so
+    optimize last. torch.compile skips it. Hooks are dropped, and later changes of the old weights have no effect.
 
     Args:
         model: An eager `ViT`. A second call changes nothing.
-        dtype: The dtype of the computation, such as `torch.bfloat16`. By default the model's own dtype. With
+        dtype: The dtype of the computation, such as `torch.bfloat16`; by default, that of the model. With
             `torch.int8`, which needs a CPU, linear layers use int8 if that is accurate enough, and bfloat16 or float32
             otherwise.
         calibrate: For int8: about 32 typical images that `model.preprocess` accepts. They determine how each layer is
@@ -88,17 +88,22 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
 
 
 def _check_parameters(model: ViT) -> None:
-    """Check that the weights can be packed: plain parameters on one device, in one dtype."""
+    """Check that the weights can be packed: they must be plain parameters on one device and in one dtype."""
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:
             raise OptimizedError(
                 f"{name} is a {type(parameter).__name__}, but optimize supports only plain parameters. For int8, pass "
                 "a float model with dtype=torch.int8 and calibrate=."
             )
-    places = sorted({f"{parameter.device} in {parameter.dtype}" for parameter in model.parameters()})
-    if len(places) > 1 or model.device.type == "meta":
+    places = sorted({f"{parameter.dtype} on {parameter.device}" for parameter in model.parameters()})
+    if model.device.type == "meta":
         raise OptimizedError(
-            f"The weights are on {', '.join(places)}. Move them to one device and dtype: model.to(...)."
+            "The weights are on the meta device, which holds no values. Create the model on a real device."
+        )
+    if len(places) > 1:
+        raise OptimizedError(
+            f"The weights differ in device or dtype: {', '.join(places)}. Convert them all to one: "
+            "model.to(device, dtype)."
         )
 
 
@@ -113,7 +118,7 @@ def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
         )
     if model.device.type == "cpu" and is_fast_in(dtype) is False:
         warnings.warn(
-            f"This CPU has no instructions for {dtype}. float32 is probably faster and is more accurate.", stacklevel=3
+            f"This CPU has no instructions for {dtype}. float32 is more accurate and probably faster.", stacklevel=3
         )
 
 
@@ -131,7 +136,7 @@ class Plan(NamedTuple):
 
     @property
     def inner(self) -> torch.dtype:
-        """The dtype of everything but int8 layers and the stream."""
+        """The dtype of everything except int8 layers and the residual stream."""
         return self.layers[0].dtype
 
 
@@ -148,7 +153,10 @@ def _plan(model: ViT, dtype: torch.dtype, images: Iterable[Any] | None) -> Plan:
 
 
 def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
-    """Plan int8: the stream is float32, and layers that are not in int8 use bfloat16 if the CPU is fast in it."""
+    """Plan int8, with a float32 residual stream.
+
+    Layers that are not in int8 use bfloat16 if the CPU has fast instructions for it, else float32.
+    """
     if model.device.type != "cpu":
         raise OptimizedError(
             f"int8 needs a CPU, but the model is on {model.device}. Use dtype=torch.bfloat16 (--dtype bfloat16)."
@@ -175,7 +183,7 @@ def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
 
 
 def kernels_of(model: ViT) -> str:
-    """Describe the kernels that compute a model's outputs on this machine. A resumed run must use the same ones.
+    """Describe the kernels that compute the outputs of a model on this machine. A resumed run must use the same.
 
     >>> import vitlite
     >>> kernels_of(vitlite.create("vit_nano_4.cifar10", dtype=torch.float64))
@@ -196,7 +204,7 @@ def kernels_of(model: ViT) -> str:
 
 
 def _rebuild(model: ViT, plan: Plan) -> None:
-    """Turn a model into an `OptimizedViT`. It stays unchanged until all weights are packed."""
+    """Turn a model into an `OptimizedViT`. The model stays unchanged until all weights are packed."""
     config, linear = model.config, plan.kernels.linear
     blocks = cast("Sequence[Block]", model.blocks)
     parts: dict[str, nn.Module] = {
@@ -240,7 +248,7 @@ def _unsupported(action: str) -> Callable[..., Any]:
 
 
 class OptimizedViT(ViT):
-    """A `ViT` after `optimize`: (b, c, h, w) -> (b, k). It is for inference only and does not expose its weights."""
+    """A `ViT` after `optimize`: (b, c, h, w) -> (b, k). It is only for inference and does not expose weights."""
 
     _plan: Plan
     _device: torch.device
@@ -250,12 +258,12 @@ class OptimizedViT(ViT):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype that it was optimized for."""
+        """The dtype of the computation."""
         return self._plan.dtype
 
     @property
     def calibration(self) -> str:
-        """For int8, a hash of the quantisation; empty otherwise."""
+        """A hash of the quantisation for int8; empty for other dtypes."""
         return self._plan.calibration
 
     @property
@@ -298,7 +306,7 @@ class OptimizedViT(ViT):
         return self.norm_pre(self.patch_embed(images, added).to(self._plan.stream)), rotation
 
     def _tables(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the cached tensors of a grid: the one that is added to the patches, and the rotation."""
+        """Return the cached tensors for the grid of these images: `_added_to_patches` and `_rotation_of`."""
         grid = self._grid(images)
         tables = self._tables_of.get(grid)
         if tables is None:
@@ -309,7 +317,7 @@ class OptimizedViT(ViT):
         return tables
 
     def _added_to_patches(self, grid: tuple[int, int]) -> Tensor:
-        """Return the tensor that is added to the projected patches and the zeros before them: (1, n, d)."""
+        """Return the tensor to add to the projected patches, which follow zeros for the prefix tokens: (1, n, d)."""
         patches: Tensor = self.patch_embed.bias.expand(1, math.prod(grid), -1)
         cls: Tensor | None = self.cls_token
         positions = self._positions(grid)
@@ -339,8 +347,8 @@ class OptimizedViT(ViT):
 
         Args:
             images: (b, c, h, w).
-            answer: A function that computes the result of a slice.
-            batch_axis: The batch axis of its result.
+            answer: A function that computes the result for a slice.
+            batch_axis: The batch axis of the result.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise _error("be traced")
@@ -384,7 +392,7 @@ class OptimizedViT(ViT):
         return in_float32 and tokens >= LONG and float32_products_are_exact()
 
     def train(self, mode: bool = True) -> "OptimizedViT":
-        """Raise an error. `eval()` changes nothing."""
+        """Raise an error in training mode. `eval()` changes nothing."""
         if mode:
             raise _error("be trained")
         return super().train(False)

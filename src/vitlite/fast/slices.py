@@ -1,4 +1,4 @@
-"""Compute large batches in slices whose temporaries stay in cache, in sequence or in single-threaded streams."""
+"""Compute large batches in slices, whose temporaries stay in cache. Slices run in sequence or in parallel streams."""
 
 import math
 import os
@@ -24,7 +24,7 @@ def split(images: Tensor, temporary: int) -> tuple[Sequence[Tensor], int]:
 
     Args:
         images: The batch.
-        temporary: Bytes of the largest temporary of one image.
+        temporary: The size of the largest temporary of one image, in bytes.
     """
     threads = torch.get_num_threads()
     streams = threads if 1 < threads <= len(images) // STREAM_MINIMUM else 1
@@ -42,11 +42,11 @@ def compute(slices: Sequence[Tensor], streams: int, run: Callable[[Tensor], Any]
 
 @lru_cache(maxsize=1)
 def _single_threads(count: int, process: int) -> ThreadPoolExecutor:
-    """Start workers in which torch uses one thread each. Other threads keep their setting.
+    """Start worker threads in which torch is single-threaded. The setting of other threads does not change.
 
     Args:
         count: The number of workers.
-        process: The id of this process. A fork inherits no threads and needs its own workers.
+        process: The id of this process. A forked process inherits no threads and needs its own workers.
     """
     threads = torch.get_num_threads()
     started = Barrier(count + 1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VectorIdentity:
-    """Everything about a model that determines its vectors. Only vectors with the same identity may be compared.
+    """Everything that determines the vectors of a model. Only vectors with the same identity may be compared.
 
     Attributes:
         weights: The sha256 of the weights.
@@ -42,11 +42,11 @@ def identity_of(model: "ViT", *, dtype: str | None = None, fast: bool = False) -
 
     Args:
         model: The model.
-        dtype: The dtype of the computation, if it is not `model.dtype`.
+        dtype: The dtype of the computation. Default: `model.dtype`.
         fast: True if the model is optimized.
 
     Raises:
-        InputError: The model was modified, so its config and weights do not describe it.
+        InputError: The model was modified, so that its config and weights no longer describe it.
     """
     from vitlite.checkpoints.fingerprint import hash_of_weights
     from vitlite.images.transform import transform_to_save
@@ -65,7 +65,7 @@ def identity_of(model: "ViT", *, dtype: str | None = None, fast: bool = False) -
 def embed_into(
     journal: Journal, model: "ViT", images: Sequence[ImageFile], batch: int, timings: "Timings | None" = None
 ) -> "Outcomes[Tensor]":
-    """Add the vectors of images to a journal, batch by batch.
+    """Compute the vectors of images, and add them to a journal batch by batch.
 
     Args:
         journal: The journal for the vectors and for the paths of images that cannot be read.
@@ -75,7 +75,7 @@ def embed_into(
         timings: Collects the seconds of the run.
 
     Returns:
-        A generator of each path with its vector or its error. Images are processed as it is consumed.
+        A generator of pairs: a path, and its vector or error. The images are processed while it is consumed.
     """
     from vitlite.inference.predict import embed
 

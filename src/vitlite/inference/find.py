@@ -11,13 +11,13 @@ from vitlite.errors import ImageError, counted, missing_extra
 def find_images(
     sources: Sequence[str], listing: Iterable[str] = (), on_skip: Callable[[Counter[str]], None] = lambda skipped: None
 ) -> list[str]:
-    """Return the image files of the sources, each once.
+    """Return the image files of the sources, without duplicates.
 
     Args:
         sources: Files; folders, which are searched for files with image extensions; patterns such as
             'photos/**/*.jpg'; or '-' for the files of `listing`.
-        listing: Lines with one file each, such as standard input.
-        on_skip: Called with the number of other files in the folders, by extension, if there are any.
+        listing: Lines that name one file each, such as standard input.
+        on_skip: Called if the folders contain other files, with their number by extension.
 
     Raises:
         ImageError: A folder or a pattern has no images, or none of the files exists.
@@ -33,13 +33,13 @@ def find_images(
         elif glob.has_magic(source) and not os.path.exists(source):
             matches = sorted(path for path in glob.glob(source, recursive=True) if not os.path.isdir(path))
             if not matches:
-                raise ImageError(f"No file matches {source}.")
+                raise ImageError(f"No file matches {source}. Check the pattern and the current folder.")
             found += matches
         else:
             found.append(source)
     found = list(dict.fromkeys(found))
     if not found:
-        raise ImageError("There are no images: the list is empty.")
+        raise ImageError("There are no images: the list is empty. Name one file per line.")
     if not any(map(os.path.exists, found)):
         from vitlite.images.decode import no_such_file  # here, because it imports torch, which `--help` does not need
 
@@ -54,7 +54,7 @@ def find_images(
 
 
 def read_listing(lines: Iterable[str]) -> list[str]:
-    """Return the files in a list with one file per line."""
+    """Return the files of a list that names one file per line."""
     return [line.rstrip("\r\n") for line in lines if line.strip()]
 
 
@@ -67,14 +67,14 @@ def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
     except OSError as error:
         raise ImageError(f"Cannot read the folder {error.filename}: {error.strerror}.") from error
     if not found:
-        there = f" There are {counted(others)}." if others else ""
-        raise ImageError(f"No images in the folder {folder}. Looked for {' '.join(sorted(SUFFIXES))}.{there}")
+        there = f" Other files there: {counted(others)}." if others else ""
+        raise ImageError(f"No images found in the folder {folder}. Supported: {' '.join(sorted(SUFFIXES))}.{there}")
     skipped.update(others)
     return sorted(map(os.path.normpath, found))
 
 
 def folders_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
-    """Yield a folder and all folders below it. Links are followed, except those that lead back to a parent.
+    """Yield a folder and all folders below it. Links are followed, except links back to a parent folder.
 
     Args:
         folder: The folder to start from.
@@ -112,9 +112,9 @@ def files_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
 
 
 def by_ending(files: Iterable[str], endings: Collection[str]) -> tuple[list[str], Counter[str]]:
-    """Return the files with one of these extensions in any case, and the number of other files by extension.
+    """Return the files with these extensions (in upper or lower case), and the number of other files by extension.
 
-    Hidden files with another extension are not counted.
+    Hidden files with other extensions are not counted.
     """
     found, others = [], Counter[str]()
     for path in files:

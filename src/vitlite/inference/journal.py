@@ -22,7 +22,7 @@ CHUNK = 2**14  # rows in memory at a time while the file is written
 
 
 class ImageFile(NamedTuple):
-    """An image file with its size and time when the run started. A changed file counts as another image."""
+    """An image file, with its size and time at the start of the run. A changed file counts as another image."""
 
     path: str
     size: int
@@ -30,7 +30,7 @@ class ImageFile(NamedTuple):
 
     @classmethod
     def at(cls, path: str) -> "ImageFile":
-        """Return the file in its current state; a missing file has size -1."""
+        """Return the file in its current state. The size of a missing file is -1."""
         try:
             stat = os.stat(path)
         except (OSError, ValueError):  # ValueError: a null byte in the name
@@ -41,13 +41,13 @@ class ImageFile(NamedTuple):
 class Journal:
     """The vectors that a run has computed so far, in the folder `<target>.partial`.
 
-    `vectors.f32` contains the raw rows. `images.jsonl` begins with a line about the run, followed by a line for each
-    batch with its images. Rows reach the disk before their line. So a run can always resume after a killed process:
-    rows without a complete line are cut off.
+    `vectors.f32` contains the raw rows. `images.jsonl` begins with a line about the run. Then each batch has a line
+    that lists its images. The rows of a batch reach the disk before this line. So a run can always resume after its
+    process was killed: rows without a complete line are cut off.
     """
 
     def __init__(self, target: Path, identity: Mapping[str, Any], dim: int) -> None:
-        """Open the journal of `target`, either a new one or that of an interrupted run.
+        """Open a new journal for `target`, or the journal of an interrupted run.
 
         Args:
             target: The file to write the vectors to.
@@ -93,7 +93,7 @@ class Journal:
         return end
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
-        """Return the identity in the first line, or a batch."""
+        """Parse a line of the journal: the identity in the first line, or a batch."""
         try:
             record = dict(json.loads(line))
             if number > 1:
@@ -122,7 +122,7 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the journal. It is kept for another run if it contains any vectors."""
+        """Close the journal. If it contains vectors, it is kept for the next run."""
         self._images.close()
         self._vectors.close()
         if not self.rows:
@@ -153,10 +153,10 @@ class Journal:
         os.fsync(self._images.fileno())
 
     def finish(self, images: Iterable[ImageFile], metadata: dict[str, str]) -> int:
-        """Write the target with the vectors of `images`, in their order, and remove the journal.
+        """Write the vectors of `images` to the target, in this order, and remove the journal.
 
         Returns:
-            The number of vectors. Images that could not be read have none.
+            The number of vectors. Images that could not be read are left out.
 
         Raises:
             InputError: There is no vector, or the target cannot be written. In that case, the journal is kept.
@@ -177,7 +177,7 @@ class Journal:
         return len(rows)
 
     def _ordered(self, rows: list[int]) -> "np.ndarray":
-        """Return these rows as a memory-mapped array (n, d)."""
+        """Return these rows as a memory-mapped array: (n, d)."""
         import numpy as np
 
         path = self.folder / VECTORS
@@ -198,7 +198,7 @@ class Journal:
 
 @contextmanager
 def open_journal(target: Path, identity: Mapping[str, Any], dim: int) -> Iterator[Journal]:
-    """Open the journal of `target` and lock it against other processes.
+    """Open the journal of `target`, locked against other processes.
 
     Raises:
         InputError: Another process is writing `target`, or the journal cannot be used: see `Journal`.
@@ -218,10 +218,10 @@ def open_journal(target: Path, identity: Mapping[str, Any], dim: int) -> Iterato
 
 
 def check_target(target: Path) -> None:
-    """Check before any work that the file can be written.
+    """Check that the file can be written, before any work is done.
 
     Raises:
-        InputError: Its extension is unknown, or its folder does not exist or is not writable.
+        InputError: The extension is unknown, or the folder does not exist or is not writable.
         MissingExtraError: The library that writes this format is not installed.
     """
     if target.suffix not in WRITERS:
@@ -238,10 +238,10 @@ def check_target(target: Path) -> None:
 
 
 def check_names(target: Path, paths: Sequence[str]) -> None:
-    """Check before any work that the paths fit into the header of a .safetensors file.
+    """Check that the paths fit into the header of a .safetensors file, before any work is done.
 
     Raises:
-        InputError: They do not.
+        InputError: The paths are too long.
     """
     size = len(json.dumps(json.dumps(paths))) if target.suffix == ".safetensors" else 0
     if size > MAX_NAME_BYTES:
@@ -306,7 +306,7 @@ def _write_array(file: IO[bytes], dtype: "np.dtype", shape: tuple[int, ...], chu
 
 
 def _write_jsonl(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
-    """Write a line per image: its path, and its vector with nine digits, which float32 needs."""
+    """Write one line per image: the path, and the vector with the nine digits that float32 needs."""
     with open(target, "w", encoding="utf-8", newline="\n") as file:
         for path, vector in zip(paths, vectors, strict=True):
             numbers = [float(f"{number:.9g}") for number in vector.tolist()]
@@ -314,7 +314,7 @@ def _write_jsonl(target: Path, paths: list[str], vectors: "np.ndarray", metadata
 
 
 def _write_parquet(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
-    """Write the columns `path` and `vector`, a list of d float32 numbers."""
+    """Write two columns: `path`, and `vector` with a list of d float32 numbers."""
     pyarrow, parquet = _import_pyarrow()
     vector = pyarrow.list_(pyarrow.float32(), vectors.shape[1])
     schema = pyarrow.schema([("path", pyarrow.string()), ("vector", vector)], metadata)

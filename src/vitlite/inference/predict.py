@@ -1,7 +1,7 @@
-"""Run a model over images: `predict`, and `work_through` for any number of images in constant memory.
+"""Run a model over images: `predict` for labels, `work_through` for any number of images in constant memory.
 
-Background threads read the files of the next batch while the model computes this one. A model in training mode is
-switched to eval mode for each batch and back.
+Background threads read the files of the next batch while the model computes this one. The model is in eval mode
+during each batch; then its mode is restored.
 """
 
 import time
@@ -31,14 +31,14 @@ READERS = 8  # maximum number of files that are decoded at the same time
 
 @dataclass
 class Timings:
-    """The seconds that a run spent waiting and computing, updated while it runs."""
+    """The seconds that a run has spent on waiting and on computing. They are updated during the run."""
 
     waited: float = 0.0  # for images to be decoded
     worked: float = 0.0  # in the model
 
 
 class Prediction(NamedTuple):
-    """One label with its class index and its probability."""
+    """A label with its class index and probability."""
 
     label: str
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -50,12 +50,12 @@ Predictions: TypeAlias = list[Prediction] | list[list[Prediction]] | Iterator[li
 
 
 def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
-    """Return the best labels of images, best first.
+    """Return the most probable labels of images, most probable first.
 
     Args:
         model: A model with labels and preprocessing.
-        images: One image or a list, as for `Preprocess`; or an iterator of images of any length, which is read at most
-            two batches of 32 ahead.
+        images: One image or a list, as for `Preprocess`; or an iterator of any number of images, which is read
+            at most two batches of 32 ahead.
         top: The number of labels. If the model has fewer, all of them are returned.
 
     Returns:
@@ -81,7 +81,7 @@ def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
 def classify(
     model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32, timings: Timings | None = None
 ) -> Outcomes[list[Prediction]]:
-    """Yield each image with its best labels or its error. See `work_through`."""
+    """Yield each image with its most probable labels or its error. See `work_through`."""
     return work_through(model, images, _best_labels(model, top), batch, timings)
 
 
@@ -111,13 +111,13 @@ def work_through(
 
     Args:
         model: A model with preprocessing. It is in eval mode while `work` runs.
-        images: Several images. They are read in the caller's thread, at most two batches ahead.
+        images: A list or iterator of images. It is read in the thread of the caller, at most two batches ahead.
         work: A function that turns a batch (b, c, h, w) into b results.
         batch: The number of images per batch.
         timings: Collects the seconds of the run.
 
     Returns:
-        A generator of each image with its result, or with an `ImageError`.
+        A generator of pairs: an image, and its result or an `ImageError`.
 
     Raises:
         ImageError: The model has no usable preprocessing.
@@ -155,7 +155,7 @@ def _work_through(
 def _prepared(
     preprocess: Preprocess, images: Iterable[Any], batch: int, timings: Timings
 ) -> Generator[list[tuple[Any, Tensor | ImageError]], None, None]:
-    """Yield batches of images, each with its pixels or its error, and prepare one batch ahead."""
+    """Yield batches of images, each image with its pixels or its error. One batch is prepared ahead."""
     waiting: deque[tuple[Any, Future[Tensor | ImageError] | Tensor | ImageError]] = deque()
     source = iter(images)
     pool = readers()
@@ -178,7 +178,7 @@ def _prepared(
 
 
 def readers() -> ThreadPoolExecutor:
-    """Return a pool of threads that decode files: as many as torch uses, at most `READERS`."""
+    """Return a pool of threads that decode files. It has as many threads as torch, but at most `READERS`."""
     return ThreadPoolExecutor(min(READERS, torch.get_num_threads()), thread_name_prefix="vitlite-images")
 
 
@@ -191,7 +191,7 @@ def _pixels(preprocess: Preprocess, image: Any) -> Tensor | ImageError:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Run a model in eval mode without gradients, and restore the mode of each module afterwards."""
+    """Return a context with the model in eval mode and without gradients. Then each module gets its mode back."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -204,7 +204,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _best_labels(model: "ViT", top: int) -> Callable[[Tensor], list[list[Prediction]]]:
-    """Return a function that turns a batch (b, c, h, w) into the best labels of each image.
+    """Return a function that turns a batch (b, c, h, w) into the most probable labels of each image.
 
     Raises:
         InputError: The model has no head or no labels, or `top` is not a positive integer.
@@ -246,7 +246,7 @@ def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list
 
 
 def _answers(results: Outcomes[list[Prediction]]) -> Iterator[list[Prediction]]:
-    """Yield the results, and raise the first error."""
+    """Yield the results without the images. Raise the first error."""
     with closing(results):
         for i, (_, result) in enumerate(results):
             if isinstance(result, ImageError):

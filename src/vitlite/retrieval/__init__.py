@@ -1,4 +1,4 @@
-"""Use the vectors of images: find similar images, and measure how well the vectors separate classes."""
+"""Use image vectors: find similar images, or measure how well the vectors separate classes."""
 
 from vitlite.retrieval.probe import ProbeResult, probe
 from vitlite.retrieval.search import Match, nearest, search

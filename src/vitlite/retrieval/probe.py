@@ -1,4 +1,4 @@
-"""Measure how well vectors separate classes, by a linear classifier and by nearest neighbours.
+"""Measure how well vectors separate classes, with a linear classifier and with nearest neighbours.
 
 The classifier is ridge regression on targets of -1 and 1, as in the few-shot experiments of the ViT paper. It is solved
 in closed form, with the penalty that has the smallest leave-one-out error. Shapes: n vectors of width d, k classes.
@@ -25,11 +25,11 @@ class Linear(NamedTuple):
     """A linear classifier of vectors.
 
     Attributes:
-        mean: The mean of the vectors that it was fitted to (d,).
-        scale: The inverse of their standard deviation (d,).
+        mean: The mean of the training vectors (d,).
+        scale: The inverse of the standard deviation of the training vectors (d,).
         weight: The weights (d, k).
         bias: The bias (k,).
-        penalty: One of `PENALTIES`.
+        penalty: The chosen value of `PENALTIES`.
     """
 
     mean: Tensor
@@ -50,7 +50,7 @@ class ProbeResult:
     Attributes:
         linear: The accuracy of the linear classifier.
         penalty: The penalty of the linear classifier.
-        neighbours: The accuracy of the vote of the nearest neighbours.
+        neighbours: The accuracy of a vote among the nearest neighbours.
         commonest: The accuracy of always predicting the most frequent class.
         few: For each number of images per class, the accuracy of the linear classifier for each draw.
     """
@@ -80,11 +80,11 @@ def probe(
 
     Args:
         vectors: The training vectors, such as the output of `model.embed`.
-        labels: Their classes, from 0.
+        labels: The classes of the training vectors, from 0.
         test_vectors: The test vectors.
-        test_labels: Their classes.
-        shots: Also fit to this many images per class. Numbers larger than the smallest class are left out.
-        draws: The number of times that these few images are drawn.
+        test_labels: The classes of the test vectors.
+        shots: Numbers of images per class to which classifiers are also fitted, except those above the smallest class.
+        draws: The number of random draws for each number in `shots`.
         seed: The seed of the draws.
 
     Raises:
@@ -120,25 +120,30 @@ def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: T
             )
         check_real(rows)
         if int(classes.min()) < 0:
-            raise InputError(f"Labels must not be negative, got {int(classes.min())}.")
+            raise InputError(f"Labels must be class indices from 0, got {int(classes.min())}.")
     if vectors.shape[1] != test_vectors.shape[1]:
-        raise InputError(f"Vectors have width {vectors.shape[1]}, but test vectors have width {test_vectors.shape[1]}.")
+        raise InputError(
+            f"Training vectors have width {vectors.shape[1]}, but test vectors have width {test_vectors.shape[1]}. "
+            "Use vectors of the same model."
+        )
     if len(set(labels.tolist())) < 2:
-        raise InputError("There is only one class. A probe needs at least two.")
+        raise InputError("There is only one class, but a probe needs at least two. Add vectors of another class.")
     unseen = sorted(set(test_labels.tolist()) - set(labels.tolist()))
     if unseen:
-        raise InputError(f"The classes {unseen[:8]} of the test labels have no training vectors.")
+        raise InputError(
+            f"The classes {unseen[:8]} of the test labels have no training vectors. Add some, or leave these out."
+        )
 
 
 def _rescaled(vectors: Tensor, test_vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in float64, divided by the largest training value, so that squares do not overflow."""
+    """Return both sets in float64, divided by the largest training value, so that squares do not overflow."""
     vectors, test_vectors = vectors.detach().cpu().double(), test_vectors.detach().cpu().double()
     largest = vectors.abs().max()
     return (vectors / largest, test_vectors / largest) if largest > 0 else (vectors, test_vectors)
 
 
 def fit(vectors: Tensor, labels: Tensor, classes: int) -> Linear:
-    """Return the ridge regression of labels (n,) on vectors (n, d), with the best of `PENALTIES`."""
+    """Fit labels (n,) to vectors (n, d) by ridge regression, with the best of `PENALTIES`."""
     x = vectors.double()
     center, scale = x.mean(0), 1 / x.std(0, correction=0).clamp(min=1e-8)
     targets = 2 * F.one_hot(labels, classes).double() - 1  # (n, k)
@@ -164,7 +169,7 @@ def left_out_error(left: Tensor, kept: Tensor, answers: Tensor, targets: Tensor)
 
 
 def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
-    """Return the votes of the nearest neighbours of each query for each class: (q, k)."""
+    """Return how the nearest neighbours of each query vote for each class: (q, k)."""
     known = normalized(vectors)
     found = []
     for group in torch.split(queries, QUERIES):
@@ -186,7 +191,10 @@ def _order(count: int, seed: int) -> Tensor:
 
 
 def held_out(labels: Tensor, seed: int, share: float = 0.2) -> Tensor:
-    """Return True for a random share of each class's rows, at least one if it has two or more: (n,)."""
+    """Return a random mask of rows to hold out: (n,).
+
+    It is True for a share of the rows of each class, and for at least one row of a class with two or more.
+    """
     chosen = labels.new_zeros(len(labels), dtype=torch.bool)
     order = _order(len(labels), seed)
     for label in sorted(set(labels.tolist())):
@@ -197,5 +205,8 @@ def held_out(labels: Tensor, seed: int, share: float = 0.2) -> Tensor:
 
 def _accuracy(scores: Tensor, labels: Tensor) -> float:
     if not scores.isfinite().all():
-        raise InputError("The scores are not finite: the test vectors are much larger than the training vectors.")
+        raise InputError(
+            "The scores are not finite, because the test vectors are much larger than the training vectors. "
+            "Use vectors of the same model."
+        )
     return float((scores.argmax(1) == labels).double().mean())

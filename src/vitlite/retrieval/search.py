@@ -1,4 +1,4 @@
-"""Find the images whose vectors have the largest cosine with a query, exactly and in constant memory."""
+"""Find the images with the largest cosine between their vectors and a query, exactly and in constant memory."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,7 @@ QUERIES = 256  # queries that are compared with a part of the vectors at a time
 
 
 class Match(NamedTuple):
-    """An image, and the cosine of its vector with that of the query."""
+    """An image, with the cosine between its vector and the vector of the query."""
 
     path: str
     score: float
@@ -35,7 +35,7 @@ def search(vectors: Vectors, model: "ViT", images: Any, top: int = 10) -> list[l
         top: The number of matches. If there are fewer vectors, all of them are returned.
 
     Raises:
-        InputError: Another model made the vectors, or `top` is not positive.
+        InputError: Another model made the vectors, or `top` is not a positive integer.
         ImageError: An image cannot be read.
     """
     vectors.check_model(model)
@@ -53,10 +53,10 @@ def _embed_all(model: "ViT", images: Iterable[Any]) -> Tensor:
 
 
 def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match]]:
-    """Find the images whose vectors have the largest cosine with each query (q, d), largest first.
+    """Find the images with the largest cosine between their vectors and each query (q, d), largest first.
 
     Raises:
-        InputError: The queries have another width, or are complex or not finite; or `top` is not positive.
+        InputError: The queries have another width, are complex, or are not finite; or `top` is not positive.
     """
     check_count(top, "top")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
@@ -81,7 +81,7 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
 
 
 class _Best(NamedTuple):
-    """The largest cosines of some queries so far (q, top), and the rows of their vectors (q, top)."""
+    """The largest cosines so far for some queries (q, top), and the rows of the vectors with these cosines (q, top)."""
 
     scores: Tensor
     rows: Tensor
@@ -96,7 +96,7 @@ def _update(best: _Best, scores: Tensor, first: int, top: int) -> _Best:
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of normalized vectors (q, d) and (n, d), without autocast: (q, n)."""
+    """Return the products of normalized vectors (q, d) and (n, d), computed without autocast: (q, n)."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b.mT
 
@@ -105,18 +105,20 @@ def check_real(vectors: Tensor) -> None:
     """Check that vectors are real and finite.
 
     Raises:
-        InputError: They are not.
+        InputError: The vectors are complex or not finite.
     """
     if vectors.is_complex():
-        raise InputError(f"Vectors must be real, got {vectors.dtype}.")
+        raise InputError(
+            f"Vectors must be real, got {vectors.dtype}. Pass a floating-point dtype such as torch.float32."
+        )
     if not vectors.isfinite().all():
-        raise InputError("Vectors must be finite, got NaN or infinity.")
+        raise InputError("Vectors must be finite, got NaN or infinity. Leave out the vectors with these values.")
 
 
 def normalized(vectors: Tensor) -> Tensor:
     """Return vectors (n, d) in float32, scaled to length 1. Zero vectors stay zero.
 
-    The division by the largest value keeps the squares of large values from overflowing.
+    They are divided by the largest value first, so that squares of large values do not overflow.
     """
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     largest = vectors.abs().amax(1, keepdim=True)

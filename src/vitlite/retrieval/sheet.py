@@ -25,7 +25,7 @@ PAPER, MISSING = 255.0, 225.0  # grey levels: around an image, and in place of a
 
 
 def check_size(queries: int, matches: int) -> None:
-    """Check before any work that a sheet is not too large.
+    """Check that a sheet is not too large, before any work is done.
 
     Args:
         queries: The number of rows.
@@ -42,7 +42,7 @@ def check_size(queries: int, matches: int) -> None:
 
 
 def contact_sheet(queries: Sequence[str], found: Sequence[Sequence[Match]]) -> "Image":
-    """Draw each query with its matches and their scores to the right."""
+    """Draw one row per query: the query, then its matches with their scores."""
     rows = []
     for query, matches in zip(queries, found, strict=True):
         panels = {_caption("?", query): _thumbnail(query)}
@@ -59,14 +59,14 @@ def contact_sheet(queries: Sequence[str], found: Sequence[Sequence[Match]]) -> "
 
 
 def _caption(prefix: str, image: str) -> str:
-    """Return two lines: the folder, which is often the class, and the name of the image."""
+    """Return a caption of two lines: the folder of the image, which is often its class, and the file name."""
     path = Path(image)
     folder = shortened(printable(path.parent.name), LETTERS - len(prefix) - 1)
     return f"{prefix} {folder}\n{shortened(printable(path.name), LETTERS)}"
 
 
 def shortened(name: str, most: int) -> str:
-    """Return a name with its middle left out if it is longer than `most`.
+    """Return a name; if it is longer than `most` characters, dots replace the middle.
 
     >>> shortened("IMG_20240131_0777_17.jpg", 16)
     'IMG_202...17.jpg'
@@ -78,7 +78,7 @@ def shortened(name: str, most: int) -> str:
 
 
 def _thumbnail(path: str) -> Tensor:
-    """Return the image centred in a square: (SIDE, SIDE, 3), 0..255."""
+    """Return the image in the centre of a square: (SIDE, SIDE, 3), values from 0 to 255."""
     try:
         pixels = rearrange(read_image(path).float(), "h w c -> 1 c h w")
     except ImageError:

@@ -25,7 +25,7 @@ UNUSED = ("num_classes", "dropout", "drop_path", "checkpointing")  # fields of t
 
 @dataclass(frozen=True)
 class Vectors:
-    """A file of vectors. They stay on disk until `parts` reads them.
+    """A file of vectors. The vectors stay on disk until `parts` reads them.
 
     Attributes:
         path: The file.
@@ -59,7 +59,7 @@ class Vectors:
         """Yield the vectors (n, d) in float32 or float64, at most `rows` at a time.
 
         Raises:
-            InputError: Some values are not finite, or `rows` is not positive.
+            InputError: A value is not finite, or `rows` is not a positive integer.
         """
         check_count(rows, "rows")
         with _open(self.path) as file:
@@ -73,7 +73,7 @@ class Vectors:
                 yield part
 
     def check_model(self, model: "ViT") -> None:
-        """Check that the vectors of a model can be compared with these.
+        """Check that the vectors of a model can be compared with the vectors in this file.
 
         Raises:
             InputError: The model has other weights, another config or other preprocessing, or it was modified.
@@ -93,12 +93,12 @@ def open_vectors(path: str | PathLike[str]) -> Vectors:
     """Open a file that `vitlite embed --out NAME.safetensors` wrote.
 
     Raises:
-        InputError: It is not such a file, or does not identify the model that made it.
+        InputError: The file was not written by `vitlite embed`, or does not identify the model that made the vectors.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
         raise InputError(
-            f"{path} is not a .safetensors file, and only these identify the model. Embed the images again with "
+            f"{path} is not a .safetensors file, and no other format identifies the model. Embed the images again with "
             "--out NAME.safetensors."
         )
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Train on labelled images with `train`, and measure accuracy with `measure`."""
+"""Train models on labelled images (`train`), and measure their accuracy (`measure`)."""
 
 from vitlite.training.data import ImageData, class_names, read_cifar10, read_folder
 from vitlite.training.evaluate import Measured, measure

@@ -1,7 +1,7 @@
 """Augment training images at random, a whole batch at a time.
 
 Every random number is a function of (seed, epoch, sample, name of the number). It does not depend on the batch, the
-process or earlier numbers, so a resumed or distributed run sees the same images.
+process or earlier random numbers, so a resumed or distributed run sees the same images.
 Shapes: b samples, c channels, h and w pixels, k classes.
 """
 
@@ -20,18 +20,18 @@ XORSHIFT = 0x2545F4914F6CDD1D  # the multiplier of xorshift*
 
 
 class SampleRandom:
-    """Random numbers, uniform in [0, 1), one for each sample and name."""
+    """Random numbers, uniform in [0, 1), for each sample of a batch. Every name gives other numbers."""
 
     def __init__(self, seed: int, epoch: int, samples: Tensor) -> None:
         self.keys = _scramble(_scramble(_scramble(torch.tensor(seed, device="cpu")) + epoch) + samples)  # (b,)
 
     def __call__(self, name: str, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Return a number between low and high for each sample: (b,)."""
+        """Return a random number between `low` and `high` for each sample: (b,)."""
         bits = _scramble(self.keys + zlib.crc32(name.encode()))
         return low + (bits >> 40 & 0xFFFFFF).float() * ((high - low) / 2**24)
 
     def chance(self, name: str, share: float) -> Tensor:
-        """Return True for this share of the samples: (b,)."""
+        """Return a random mask that is True with probability `share` for each sample: (b,)."""
         return self(name) < share
 
 
@@ -42,7 +42,7 @@ def shuffled(seed: int, epoch: int, count: int) -> Tensor:
 
 
 def augment(images: Tensor, random: SampleRandom, augmentation: Augmentation) -> Tensor:
-    """Move, recolour and partly blank images with values from 0 to 1: (b, c, h, w) -> (b, c, h, w)."""
+    """Augment images with values from 0 to 1: move, recolour and partly blank them. The shape (b, c, h, w) is kept."""
     images = _move(images, random, augmentation)
     images = _colour(images, random, augmentation)
     blank = _rectangle(random, "erase", images, 0.02, 0.2) & _per_image(random.chance("erase", augmentation.erase))
@@ -57,7 +57,7 @@ def mix(
     random: SampleRandom,
     augmentation: Augmentation,
 ) -> tuple[Tensor, Tensor]:
-    """Blend images and label vectors with those of partners: (b, c, h, w) and (b, k), shapes unchanged."""
+    """Mix images (b, c, h, w) and label vectors (b, k) with `others` and `other_labels`. The shapes do not change."""
     kind = random("mix")  # mixup below its share, cutmix in the next interval, otherwise neither
     is_mixup = kind < augmentation.mixup
     is_cutmix = (kind >= augmentation.mixup) & (kind < augmentation.mixup + augmentation.cutmix)
@@ -69,7 +69,7 @@ def mix(
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """Map 64-bit integers one to one so that neighbours become unrelated (after xorshift* and PCG)."""
+    """Map 64-bit integers one to one, so that the results of similar integers look unrelated (xorshift*, PCG)."""
     for multiplier in (MULTIPLIER, XORSHIFT):
         x = (x + 0x1E3779B97F4A7C15) * multiplier
         x = x ^ (x >> 29 & 0x7FFFFFFFF)  # the mask makes the shift unsigned
@@ -77,7 +77,7 @@ def _scramble(x: Tensor) -> Tensor:
 
 
 def _move(images: Tensor, random: SampleRandom, augmentation: Augmentation) -> Tensor:
-    """Flip, shift, rotate, shear and zoom in one bilinear resampling; unmoved pixels keep their values."""
+    """Flip, shift, rotate, shear and zoom images in one bilinear resampling. Images that do not move are unchanged."""
     b, _, h, w = images.shape
     grid = F.affine_grid(_affine(h, w, random, augmentation), [b, 1, h, w], align_corners=False)  # (b, h, w, 2)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
@@ -118,7 +118,7 @@ def _colour(images: Tensor, random: SampleRandom, augmentation: Augmentation) ->
 
 
 def _rectangle(random: SampleRandom, name: str, images: Tensor, low: float, high: float) -> Tensor:
-    """Return a mask of one rectangle per image that covers low to high of its area: (b, 1, h, w)."""
+    """Return a mask of a random rectangle in each image. It covers a share from `low` to `high`: (b, 1, h, w)."""
     h, w = images.shape[2:]
     area, ratio = random(name + "area", low, high), torch.exp(random(name + "ratio", -0.7, 0.7))
     tall = ((area * ratio).sqrt() * h).clamp(max=h).round()
@@ -129,12 +129,12 @@ def _rectangle(random: SampleRandom, name: str, images: Tensor, low: float, high
 
 
 def _interval(where: Tensor, length: Tensor, side: int) -> Tensor:
-    """Return a mask of an interval of a side, from its start (`where` 0) to its end (1): (b,) -> (b, side)."""
+    """Return a mask of an interval in a side. `where` is its place, from 0 (start) to 1 (end): (b,) -> (b, side)."""
     first = rearrange((where * (side - length + 1)).floor(), "b -> b 1")
     places = torch.arange(side, device=first.device)
     return (places >= first) & (places < first + rearrange(length, "b -> b 1"))
 
 
 def _per_image(values: Tensor) -> Tensor:
-    """Shape a value per image to broadcast over its pixels: (b,) -> (b, 1, 1, 1)."""
+    """Reshape one value per image so that it broadcasts over the pixels: (b,) -> (b, 1, 1, 1)."""
     return rearrange(values, "b -> b 1 1 1")

@@ -32,7 +32,7 @@ Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the m
 
 
 class PreparedImages:
-    """Images that are indexed like a uint8 tensor (n, c, h, w), prepared on demand and cached."""
+    """Images that can be indexed like a uint8 tensor (n, c, h, w). They are prepared on demand and cached."""
 
     def __init__(self, sources: Sequence[Path] | Tensor, read: Read, folder: Path | None = None) -> None:
         self.sources, self.read = sources, read
@@ -53,14 +53,14 @@ class PreparedImages:
         if image is None:
             image = self.read(self.sources[row])
             if image.dtype != torch.uint8:
-                raise TrainError(f"Images must be read as uint8, got {image.dtype}. Use model.preprocess.pixels.")
+                raise TrainError(f"read= must return uint8 images, got {image.dtype}. Pass model.preprocess.pixels.")
             if self._free >= image.nbytes:
                 self._free -= image.nbytes
                 self._cache[row] = image
         return image
 
     def subset(self, rows: Sequence[int]) -> "PreparedImages":
-        """Return some of the images, in the order of the rows."""
+        """Return the images of these rows, in this order."""
         if isinstance(self.sources, Tensor):
             return PreparedImages(self.sources[rows], self.read)
         return PreparedImages([self.sources[row] for row in rows], self.read, self.folder)
@@ -72,7 +72,7 @@ class PreparedImages:
         return [(path.relative_to(self.folder) if self.folder else path).as_posix() for path in self.sources]
 
     def origin(self) -> list[Tensor | str]:
-        """Return the values that identify the images: their pixels, or the names and sizes of their files."""
+        """Return values that identify the images: the pixels, or the names and sizes of the files."""
         if isinstance(self.sources, Tensor):
             return [self.sources]
         files: list[Tensor | str] = []
@@ -117,11 +117,11 @@ class ImageData:
         return len(self.labels)
 
     def fetch(self, rows: Tensor) -> Tensor:
-        """Return some of the images, with values from 0 to 1: (b,) -> (b, c, h, w)."""
+        """Return the images of these rows, with values from 0 to 1: (b,) -> (b, c, h, w)."""
         return self.images[rows].float().div_(255)
 
     def subset(self, chosen: Tensor) -> "ImageData":
-        """Return the images for which `chosen` is True: (n,) bool."""
+        """Return the images for which the bool mask `chosen` (n,) is True."""
         rows = chosen.nonzero()[:, 0]
         images = self.images.subset(rows.tolist()) if isinstance(self.images, PreparedImages) else self.images[rows]
         return ImageData(images, self.labels[rows], self.classes)
@@ -130,7 +130,7 @@ class ImageData:
         """Return the same images, relabelled for a model with these classes.
 
         Raises:
-            TrainError: A class of the images is not among them.
+            TrainError: A class of the images is not one of `classes`.
         """
         indices = class_indices(self.classes, classes)
         return ImageData(self.images, torch.tensor(indices, device="cpu")[self.labels], tuple(classes))
@@ -148,7 +148,7 @@ class ImageData:
         return list(self.images.sources)
 
     def digest(self) -> str:
-        """Return a hash of the labels and the pixels. For files, their relative names and sizes replace the pixels."""
+        """Return a hash of the labels and the pixels. For files, relative names and sizes replace the pixels."""
         origin = self.images.origin() if isinstance(self.images, PreparedImages) else [self.images]
         return digest([self.labels, *origin])
 
@@ -165,13 +165,13 @@ def digest(values: Iterable[Tensor | str]) -> str:
 
 
 def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
-    """Return the class index of each folder. Folders are named after classes, or after class indices.
+    """Return the class index of each folder. Folders are named either after classes or after class indices.
 
     >>> class_indices(["cat", "ship"], ["ship", "cat", "dog"]), class_indices(["000", "002"], ["ship", "cat", "dog"])
     ([1, 0], [0, 2])
 
     Raises:
-        TrainError: A name is neither a class nor an index, or several classes have this name.
+        TrainError: A folder is named after neither a class nor an index, or several classes have the same name.
     """
     count = Counter(classes)
     unknown = [name for name in names if not count[name]]
@@ -221,7 +221,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> ImageData:
         classes: The names of the folders, in the order of the classes. A folder may be missing.
 
     Raises:
-        TrainError: A folder is not one of the classes, or contains no images.
+        TrainError: A folder is not named after one of the classes, or contains no images.
     """
     names = class_names(folder)
     unknown = [name for name in names if name not in classes]
@@ -260,24 +260,24 @@ def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the names as text, shortened to the first eight."""
+    """Return the first eight names as text, with the number of names if there are more."""
     first = ", ".join(names[:8])
     return first if len(names) <= 8 else f"{first}, … ({len(names)} in all)"
 
 
 def is_cifar10(folder: Path) -> bool:
-    """Return whether a folder contains CIFAR-10's binary version."""
+    """Return whether a folder contains the binary version of CIFAR-10."""
     return (folder / "test_batch.bin").exists()
 
 
 def read_cifar10(
     folder: Path, split: Literal["train", "val", "test"], read: Read | None = None, channels: int = 3
 ) -> ImageData:
-    """Read one part of CIFAR-10's binary version.
+    """Read one part of the binary version of CIFAR-10.
 
     Args:
         folder: The folder of the .bin files and batches.meta.txt.
-        split: The first 49,000 training images, the last 1,000, or the 10,000 test images.
+        split: "train" for the first 49,000 training images, "val" for the last 1,000, "test" for the test images.
         read: `model.preprocess.pixels`; None keeps the images at 32 x 32 pixels.
         channels: 1 converts the images to grey.
 
@@ -288,7 +288,10 @@ def read_cifar10(
     rows = torch.cat([_cifar10_batch(folder / f"{name}.bin") for name in names])  # (n, RECORD)
     classes, highest = cifar10_classes(folder), int(rows[:, 0].max())
     if highest >= len(classes):
-        raise TrainError(f"{folder} has the label {highest}, but {CIFAR10_NAMES} names {len(classes)} classes.")
+        raise TrainError(
+            f"{folder} is damaged: it has the label {highest}, but {CIFAR10_NAMES} names {len(classes)} classes. "
+            "Unpack the data again."
+        )
     part = {"train": slice(-HOLDOUT), "val": slice(-HOLDOUT, None), "test": slice(None)}[split]
     images = rows[:, 1:].reshape(-1, 3, 32, 32).contiguous()[part]
     if channels == 1:
@@ -297,13 +300,13 @@ def read_cifar10(
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Convert RGB to grey in Pillow's arithmetic: (n, 3, h, w) -> (n, 1, h, w) uint8."""
+    """Convert RGB to grey exactly as Pillow does: (n, 3, h, w) -> (n, 1, h, w) uint8."""
     red, green, blue = images.int().unbind(1)
     return ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8)[:, None]
 
 
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
-    """Return the function that prepares CIFAR-10's images for a model, or None if they already have its size."""
+    """Return the function that prepares CIFAR-10's images for a model, or None if their size fits already."""
     transform = preprocess.transform
     return None if transform.size == transform.resize == (32, 32) else preprocess.pixels
 
@@ -311,7 +314,7 @@ def cifar10_reader(preprocess: Preprocess) -> Read | None:
 def _cifar10_batch(path: Path) -> Tensor:
     """Read the records of one file: (n, RECORD)."""
     if not path.exists():
-        raise TrainError(f"{path} is missing. CIFAR-10's binary version has six .bin files; unpack it again.")
+        raise TrainError(f"{path} is missing. CIFAR-10's binary version has six .bin files. Unpack the data again.")
     data = path.read_bytes()
     if not data or len(data) % RECORD:
         raise TrainError(f"{path} has {len(data):,} bytes, not a multiple of {RECORD:,}. Unpack the data again.")

@@ -1,7 +1,7 @@
 """Train or evaluate one model with several processes, started by `torchrun`.
 
 A rank is one of these processes. torch's DistributedDataParallel averages the gradients, over gloo on CPUs and over
-nccl on GPUs. Only rank 0 writes and prints. Without torchrun, these functions do nothing.
+nccl on GPUs. Only rank 0 writes and prints. Without torchrun, these functions act as for a single process.
 """
 
 import os
@@ -24,7 +24,7 @@ _log = getLogger("vitlite")
 
 
 def rank() -> int:
-    """Return the number of this process, from 0."""
+    """Return the rank of this process: a number from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -34,19 +34,19 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this is rank 0, which writes and prints for all."""
+    """Return whether this process is rank 0, the only one that writes and prints."""
     return rank() == 0
 
 
 @contextmanager
 def process_group(device: str | None) -> Iterator[None]:
-    """Join the other processes of torchrun. If several fail, only the first one reports its error.
+    """Join the other processes of torchrun. If several processes fail, only the first one reports an error.
 
     Args:
         device: The device of the models. With "cuda", each process uses its own GPU.
 
     Raises:
-        TrainError: Another process was lost, or there is no GPU for this one.
+        TrainError: Another process was lost, or there is no GPU for this process.
     """
     if not dist.is_torchelastic_launched():
         yield
@@ -115,7 +115,7 @@ def _own_gpu(device: str) -> int:
 
 
 def _is_first_to_fail() -> bool:
-    """Return whether this process failed first. Other processes fail later, because they miss this one."""
+    """Return whether this process was the first to fail. The loss of one process makes the others fail too."""
     try:
         port = int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -128,19 +128,19 @@ def _is_first_to_fail() -> bool:
 
 
 def paired_share(count: int) -> Tensor:
-    """Return this rank's positions in a batch. Each comes with its mirror position, with which it is mixed."""
+    """Return the positions of this rank in a batch, including the mirror of each, because `mix` combines the two."""
     places = torch.arange(count, device="cpu")
     pairs = torch.minimum(places, places.flip(0))  # each pair is numbered by its first position
     return places[pairs % world_size() == rank()]
 
 
 def shard(count: int) -> Tensor:
-    """Return this rank's share of the positions from 0 to `count` - 1."""
+    """Return the share of the positions 0 to `count` - 1 that this rank processes."""
     return torch.arange(rank(), count, world_size(), device="cpu")
 
 
 def all_reduce(*tensors: Tensor) -> None:
-    """Replace tensors by their sums over all ranks."""
+    """Replace each tensor with its sum over all ranks."""
     if world_size() == 1:
         return
     for tensor in tensors:
@@ -151,7 +151,7 @@ def assert_equal_on_all_ranks(values: Mapping[str, object]) -> None:
     """Check that all ranks have the same values, compared by their `repr`.
 
     Raises:
-        TrainError: A value differs. All ranks raise the error.
+        TrainError: A value differs between ranks. Every rank raises this error.
     """
     if world_size() == 1:
         return

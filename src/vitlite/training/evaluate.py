@@ -35,12 +35,12 @@ class Measured:
 
     @property
     def recall(self) -> Tensor:
-        """The share of each class's images that are predicted correctly: (k,), NaN for classes without images."""
+        """The share of the images of each class that are predicted correctly: (k,). NaN if a class has no images."""
         return self.correct.float() / self.images
 
     @property
     def precision(self) -> Tensor:
-        """The share of each class's predictions that are correct: (k,), NaN for classes without predictions."""
+        """The share of the predictions of each class that are correct: (k,). NaN if a class is never predicted."""
         return self.correct.float() / self.predicted
 
 
@@ -52,11 +52,11 @@ def measure(
     bfloat16: bool = False,
     after_batch: Callable[[int], None] = lambda images: None,
 ) -> Measured:
-    """Measure a model on labelled images, and leave it in eval mode. The processes of torchrun share the images.
+    """Measure a model on labelled images. The model ends in eval mode. The processes of torchrun share the images.
 
     Args:
         model: A model with preprocessing.
-        data: Images prepared for this model, with its classes in the same order.
+        data: Images prepared for this model. Their classes are those of the model, in the same order.
         batch: Number of images per batch.
         bfloat16: Compute in bfloat16 (autocast), as in training.
         after_batch: Called with the number of images in each batch.
@@ -112,19 +112,23 @@ def measure(
 
 
 def check_data_fits(model: ViT, data: ImageData) -> None:
-    """Check that images have the classes, the size and the preprocessing of a model.
+    """Check that the images have the classes, the size and the preprocessing of the model.
 
     Raises:
-        TrainError: They do not.
+        TrainError: The classes, the size or the preprocessing differ.
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
     if len(data.classes) != k:
-        raise TrainError(f"The images have {len(data.classes)} classes, but the model has {k}.")
+        raise TrainError(
+            f"The images have {len(data.classes)} classes, but the model has {k}. "
+            "Use data with the classes of the model, or another model."
+        )
     labels = model.labels or data.classes
     moved = [f"{name} for {label}" for name, label in zip(data.classes, labels, strict=True) if name != label]
     if moved:
         raise TrainError(
-            f"The classes of the images are not the model's: {listed(moved)}. Use data.with_classes(model.labels)."
+            f"The classes of the images differ from those of the model: {listed(moved)}. Use "
+            "data.with_classes(model.labels)."
         )
     if isinstance(data.images, PreparedImages):
         theirs = getattr(data.images.read, "__self__", None)

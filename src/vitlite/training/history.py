@@ -10,7 +10,7 @@ History = list[dict[str, Any]]
 
 
 def best_epoch(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the record of the best epoch, by validation accuracy and then by loss; None without validation.
+    """Return the record of the best epoch by validation accuracy, then by validation loss; None without validation.
 
     Accuracy alone would keep the first epoch that predicts all images correctly, however low its confidence.
     """
@@ -18,21 +18,21 @@ def best_epoch(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def is_better(record: dict[str, Any], past: Sequence[dict[str, Any]]) -> bool:
-    """Return whether an epoch beats all earlier ones."""
+    """Return whether an epoch is better than all past ones."""
     best = best_epoch(past)
     return best is None or _rank(record) < _rank(best)
 
 
 def _rank(record: dict[str, Any]) -> tuple[float, float]:
-    """Return the sort key of an epoch; the best one has the lowest."""
+    """Return the sort key of an epoch. The best epoch has the lowest key."""
     loss = record["val_loss"]
     return -record["val_top1"], math.inf if math.isnan(loss) else loss
 
 
 def is_finished(history: Sequence[dict[str, Any]], settings: Settings) -> bool:
-    """Return whether a run has completed all epochs, or exhausted its patience.
+    """Return whether a run has completed all epochs, or has stopped early because of `patience`.
 
-    >>> accuracies = [0.5, 0.7, 0.6, 0.7]  # the last two are no better than the second
+    >>> accuracies = [0.5, 0.7, 0.6, 0.7]  # the last two are not better than the second
     >>> history = [{"epoch": i, "val_top1": top1, "val_loss": 1.0} for i, top1 in enumerate(accuracies, 1)]
     >>> [is_finished(history, Settings(epochs=9, patience=patience)) for patience in (0, 2, 3)]
     [False, True, False]

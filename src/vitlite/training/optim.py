@@ -21,9 +21,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: drives singular va
 
 
 def learning_rate(settings: Settings, epoch: float) -> float:
-    """Return the learning rate at an epoch, counted from 0 and possibly fractional.
+    """Return the learning rate at an epoch, which is counted from 0 and may be fractional.
 
-    It rises linearly, stays constant, and falls as a half cosine.
+    The rate rises linearly, stays constant, and falls as a half cosine.
 
     >>> [round(learning_rate(Settings(epochs=10, lr=1.0), epoch), 2) for epoch in (0, 0.5, 1, 6, 8, 10)]
     [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
@@ -43,7 +43,7 @@ class _Update(NamedTuple):
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon, for matrices only. A group's "parts" is the number of matrices in each weight: 3 for joint q, k and v."""
+    """Muon, for matrices only. "parts" of a group is the number of matrices in a weight: 3 if it joins q, k and v."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float = 0.95) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "parts": 1})
@@ -88,7 +88,7 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 def _orthogonal_on_all_ranks(x: Tensor) -> Tensor:
-    """Compute `orthogonal` for a share of the matrices on each rank, since all ranks have the same gradients."""
+    """Compute `orthogonal` with a share of the matrices on each rank. All ranks have the same gradients."""
     if distributed.world_size() == 1:
         return orthogonal(x)
     found = torch.zeros_like(x)
@@ -100,7 +100,7 @@ def _orthogonal_on_all_ranks(x: Tensor) -> Tensor:
 
 
 def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings) -> list[torch.optim.Optimizer]:
-    """Return AdamW, and Muon if the settings ask for it. Only matrices have weight decay."""
+    """Return AdamW and, if the settings ask for it, Muon. Weight decay applies only to matrices."""
     groups: dict[tuple[bool, int, bool, int], dict[str, Any]] = {}
     for name, weight in weights.items():
         is_matrix = weight.ndim in (2, 4)

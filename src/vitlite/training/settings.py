@@ -40,7 +40,7 @@ def _check_ranges(settings: object, ranges: Mapping[str, Range]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """The random augmentations of training images; zero turns one off.
+    """The random augmentations of training images. A value of 0 turns an augmentation off.
 
     Raises:
         TrainError: A value is not between 0 and 1, or mixup and cutmix add up to more than 1.
@@ -75,7 +75,7 @@ class Settings:
     """The settings of a training run.
 
     Raises:
-        TrainError: A value is out of its range, or two settings exclude each other.
+        TrainError: A value is out of range, or two settings exclude each other.
     """
 
     epochs: int
@@ -119,7 +119,7 @@ def usual_batch(images: int) -> int:
 
 
 def usual_optimizer(*, random_weights: bool, frozen: bool) -> Optimizer:
-    """Return "muon" for training from random weights, and "adamw" for fine-tuning or for only the head."""
+    """Return "muon" for training from random weights, and "adamw" for fine-tuning or for training only the head."""
     return "muon" if random_weights and not frozen else "adamw"
 
 

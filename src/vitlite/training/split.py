@@ -57,10 +57,10 @@ class Split(NamedTuple):
 
 
 def data_parts(data: Path) -> dict[str, Path]:
-    """Return the folders train, val and test of the data, or none if the class folders are directly inside.
+    """Return the folders train, val and test of the data; an empty dict if the class folders are directly in `data`.
 
     Raises:
-        TrainError: There are other folders beside these, or two folders for the same part.
+        TrainError: There are other folders beside train, val and test, or two folders for the same part.
     """
     names = folders_in(data)
     parts = [name for name in names if name.lower() in PARTS]
@@ -85,7 +85,7 @@ def training_folder(data: Path) -> Path:
     """Return the folder that contains the class folders for training: train/, or the data folder itself.
 
     Raises:
-        TrainError: There is a val or test folder, but no train.
+        TrainError: There is a val or test folder, but no train folder.
     """
     parts = data_parts(data)
     if parts and "train" not in parts:
@@ -100,7 +100,7 @@ def evaluation_folder(data: Path) -> Path:
     """Return the folder that contains the class folders for evaluation: val/, test/, or the data folder itself.
 
     Raises:
-        TrainError: There is only train.
+        TrainError: There is a train folder, but no val or test folder.
     """
     parts = data_parts(data)
     if list(parts) == ["train"]:
@@ -115,7 +115,7 @@ def training_classes(data: Path) -> tuple[str, ...]:
     """Return the names of the classes to train on.
 
     Raises:
-        TrainError: There are no class folders, or only one.
+        TrainError: There is no class folder, or only one.
     """
     if is_cifar10(data):
         return cifar10_classes(data)
@@ -153,14 +153,15 @@ def stand_for(folders: Sequence[str], labels: Sequence[str]) -> bool:
 def read_training_data(
     data: Path, preprocess: Preprocess, classes: Sequence[str], *, share: float | None = None, seed: int = 0
 ) -> Split:
-    """Read the images to train on and the images for validation.
+    """Read the training images and the validation images.
 
     Args:
-        data: train/ and val/; or train/ alone or class folders, from which a share is held out; or CIFAR-10.
+        data: A folder with train/ and val/; with only train/ or with class folders, of which a share is held out; or
+            CIFAR-10.
         preprocess: The preprocessing of the model.
         classes: The names of the class folders, in the order of the classes.
-        share: The share of each class to hold out if there is no val/. Default: 0.2.
-        seed: The seed of the choice of held-out images.
+        share: The share of each class to hold out if there is no val/ (default: 0.2).
+        seed: The seed for the choice of held-out images.
 
     Raises:
         TrainError: `share` is given although there is a val folder, or the data cannot be read or split.
@@ -179,10 +180,10 @@ def read_training_data(
 
 
 def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[ImageData, ImageData]:
-    """Split images into training images and a share of each class, at least one image, for validation.
+    """Split images into training and validation images. Validation gets a share of each class, at least one image.
 
     Raises:
-        TrainError: A class has only one image, or the share is not from 0.01 to 0.9.
+        TrainError: A class has only one image, or `share` is not from 0.01 to 0.9.
     """
     if not 0.01 <= share <= 0.9:
         raise TrainError(f"The share to hold out (--val-share) must be from 0.01 to 0.9, got {share:g}.")
@@ -191,7 +192,9 @@ def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[Imag
     for k, name in enumerate(data.classes):
         rows = (data.labels == k).nonzero()[:, 0].tolist()
         if len(rows) == 1:
-            raise TrainError(f"{name} has only one image. Training and validation need one each; add some.")
+            raise TrainError(
+                f"The class {name} has only one image, but training and validation each need at least one. Add images."
+            )
         if rows:
             # The hash gives each image a random place that does not depend on the other images.
             rows.sort(key=lambda row: sha256(f"{seed} {names[row]}".encode(errors="surrogateescape")).digest())
@@ -206,10 +209,10 @@ def write_split(path: Path, data: Path, held_out: Sequence[str]) -> None:
 
 
 def read_split(path: Path) -> tuple[Path, list[str]]:
-    """Read the list of held-out images: the folder of the class folders, and the names of the images.
+    """Read the list of held-out images. Return the folder that contains the class folders, and the names of the images.
 
     Raises:
-        TrainError: The file cannot be read, or is not such a list.
+        TrainError: The file cannot be read, or is not a list of held-out images.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -222,15 +225,15 @@ def read_split(path: Path) -> tuple[Path, list[str]]:
 
 
 def check_evaluation_data(data: Path, split: Path | None = None) -> None:
-    """Check, before a model is downloaded, that there are data to evaluate on.
+    """Check that there are images to evaluate on, before a model is downloaded.
 
     Raises:
-        TrainError: The data are neither CIFAR-10 nor a folder per class, or the split does not apply.
+        TrainError: The data are neither CIFAR-10 nor class folders, or `split` does not fit the data.
     """
     if split is not None:
         read_split(split)
         if is_cifar10(data):
-            raise TrainError(f"{data} has its own test images. Leave out split= (--split).")
+            raise TrainError(f"{data} is CIFAR-10, which has its own test images. Leave out split= (--split).")
     if not is_cifar10(data):
         class_names(evaluation_folder(data) if split is None else training_folder(data))
 
@@ -238,17 +241,17 @@ def check_evaluation_data(data: Path, split: Path | None = None) -> None:
 def read_evaluation_data(
     data: Path, model: ViT, split: Path | None = None, folders: Sequence[str] | None = None
 ) -> ImageData:
-    """Read the test images of CIFAR-10, or the images of class folders in `data`, val/ or test/.
+    """Read the test images of CIFAR-10, or the images in the class folders of val/, of test/ or of `data` itself.
 
     Args:
         data: The folder.
         model: The model. Its preprocessing prepares the images, and its labels are the classes.
         split: The split.json of a run, to evaluate only on the images that it held out.
-        folders: The names of the class folders, in the order of the model's classes, if they are neither labels nor
-            indices.
+        folders: The names of the class folders, in the order of the model's classes, if the folders are named after
+            neither labels nor indices.
 
     Raises:
-        TrainError: The data are damaged, or their classes are not the model's.
+        TrainError: The data are damaged, or have other classes than the model.
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
     classes = tuple(model.labels or map(str, range(k)))
@@ -272,7 +275,9 @@ def read_evaluation_data(
 
 
 def _in_order(data: ImageData, classes: Sequence[str], k: int) -> ImageData:
-    """Return images whose classes are already in the model's order, with the model's names for them."""
+    """Return the images with the class names `classes`. Their classes are already in the order of the model."""
     if len(data.classes) != k:
-        raise TrainError(f"The data have {len(data.classes)} classes, but the model has {k}. Fine-tune it first.")
+        raise TrainError(
+            f"The data have {len(data.classes)} classes, but the model has {k}. Fine-tune the model on them first."
+        )
     return replace(data, classes=tuple(classes))

@@ -31,7 +31,7 @@ CONTENT, CHECKSUM = "vitlite.run", "vitlite.checksum"  # in the metadata of the 
 
 @dataclass
 class Progress:
-    """The position of a run, and sums over the current epoch."""
+    """The position of a run, with sums over the steps of the current epoch."""
 
     epoch: int = 0  # finished epochs
     step: int = 0  # finished steps of the current epoch
@@ -49,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Everything that must be the same for a run to be resumed, as JSON values."""
+    """Everything that must stay the same so that a run can be resumed, as JSON values."""
 
     settings: dict[str, Any]  # without patience, which only decides when a run ends
     config: dict[str, Any]
@@ -76,7 +76,7 @@ class RunIdentity:
         return cls(**json.loads(json.dumps(asdict(identity))))
 
     def differences(self, saved: "RunIdentity") -> list[str]:
-        """Return descriptions of the fields that differ from those of a saved run, with both values."""
+        """Describe the fields that differ from those of a saved run, with both values."""
         found = []
         for field in fields(self):
             old, new = getattr(saved, field.name), getattr(self, field.name)
@@ -84,7 +84,7 @@ class RunIdentity:
                 old, new = {field.name: old}, {field.name: new}
             for name in sorted(old.keys() | new.keys()):
                 if old.get(name) != new.get(name):
-                    found.append(f"{name} was {old.get(name)!r} and is {new.get(name)!r}")
+                    found.append(f"{name} was {old.get(name)!r} and is now {new.get(name)!r}")
         return found
 
 
@@ -123,7 +123,7 @@ def _checksum(content: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 class Run:
-    """A model with its averaged weights, optimizers and progress, which can be saved and resumed."""
+    """A training run that can be saved and resumed: a model, its averaged weights, the optimizers and the progress."""
 
     def __init__(self, model: ViT, data: ImageData, settings: Settings, validation: ImageData | None = None) -> None:
         self.model, self.data, self.settings = model, data, settings
@@ -147,7 +147,7 @@ class Run:
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the buffers, the weights, their averages, and the state of the optimizers, by "kind.name"."""
+        """Return the buffers, the weights, their averages and the state of the optimizers. Keys are "kind.name"."""
         tensors = {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
         for optimizer in self.optimizers:
             for weight in weights_of(optimizer):
@@ -171,7 +171,7 @@ class Run:
             write_tensors(path, tensors, {CONTENT: content, CHECKSUM: _checksum(content, tensors)})
 
     def write_log(self, path: Path) -> None:
-        """Write the history, a line of JSON per epoch."""
+        """Write the history as one line of JSON per epoch."""
         if distributed.is_main():
             with _write_errors_explained(path):
                 storage.write_text(path, "".join(json.dumps(record) + "\n" for record in self.history))
@@ -217,14 +217,14 @@ class Run:
             )
 
     def average(self, step: int) -> None:
-        """Move the averages towards the weights, faster in the first steps."""
+        """Move the averages towards the weights. The first steps move them faster."""
         keep = min(self.settings.ema, (1 + step) / (10 + step))
         weights = [weight.detach() for weight in self.weights.values()]
         torch._foreach_lerp_(list(self.averages.values()), weights, 1 - keep)
 
     @contextmanager
     def averaged(self) -> Iterator[ViT]:
-        """Give the model its averaged weights within a context."""
+        """Return a context in which the model has its averaged weights."""
         self.swap_averages()
         try:
             yield self.model
@@ -232,13 +232,13 @@ class Run:
             self.swap_averages()
 
     def swap_averages(self) -> None:
-        """Exchange the weights of the model and their averages."""
+        """Swap the weights of the model with their averages."""
         for name, weight in self.weights.items():
             weight.data, self.averages[name] = self.averages[name], weight.data
 
 
 def class_weights(data: ImageData, *, balance: bool) -> Tensor:
-    """Return the weight of an image of each class, 1 on average: (k,).
+    """Return, for each class, the weight of its images in the loss: (k,). The mean over all images is 1.
 
     Args:
         data: The training images.
@@ -252,7 +252,7 @@ def class_weights(data: ImageData, *, balance: bool) -> Tensor:
 
 
 def _matmul_context(model: ViT, settings: Settings) -> AbstractContextManager[Any]:
-    """Return a context in which float32 steps on a CPU use oneDNN, if it is exact.
+    """Return a context in which float32 steps on a CPU use oneDNN if its results are exact.
 
     Speed is not a criterion, because a resumed run must compute exactly as before.
     """

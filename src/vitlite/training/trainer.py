@@ -62,9 +62,9 @@ def train(
         data: The images to train on.
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
         settings: The settings of the run.
-        validation: Images of the same classes, measured after each epoch. The best epoch, by accuracy and then by
-            loss, is kept in `best`.
-        after_resume: Called with a run that is resumed, even if it is finished.
+        validation: Images of the same classes, on which the model is measured after each epoch. `best` keeps the best
+            epoch, by accuracy and then by loss.
+        after_resume: Called with the run if it is resumed, even if it is already finished.
         after_step: Called with the run after each step.
         after_epoch: Called with the history after each epoch, and when a run is resumed.
         save_every: Minimum number of seconds between two saves of the state.
@@ -100,7 +100,7 @@ def train(
 
 
 def _check_start(model: ViT, data: ImageData, settings: Settings, validation: ImageData | None) -> None:
-    """Check that model, data, settings and processes fit together."""
+    """Check that the model, the data, the settings and the number of processes fit together."""
     for name, weight in model.named_parameters():
         if weight.dtype != torch.float32:
             raise TrainError(
@@ -113,7 +113,7 @@ def _check_start(model: ViT, data: ImageData, settings: Settings, validation: Im
             "same number, at least 2: create the model with num_classes=."
         )
     if settings.patience and validation is None:
-        raise TrainError(f"patience={settings.patience} needs validation images.")
+        raise TrainError(f"patience={settings.patience} needs validation images. Pass validation= or patience=0.")
     processes, steps = distributed.world_size(), math.ceil(len(data) / settings.batch)
     if 1 < processes > len(data) // steps // 2:
         raise TrainError(
@@ -123,14 +123,14 @@ def _check_start(model: ViT, data: ImageData, settings: Settings, validation: Im
 
 
 def check_folder(out: Path, others: Sequence[str] = ()) -> None:
-    """Check that a run may write to a folder: it contains the state of a run, or no files of a run.
+    """Check that a run may write to a folder, which must contain either the state of a run or no files of a run.
 
     Args:
         out: The folder of the run.
-        others: Names of further files that will be written there.
+        others: Names of further files that the run will write.
 
     Raises:
-        TrainError: The folder contains such files, but no state.
+        TrainError: The folder contains files of a run, but no state.
     """
     found = [name for name in (BEST, LAST, LOG, *others) if (out / name).exists()]
     if found and not (out / STATE).exists():
@@ -157,7 +157,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _match_head(model: ViT, classes: Sequence[str]) -> None:
-    """Set a model's labels to the classes of the data, with a new head if the model had other labels."""
+    """Set the labels of a model to the classes of the data. If the model had other labels, it gets a new head."""
     if model.labels is not None and tuple(model.labels) != tuple(classes):
         if distributed.is_main():
             _log.warning(
@@ -228,7 +228,7 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
 
 
 def batch_of(order: Tensor, step: int, steps: int) -> Tensor:
-    """Return the images of one step. Batch sizes differ by one image at most, so that no batch is tiny.
+    """Return the images of one step. Batch sizes differ by at most one image, so that no batch is tiny.
 
     >>> [len(batch_of(torch.arange(65), step, steps=3)) for step in range(3)]  # rather than 32, 32 and 1
     [21, 22, 22]
@@ -238,7 +238,7 @@ def batch_of(order: Tensor, step: int, steps: int) -> Tensor:
 
 
 def running_figures(run: Run) -> dict[str, str]:
-    """Return the loss, accuracy and speed of the current epoch, as strings."""
+    """Return the loss, the accuracy and the speed in the current epoch, as strings."""
     progress, batch = run.progress, len(run.data) / run.steps  # images in a batch, on average
     return {
         "loss": f"{progress.loss / progress.step:.3f}",
@@ -282,7 +282,7 @@ def _save_models(run: Run, out: Path) -> None:
 
 
 def _step(run: Run, rows: Tensor) -> tuple[float, float]:
-    """Take one step on these images, and return its loss and accuracy."""
+    """Take one training step on the images of these rows, and return the loss and the accuracy."""
     settings = run.settings
     done = run.progress.epoch * run.steps + run.progress.step
     images, labels = _batch(run, rows[distributed.paired_share(len(rows))])
@@ -309,7 +309,7 @@ def _dropout_seed(seed: int, step: int, rank: int) -> int:
 
 
 def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return augmented and mixed images, and their class shares times their weights: (b, c, h, w) and (b, k)."""
+    """Return augmented and mixed images (b, c, h, w), and the shares of their classes, times their weights (b, k)."""
     settings, k = run.settings, len(run.data.classes)
     random = SampleRandom(settings.seed, run.progress.epoch, rows)
     images = augment(run.data.fetch(rows), random, settings.augmentation)
@@ -322,9 +322,9 @@ def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Run the forward and backward pass, in parts if `accumulate` says so, and return loss and accuracy over all ranks.
+    """Run the forward and the backward pass in `accumulate` parts. Return the loss and the accuracy over all ranks.
 
-    Both are sums over the images divided by the average batch size. So every image of an epoch has the same weight,
+    Both are sums over the images, divided by the average batch size. So every image of an epoch has the same weight,
     even if one batch has one image more than another, and the mean over the steps is the mean over the images.
     """
     total = len(run.data) / run.steps
