@@ -134,7 +134,11 @@ def test_images_that_do_not_fit_the_model_are_an_error(tmp_path: Path) -> None:
     large = replace(data, images=data.images.repeat(1, 1, 2, 2))
     turned, three = replace(data, classes=data.classes[::-1]), replace(data, classes=(*data.classes, "sitting"))
     size = "have 3 channels and 32 x 32 pixels, but the model expects 3 channels and 16 x 16 pixels"
-    for other, text in ((large, size), (turned, "from those of the model: standing for lying"), (three, "have 3 classes")):
+    for other, text in (
+        (large, size),
+        (turned, "from those of the model: standing for lying"),
+        (three, "have 3 classes"),
+    ):
         with pytest.raises(TrainError, match=text):
             measure(model, other)
         with pytest.raises(TrainError, match=text):

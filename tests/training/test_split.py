@@ -242,5 +242,7 @@ def test_cifar10_in_the_order_of_the_labels(tmp_path: Path) -> None:
     assert torch.equal(plain.labels, 1 - turned.labels)
     assert torch.equal(plain.fetch(torch.tensor([0])), turned.fetch(torch.tensor([0])))
     assert len(read_cifar10(cifar, "test")) == len(plain)
-    with pytest.raises(TrainError, match=r"The data have 2 classes, but the model has 5\. Fine-tune the model on them first"):
+    with pytest.raises(
+        TrainError, match=r"The data have 2 classes, but the model has 5\. Fine-tune the model on them first"
+    ):
         read_evaluation_data(cifar, new_model(CONFIG.replace(num_classes=5)))

@@ -154,13 +154,19 @@ def quick(model: Any, data: Any) -> tuple[Any, ...]:
 
 
 CHANGES: dict[str, tuple[Any, str]] = {
-    "lr": (lambda model, data: (model, data, settings(lr=0.01), None), r"lr was 0\.001 and is 0\.01"),
-    "epochs": (lambda model, data: (model, data, settings(epochs=9), None), "epochs was 2 and is 9"),
-    "images": (lambda model, data: (model, stripes(16), settings(), None), r"images was '24, sha256 \w+' and is '16, "),
-    "validation": (lambda model, data: (model, data, settings(), stripes(8)), "validation was None and is '8, sha256"),
-    "transform": (other_transform(mean=(0.4,) * 3), r"mean was \[0\.5, 0\.5, 0\.5\] and is \[0\.4, "),
-    "cut": (other_transform(resize=(38, 38), cut=(34, 34)), r"cut was None and is \[34, 34\]; resize was"),
-    "quick_decode": (quick, "quick_decode was False and is True"),
+    "lr": (lambda model, data: (model, data, settings(lr=0.01), None), r"lr was 0\.001 and is now 0\.01"),
+    "epochs": (lambda model, data: (model, data, settings(epochs=9), None), "epochs was 2 and is now 9"),
+    "images": (
+        lambda model, data: (model, stripes(16), settings(), None),
+        r"images was '24, sha256 \w+' and is now '16, ",
+    ),
+    "validation": (
+        lambda model, data: (model, data, settings(), stripes(8)),
+        "validation was None and is now '8, sha256",
+    ),
+    "transform": (other_transform(mean=(0.4,) * 3), r"mean was \[0\.5, 0\.5, 0\.5\] and is now \[0\.4, "),
+    "cut": (other_transform(resize=(38, 38), cut=(34, 34)), r"cut was None and is now \[34, 34\]; resize was"),
+    "quick_decode": (quick, "quick_decode was False and is now True"),
 }
 
 
