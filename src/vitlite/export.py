@@ -86,7 +86,9 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
                     compared[engine] = _compare(model, engine, open_file, file)
             _move_into_place(folder, path)
     except OSError as error:
-        raise ExportError(f"Cannot write {path}: {error.strerror or error}.") from error
+        raise ExportError(
+            f"Cannot write {path}: {error.strerror or error}. Name a file in a writable folder with enough space."
+        ) from error
     return compared
 
 

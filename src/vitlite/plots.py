@@ -218,7 +218,7 @@ def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled
 
 
 def draw_positions(model: "ViT") -> "Image":
-    """Draw one tile per patch. The tile shows how similar the position embeddings of all patches are to its own.
+    """Draw one tile per patch: the similarity between the position embedding of the patch and those of all patches.
 
     As in Figure 7 (centre) of Dosovitskiy et al. 2021.
     """
@@ -242,7 +242,8 @@ def draw_filters(model: "ViT") -> "Image":
     """
     if model.config.channels not in (1, 3):
         raise InputError(
-            f"Filters can only be drawn for models with 1 or 3 channels, but this model has {model.config.channels}."
+            f"Filters can only be drawn for models with 1 or 3 channels, but this model has {model.config.channels}. "
+            "Use another model."
         )
     panels = {}
     for i, (component, share) in enumerate(zip(*patch_filters(model), strict=True), 1):
@@ -310,7 +311,10 @@ def _as_seen(model: "ViT", image: Any) -> Tensor:
         raise ImageError("To draw on an image, model.preprocess must be a vitlite.images.Preprocess.")
     channels = model.config.channels
     if channels not in (1, 3):
-        raise InputError(f"Attention can only be drawn on images with 1 or 3 channels, but the model needs {channels}.")
+        raise InputError(
+            f"Attention can only be drawn on images with 1 or 3 channels, but the model needs {channels}. "
+            "Use another model."
+        )
     transform = model.preprocess.transform
     factor = PANEL / max(transform.size)
 

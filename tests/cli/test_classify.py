@@ -86,7 +86,7 @@ def test_skipped_files_are_reported(run: Run, model: Path, images: Path, tmp_pat
     (alone / "1.heic").touch()
     code, _, err = run("classify", alone, *words)
     assert code == 1
-    assert err.endswith("There are 1 .heic.\n")
+    assert err.endswith("Other files there: 1 .heic.\n")
 
 
 def test_a_broken_image_does_not_stop_the_others(run: Run, model: Path, broken: Path) -> None:

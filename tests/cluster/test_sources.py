@@ -56,7 +56,7 @@ def test_names_that_are_not_unicode(tmp_path: Path) -> None:
     [
         ({"path": ["a.png", None]}, "has 1 row without a path"),
         ({"path": ["a.png", None], "bytes": [b"", b""]}, "has 1 row without a path"),
-        ({"other": [1, 2]}, "needs a column path"),
+        ({"other": [1, 2]}, "needs a column named path"),
     ],
 )
 def test_parquet_needs_paths(columns: dict[str, Any], reason: str, tmp_path: Path) -> None:

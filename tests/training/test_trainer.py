@@ -295,7 +295,7 @@ def test_an_unreadable_image_is_named(folders, tmp_path):
 
 
 def test_a_model_with_other_classes_or_without_preprocessing_is_an_error(tmp_path):
-    with pytest.raises(TrainError, match="data have 2 classes, and the model has 5"):
+    with pytest.raises(TrainError, match="data have 2 classes, but the model has 5"):
         train(new_model(CONFIG.replace(num_classes=5)), stripes(8), tmp_path / "out", settings())
     with pytest.raises(ImageError, match="preprocess"):
         train(ViT(CONFIG), stripes(8), tmp_path / "out", settings())

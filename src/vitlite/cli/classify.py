@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the best labels of each image as soon as its batch is done."""
+    """Print the most probable labels of the images, batch by batch."""
     if args.engine == "ray":
         from vitlite.cluster.jobs import classify_images
 

@@ -61,7 +61,7 @@ def _matching(words: Sequence[str]) -> list[registry.Record]:
 
 
 def _matches(word: str, record: registry.Record) -> bool:
-    """Return whether a word is part of a record's text, or a pattern matches one of its names."""
+    """Return whether a word is part of the text of a record, or is a pattern that matches a name of the record."""
     if not any(character in word for character in "*?["):
         return word in in_words(record)
     names = [record.name, record.alias, record.preset if record.default else ""]

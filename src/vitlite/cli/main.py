@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: list[str], name: str) -> argparse.Namespace:
-    """Parse a command line with the arguments of its command."""
+    """Parse the words of a command line with the parser of the command `name`."""
     debug = Parser(add_help=False)
     debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
     parser = Parser(prog="vitlite", description="Vision Transformers on the command line.", parents=[debug])
@@ -128,7 +128,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 
 def _describe(error: BaseException) -> str:
-    """Return one line about an error, with its type if the error was not expected."""
+    """Describe an error in one line. The line includes the type of an unexpected error."""
     if isinstance(error, VitliteError):
         return str(error)
     if isinstance(error, OSError):

@@ -19,6 +19,6 @@ def add_out(parser: ArgumentParser) -> None:
 
 
 def save_and_report(image: "Image", out: str) -> None:
-    """Write the image and print its name and size."""
+    """Write an image, and print the path and the size."""
     save_image(image, out)
     print(f"wrote {printable(out)}, {image.width} x {image.height} pixels")

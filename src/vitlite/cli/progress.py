@@ -17,7 +17,7 @@ EVERY = 30.0  # seconds between two lines if stderr is not a terminal
 
 
 def say_skipped(skipped: Counter[str]) -> None:
-    """Print how many files in folders are skipped."""
+    """Print how many files in the folders are skipped."""
     number = sum(skipped.values())
     files = "1 file that is not an image" if number == 1 else f"{number} files that are not images"
     print(

@@ -9,7 +9,7 @@ GAP = 2  # spaces between columns
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
-    """Return a table with its first column aligned left and the others right. Columns beyond `width` are left out.
+    """Return a table: the first column is aligned left, the others right. Columns beyond `width` are left out.
 
     >>> print(table(["name", "params"], [["vit_tiny_16", "5.7 M"], ["vit_base_16", "86.6 M"]]))
     name         params

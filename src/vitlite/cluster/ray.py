@@ -100,7 +100,7 @@ class Classifier:
 
 
 def _prepare(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None, threads: int) -> "ViT":
-    """Return the actor's own copy of the model, on its device and optimized."""
+    """Return an optimized copy of the model for this actor, on the device."""
     import torch
 
     from vitlite.fast.optimize import optimize

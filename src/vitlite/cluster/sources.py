@@ -101,7 +101,7 @@ def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
             return Source(name, None, Counter())
         paths = rows.to_table(columns=["path"])["path"].cast(pa.string()).to_pylist()
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise InputError(f"{name} cannot be read as Parquet: {error}") from error
+        raise InputError(f"{name} cannot be read as Parquet: {error}. Write the file again.") from error
     return Source(name, _unique(paths), Counter())
 
 
@@ -114,7 +114,9 @@ def _files_below(files: "FileSystem", folder: str) -> list[str]:
     try:
         return sorted(files_below(folder))
     except OSError as error:
-        raise ImageError(f"Cannot read the folder {error.filename}: {error.strerror}.") from error
+        raise ImageError(
+            f"Cannot read the folder {error.filename}: {error.strerror}. Check its path and permissions."
+        ) from error
 
 
 def _unique(paths: Sequence[str]) -> "pa.Array":

@@ -78,7 +78,7 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
             )
         return model
     if type(model) is not ViT:
-        raise OptimizedError(f"optimize needs a vitlite.ViT, got {type(model).__name__}.")
+        raise OptimizedError(f"optimize needs a vitlite.ViT, such as vitlite.create(NAME), got {type(model).__name__}.")
     check_unmodified(model, "optimize", OptimizedError)
     _check_parameters(model)
     _check_dtype(model, dtype)

@@ -20,7 +20,7 @@ def find_images(
         on_skip: Called if the folders contain other files, with their number by extension.
 
     Raises:
-        ImageError: A folder or a pattern has no images, or none of the files exists.
+        ImageError: There are no images, or a folder cannot be read.
         MissingExtraError: Pillow is not installed.
     """
     found: list[str] = []
@@ -65,7 +65,9 @@ def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
     try:
         found, others = by_ending(files_below(folder), SUFFIXES)
     except OSError as error:
-        raise ImageError(f"Cannot read the folder {error.filename}: {error.strerror}.") from error
+        raise ImageError(
+            f"Cannot read the folder {error.filename}: {error.strerror}. Check its path and permissions."
+        ) from error
     if not found:
         there = f" Other files there: {counted(others)}." if others else ""
         raise ImageError(f"No images found in the folder {folder}. Supported: {' '.join(sorted(SUFFIXES))}.{there}")

@@ -129,7 +129,7 @@ class Journal:
             self._remove()
 
     def add(self, images: Sequence[ImageFile], vectors: "Sequence[Tensor]", failed: Sequence[str] = ()) -> None:
-        """Append one batch: its images, their vectors (d,), and the paths that could not be read.
+        """Append a batch: the images, a vector (d,) for each image, and the paths of files that could not be read.
 
         Raises:
             InputError: The journal cannot be written, for example because the disk is full.
@@ -163,7 +163,9 @@ class Journal:
         """
         rows = {image.path: self.rows[image] for image in images if image in self.rows}
         if not rows:
-            raise InputError(f"No image could be read, so {self.target} is not written.")
+            raise InputError(
+                f"No image could be read, so {self.target} is not written. Check the paths and formats of the images."
+            )
         try:
             vectors = self._ordered(list(rows.values()))
             with atomic_write(self.target) as temporary:

@@ -191,7 +191,7 @@ def _pixels(preprocess: Preprocess, image: Any) -> Tensor | ImageError:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Return a context with the model in eval mode and without gradients. Then each module gets its mode back."""
+    """Return a context in which the model is in eval mode, without gradients. Afterwards, modes are restored."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

@@ -60,7 +60,9 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
     """
     check_count(top, "top")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
-        raise InputError(f"queries must have the shape (n, {vectors.dim}), got {tuple(queries.shape)}.")
+        raise InputError(
+            f"queries must have the shape (n, {vectors.dim}), got {tuple(queries.shape)}. Use the same model."
+        )
     check_real(queries)
     queries = normalized(queries.detach().cpu())
     groups = torch.split(queries, QUERIES)

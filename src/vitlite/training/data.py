@@ -66,7 +66,7 @@ class PreparedImages:
         return PreparedImages([self.sources[row] for row in rows], self.read, self.folder)
 
     def names(self) -> list[str]:
-        """Return each image's path relative to the folder, such as "cat/1.jpg", or its number if it is in memory."""
+        """Return each image's path relative to the folder, such as "cat/1.jpg", or its number for images in memory."""
         if isinstance(self.sources, Tensor):
             return [str(row) for row in range(len(self))]
         return [(path.relative_to(self.folder) if self.folder else path).as_posix() for path in self.sources]
@@ -136,7 +136,7 @@ class ImageData:
         return ImageData(self.images, torch.tensor(indices, device="cpu")[self.labels], tuple(classes))
 
     def names(self) -> list[str]:
-        """Return each image's path relative to its folder, such as "cat/1.jpg", or its number if it is in memory."""
+        """Return each image's path relative to its folder, such as "cat/1.jpg", or its number for images in memory."""
         if isinstance(self.images, PreparedImages):
             return self.images.names()
         return [str(row) for row in range(len(self))]
@@ -249,7 +249,7 @@ def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
         # Hidden folders such as .ipynb_checkpoints hold copies, which would be held out beside their originals.
         found, others = by_ending(files_below(str(folder), hidden=False), SUFFIXES)
     except OSError as error:
-        raise TrainError(f"Cannot read the folder {folder}: {error}.") from error
+        raise TrainError(f"Cannot read the folder {folder}: {error}. Check its path and permissions.") from error
     if not found:
         there = f", but {counted(others)}" if others else ""
         raise TrainError(

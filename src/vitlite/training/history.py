@@ -12,7 +12,7 @@ History = list[dict[str, Any]]
 def best_epoch(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the record of the best epoch by validation accuracy, then by validation loss; None without validation.
 
-    Accuracy alone would keep the first epoch that predicts all images correctly, however low its confidence.
+    By accuracy alone, the first epoch that predicts all images correctly would win, even with low confidence.
     """
     return min((record for record in history if "val_top1" in record), key=_rank, default=None)
 

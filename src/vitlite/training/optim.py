@@ -1,7 +1,7 @@
 """The optimizers, AdamW and Muon (Jordan et al. 2024), and the learning rate schedule.
 
-Muon orthogonalises its momentum before applying it. It is meant for the matrices of the blocks when training from
-scratch; AdamW trains all other weights. Steps are scaled as in Moonlight (Liu et al. 2025, arXiv 2502.16982), so the
+Muon moves each matrix along its orthogonalised momentum. In training from scratch, it trains the matrices of the
+blocks, and AdamW trains all other weights. Steps are scaled as in Moonlight (Liu et al. 2025, arXiv 2502.16982), so the
 same learning rate and weight decay suit both.
 Shapes: b matrices, m rows, n columns.
 """

@@ -1,4 +1,4 @@
-"""The settings of a training run and of its augmentation, and the usual values of the command line."""
+"""The settings of training and of augmentation, and their default values on the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Read data for training and evaluation: the parts train, val and test, and the images held out for validation.
 
-The choice of held-out images depends only on file names and the seed, so a resumed run holds out the same ones. Their
-list is kept with the run.
+The choice of held-out images depends only on file names and the seed, so a resumed run holds out the same images. The
+list of these images is kept with the run.
 """
 
 import json
@@ -122,7 +122,7 @@ def training_classes(data: Path) -> tuple[str, ...]:
     folder = training_folder(data)
     classes = class_names(folder)
     if len(classes) < 2:
-        raise TrainError(f"{folder} has only one class, {classes[0]}. Training needs at least two.")
+        raise TrainError(f"{folder} has only one class, {classes[0]}. Training needs at least two. Add another folder.")
     return classes
 
 

@@ -109,7 +109,7 @@ def _check_start(model: ViT, data: ImageData, settings: Settings, validation: Im
             )
     if len(data.classes) < 2 or model.config.num_classes != len(data.classes):
         raise TrainError(
-            f"The data have {len(data.classes)} classes, and the model has {model.config.num_classes}. Both need the "
+            f"The data have {len(data.classes)} classes, but the model has {model.config.num_classes}. Both need the "
             "same number, at least 2: create the model with num_classes=."
         )
     if settings.patience and validation is None:
