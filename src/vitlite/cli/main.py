@@ -121,7 +121,7 @@ def _accept_any_file_name() -> None:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether Ctrl-C caused an error. During the import of torch, it causes other errors than usual."""
+    """Return whether Ctrl-C caused an error, possibly indirectly, for example by interrupting the import of torch."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return error is not None
     return _is_interrupt(error.__cause__) or _is_interrupt(error.__context__)

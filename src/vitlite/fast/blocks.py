@@ -269,7 +269,7 @@ def _pairs_side_by_side(rows: Tensor, heads: int) -> Tensor:
 
 
 def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
-    """Return the ResNet stem with plain convolutions in place of the weight-standardised ones."""
+    """Replace the weight-standardised convolutions of a ResNet stem with plain ones, and return the stem."""
     for module in list(backbone.modules()):
         for name, conv in module.named_children():
             if isinstance(conv, StandardConv):

@@ -178,7 +178,7 @@ def int8_is_right(gives: torch.dtype) -> bool:
 
 
 def _writes_bytes(weight: Tensor, bias: Tensor, takes: Quantization, kind: str, given: Tensor, product: Tensor) -> bool:
-    """Return whether a product with activation can write quantised outputs, and writes the right ones."""
+    """Return whether a product with activation can write quantised outputs, and whether they are right."""
     activated = F.silu(product) if kind == "swish" else F.gelu(product, approximate=kind)
     gives = Quantization(float(activated.max() - activated.min()) / LARGEST, 20)
     expected = (activated / gives.scale + gives.zero_point).round().clamp(0, LARGEST)

@@ -151,7 +151,7 @@ def random_model(config: ViTConfig) -> ViT:
 
 
 def machine(device: torch.device = CPU) -> dict[str, Any]:
-    """Describe the machine, as the context of the measured times."""
+    """Describe the machine, to put the measured times in context."""
     core = first_core()
     described: dict[str, Any] = {
         "cpu": core.get("model name") or platform.processor() or platform.machine(),

@@ -20,7 +20,7 @@ def find_images(
         on_skip: Called if the folders contain other files, with their number by extension.
 
     Raises:
-        ImageError: There are no images, or a folder cannot be read.
+        ImageError: There are no images, no file exists, or a folder cannot be read.
         MissingExtraError: Pillow is not installed.
     """
     found: list[str] = []

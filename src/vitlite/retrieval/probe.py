@@ -1,7 +1,7 @@
 """Measure how well vectors separate classes, with a linear classifier and with nearest neighbours.
 
-The classifier is ridge regression on targets of -1 and 1, as in the few-shot experiments of the ViT paper. It has a
-closed form, and the penalty has the smallest leave-one-out error. Shapes: n vectors of width d, k classes.
+The classifier is ridge regression on targets of -1 and 1, as in the few-shot experiments of the ViT paper. It is solved
+in closed form. The penalty is the one with the smallest leave-one-out error. Shapes: n vectors of width d, k classes.
 """
 
 from collections.abc import Sequence

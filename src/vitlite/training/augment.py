@@ -20,7 +20,7 @@ XORSHIFT = 0x2545F4914F6CDD1D  # the multiplier of xorshift*
 
 
 class SampleRandom:
-    """Random numbers, uniform in [0, 1), for each sample of a batch. Every name gives other numbers."""
+    """Random numbers, uniform in [0, 1), for each sample of a batch. Each name gives different numbers."""
 
     def __init__(self, seed: int, epoch: int, samples: Tensor) -> None:
         self.keys = _scramble(_scramble(_scramble(torch.tensor(seed, device="cpu")) + epoch) + samples)  # (b,)
@@ -118,7 +118,7 @@ def _colour(images: Tensor, random: SampleRandom, augmentation: Augmentation) ->
 
 
 def _rectangle(random: SampleRandom, name: str, images: Tensor, low: float, high: float) -> Tensor:
-    """Return a mask of a random rectangle in each image. It covers a share from `low` to `high`: (b, 1, h, w)."""
+    """Return a mask of a random rectangle in each image, of relative area `low` to `high`: (b, 1, h, w)."""
     h, w = images.shape[2:]
     area, ratio = random(name + "area", low, high), torch.exp(random(name + "ratio", -0.7, 0.7))
     tall = ((area * ratio).sqrt() * h).clamp(max=h).round()

@@ -128,7 +128,7 @@ def _is_first_to_fail() -> bool:
 
 
 def paired_share(count: int) -> Tensor:
-    """Return the positions of this rank in a batch, including the mirror of each, because `mix` combines the two."""
+    """Return the positions of this rank in a batch, each with its mirror position, because `mix` pairs them."""
     places = torch.arange(count, device="cpu")
     pairs = torch.minimum(places, places.flip(0))  # each pair is numbered by its first position
     return places[pairs % world_size() == rank()]

@@ -309,7 +309,7 @@ def _dropout_seed(seed: int, step: int, rank: int) -> int:
 
 
 def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return augmented and mixed images (b, c, h, w), and the shares of their classes, times their weights (b, k)."""
+    """Return augmented and mixed images (b, c, h, w), with weighted shares of the classes in each image (b, k)."""
     settings, k = run.settings, len(run.data.classes)
     random = SampleRandom(settings.seed, run.progress.epoch, rows)
     images = augment(run.data.fetch(rows), random, settings.augmentation)
