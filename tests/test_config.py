@@ -98,7 +98,10 @@ WRONG = [
     ({"image_size": (224, 10**400)}, r"image_size must be a positive integer or \(height, width\), got \(224, 10+\)\."),
     ({"layer_scale": 10**400}, r"layer_scale must be None or a number such as 1e-5, got 10+\."),
     ({"head_dim": 10**400}, r"head_dim must be None or a positive integer, got 10+\."),
-    ({"stem": (10**400,)}, r"stem must be None or the units of up to 4 stages, .* got \(10+,\)\."),
+    (
+        {"stem": (10**400,)},
+        r"stem must be None or a tuple .* of up to 4 stages, .* got \(10+,\)\.",
+    ),
     ({"num_classes": -1}, r"num_classes must be an integer from 0 to 2147483647, got -1\."),
     (
         {"pool": "mean_cls"},
@@ -108,9 +111,18 @@ WRONG = [
     ({"positions": "rotary"}, r"positions must be one of learned, sincos2d, rope, none, got 'rotary'\."),
     ({"mlp": "glu"}, r"mlp must be one of gelu, swiglu, got 'glu'\. Did you mean"),
     ({"final_norm": None}, r"final_norm must be True or False, got None\."),
-    ({"stem": 3}, r"stem must be None or the units of up to 4 stages, such as \(3, 4, 9\) or \(\), got 3\."),
-    ({"stem": (3, 0)}, r"stem must be None or the units of up to 4 stages, .* got \(3, 0\)\."),
-    ({"stem": (1, 1, 1, 1, 1)}, r"stem must be None or the units of up to 4 stages, .* got \(1, 1, 1, 1, 1\)\."),
+    (
+        {"stem": 3},
+        r"stem must be None or a tuple .* of up to 4 stages, such as \(3, 4, 9\) or \(\), got 3\.",
+    ),
+    (
+        {"stem": (3, 0)},
+        r"stem must be None or a tuple .* of up to 4 stages, .* got \(3, 0\)\.",
+    ),
+    (
+        {"stem": (1, 1, 1, 1, 1)},
+        r"stem must be None or a tuple .* of up to 4 stages, .* got \(1, 1, 1, 1, 1\)\.",
+    ),
     ({"resample": "timms"}, r"resample must be one of timm, .* got 'timms'\. Did you mean timm\?"),
     ({"gelu": "erf"}, r"gelu must be one of exact, tanh, quick, got 'erf'\."),
     ({"class_token": 1}, r"class_token must be True or False, got 1\."),
@@ -136,23 +148,23 @@ WRONG = [
     ({"image_size": (224,)}, r"image_size must be a positive integer or \(height, width\), got \(224,\)\."),
     ({"image_size": "224"}, r"image_size must be a positive integer or \(height, width\), got '224'\."),
     ({"heads": 7}, r"dim 768 does not divide into 7 heads. Change heads, or set head_dim\."),
-    ({"class_token": False}, r"pool='cls' reads the class token, and class_token is False. Use pool='mean'\."),
+    ({"class_token": False}, r"pool='cls' reads the class token, but class_token is False. Use pool='mean'\."),
     ({"registers": 4}, r"Registers have no position, .* Set cls_position=False"),
-    ({"registers": 4, "cls_position": False, "pool": "mean_with_cls"}, r"is defined for models without registers"),
+    ({"registers": 4, "cls_position": False, "pool": "mean_with_cls"}, r"is only for models without registers"),
     ({"positions": "sincos2d", "dim": 30, "heads": 3}, r"needs a dim that is a multiple of 4, got 30\."),
     ({"positions": "rope", "dim": 36, "heads": 6}, r"needs heads whose width is a multiple of 4, got 6\."),
     ({"positions": "rope", "head_dim": 66}, r"needs heads whose width is a multiple of 4, got 66\."),
-    ({"fc_norm": True, "final_norm": False}, r"final_norm=False means no norm at the end, and fc_norm=True"),
-    ({"pool": "cls_and_distillation"}, r"reads the distillation token, which is a register\. Set registers=1\."),
+    ({"fc_norm": True, "final_norm": False}, r"final_norm=False removes the final norm, but fc_norm=True"),
+    ({"pool": "cls_and_distillation"}, r"reads a distillation token, a register\. Set registers=1\."),
     ({"pool": "cls_and_distillation", "registers": 2, "cls_position": False}, r"Set registers=1\."),
     ({"pool": "cls_and_distillation", "class_token": False}, r"'cls_and_distillation' reads the class token"),
-    ({"pool": "map", "heads": 7, "head_dim": 64}, r"768 does not divide into 7\."),
+    ({"pool": "map", "heads": 7, "head_dim": 64}, r"dim is 768 and heads is 7"),
     (
         {"stem": (3, 4, 6, 3)},
         r"patch_size must be a multiple of 32, the stride of a stem of 4 stages, got 16\.",
     ),
     ({"stem": (), "patch_size": 2}, r"patch_size must be a multiple of 4, the stride .* got 2\."),
-    ({"stem": (), "patch_norm": True}, r"patch_norm normalizes the pixels of a patch, and a stem leaves none"),
+    ({"stem": (), "patch_norm": True}, r"patch_norm needs patches of pixels, but after a stem they are features"),
 ]
 
 
@@ -170,8 +182,8 @@ def test_unknown_fields() -> None:
 
 
 def test_the_nearest_sizes_that_fit() -> None:
-    assert fitting((230, 224), 16) == "The nearest that fit: height 224 or 240."
-    assert fitting((30, 5), 8) == "The nearest that fit: height 24 or 32, width 8."
+    assert fitting((230, 224), 16) == "The nearest sizes that fit: height 224 or 240."
+    assert fitting((30, 5), 8) == "The nearest sizes that fit: height 24 or 32, width 8."
 
 
 CONFIGS = st.fixed_dictionaries(

@@ -89,7 +89,7 @@ def test_setting_ignores_the_cache(file: Path, hashed: list[Path], monkeypatch: 
     assert not was_scanned(file)
     assert len(hashed) == 2
     monkeypatch.setenv("VITLITE_VERIFY", "yes")
-    with pytest.raises(DownloadError, match=r"VITLITE_VERIFY is 'yes'\. Set it to always, or unset it"):
+    with pytest.raises(DownloadError, match=r"VITLITE_VERIFY must be 'always' or unset, got 'yes'"):
         sha256_of(file)
 
 

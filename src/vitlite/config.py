@@ -178,7 +178,10 @@ def _check_numbers(c: ViTConfig) -> None:
         raise ConfigError(f"image_size must be a positive integer or (height, width), got {c.image_size!r}.")
     stem = () if c.stem is None else c.stem
     if not isinstance(stem, tuple) or len(stem) > 4 or any(type(n) is not int or not 1 <= n <= LARGEST for n in stem):
-        raise ConfigError(f"stem must be None or the units of up to 4 stages, such as (3, 4, 9) or (), got {c.stem!r}.")
+        raise ConfigError(
+            f"stem must be None or a tuple with the number of units in each of up to 4 stages, such as "
+            f"(3, 4, 9) or (), got {c.stem!r}."
+        )
     for name in ("dropout", "drop_path"):
         value = getattr(c, name)
         if type(value) not in (int, float) or not 0 <= value < 1:
@@ -204,7 +207,9 @@ def _check_shape(c: ViTConfig) -> None:
             f"got {c.patch_size}."
         )
     if c.stem is not None and c.patch_norm:
-        raise ConfigError("patch_norm normalizes the pixels of a patch, and a stem leaves none. Set patch_norm=False.")
+        raise ConfigError(
+            "patch_norm needs patches of pixels, but after a stem they are features. Set patch_norm=False."
+        )
     if c.head_dim is None and c.dim % c.heads:
         raise ConfigError(f"dim {c.dim} does not divide into {c.heads} heads. Change heads, or set head_dim.")
     if c.positions == "sincos2d" and c.dim % 4:
@@ -216,19 +221,17 @@ def _check_shape(c: ViTConfig) -> None:
 def _check_pooling(c: ViTConfig) -> None:
     """Check that the tokens that `pool` reads exist."""
     if c.pool not in ("mean", "map") and not c.class_token:
-        raise ConfigError(f"pool={c.pool!r} reads the class token, and class_token is False. Use pool='mean'.")
+        raise ConfigError(f"pool={c.pool!r} reads the class token, but class_token is False. Use pool='mean'.")
     if c.pool == "cls_and_distillation" and c.registers != 1:
-        raise ConfigError(
-            "pool='cls_and_distillation' reads the distillation token, which is a register. Set registers=1."
-        )
+        raise ConfigError("pool='cls_and_distillation' reads a distillation token, a register. Set registers=1.")
     if c.pool == "mean_with_cls" and c.registers:
-        raise ConfigError("pool='mean_with_cls' is defined for models without registers. Use pool='mean'.")
+        raise ConfigError("pool='mean_with_cls' is only for models without registers. Use pool='mean'.")
     if c.pool == "map" and c.dim % c.heads:
-        raise ConfigError(f"pool='map' divides dim among the heads, and {c.dim} does not divide into {c.heads}.")
+        raise ConfigError(f"pool='map' needs heads that divide dim, but dim is {c.dim} and heads is {c.heads}.")
     if c.registers and c.cls_position and c.positions in ("learned", "sincos2d"):
         raise ConfigError("Registers have no position, so the table covers the patches only. Set cls_position=False.")
     if c.fc_norm and not c.final_norm:
-        raise ConfigError("final_norm=False means no norm at the end, and fc_norm=True one after pooling. Change one.")
+        raise ConfigError("final_norm=False removes the final norm, but fc_norm=True moves it. Change one of them.")
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:
@@ -240,4 +243,4 @@ def fitting(size: tuple[int, int], patch: int) -> str:
             options.append(f"{axis} {below} or {below + patch}")
         elif side < below:
             options.append(f"{axis} {below}")
-    return f"The nearest that fit: {', '.join(options)}."
+    return f"The nearest sizes that fit: {', '.join(options)}."

@@ -225,16 +225,16 @@ def _check_changes(config: ViTConfig, target: ViTConfig, options: LoadOptions) -
     """
     if target.pool != config.pool and config.num_classes and options.num_classes is None:
         raise ConfigError(
-            f"The head was trained with pool={config.pool!r} and does not fit {target.pool!r}. Leave pool= out, or "
-            "pass num_classes= (--num-classes) for a new head, or 0 for none."
+            f"The head was trained with pool={config.pool!r} and does not fit pool={target.pool!r}. Leave pool= out, "
+            "or pass num_classes= (--num-classes) for a new head, or 0 for none."
         )
     if target.pool != config.pool and target.pool == "map":
-        raise ConfigError("pool='map' needs trained weights of its own, which the file does not have. Leave it out.")
+        raise ConfigError("pool='map' needs its own trained weights, which the file does not have. Leave pool= out.")
     if target.pooled_dim != config.pooled_dim and (config.fc_norm or config.pre_logits):
-        raise ConfigError(f"pool={target.pool!r} changes the width of a trained layer before the head. Leave it out.")
+        raise ConfigError(f"pool={target.pool!r} would change the width of a trained layer. Leave pool= out.")
     if target.patch_size != config.patch_size and (config.patch_norm or config.stem is not None):
         what = "a norm of the pixels of a patch" if config.patch_norm else "a stem"
-        raise ConfigError(f"These weights have {what}, so their patches cannot change. Leave patch_size= out.")
+        raise ConfigError(f"These weights have {what}, so patch_size cannot be changed. Leave patch_size= out.")
     if target.channels != config.channels and config.patch_norm:
         raise ConfigError(f"These weights normalize patches of {config.channels} channels. Leave channels= out.")
 

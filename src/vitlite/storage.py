@@ -149,7 +149,7 @@ def cache_folder() -> Path:
         folder = variable("HF_HUB_CACHE") or variable("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     path = os.path.expanduser(os.path.expandvars(folder))
     if path.startswith("~"):
-        raise DownloadError(f"There is no home folder for {folder}. Set VITLITE_CACHE to a folder that can be written.")
+        raise DownloadError(f"There is no home folder for {folder}. Set VITLITE_CACHE to a writable folder.")
     return Path(path).absolute()
 
 
@@ -248,7 +248,7 @@ def _remembered(path: Path, *, ignore_setting: bool = False) -> dict[str, Any]:
     """Return the cache entry of a file, or {} if it is missing or outdated, or if VITLITE_VERIFY is set."""
     setting = os.environ.get("VITLITE_VERIFY") or ""
     if setting not in ("", "always"):
-        raise DownloadError(f"VITLITE_VERIFY is {setting!r}. Set it to always, or unset it.")
+        raise DownloadError(f"VITLITE_VERIFY must be 'always' or unset, got {setting!r}.")
     if setting and not ignore_setting:
         return {}
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):

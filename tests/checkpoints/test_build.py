@@ -112,7 +112,7 @@ def test_quantised_and_whole_numbers_are_refused_by_name(dtype: torch.dtype, tmp
         path = written(tmp_path / "vit.safetensors", lambda state: state.update({"blocks.0.attn.qkv.weight": weight}))
     except KeyError:
         pytest.skip(f"this safetensors writes no {dtype}")
-    with pytest.raises(CheckpointError, match=r"blocks.0.attn.qkv.weight is of type \w+, and vitlite reads F64, F32"):
+    with pytest.raises(CheckpointError, match=r"blocks.0.attn.qkv.weight is of type \w+, but vitlite reads F64, F32"):
         load(path, config=TINY)
 
 

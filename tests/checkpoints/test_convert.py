@@ -142,7 +142,8 @@ def test_what_timm_computes_otherwise_is_not_written_for_it(changes: dict[str, A
 def test_no_tensors_are_written_for_what_timm_pools_otherwise(changes: dict[str, Any], tmp_path: Path) -> None:
     """It would take them, and answer with what it pools: of its Eva, by attention, all tokens."""
     tiny_model(**changes).save(tmp_path / "ours")
-    said = f"timm has no model that computes the same as this one: pool='{changes.get('pool', DISTILLED['pool'])}'."
+    pool = changes.get("pool", DISTILLED["pool"])
+    said = f"timm has no model that computes the same results as this one, which has pool='{pool}'."
     with pytest.raises(CheckpointError, match=re.escape(said)):
         convert(tmp_path / "ours", tmp_path / "vit.safetensors", "timm")
     assert not (tmp_path / "vit.safetensors").exists()
@@ -151,7 +152,7 @@ def test_no_tensors_are_written_for_what_timm_pools_otherwise(changes: dict[str,
 def test_a_bias_for_keys_is_not_lost_on_the_way_to_timm(tmp_path: Path) -> None:
     tiny_model(**DINOV3).save(tmp_path / "ours")
     for target in ("theirs", "timm.safetensors"):
-        with pytest.raises(CheckpointError, match="timm's Eva has no bias for keys, and this model's are not zero"):
+        with pytest.raises(CheckpointError, match="timm's Eva has no bias for keys, but this model has one"):
             convert(tmp_path / "ours", tmp_path / target, "timm")
         assert not (tmp_path / target).exists()
 
@@ -221,11 +222,11 @@ def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[st
     ("torchvision", {"mlp": "swiglu"}, "mlp='swiglu'"), ("torchvision", {"final_norm": False}, "final_norm=False"),
     ("torchvision", {"class_token": False, "pool": "mean"}, "class_token=False"),
     ("torchvision", {"image_size": (16, 64)}, r"image_size=\(16, 64\)"), ("torchvision", {"channels": 4}, "channels=4"),
-    ("transformers", {"fc_norm": True}, "no place for: fc_norm.bias"),
-    ("transformers", {"pre_norm": True}, "no place for: norm_pre.bias"),
+    ("transformers", {"fc_norm": True}, "no names for fc_norm.bias"),
+    ("transformers", {"pre_norm": True}, "no names for norm_pre.bias"),
     ("transformers", {"layer_scale": 0.1, "num_classes": 0}, "mlp_dim=24"),
     ("transformers", {"layer_scale": 0.1, "num_classes": 0, "mlp_dim": 64, "image_size": (16, 64)}, "image_size="),
-    ("torchvision", {"layer_scale": 0.1}, "torchvision format has no place for: blocks.0.ls1.gamma"),
+    ("torchvision", {"layer_scale": 0.1}, "torchvision format has no names for blocks.0.ls1.gamma"),
 ])  # fmt: skip
 def test_models_that_others_cannot_compute_are_refused(
     to: Any, changes: dict[str, Any], what: str, tmp_path: Path
@@ -412,7 +413,7 @@ def test_pickles_are_neither_made_nor_guessed(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     for name in ("a.pth", "b.pth"):
         torch.save(tiny_model().state_dict(), tmp_path / "two" / name)
-    with pytest.raises(CheckpointError, match=r"Pass one of its files: a.pth, b.pth"):
+    with pytest.raises(CheckpointError, match=r"Pass one of a.pth, b.pth"):
         convert(tmp_path / "two", tmp_path / "out", "timm")
 
 
@@ -547,7 +548,9 @@ def test_transformers_stretches_the_oblong_table_of_a_dinov2_as_if_it_were_a_squ
 
 def test_transformers_takes_no_mean_over_a_class_token(tmp_path: Path) -> None:
     tiny_model(pool="mean", num_classes=0).save(tmp_path / "ours")
-    with pytest.raises(CheckpointError, match="no model that computes the same as this one: pool='mean'"):
+    with pytest.raises(
+        CheckpointError, match="no model that computes the same results as this one, which has pool='mean'"
+    ):
         convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
 
 
@@ -566,7 +569,8 @@ def test_parts_that_the_library_lacks_are_refused(options: dict[str, Any], to: A
     model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, num_classes=2, **options))
     model.save(tmp_path / "ours")
     with pytest.raises(
-        CheckpointError, match=f"{to} has no model that computes the same as this one: .*{next(iter(options))}="
+        CheckpointError,
+        match=f"{to} has no model that computes the same results as this one, which has .*{next(iter(options))}=",
     ):
         convert(tmp_path / "ours", tmp_path / "theirs", to)
 

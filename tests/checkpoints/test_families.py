@@ -65,7 +65,7 @@ def test_any_missing_tensor_is_an_error(config: ViTConfig, tmp_path: Path) -> No
 @pytest.mark.parametrize("positions", ["none", "sincos2d", "learned"])
 def test_a_dinov3_is_not_loaded_as_a_plain_vit(positions: Any, tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=DINOV3)
-    with pytest.raises(CheckpointError, match=rf"as DINOv3, .*positions is {positions} in config=, not rope"):
+    with pytest.raises(CheckpointError, match=rf"like DINOv3's .*positions is {positions} in config="):
         load(path, config=DINOV3.replace(positions=positions))
     with pytest.raises(ConfigError, match=r"do not determine image_size, positions"):
         load(path)
@@ -86,14 +86,14 @@ def test_rotary_positions_of_another_kind_are_refused(without: tuple[str, ...], 
     path = written(tmp_path / "vit.safetensors", lambda state: [state.pop(name) for name in without], DINOV3)
     sizes = {"positions": positions, "class_token": "cls_token" not in without}
     sizes |= {"registers": 0 if "reg_token" in without else 4, "pool": "mean" if "cls_token" in without else "cls"}
-    with pytest.raises(CheckpointError, match=r"other rotary positions than DINOv3's"):
+    with pytest.raises(CheckpointError, match=r"rotary positions are not DINOv3's"):
         load(path, config=DINOV3.replace(**sizes))
 
 
 def test_rotary_positions_need_the_tensors_of_a_dinov3(tmp_path: Path) -> None:
     config = TINY.replace(positions="none")
     path = written(tmp_path / "vit.safetensors", config=config)
-    with pytest.raises(CheckpointError, match="positions is rope in config=, and vitlite supports only DINOv3's"):
+    with pytest.raises(CheckpointError, match="positions is rope in config=, but the tensors are not like DINOv3's"):
         load(path, config=config.replace(positions="rope"))
     assert load(path, config=config).config.positions == "none"
 
@@ -156,7 +156,7 @@ def test_a_gated_mlp_with_a_table_and_no_bias_for_keys_is_eva02_s(tmp_path: Path
     for gated in ("timm-eva", "timm-eva-gated"):
         path = bare(tmp_path / "vit.safetensors", dict(rename_tensors(FORMATS[gated], "", state)))
         with pytest.raises(
-            CheckpointError, match=r"not a plain ViT: .* are EVA-02's, whose attention has rotary positions"
+            CheckpointError, match=r"not a plain ViT: .* indicate EVA-02, whose attention uses its own rotary positions"
         ):
             load(path, config=TINY.replace(mlp="swiglu"))
 
@@ -258,7 +258,7 @@ def test_a_missing_final_norm_is_missed_unless_somebody_says_so(tmp_path: Path) 
 
 def test_pooling_that_needs_weights_is_not_made_up(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=TINY.replace(class_token=False, pool="mean"))
-    with pytest.raises(ConfigError, match=r"pool='map' needs trained weights of its own"):
+    with pytest.raises(ConfigError, match=r"pool='map' needs its own trained weights"):
         load(path, config=TINY.replace(class_token=False, pool="mean"), pool="map", num_classes=5)
     config = FAMILIES["attention pooling"]
     path = written(tmp_path / "map.safetensors", config=config)
@@ -310,8 +310,8 @@ def test_patches_and_channels_and_the_size_of_images_change_together(tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "patch_size", "text"),
     [
-        ({"stem": ()}, 4, r"These weights have a stem, so their patches cannot change\. Leave patch_size= out"),
-        ({"patch_norm": True}, 4, "a norm of the pixels of a patch, so their patches cannot change"),
+        ({"stem": ()}, 4, r"These weights have a stem, so patch_size cannot be changed\. Leave patch_size= out"),
+        ({"patch_norm": True}, 4, "a norm of the pixels of a patch, so patch_size cannot be changed"),
         ({}, 5, r"image_size 16 does not divide into patches of 5\..*height 15 or 20"),
     ],
 )
@@ -402,7 +402,7 @@ def test_where_both_readings_fit_the_size_tells_or_is_asked_for(tmp_path: Path) 
     for size, rows in ((40, 25), (32, 16)):
         model = load(path, config=with_registers(9, image_size=size))
         assert torch.equal(model.pos_embed, state["pos_embed"][:, -rows:])
-    with pytest.raises(CheckpointError, match="image_size is 24 in config=, which is not 25 rows"):
+    with pytest.raises(CheckpointError, match="image_size is 24 in config=, which does not give the 25 rows"):
         load(path, config=with_registers(9, image_size=24))
 
 

@@ -68,8 +68,11 @@ def test_config_is_complete(tmp_path: Path) -> None:
     for changes, text in (
         ({"depth": 3}, "depth is 2 in the tensors and 3 in config="),
         ({"dim": 32, "heads": 4}, "dim is 16 in the tensors and 32 in config="),
-        ({"image_size": 24}, r"image_size is 24 in config=, which is not 5 rows of the position table in patches of 8"),
-        ({"heads": 2, "head_dim": 4}, "attention is 16 wide in the tensors, and 2 heads of 4 in config="),
+        (
+            {"image_size": 24},
+            r"image_size is 24 in config=, which does not give the 5 rows of the position table with patches of 8",
+        ),
+        ({"heads": 2, "head_dim": 4}, "attention has a width of 16 in the tensors, but 2 heads of width 4 in config="),
         ({"layer_scale": 1e-5}, "layer_scale is absent in the tensors and 1e-05 in config="),
         ({"cls_position": False}, "cls_position is True in the position table and False in config="),
         ({"positions": "none"}, "positions is learned in the tensors and none in config="),
@@ -85,7 +88,9 @@ def test_heads_of_a_config_json_must_divide_attention(tmp_path: Path) -> None:
         about = {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": heads, **TIMM_SIZES}}
         about["model_args"] |= {"img_size": 16, "patch_size": 8}
         (tmp_path / "config.json").write_text(json.dumps(about))
-        with pytest.raises(CheckpointError, match=rf"16 wide in the tensors, which does not divide into {heads} heads"):
+        with pytest.raises(
+            CheckpointError, match=rf"a width of 16 in the tensors, which does not divide into {heads} heads"
+        ):
             load(tmp_path)
 
 
@@ -121,9 +126,9 @@ def test_open_clip_may_pool_the_mean(tmp_path: Path) -> None:
     assert torch.allclose(load(path, config=ours.config)(IMAGES), ours(IMAGES), atol=1e-5)
     with pytest.raises(CheckpointError, match="fc_norm is False in the tensors and True in config="):
         load(path, config=ours.config.replace(fc_norm=True))
-    with pytest.raises(CheckpointError, match="pool is mean_with_cls in config=, and files of the openai"):
+    with pytest.raises(CheckpointError, match="pool is mean_with_cls in config=, but files of the openai"):
         load(path, config=ours.config.replace(pool="mean_with_cls"))
-    with pytest.raises(ConfigError, match="trained with pool='cls' and does not fit 'mean'"):
+    with pytest.raises(ConfigError, match="trained with pool='cls' and does not fit pool='mean'"):
         load(path, config=ours.config.replace(pool="cls"), pool="mean")
 
 
@@ -330,7 +335,7 @@ def test_a_config_tells_whether_attention_pools_all_tokens(name: str, sizes: dic
         with torch.no_grad():
             assert near(load(tmp_path)(images), theirs(images))
     else:
-        pooled = r"pool_include_prefix|pools all tokens|attention pooling sees the register"
+        pooled = r"pool_include_prefix|reads all tokens|attention pooling sees the register"
         with pytest.raises(VitliteError, match=pooled):
             load(tmp_path)
     bare = (tmp_path / "model.safetensors").rename(tmp_path / "bare.safetensors")
@@ -370,6 +375,6 @@ def test_the_class_token_of_most_formats_always_has_a_row(tmp_path: Path) -> Non
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "vit.safetensors")
     with pytest.raises(ConfigError, match="do not determine image_size"):
         load(tmp_path / "vit.safetensors")
-    with pytest.raises(CheckpointError, match=r"image_size is 24 in config=, which is not 9 rows of the"):
+    with pytest.raises(CheckpointError, match=r"image_size is 24 in config=, which does not give the 9 rows of the"):
         load(tmp_path / "vit.safetensors", config=config.replace(image_size=24))
     assert load(tmp_path / "vit.safetensors", config=config).config.cls_position

@@ -738,12 +738,15 @@ WRONG_IMAGES = [
     (torch.zeros(2, 5), r"shape \(batch, 3, height, width\), got \(2, 5\)\.$"),
     (torch.zeros(2, 32, 32, 3), r"got \(2, 32, 32, 3\)\. Channels come second: images\.permute\(0, 3, 1, 2\)"),
     (torch.zeros(2, 1, 32, 32), r"got \(2, 1, 32, 32\)\.$"),
-    (torch.zeros(2, 3, 35, 32), r"35 x 32 pixels do not divide into patches of 8.*nearest that fit: height 32 or 40\."),
-    (torch.zeros(2, 3, 32, 30), r"nearest that fit: width 24 or 32\."),
-    (torch.zeros(2, 3, 5, 30), r"nearest that fit: height 8, width 24 or 32\."),
-    (torch.zeros(2, 3, 0, 32), r"0 x 32 pixels do not divide .* nearest that fit: height 8\."),
+    (
+        torch.zeros(2, 3, 35, 32),
+        r"35 x 32 pixels do not divide into patches of 8.*nearest sizes that fit: height 32 or 40\.",
+    ),
+    (torch.zeros(2, 3, 32, 30), r"nearest sizes that fit: width 24 or 32\."),
+    (torch.zeros(2, 3, 5, 30), r"nearest sizes that fit: height 8, width 24 or 32\."),
+    (torch.zeros(2, 3, 0, 32), r"0 x 32 pixels do not divide .* nearest sizes that fit: height 8\."),
     (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), r"normalised floats, got torch\.uint8.*model\.preprocess\(images\)"),
-    ("cat.jpg", r"takes a tensor, got str\. For files: model\.predict"),
+    ("cat.jpg", r"must be a tensor, got str\. For files: model\.predict"),
 ]
 
 

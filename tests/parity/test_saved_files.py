@@ -218,7 +218,7 @@ def test_a_folder_of_the_hybrid_that_transformers_had(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "value", "text"), [
     ("layer_type", "preactivation", "has layer_type 'preactivation'; vitlite supports 'bottleneck'"),
     ("global_padding", "VALID", "has global_padding 'VALID'; vitlite supports 'same' or 'SAME'"),
-    ("global_padding", None, "backbone_config has no global_padding"),
+    ("global_padding", None, "backbone_config must contain global_padding"),
     ("embedding_dynamic_padding", False, "embedding_dynamic_padding False; vitlite supports True"),
     ("out_features", ["stage1"], r"out_features is \['stage1'\]; vitlite supports only the last stage"),
     ("num_groups", 16, "has num_groups 16; vitlite supports 32"), ("model_type", "resnet", "has model_type 'resnet'"),
@@ -752,7 +752,7 @@ def test_older_vit_pytorch(version: str, pool: str, tmp_path: Path) -> None:
     with torch.no_grad():
         assert distance(ours(images(config)), theirs(images(config))) < LOGITS
     assert ours.config.to_dict() == config.to_dict()
-    with pytest.raises(CheckpointError, match="format pool cls or mean_with_cls"):
+    with pytest.raises(CheckpointError, match="format support only cls or mean_with_cls"):
         load(path, config=config.replace(pool="mean"))
 
 
@@ -776,7 +776,7 @@ def test_patches_of_other_than_three_channels_need_their_size(tmp_path: Path) ->
     path = tmp_path / "vit.safetensors"
     with pytest.raises(ConfigError, match="do not determine patch_size"):  # 192 = 12 * 4² = 3 * 8²
         load(path)
-    with pytest.raises(CheckpointError, match="image_size is 32 in config=, which is not 65 rows"):
+    with pytest.raises(CheckpointError, match="image_size is 32 in config=, which does not give the 65 rows"):
         completed(path, image_size=32, heads=4, patch_size=8)
     ours = load(path, config=completed(path, image_size=32, heads=4, patch_size=4, pool="cls"))
     with torch.no_grad():

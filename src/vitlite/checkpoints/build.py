@@ -235,7 +235,7 @@ def _check_finite(file: WeightsFile, tensor: MappedTensor, value: Tensor) -> Non
     if not is_finite(value):
         raise CheckpointError(
             f"{file.path}: {', '.join(tensor.parts)} has values that are not finite in {value.dtype}. The file is "
-            "damaged, or its numbers are too large for this type."
+            "damaged, or its values are too large for this type. Download it again, or pass dtype=torch.float32."
         )
 
 

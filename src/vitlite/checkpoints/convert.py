@@ -108,7 +108,7 @@ def convert(
     if to not in get_args(Target):
         raise ConfigError(f"Cannot convert to {to!r}. Supported: {', '.join(get_args(Target))}.")
     if config is not None and like is not None:
-        raise ConfigError("Both config= and like= were given, and each states the whole config. Leave one out.")
+        raise ConfigError("Both config= and like= were given, but each states the whole config. Leave one out.")
     source, target = path_of(source, "source"), path_of(target, "target")
     only_tensors = target.suffix == ".safetensors"
     check_target(source, target)
@@ -222,8 +222,8 @@ def _check_labels(model: ViT) -> None:
     unlabelled = model.source.report.unlabelled if model.source else ""
     if unlabelled:
         raise CheckpointError(
-            f"The names of the classes would be lost: {unlabelled}. Convert to a .safetensors file, which holds only "
-            "the tensors, or to vitlite."
+            f"The names of the classes would be lost: {unlabelled}. Convert to a .safetensors file, which contains "
+            "only the tensors, or to vitlite (--to vitlite)."
         )
 
 
@@ -243,7 +243,7 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
     name = format_for_timm(model.config)
     reason = timm_cannot_read(model.config, transform, name) if to == "timm" else ""
     if reason:
-        raise CheckpointError(f"{reason} Convert to a .safetensors file, which holds only the tensors, or to vitlite.")
+        raise CheckpointError(f"{reason} Convert to a .safetensors file (only the tensors), or use --to vitlite.")
     tensors = _rename(model, to)
     contents: dict[str, dict[str, Any]] = {}
     if to == "timm":
@@ -303,4 +303,7 @@ def _check_arithmetic(config: ViTConfig, computed: Mapping[str, Any], to: Target
 
 
 def _computes_otherwise(to: Target, fields: str) -> CheckpointError:
-    return CheckpointError(f"{to} has no model that computes the same as this one: {fields}.")
+    return CheckpointError(
+        f"{to} has no model that computes the same results as this one, which has {fields}. Convert to vitlite "
+        "instead (--to vitlite)."
+    )

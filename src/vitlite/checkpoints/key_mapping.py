@@ -126,7 +126,9 @@ def _without_keys(bias: Tensor, count: int) -> Sequence[Tensor]:
     """Return the biases of queries and values, for a library in which keys have no bias."""
     queries, keys, values = bias.chunk(3)
     if keys.any():
-        raise CheckpointError("timm's Eva has no bias for keys, and this model's are not zero.")
+        raise CheckpointError(
+            "timm's Eva has no bias for keys, but this model has one. Convert to vitlite instead (--to vitlite)."
+        )
     return queries, values
 
 
@@ -502,7 +504,7 @@ def _check_supported(mapping: KeyMapping) -> None:
     for name in mapping.unknown:
         for pattern, reason in UNSUPPORTED.items():
             if re.fullmatch(pattern, name):
-                raise CheckpointError(f"This is not a plain ViT: {reason} ({name}). vitlite runs plain ViTs only.")
+                raise CheckpointError(f"This is not a plain ViT: {reason} ({name}). vitlite supports plain ViTs only.")
     needed = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"]
     if mapping.format.name not in MAY_LACK_POSITIONS:
         needed.append("pos_embed")
@@ -515,8 +517,8 @@ def _check_supported(mapping: KeyMapping) -> None:
     gated = tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * tensors["blocks.0.mlp.fc2.weight"].shape[1]
     if gated and table and table.shape[1] and bias and bias.op == "zeros_between":
         raise CheckpointError(
-            "This is not a plain ViT: a gated MLP, a position table and no bias for keys are EVA-02's, whose attention "
-            "has rotary positions of its own. vitlite runs plain ViTs only."
+            "This is not a plain ViT: a gated MLP, a position table and keys without a bias indicate EVA-02, whose "
+            "attention uses its own rotary positions. vitlite supports plain ViTs only."
         )
 
 
@@ -524,7 +526,7 @@ def patch_geometry(tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
     """Return the stem, the patch size, the number of channels and the width of a token."""
     dim, channels, patch, across = tensors["patch_embed.proj.weight"].shape
     if patch != across or patch == 0:
-        raise CheckpointError(f"The patches are {patch} x {across} pixels; vitlite's are square.")
+        raise CheckpointError(f"The patches are {patch} x {across} pixels; vitlite supports only square patches.")
     before, after = STEM_UNIT.split("#.blocks.#")
     names = [name for name in tensors if name.startswith(before) and name.endswith(after)]
     stem: tuple[int, ...] | None = None  # the number of units in each stage of a hybrid's stem
@@ -589,7 +591,7 @@ def rename_tensors(
     rule_of = {rule.ours: rule for rule in reversed(checkpoint_format.rules)}
     unknown = sorted(name for name in tensors if _row_and_numbers(name)[0] not in rule_of)
     if unknown:
-        raise CheckpointError(f"The {checkpoint_format.name} format has no place for: {', '.join(unknown)}.")
+        raise CheckpointError(f"The {checkpoint_format.name} format has no names for {', '.join(unknown)}.")
     tensors = dict(tensors)
     if checkpoint_format.folds and not checkpoint_format.may_fold and {"reg_token", "pos_embed"} <= tensors.keys():
         rows = sum(tensors[name].shape[1] for name in checkpoint_format.folds)

@@ -100,7 +100,7 @@ def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
     """
     if os.path.lexists(folder / ADAPTER):
         raise CheckpointError(
-            f"{folder} has an adapter beside its weights ({ADAPTER}), and vitlite would leave it out. Merge it with "
+            f"{folder} has an adapter beside its weights ({ADAPTER}), which vitlite would ignore. Merge it with "
             "peft: model.merge_and_unload().save_pretrained(FOLDER). To use the weights alone, move the adapter away."
         )
     config = _read_table(folder / CONFIG)

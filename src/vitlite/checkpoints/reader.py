@@ -81,8 +81,8 @@ class WeightsFile(NamedTuple):
             dtype = self.entries[name].dtype
             if dtype not in FLOATS:
                 raise CheckpointError(
-                    f"{name} is of type {dtype}, and vitlite reads {', '.join(FLOATS)}. Quantised weights and integers "
-                    "are not supported; use the file in a floating-point type."
+                    f"{name} is of type {dtype}, but vitlite reads {', '.join(FLOATS)}. Quantised weights and integers "
+                    "are not supported; use a file with a floating-point type."
                 )
 
 
@@ -145,13 +145,13 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                     raise ValueError(f"more than {MAX_TENSORS} tensors, or names longer than {MAX_NAME} characters")
             twice = sorted(entries.keys() & found.keys())
             if twice:
-                raise CheckpointError(f"{path}: more than one shard has {twice[0]}. Download all shards again.")
+                raise CheckpointError(f"{path}: more than one shard contains {twice[0]}. Download all shards again.")
             entries |= found
         if path.suffix == ".json":
             missing = _weight_map(path).keys() - entries.keys()
             if missing:
                 raise CheckpointError(
-                    f"{path} lists {min(missing)}, and no shard has it. Download the index and all shards again."
+                    f"{path} lists {min(missing)}, but no shard contains it. Download the index and all shards again."
                 )
         shapes = {name: entry.shape for name, entry in entries.items()}
         yield WeightsFile(path, files, entries, shapes, metadata)
@@ -203,11 +203,11 @@ def weights_in(folder: Path) -> Path:
     weights = [name for name in names if name.endswith((*READABLE, *PICKLES)) and name != RUN_STATE]
     if len(weights) == 1:
         return folder / weights[0]
-    text = f"The folder {folder} has no {WEIGHTS} and not exactly one other weights file. "
+    text = f"The folder {folder} contains neither {WEIGHTS} nor exactly one other weights file. "
     models = [name for name in names if (folder / name / WEIGHTS).exists()]
     if models:
         raise CheckpointError(f"{text}Pass a folder inside it: {', '.join(str(folder / name) for name in models)}.")
-    raise CheckpointError(f"{text}Pass one of its files: {', '.join(weights) or 'it has none'}.")
+    raise CheckpointError(f"{text}Pass {'one of ' + ', '.join(weights) if weights else 'a folder with weights'}.")
 
 
 def check_not_a_shard(path: Path) -> None:
@@ -215,8 +215,8 @@ def check_not_a_shard(path: Path) -> None:
     match = SHARD.search(path.name)
     if match and int(match[1]) > 1:
         raise CheckpointError(
-            f"{path} is one of {int(match[1])} shards, which are one model only together. Pass their index, {INDEX}, "
-            "or the folder. Shards in .bin files have to be saved again as safetensors by the library that wrote them."
+            f"{path} is one of {int(match[1])} shards, which form a model only together. Pass their index, {INDEX}, "
+            "or the folder. Shards in .bin files must be saved again as safetensors by the library that wrote them."
         )
 
 
@@ -257,7 +257,7 @@ def _open_safetensors(file: Path, stack: ExitStack) -> tuple[dict[str, Entry], d
     opened = stack.enter_context(FileIO(file))
     length = int.from_bytes(opened.read(8), "little")
     if length > MAX_HEADER:
-        raise ValueError(f"a header of {length} bytes, at most {MAX_HEADER} are read")
+        raise ValueError(f"the header has {length} bytes, but at most {MAX_HEADER} are supported")
     metadata = metadata_of(file)
     header = json.loads(opened.read(length))
     header.pop("__metadata__", None)

@@ -228,9 +228,9 @@ def _read_position_table(values: dict[str, Value], evidence: Evidence, own: Meta
     if "image_size" in values:
         size = values["image_size"]
         raise CheckpointError(
-            f"Checkpoint and config disagree: image_size is {size.value} in {size.source}, which is not "
-            f"{rows} rows of the position table in patches of {patch}. To run it at another size, pass image_size= "
-            "(--size)."
+            f"Checkpoint and config disagree: image_size is {size.value} in {size.source}, which does not "
+            f"give the {rows} rows of the position table with patches of {patch}. To run it at another size, pass "
+            "image_size= (--size)."
         )
 
 
@@ -276,13 +276,13 @@ def _resolve_heads(values: dict[str, Value], geometry: Mapping[str, Any]) -> Non
     stated = values.pop("head_dim", Value(None, ""))
     if type(heads.value) is not int or heads.value < 1 or width % heads.value:
         raise CheckpointError(
-            f"Checkpoint and config disagree: attention is {width} wide in the tensors, which does not divide into "
-            f"{heads.value} heads in {heads.source}."
+            f"Checkpoint and config disagree: attention has a width of {width} in the tensors, which does not divide "
+            f"into {heads.value} heads in {heads.source}."
         )
     if stated.value is not None and stated.value * heads.value != width:
         raise CheckpointError(
-            f"Checkpoint and config disagree: attention is {width} wide in the tensors, and {heads.value} heads of "
-            f"{stated.value} in {stated.source}."
+            f"Checkpoint and config disagree: attention has a width of {width} in the tensors, but {heads.value} heads "
+            f"of width {stated.value} in {stated.source}."
         )
     if width != dim:
         values["head_dim"] = Value(width // heads.value, TENSORS)
@@ -296,8 +296,8 @@ def _check_pool(values: Mapping[str, Value], checkpoint_format: CheckpointFormat
     if pool.value == "cls_and_distillation" and values["registers"].value == 1:
         return
     raise CheckpointError(
-        f"Checkpoint and config disagree: pool is {pool.value} in {pool.source}, and files of the "
-        f"{checkpoint_format.name} format pool {' or '.join(checkpoint_format.pools)}."
+        f"Checkpoint and config disagree: pool is {pool.value} in {pool.source}, but files of the "
+        f"{checkpoint_format.name} format support only {' or '.join(checkpoint_format.pools)}."
     )
 
 
@@ -339,7 +339,7 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
     if alike:
         raise ConfigError(
             f"The tensors do not determine whether it is a plain ViT: {alike}. Pass like= (--model NAME --weights "
-            "PATH) with the name of a checkpoint like it, or put the config.json that its library wrote beside it."
+            "PATH) with the name of a similar checkpoint, or put the config.json of its library beside the file."
             f"{_named(candidates(evidence, own))}"
         )
     rotary, positions = evidence.geometry["rotary"], values.get("positions")
@@ -347,20 +347,20 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
         return
     if rotary == "other":
         raise CheckpointError(
-            "It has layer scale and no position table, as in models with other rotary positions than DINOv3's "
+            "It has layer scale and no position table, like models whose rotary positions are not DINOv3's "
             "(RoPE-ViT, EVA-02, Perception Encoder). vitlite does not support them."
         )
     if positions is None:
         return
     if rotary == "dinov3" and positions.value != "rope":
         raise CheckpointError(
-            "It has a class token, registers, layer scale and no position table, as DINOv3, whose attention is rotary. "
-            f"Checkpoint and config disagree: positions is {positions.value} in {positions.source}, not rope."
+            "Checkpoint and config disagree: the tensors are like DINOv3's (a class token, registers, layer scale, no "
+            f"position table), which needs positions='rope', but positions is {positions.value} in {positions.source}."
         )
     if rotary is None and positions.value == "rope" and positions.source != TENSORS:
         raise CheckpointError(
-            f"positions is rope in {positions.source}, and vitlite supports only DINOv3's rotary positions. Its files "
-            "have a class token, registers, layer scale and no position table."
+            f"positions is rope in {positions.source}, but the tensors are not like DINOv3's (a class token, "
+            "registers, layer scale, no position table), and vitlite supports no other rotary positions."
         )
 
 

@@ -100,7 +100,7 @@ def check_values(tensors: Mapping[str, Tensor]) -> None:
         if tensor.dtype not in FLOATS.values():
             raise CheckpointError(f"{name} is of type {tensor.dtype}; vitlite supports {', '.join(FLOATS)}.")
         if not is_finite(tensor.detach()):
-            raise CheckpointError(f"{name} has values that are not finite, so the file could not be loaded.")
+            raise CheckpointError(f"{name} has values that are not finite. Replace NaN and infinity before saving.")
 
 
 def check_overwrite(folder: Path) -> None:
@@ -195,7 +195,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     for name in in_file_order:
         tensor = tensors[name]
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in STORED_AS:
-            raise CheckpointError(f"Cannot write {name}, a {type(tensor).__name__} of {tensor.dtype}.")
+            raise CheckpointError(
+                f"Cannot write {name}: {type(tensor).__name__} of {tensor.dtype}. Use a plain tensor of another dtype."
+            )
         start, end = end, end + tensor.numel() * tensor.itemsize
         header[name] = {"dtype": STORED_AS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()

@@ -254,16 +254,16 @@ def check_images(images: Any, config: ViTConfig) -> None:
     """
     c, p = config.channels, config.patch_size
     if not isinstance(images, Tensor):
-        raise InputError(f"The model takes a tensor, got {type(images).__name__}. For files: model.predict(path).")
+        raise InputError(f"The input must be a tensor, got {type(images).__name__}. For files: model.predict(path).")
     shape = tuple(images.shape)
     if len(shape) != 4 or shape[1] != c:
         hint = " Add the batch axis: images[None]." if len(shape) == 3 else ""
         if len(shape) == 4 and shape[3] == c:
             hint = " Channels come second: images.permute(0, 3, 1, 2)."
-        raise InputError(f"The model takes images of shape (batch, {c}, height, width), got {shape}.{hint}")
+        raise InputError(f"The input must have the shape (batch, {c}, height, width), got {shape}.{hint}")
     if not images.is_floating_point():
         raise InputError(
-            f"The model takes normalised floats, got {images.dtype}. model.preprocess(images) scales and normalises."
+            f"The input must be normalised floats, got {images.dtype}. Call model.preprocess(images) first."
         )
     _, _, height, width = shape
     if height % p or width % p or not height or not width:

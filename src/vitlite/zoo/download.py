@@ -59,7 +59,7 @@ class UnreachableError(DownloadError):
         super().__init__(
             f"Cannot download {file}: {reason}. It is not in the cache {cache_folder()}. Without a network, copy that "
             f"folder from another machine, or download {file.url} there and pass the file: create(name, weights=FILE) "
-            "(--weights FILE). HF_ENDPOINT names a mirror."
+            "(--weights FILE). To use a mirror, set HF_ENDPOINT."
         )
         self.reason = reason
 

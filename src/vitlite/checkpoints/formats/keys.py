@@ -37,7 +37,7 @@ class Keys:
                 stated[self.fields[name]] = value
             elif name not in self.only:
                 raise CheckpointError(
-                    f"{where} has the unknown key {name}, which may change the numbers. If it has no effect on these "
+                    f"{where} has the unknown key {name}, which may change the results. If it has no effect on these "
                     "weights, remove it."
                 )
             elif not any(type(value) is type(valid) and value == valid for valid in self.only[name]):
@@ -110,7 +110,7 @@ def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[tu
         return tuple(names), ""
     missing = [number for number in range(len(names)) if str(number) not in names]
     if missing:
-        return None, f"of the {len(names)} labels, none is for class {missing[0]}"
+        return None, f"there are {len(names)} labels, but no label for class {missing[0]}"
     return tuple(names[str(number)] for number in range(len(names))), ""
 
 

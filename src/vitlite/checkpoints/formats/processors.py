@@ -76,7 +76,10 @@ def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
         mean, std = required(config, "image_mean", "image_std")
     scale = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
     if isinstance(scale, int) and scale > 1:  # transformers multiplies bytes, which wrap around above 255
-        raise ConfigError(f"The preprocessing config has a rescale_factor of {scale}, which makes bytes overflow.")
+        raise ConfigError(
+            f"The preprocessing config has a rescale_factor of {scale}, which makes bytes overflow. "
+            "Set it to a float such as 1/255 (0.00392156862745098)."
+        )
     return TransformConfig(
         size=crop,
         resize=resize,
@@ -135,7 +138,7 @@ def _crop_and_resize(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[
             return cropped, (size["shortest_edge"], size["shortest_edge"]), "center"
         if _has_edges(size, "height", "width"):
             return cropped, (size["height"], size["width"]), "squash"
-    raise ConfigError(f"The preprocessing config does not fix the image size: size {size!s:.200}, crop {crop!s:.200}.")
+    raise ConfigError(f"The preprocessing config does not determine the size: size {size!s:.200}, crop {crop!s:.200}.")
 
 
 def _has_edges(size: Any, *edges: str) -> bool:
@@ -154,11 +157,11 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
     if transform.cut is not None:
         raise CheckpointError(
             f"The model uses only the upper left {transform.size[0]} x {transform.size[1]} pixels of a crop, which "
-            "transformers' processors cannot do. Convert to a .safetensors file, which holds only the tensors."
+            "transformers' processors cannot do. Convert to a .safetensors file, which contains only the tensors."
         )
     if not crops_alike(transform, "down"):
         raise CheckpointError(
-            "transformers rounds half of an odd margin down, and this transform rounds it to the nearest even number, "
+            "transformers rounds half of an odd margin down, but this transform rounds it to the nearest even number, "
             "so some crops would move by a pixel. To accept that, pass margin='down' (--margin down). Otherwise "
             "convert to timm, which transformers opens if timm is installed, or to a .safetensors file."
         )
@@ -168,7 +171,7 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
         if height != width:
             raise CheckpointError(
                 f"transformers cannot resize images to cover {height} x {width} pixels. Convert to a .safetensors "
-                "file, which holds only the tensors."
+                "file, which contains only the tensors."
             )
         resize, processor = {"shortest_edge": height}, "CLIPImageProcessor"
     return {

@@ -283,7 +283,9 @@ def _pool(
     if len(set(stated)) > 1 or pool not in POOLS:
         raise CheckpointError(f"global_pool is {' and '.join(stated)}; vitlite supports {' or '.join(POOLS)}.")
     if pool == "map" and not architecture.map_of_patches:
-        raise CheckpointError("global_pool is map, which pools all tokens in this architecture; vitlite pools patches.")
+        raise CheckpointError(
+            "global_pool is map, which reads all tokens in this architecture; vitlite supports it for patches."
+        )
     if pool == "token" and architecture.pool == "cls_and_distillation":
         return architecture.pool
     return POOLS[pool]
@@ -301,7 +303,7 @@ def _num_classes(config: Mapping[str, Any], args: Mapping[str, Any], pretrained:
     if trained is None and built is not None:
         trained = USUAL_CLASSES
     if built not in (None, trained):
-        raise CheckpointError(f"num_classes is {trained}, but {built} in model_args.")
+        raise CheckpointError(f"num_classes is {trained}, but {built} in model_args. Remove the wrong one.")
     return {} if trained is None else {"num_classes": trained}
 
 
@@ -314,7 +316,9 @@ def _image_size(size: int | Sequence[int], patch: int, args: Mapping[str, Any]) 
     check_types({"input_size": size if isinstance(size, int) else list(size)}, {"input_size": SIZE})
     seen = in_whole_patches(size, patch)
     if seen != in_whole_patches(size, 1) and args.get("dynamic_img_pad"):
-        raise CheckpointError(f"dynamic_img_pad pads images of {size} to whole patches of {patch}; vitlite does not.")
+        raise CheckpointError(
+            f"dynamic_img_pad would pad images of {size} to whole patches of {patch}; vitlite supports no padding."
+        )
     return seen
 
 

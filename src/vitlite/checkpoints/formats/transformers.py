@@ -360,10 +360,10 @@ def _stem(backbone: Mapping[str, Any], kernel: Any) -> dict[str, Any]:
     needed = ("depths", "layer_type", "global_padding", "embedding_dynamic_padding", "out_features")
     missing = [name for name in needed if backbone.get(name) is None]
     if missing:
-        raise CheckpointError(f"backbone_config has no {', '.join(missing)}.")
+        raise CheckpointError(f"backbone_config must contain {', '.join(missing)}, which it does not.")
     stem = tuple(stated["stem"])
     if not 1 <= len(stem) <= 4 or not all(is_integer(units, 1) for units in stem):
-        raise CheckpointError(f"depths must list the units of 1 to 4 stages, got {list(stem)}.")
+        raise CheckpointError(f"depths must list the number of units in each of 1 to 4 stages, got {list(stem)}.")
     if backbone["out_features"] != [f"stage{len(stem)}"]:
         raise CheckpointError(f"out_features is {backbone['out_features']}; vitlite supports only the last stage.")
     if not isinstance(kernel, int):
