@@ -133,7 +133,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def linear_is_faster() -> bool:
-    """Return whether `linear` is correct, and faster than torch's own on this CPU."""
+    """Return whether `linear` is both correct and faster than `F.linear` on this CPU."""
     if not kernel_choice().linear:
         return False
     generator = torch.Generator().manual_seed(0)
@@ -165,7 +165,7 @@ class PlainLinear:
         return F.linear(x, self._weight, self._bias)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the product plus the bias after an activation: "swish", or GELU as "none" or "tanh"."""
+        """Apply an activation to the product plus the bias: "swish", "none" (exact GELU) or "tanh" (approximate GELU)."""
         y = self(x)
         return F.silu(y) if kind == "swish" else F.gelu(y, approximate=kind)
 
@@ -188,7 +188,7 @@ class PackedLinear:
         return self._linear(x, self._weight, self._bias, "none", [], "none")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the product plus the bias after an activation: "swish", or GELU as "none" or "tanh"."""
+        """Apply an activation to the product plus the bias: "swish", "none" (exact GELU) or "tanh" (approximate GELU)."""
         if kind == "swish":
             return self._linear(x, self._weight, self._bias, "swish", [], "none")
         return self._linear(x, self._weight, self._bias, "gelu", [], kind)

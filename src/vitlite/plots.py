@@ -328,7 +328,7 @@ def _as_seen(model: "ViT", image: Any) -> Tensor:
 
 
 def overlay(image: Tensor, grid: Tensor) -> Tensor:
-    """Dim an image (h, w, 3), and draw the attention to its patches over it in colour: (h, w, 3)."""
+    """Dim an image and overlay the attention to its patches in colour: (h, w, 3) -> (h, w, 3)."""
     lowest = (grid - grid.min())[None, None]
     smooth = F.interpolate(lowest, image.shape[:2], mode="bicubic", align_corners=False)[0, 0].clamp(min=0)
     heat = (smooth / smooth.max().clamp(min=1e-12)).sqrt()[..., None]  # the root keeps weaker patches visible

@@ -220,7 +220,7 @@ def resample_kernel(kernel: Tensor, patch_size: int, method: Resample = "timm") 
 
     Resizing is a linear map, and the kernel is multiplied by the pseudo-inverse of its matrix (Beyer et al. 2023,
     section 3.4). Patches are resized bilinearly if the position table is, as FlexiViT was trained, and otherwise
-    bicubically, like in timm.
+    bicubically, as in timm.
     """
     old = kernel.shape[-1]
     pixels = torch.eye(old * old, dtype=torch.float64).view(-1, 1, old, old)  # each alone in a patch

@@ -23,7 +23,7 @@ def bytes_of(tensor: Tensor) -> "ctypes.Array[ctypes.c_char]":
 
 
 def hash_of_weights(model: ViT) -> str:
-    """Return an identifier of the weights that determine the vectors, which are all weights except the head.
+    """Return an identifier of all weights except the head, that is, of those that determine the vectors.
 
     The identifier is the sha256 of the weights file if the weights came from one and are unmodified, and otherwise a
     hash of the tensors. An optimized model has the identifier of the original model.

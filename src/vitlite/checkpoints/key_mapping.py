@@ -149,7 +149,7 @@ INVERSE_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
 
 
 class Rule(NamedTuple):
-    """One tensor of a format. '#' stands for a number: of a block or, in the stem, of a stage and then a unit."""
+    """The name of one tensor in a format. Each '#' is an index: of the block or, in the stem, of the stage and the unit."""
 
     ours: str
     theirs: tuple[str, ...]

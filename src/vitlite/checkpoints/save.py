@@ -212,7 +212,7 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
     """Upload a model with a model card to the Hugging Face Hub. The repository is created if needed.
 
     Args:
-        model: The model. It is saved like in `save`.
+        model: The model. It is saved as in `save`.
         repo: "owner/name". An existing README.md is kept.
         private: If True, a new repository is private.
         token: An access token. Default: HF_TOKEN, or the token of your login.

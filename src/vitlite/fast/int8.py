@@ -74,7 +74,7 @@ class Int8Linear:
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, name, [], algorithm)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return product plus bias plus `other` in float32. This is faster if `other` may be overwritten."""
+        """Return the product plus the bias plus `other` in float32. With overwrite=True it is faster."""
         way = "sum" if overwrite else "add"
         other = other.contiguous()  # oneDNN adds strided tensors slowly
         gives = 1.0, 0, torch.float32

@@ -149,7 +149,7 @@ def _open(file: Any, channels: int, at_least: tuple[int, int] | None) -> "Image"
 
 
 def _convert(image: "Image", channels: int) -> "Image":
-    """Turn a Pillow image upright and convert it to mode "RGB" or "L". Alpha is dropped, like in timm."""
+    """Turn a Pillow image upright and convert it to mode "RGB" or "L". Alpha is dropped, as in timm."""
     from PIL import Image, ImageOps
 
     if channels not in (1, 3):

@@ -145,7 +145,7 @@ class TransformConfig:
 
 
 def _before_crop(size: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return the size before a crop that keeps `share` of each side, computed like in timm."""
+    """Return the size before a crop that keeps `share` of each side, computed as in timm."""
     return math.floor(size[0] / share), math.floor(size[1] / share)
 
 

@@ -42,8 +42,8 @@ class Journal:
     """The vectors that a run has computed so far, in the folder `<target>.partial`.
 
     `vectors.f32` contains the raw rows. `images.jsonl` begins with a line about the run. Then each batch has a line
-    that lists its images. The rows of a batch reach the disk before this line. So a run can always resume after its
-    process was killed: rows without a complete line are cut off.
+    that lists its images. The rows of a batch are on disk before its line is written, so a run can always
+    resume after being killed: rows without a complete line are discarded.
     """
 
     def __init__(self, target: Path, identity: Mapping[str, Any], dim: int) -> None:

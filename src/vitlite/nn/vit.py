@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Features(NamedTuple):
-    """The tokens of a batch of images after the final norm, and the outputs of single blocks."""
+    """The tokens of a batch of images after the final norm, and the outputs of selected blocks."""
 
     cls: Tensor | None  # (b, d)
     patches: Tensor  # (b, n, d), row by row
@@ -82,12 +82,12 @@ class ViT(nn.Module):
         return self.pre_logits(self.fc_norm(self._pool(x)))
 
     def features(self, images: Tensor, layers: Iterable[int] | int = (), norm: bool = False) -> Features:
-        """Return every token after the final norm, and the outputs of single blocks.
+        """Return every token after the final norm, and the outputs of selected blocks.
 
         Args:
             images: (b, c, h, w).
             layers: Indices of blocks. 4 is block 4, -1 is the last block, and (-4, -3, -2, -1) are the last four.
-            norm: If True, also apply the final norm to the outputs of the blocks, like DINO.
+            norm: If True, also apply the final norm to the outputs of the blocks, as DINO does.
         """
         wanted = self._layers(layers)
         x, rotation = self._tokens(images)
