@@ -120,6 +120,7 @@ def serves(x: Tensor, weight: Tensor) -> bool:
 
 def is_transforming() -> bool:
     """Return whether torch.func or forward-mode AD is active. Private operators would silently drop tangents."""
+    # If a version of torch lacks this function, assume that a transform is active, so that our kernels stay off.
     interpreter: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: True)
     return interpreter() is not None or getattr(forward_ad, "_current_level", 0) >= 0
 
@@ -165,7 +166,7 @@ class PlainLinear:
         return F.linear(x, self._weight, self._bias)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Apply an activation to the product plus the bias: "swish", "none" (exact GELU) or "tanh" (approximate GELU)."""
+        """Apply an activation to the product plus the bias: "swish", or GELU as "none" (exact) or "tanh"."""
         y = self(x)
         return F.silu(y) if kind == "swish" else F.gelu(y, approximate=kind)
 
@@ -188,7 +189,7 @@ class PackedLinear:
         return self._linear(x, self._weight, self._bias, "none", [], "none")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Apply an activation to the product plus the bias: "swish", "none" (exact GELU) or "tanh" (approximate GELU)."""
+        """Apply an activation to the product plus the bias: "swish", or GELU as "none" (exact) or "tanh"."""
         if kind == "swish":
             return self._linear(x, self._weight, self._bias, "swish", [], "none")
         return self._linear(x, self._weight, self._bias, "gelu", [], kind)

@@ -35,7 +35,7 @@ class LoadReport:
         reinitialised: Our tensors that were set to zero because the caller asked for another head.
         dropped: Tensors of the file that are not used, by their names in the file.
         supplied: Our tensors that are not in the file because its format implies their values, such as zero biases.
-        provenance: Where the value of each field of the config came from.
+        provenance: Where the value of each field of the config came from, and what was assumed about the network.
         unlabelled: Why the model has no labels although the file comes with some.
     """
 

@@ -149,7 +149,7 @@ INVERSE_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
 
 
 class Rule(NamedTuple):
-    """The name of one tensor in a format. Each '#' is an index: of the block or, in the stem, of the stage and the unit."""
+    """The name of one tensor in a format. Each '#' is an index: of a block or, in the stem, of a stage and a unit."""
 
     ours: str
     theirs: tuple[str, ...]

@@ -140,7 +140,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                 if file.suffix == ".npz":
                     found = _open_npz(file, stack)
                 else:
-                    found, metadata = _open_safetensors(file, stack)
+                    found, metadata = _open_safetensors(file, stack)  # only single files have an id
                 if len(found) > MAX_TENSORS or any(len(name) > MAX_NAME for name in found):
                     raise ValueError(f"more than {MAX_TENSORS} tensors, or names longer than {MAX_NAME} characters")
             twice = sorted(entries.keys() & found.keys())

@@ -100,6 +100,7 @@ def understand(
         provenance = {name: value.source for name, value in values.items()}
         if not names_network:
             provenance |= _assumptions(evidence, config)
+        # The position table has rows for the tokens, too: they are added to the tokens.
         if geometry["token_rows"] and geometry["position_rows"] != math.prod(config.grid):
             mapping = fold_token_rows(mapping)
     except (CheckpointError, ConfigError) as error:
@@ -117,7 +118,9 @@ def resolve_fields(
     """
     checkpoint_format, geometry, ambiguous = evidence
     values, disagreements = _stated_fields(own, given, checkpoint_format)
-    for name in geometry.keys() & set(FIELDS) - {"layer_scale"}:
+    for name in FIELDS:
+        if name not in geometry or name == "layer_scale":  # geometry has only whether there is a layer scale
+            continue
         measured = Value(geometry[name], TENSORS)
         if name in values and values[name].value != measured.value:
             disagreements[name] = _difference(name, measured, values[name])
@@ -126,7 +129,7 @@ def resolve_fields(
     for name in checkpoint_format.fixed.keys() - ambiguous.keys() - set(checkpoint_format.assumed):
         fixed = Value(checkpoint_format.fixed[name], f"the {checkpoint_format.name} format")
         known = values.setdefault(name, fixed)
-        if known.value != fixed.value and known.source != TENSORS:
+        if known.value != fixed.value and known.source != TENSORS:  # tensors overrule what the format's code does
             disagreements[name] = _difference(name, fixed, known)
     _resolve_layer_scale(values, disagreements, has_scale=geometry["layer_scale"])
     if disagreements:
@@ -220,8 +223,10 @@ def _read_position_table(values: dict[str, Value], evidence: Evidence, own: Meta
     for token_rows in _possible_token_rows(checkpoint_format, geometry):
         side = math.isqrt(max(rows - token_rows, 0)) * patch
         squares = checkpoint_format.name.startswith(SQUARE) and "image_size" not in values
-        for size in [*sizes, Value(side, TENSORS)] if squares else sizes:
-            if _patches_in(size.value, patch) == rows - token_rows > 0:
+        candidate_sizes = [*sizes, Value(side, TENSORS)] if squares else sizes
+        patches = rows - token_rows
+        for size in candidate_sizes:
+            if patches > 0 and _patches_in(size.value, patch) == patches:
                 values["image_size"] = size
                 _set_cls_position(values, geometry, has_row=token_rows > 0)
                 return

@@ -84,7 +84,7 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
         return _convert(image, channels) if is_pillow else _open(image, channels, at_least)
     except ImageError as error:
         raise error.within(f"Cannot read {_name(image)} as an image") from error
-    except (UnidentifiedImageError, KeyError) as error:
+    except (UnidentifiedImageError, KeyError) as error:  # KeyError: an old Pillow without AVIF
         reason = f"it is damaged, or its format is not supported. Supported: {', '.join(FORMATS)}."
         raise ImageError(f"Cannot read {_name(image)} as an image: {reason}") from error
     except Exception as error:  # Pillow's decoders raise almost anything for a damaged file

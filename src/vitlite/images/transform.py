@@ -362,10 +362,11 @@ def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tens
     from PIL.Image import Resampling
 
     height, width = transform.resized(image.height, image.width)
-    if max(height, image.height) * width > RESIZED:
+    rows = max(height, image.height)  # of the image that is resized horizontally, or of the result
+    if rows * width > RESIZED:
         raise ImageError(
             f"An image of {image.height} x {image.width} pixels is too long and narrow: resizing would make it "
-            f"{height} x {width} pixels. Crop it first."
+            f"{rows} x {width} pixels. Crop it first."
         )
     left, top, right, bottom = transform.crop_box(height, width)
     resample = Resampling[transform.interpolation.upper()]

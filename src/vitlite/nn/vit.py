@@ -49,7 +49,7 @@ class ViT(nn.Module):
         self.config = config
         self.labels: Sequence[str] | None = None  # names of the classes
         self.source: Source | None = None  # where the weights came from; None: random
-        self.preprocess = None
+        self.preprocess = None  # the property below
 
         self.patch_embed = PatchEmbed(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, d)) if config.class_token else None
@@ -164,7 +164,7 @@ class ViT(nn.Module):
         self.__dict__["_preprocess"] = as_preprocess(way)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "preprocess":  # never a submodule, although torchvision's transforms are modules
+        if name == "preprocess":  # nn.Module would register one of torchvision's modules before the setter runs
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
