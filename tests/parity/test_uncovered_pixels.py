@@ -93,7 +93,7 @@ def test_another_size_is_cut_as_ever(tmp_path: Path) -> None:
 
 def test_padding_up_to_whole_patches_is_refused(tmp_path: Path) -> None:
     of_timm(tmp_path, dynamic_img_pad=True)
-    with pytest.raises(VitliteError, match=r"dynamic_img_pad pads images of .* to whole patches of 14"):
+    with pytest.raises(VitliteError, match=r"dynamic_img_pad would pad images of .* to whole patches of 14"):
         load(tmp_path)
 
 
