@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fetching import REPO, WEIGHTS
+from server import Hub
 
 Reports = Generator[None, pytest.CollectReport, pytest.CollectReport]
 
@@ -78,3 +80,18 @@ def uncovered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not measure the coverage of programs that a test starts: it takes time, memory and files."""
     for name in ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The Hub that tests of downloads ask, with a cache of its own."""
+    for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING", "VITLITE_", "TRANSFORMERS_"))]:
+        monkeypatch.delenv(name)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with Hub() as server:
+        server.publish(REPO, model_safetensors=WEIGHTS, config_json=b"{}")
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+        yield server

@@ -5,7 +5,6 @@ import gc
 import math
 import pickle
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -15,7 +14,6 @@ import torch.nn.functional as F
 from models import FAMILIES
 from torch import Tensor, nn
 
-import vitlite
 from vitlite.config import Pool, ViTConfig
 from vitlite.errors import ConfigError, ImageError, InputError
 from vitlite.nn import positions
@@ -796,18 +794,6 @@ def test_wrong_number_of_classes() -> None:
 def test_model_without_preprocessing() -> None:
     with pytest.raises(ImageError, match=r"came without preprocessing.*model.preprocess = "):
         tiny().preprocess("cat.jpg")
-
-
-def test_deleted_model_is_freed_at_once() -> None:
-    model = vitlite.create("vit_nano_4.cifar10")
-    assert model.preprocess.model is model
-    gone = weakref.ref(model)
-    gc.disable()
-    try:
-        del model
-        assert gone() is None
-    finally:
-        gc.enable()
 
 
 def test_stacked_matrices_are_initialised_one_by_one() -> None:
