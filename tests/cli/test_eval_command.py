@@ -67,6 +67,8 @@ def test_a_folder_that_cannot_be_written_is_an_error(
     assert f"Cannot write to --out {tmp_path / 'out/inner'}: " in capsys.readouterr().err
     assert main(["eval", str(photos), *NANO, "--out", str(photos / "out")]) == 1
     assert "is inside the data" in capsys.readouterr().err
+    assert main(["eval", str(photos), *NANO, "--out", str(photos)]) == 1
+    assert "is the data folder" in capsys.readouterr().err
 
 
 def test_mistakes_in_data_are_found_before_a_download(
@@ -92,7 +94,7 @@ def test_folders_are_labels_indices_or_listed(photos: Path, tmp_path: Path, caps
     (photos / "3").rename(photos / "n03")
     (photos / "007").rename(photos / "n07")
     assert main(["eval", str(photos), *NANO]) == 1
-    assert "none named n03, n07. Name each folder after a class or its index" in capsys.readouterr().err
+    assert "none named n03, n07. Rename the folders to class names or class indices" in capsys.readouterr().err
     (tmp_path / "classes.txt").write_text("\n".join(f"n{i:02}" for i in range(10)))
     assert figures("--classes", str(tmp_path / "classes.txt")) == by_name
 

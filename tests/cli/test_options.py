@@ -49,8 +49,8 @@ def test_calibration_images_are_spread_over_the_folder(tmp_path: Path, there: in
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--dtype", "int8"], "--dtype int8 needs --fast and --calibrate FOLDER"),
-        (["--dtype", "int8", "--fast"], "--dtype int8 needs --fast and --calibrate FOLDER"),
+        (["--dtype", "int8"], "--dtype int8 needs --fast and --calibrate. Add --fast --calibrate FOLDER"),
+        (["--dtype", "int8", "--fast"], "--dtype int8 needs --fast and --calibrate. Add --fast --calibrate FOLDER"),
         (["--fast", "--calibrate", "images"], "--calibrate is only used with --fast --dtype int8"),
         (["--device", "tpu"], "cannot be used here"),
         (["--model", "./nothing"], "There is no file or folder nothing"),

@@ -110,7 +110,7 @@ def test_a_head_is_kept_if_the_folders_stand_for_its_classes(folders, tmp_path, 
     is_new = bias == [0, 0]
     assert trained.labels == (("lying", "standing") if is_new or labels is None else labels)
     assert trained.head.bias.tolist() == pytest.approx(bias, abs=1e-6)
-    assert ["gets a new head" in message for message in caplog.messages] == [True] * is_new
+    assert ["the head is replaced" in message for message in caplog.messages] == [True] * is_new
 
 
 def test_killed_with_sigkill_and_started_again(folders, tmp_path):
@@ -228,7 +228,9 @@ def test_mistakes_in_data_are_errors(folders, tmp_path, capsys):
     new_model().save(tmp_path / "model")
     command = f"--model {tmp_path / 'model'} --out {tmp_path / 'run'}".split()
     assert main(["train", str(tmp_path / "none"), *command]) == 1
-    assert "none does not exist. It should contain a folder of images for each class." in capsys.readouterr().err
+    assert (
+        "none does not exist. Pass a folder that contains a folder of images for each class." in capsys.readouterr().err
+    )
     (tmp_path / "data" / "train" / "standing").rename(tmp_path / "standing")
     assert main(["train", str(folders), *command]) == 1
     assert "has only one class, lying" in capsys.readouterr().err

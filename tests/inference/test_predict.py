@@ -334,7 +334,7 @@ def test_a_model_without_labels(vit, make):
     for classes in (1, 0):
         vit.reset_head(classes)
         with pytest.raises(
-            InputError, match=rf"at least two classes, but this one has {classes}\. Use model\(images\)"
+            InputError, match=rf"at least two classes, but the model has {classes}\. Use model\(images\)"
         ):
             vit.predict(make([]))
     vit.preprocess = None

@@ -29,7 +29,7 @@ from vitlite.training.split import (
     read_split,
 )
 
-FIGURES, CONFUSION = "eval.json", "confusion.png"  # in the folder that --out names
+FIGURES, CONFUSION = "eval.json", "confusion.png"  # the files in the folder --out
 WRITER, COMMAND = "written by", "vitlite eval"
 
 
@@ -39,20 +39,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         type=expanded_path,
         metavar="DATA",
-        help="a folder per class, or val/ or test/ with such folders, or CIFAR-10's .bin files (the test set is used)",
+        help="a folder with one subfolder per class, or with val/ or test/ that contains these subfolders, or with "
+        "CIFAR-10's .bin files (the test set is used)",
     )
     parser.add_argument("--classes", type=expanded_path, metavar="FILE", help=CLASSES)
     parser.add_argument(
         "--split",
         type=expanded_path,
         metavar="FILE",
-        help="split.json of a training run: use only the images that it held out",
+        help="split.json of a training run; only the images held out in that run are used",
     )
     parser.add_argument(
         "--out",
         type=expanded_path,
         metavar="DIR",
-        help="write eval.json (figures and misclassified images) and confusion.png there",
+        help="write eval.json (figures and misclassified images) and confusion.png to this folder",
     )
     add_model_arguments(parser)
     add_speed_arguments(parser)
@@ -85,10 +86,10 @@ def _evaluate(args: Namespace) -> int:
 
 
 def _check_out(out: Path) -> None:
-    """Check that --out contains no eval.json or confusion.png that this command did not write.
+    """Check that writing to --out would not overwrite a file that this command did not write.
 
     Raises:
-        InputError: The folder contains such a file.
+        InputError: The folder contains an eval.json or a confusion.png from another program.
     """
     found = [name for name in (FIGURES, CONFUSION) if (out / name).exists()]
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -110,7 +111,7 @@ def _write(out: Path, figures: dict[str, Any], measured: Measured, data: ImageDa
 
 
 def _warn_of_training_images(args: Namespace) -> None:
-    """Warn if the model was trained on these images. A split.json beside the model shows it."""
+    """Warn if a split.json beside the model shows that the model was trained on these images."""
     run_folder = Path(args.weights or args.model).resolve()
     if args.split is not None or not run_folder.exists():
         return
@@ -118,8 +119,8 @@ def _warn_of_training_images(args: Namespace) -> None:
         with suppress(TrainError):
             if read_split(folder / SPLIT)[0] == evaluation_folder(args.data).resolve():
                 print(
-                    f"vitlite: {args.model} was trained on most of these images. To use only the held-out images: "
-                    f"--split {folder / SPLIT}",
+                    f"vitlite: {args.model} was trained on most of these images. To evaluate it on the held-out "
+                    f"images only, pass --split {folder / SPLIT}",
                     file=sys.stderr,
                 )
                 return

@@ -17,7 +17,7 @@ CALIBRATION_IMAGES = 32
 
 
 def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default: str = "") -> None:
-    """Add the options that name a model.
+    """Add the options that select a model.
 
     Args:
         parser: The parser of a command.
@@ -33,7 +33,7 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
         parser.add_argument("--model", type=expanded, default="vit_base_16", help=f"{what}; default: %(default)s")
     add_weights(parser)
     parser.add_argument(
-        "--size", type=image_size, metavar="PIXELS", help="another image size than the model's, such as 384 or 384x512"
+        "--size", type=image_size, metavar="PIXELS", help="an image size other than the model's, such as 384 or 384x512"
     )
     parser.add_argument("--device", help="such as cpu, cuda, mps; default: cpu")
 
@@ -41,7 +41,7 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
 def add_weights(parser: ArgumentParser) -> None:
     """Add --weights."""
     parser.add_argument(
-        "--weights", type=expanded, metavar="PATH", help="a file to load into the named model instead of its own"
+        "--weights", type=expanded, metavar="PATH", help="a file to load instead of the model's own weights"
     )
 
 
@@ -74,16 +74,19 @@ def add_paths(parser: ArgumentParser) -> None:
 
 
 def open_model(args: Namespace) -> "ViT":
-    """Return the model of `add_model_arguments`, prepared according to `add_speed_arguments`."""
+    """Return the model that the options of `add_model_arguments` and `add_speed_arguments` describe."""
     import torch
 
     dtype = getattr(args, "dtype", None)
     fast = getattr(args, "fast", False)
     calibrate = getattr(args, "calibrate", None)
     if dtype == "int8" and not (fast and calibrate):
-        raise ConfigError(f"--dtype int8 needs --fast and --calibrate FOLDER, with about {CALIBRATION_IMAGES} images.")
+        raise ConfigError(
+            "--dtype int8 needs --fast and --calibrate. Add --fast --calibrate FOLDER, where the folder contains about "
+            f"{CALIBRATION_IMAGES} typical images."
+        )
     if calibrate and dtype != "int8":
-        raise ConfigError("--calibrate is only used with --fast --dtype int8.")
+        raise ConfigError("--calibrate is only used with --fast --dtype int8. Add these options, or omit --calibrate.")
     torch_dtype = getattr(torch, dtype) if dtype else None
     if not fast:
         return create_or_load(args, device=args.device, dtype=torch_dtype)
@@ -95,7 +98,7 @@ def open_model(args: Namespace) -> "ViT":
 
 
 def _calibration_images(folder: str) -> list[str]:
-    """Return evenly spaced images of a folder. The first images might all be of one class."""
+    """Return images spread evenly over a folder, because the first images might all be of one class."""
     from vitlite.inference.find import find_images
 
     paths = find_images([folder])
@@ -104,7 +107,12 @@ def _calibration_images(folder: str) -> list[str]:
 
 
 def create_or_load(args: Namespace, **options: Any) -> "ViT":
-    """Return the model of --model, --weights and --size. Other options are passed to `create` or `load`."""
+    """Create or load the model that --model, --weights and --size describe.
+
+    Args:
+        args: The arguments of the command.
+        options: Other options of `create` and `load`.
+    """
     from vitlite.factory import create, load
 
     options["image_size"] = args.size
@@ -122,7 +130,7 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
 
 
 def is_place(model: str) -> bool:
-    """Return whether a model is a path or a repository, for `load`, or else a name, for `create`."""
+    """Return True if --model is a path or a repository for `load`, False if it is a name for `create`."""
     return model not in registry.NAMES and (Path(model).exists() or "/" in model)
 
 
@@ -131,8 +139,8 @@ def check_not_an_input(out: Path, args: Namespace, images: Iterable[str] = ()) -
 
     Args:
         out: The file to write.
-        args: The arguments of the command. Its paths, model and weights are inputs.
-        images: Other inputs.
+        args: The arguments of the command. The paths, the model and the weights are inputs.
+        images: Paths of other inputs.
 
     Raises:
         InputError: The output file is also an input.
@@ -144,11 +152,11 @@ def check_not_an_input(out: Path, args: Namespace, images: Iterable[str] = ()) -
         if place and Path(place).exists():
             inputs += _weights_files(Path(place))
     if any(file.exists() and out.samefile(file) for file in inputs):
-        raise InputError(f"--out {out} is also an input. Name another file.")
+        raise InputError(f"--out {out} is also an input, which would be overwritten. Choose another file.")
 
 
 def _weights_files(place: Path) -> list[Path]:
-    """Return a file or folder, together with the weights files in it."""
+    """Return a path, followed by the weights files if the path is a folder."""
     from vitlite.checkpoints.reader import files_of
 
     with suppress(CheckpointError, OSError):
@@ -157,13 +165,15 @@ def _weights_files(place: Path) -> list[Path]:
 
 
 def check_outside(out: Path, data: Path) -> None:
-    """Check that an output is not inside the data folder, where the next run would read it as data.
+    """Check that an output is outside the data folder, because the next run would read it as data.
 
     Raises:
-        InputError: The output is inside the data folder.
+        InputError: The output is the data folder, or inside it.
     """
-    if data.resolve() in (out.resolve(), *out.resolve().parents):
-        raise InputError(f"--out {out} is inside the data, {data}. Name another folder.")
+    if data.resolve() == out.resolve():
+        raise InputError(f"--out {out} is the data folder. Choose another path.")
+    if data.resolve() in out.resolve().parents:
+        raise InputError(f"--out {out} is inside the data folder {data}. Choose a path outside it.")
 
 
 def check_device(device: str | None) -> None:
@@ -187,7 +197,7 @@ def expanded(text: str) -> str:
 
 
 def expanded_path(text: str) -> Path:
-    """Return a path with ~ expanded. An empty text is an error, because `Path("")` is the current folder."""
+    """Return a path with ~ expanded. An empty string is an error, because `Path("")` is the current folder."""
     if not text:
         raise ArgumentTypeError("the path is empty (is a variable unset?); for the current folder, pass '.'")
     return Path(expanded(text))

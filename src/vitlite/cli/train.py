@@ -55,18 +55,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         type=expanded_path,
         metavar="DATA",
-        help="a folder per class; or train/ and val/ with such folders in each; or CIFAR-10's .bin files",
+        help="a folder with one subfolder per class, or with train/ and val/ that contain these subfolders, or with "
+        "CIFAR-10's .bin files",
     )
     model = "a name from `vitlite list`, a folder or a file; with --weights none, also a preset"
-    weights = "initial weights, or none for random ones; default: the model's own"
-    out = "the folder for checkpoints, log and state; an interrupted run is resumed"
+    weights = "initial weights, or none for random weights; default: the weights of the model"
+    out = "folder for checkpoints, log and state; if the folder contains an interrupted run, it is resumed"
     add("--model", type=expanded, required=True, help=model)
     add("--weights", type=expanded, metavar="none|PATH", help=weights)
     add("--out", type=expanded_path, required=True, metavar="DIR", help=out)
     add("--classes", type=expanded_path, metavar="FILE", help=CLASSES)
     held = f"share of each class to hold out if there is no val/; default: {SHARE}"
-    epochs = f"passes over the images; default: {usual_epochs(FEW)}, for few images {usual_epochs(1)}"
-    batch = f"largest number of images per step; default: {usual_batch(FEW)}, for few images {usual_batch(1)}"
+    epochs = f"passes over the images; default: {usual_epochs(FEW)}, or {usual_epochs(1)} for fewer than {FEW} images"
+    batch = f"most images per step; default: {usual_batch(FEW)}, or {usual_batch(1)} for fewer than {FEW} images"
     add("--val-share", type=float, metavar="X", help=held)
     add("--epochs", type=positive, metavar="N", help=epochs)
     add(
@@ -101,14 +102,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="compute each batch in this many parts, to save memory",
     )
-    add("--balance", action="store_true", help="weight all classes equally, whatever their size")
+    add("--balance", action="store_true", help="give all classes the same weight, regardless of size")
     add("--checkpointing", action="store_true", help="recompute blocks instead of storing them, to save memory")
     add("--frozen", action="store_true", help="train the head only")
-    add("--size", type=image_size, metavar="PIXELS", help="another image size than the model's")
+    add("--size", type=image_size, metavar="PIXELS", help="an image size other than the model's")
     add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
     add("--device", help="such as cpu, cuda, mps; default: cpu")
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    add("--format", choices=("table", "jsonl"), default="table", help="output per epoch; default: %(default)s")
+    add("--format", choices=("table", "jsonl"), default="table", help="format of the output; default: %(default)s")
     add(
         "--save-every",
         type=float,
@@ -152,7 +153,7 @@ def _train(args: Namespace) -> int:
 
 
 def _read_data(args: Namespace, model: ViT, folders: Sequence[str]) -> Split:
-    """Read the images. If the folders match the labels of the model, these labels are the classes."""
+    """Read the images. If the folders match the model's labels, use the labels as the classes."""
     split = read_training_data(args.data, preprocess_of(model), folders, share=args.val_share, seed=args.seed)
     if model.labels is None:
         return split
@@ -187,7 +188,7 @@ def _settings(args: Namespace, images: int) -> Settings:
 
 
 def _model(args: Namespace, classes: int) -> ViT:
-    """Return the model before training, with its preprocessing."""
+    """Create or load the model to train, with preprocessing."""
     torch.manual_seed(args.seed)
     options: dict[str, Any] = {
         "num_classes": classes,
@@ -205,7 +206,7 @@ def _model(args: Namespace, classes: int) -> ViT:
 
 
 def _usual_transform(name: str, config: ViTConfig) -> TransformConfig:
-    """Return the transform for random weights: that of the zoo for this name, or a plain centre crop."""
+    """Return the transform for a model with random weights: the one in the zoo for this name, or a centre crop."""
     if name in registry.NAMES:
         return transform_from_record(registry.find(name), config.size)
     half = (0.5,) * config.channels

@@ -1,7 +1,7 @@
 """Run a model over images: `predict` for labels, `work_through` for any number of images in constant memory.
 
-Background threads read the files of the next batch while the model computes this one. The model is in eval mode
-during each batch; then its mode is restored.
+Background threads read the next batch of files while the model computes the current batch. Each batch is computed in
+eval mode, and then the previous mode of the model is restored.
 """
 
 import time
@@ -31,7 +31,7 @@ READERS = 8  # maximum number of files that are decoded at the same time
 
 @dataclass
 class Timings:
-    """The seconds that a run has spent on waiting and on computing. They are updated during the run."""
+    """Seconds spent on waiting and on computing, updated during the run."""
 
     waited: float = 0.0  # for images to be decoded
     worked: float = 0.0  # in the model
@@ -50,17 +50,17 @@ Predictions: TypeAlias = list[Prediction] | list[list[Prediction]] | Iterator[li
 
 
 def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
-    """Return the most probable labels of images, most probable first.
+    """Return the most probable labels of images, in order of decreasing probability.
 
     Args:
         model: A model with labels and preprocessing.
-        images: One image or a list, as for `Preprocess`; or an iterator of any number of images, which is read
-            at most two batches of 32 ahead.
+        images: An image or a list of images, in any form that `Preprocess` accepts; or an iterator of any number of
+            images, which is read at most two batches of 32 ahead.
         top: The number of labels. If the model has fewer, all of them are returned.
 
     Returns:
-        A list of `Prediction` for one image, a list of such lists for a list, a generator of such lists for an
-        iterator.
+        A list of `Prediction` for one image; a list of these lists for a list of images; a generator of these lists
+        for an iterator.
 
     Raises:
         ImageError: An image cannot be read or prepared.
@@ -106,15 +106,15 @@ def work_through(
 ) -> Outcomes[T]:
     """Run images through a model, in batches and in constant memory.
 
-    Paths and bytes are decoded in background threads. Every other image is prepared before the next one is requested,
-    so an iterator may reuse an array or a file object for its images.
+    Paths and bytes are decoded in background threads. Images of other types are prepared one at a time, before the
+    next image is requested. An iterator may therefore reuse one array or file object.
 
     Args:
         model: A model with preprocessing. It is in eval mode while `work` runs.
         images: A list or iterator of images. It is read in the thread of the caller, at most two batches ahead.
         work: A function that turns a batch (b, c, h, w) into b results.
         batch: The number of images per batch.
-        timings: Collects the seconds of the run.
+        timings: A `Timings` object, to which the seconds of this run are added.
 
     Returns:
         A generator of pairs: an image, and its result or an `ImageError`.
@@ -191,12 +191,12 @@ def _pixels(preprocess: Preprocess, image: Any) -> Tensor | ImageError:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which the model is in eval mode, without gradients. Afterwards, modes are restored."""
+    """Context manager that puts a model in eval mode and disables gradients. On exit, the old modes are restored."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:
-        with torch.no_grad():  # not inference_mode, because its tensors cannot be used in training
+        with torch.no_grad():  # not inference_mode, because training cannot use tensors from it
             yield
     finally:
         for module in training:
@@ -214,8 +214,8 @@ def _best_labels(model: "ViT", top: int) -> Callable[[Tensor], list[list[Predict
     classes = model.config.num_classes
     if classes < 2:
         raise InputError(
-            f"Labels need a model with at least two classes, but this one has {classes}. Use model(images) for its "
-            "output or model.embed(images) for vectors (vitlite embed)."
+            f"Predicting labels needs at least two classes, but the model has {classes}. Use model(images) for the "
+            "output of the head, or model.embed(images) for vectors (vitlite embed)."
         )
     labels = model.labels
     if labels is None:
@@ -236,7 +236,7 @@ def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list
         )
     if not logits.isfinite().all():
         raise not_finite(model.dtype)
-    best_first = logits.topk(min(top, classes)).indices  # (b, top); by logits, because low scores may all be zero
+    best_first = logits.topk(min(top, classes)).indices  # (b, top); not by scores, because low ones may all round to 0
     scores = logits.softmax(-1).gather(1, best_first)
     answers = []
     for row_of_scores, row_of_indices in zip(scores.tolist(), best_first.tolist(), strict=True):

@@ -32,11 +32,11 @@ Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the m
 
 
 class PreparedImages:
-    """Images that can be indexed like a uint8 tensor (n, c, h, w). They are prepared on demand and cached."""
+    """Images that are prepared on first use and cached. A tensor of b rows as index returns uint8 (b, c, h, w)."""
 
     def __init__(self, sources: Sequence[Path] | Tensor, read: Read, folder: Path | None = None) -> None:
         self.sources, self.read = sources, read
-        self.folder = folder  # file names are relative to it
+        self.folder = folder  # `names` returns paths relative to this folder
         self._cache: dict[int, Tensor] = {}
         self._free = CACHE
 
@@ -66,7 +66,7 @@ class PreparedImages:
         return PreparedImages([self.sources[row] for row in rows], self.read, self.folder)
 
     def names(self) -> list[str]:
-        """Return each image's path relative to the folder, such as "cat/1.jpg", or its number for images in memory."""
+        """Return each image's path relative to the folder, such as "cat/1.jpg", or the row of an image in memory."""
         if isinstance(self.sources, Tensor):
             return [str(row) for row in range(len(self))]
         return [(path.relative_to(self.folder) if self.folder else path).as_posix() for path in self.sources]
@@ -77,14 +77,14 @@ class PreparedImages:
             return [self.sources]
         files: list[Tensor | str] = []
         for path, name in zip(self.sources, self.names(), strict=True):
-            size = path.stat().st_size if path.exists() else -1  # a missing file is an error when it is read
+            size = path.stat().st_size if path.exists() else -1  # reading a missing file raises an error later
             files.append(f"{size} {name}")
         return files
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """Images with their labels and the names of the classes.
+    """Images with labels and class names.
 
     Raises:
         TrainError: There are no images, they are not uint8, or a label is missing or out of range.
@@ -98,13 +98,13 @@ class ImageData:
         images, labels, k = self.images, self.labels, len(self.classes)
         if isinstance(images, Tensor) and (images.dtype != torch.uint8 or images.ndim != 4):
             raise TrainError(
-                f"ImageData needs uint8 images (n, c, h, w), got {tuple(images.shape)} of {images.dtype}. Convert "
-                "values from 0 to 1 with (255 * images).round().to(torch.uint8)."
+                f"ImageData needs uint8 images (n, c, h, w), got {tuple(images.shape)} of {images.dtype}. If the "
+                "values are between 0 and 1, convert them with (255 * images).round().to(torch.uint8)."
             )
         if labels.shape != (len(images),) or labels.dtype != torch.int64 or not len(images):
             raise TrainError(
                 f"ImageData needs at least one image and an int64 label for each, got {len(images)} images and labels "
-                f"{tuple(labels.shape)} of {labels.dtype}."
+                f"{tuple(labels.shape)} of {labels.dtype}. Pass one class index per image, as an int64 tensor."
             )
         lowest, highest = labels.min().item(), labels.max().item()
         if lowest < 0 or highest >= k:
@@ -121,7 +121,7 @@ class ImageData:
         return self.images[rows].float().div_(255)
 
     def subset(self, chosen: Tensor) -> "ImageData":
-        """Return the images for which the bool mask `chosen` (n,) is True."""
+        """Return the images where the boolean mask `chosen` (n,) is True."""
         rows = chosen.nonzero()[:, 0]
         images = self.images.subset(rows.tolist()) if isinstance(self.images, PreparedImages) else self.images[rows]
         return ImageData(images, self.labels[rows], self.classes)
@@ -136,19 +136,19 @@ class ImageData:
         return ImageData(self.images, torch.tensor(indices, device="cpu")[self.labels], tuple(classes))
 
     def names(self) -> list[str]:
-        """Return each image's path relative to its folder, such as "cat/1.jpg", or its number for images in memory."""
+        """Return each image's path relative to the folder, such as "cat/1.jpg", or the row of an image in memory."""
         if isinstance(self.images, PreparedImages):
             return self.images.names()
         return [str(row) for row in range(len(self))]
 
     def files(self) -> list[Path]:
-        """Return the files of the images; an empty list for images in memory."""
+        """Return the image files, or an empty list for images in memory."""
         if isinstance(self.images, Tensor) or isinstance(self.images.sources, Tensor):
             return []
         return list(self.images.sources)
 
     def digest(self) -> str:
-        """Return a hash of the labels and the pixels. For files, relative names and sizes replace the pixels."""
+        """Return a hash of the labels and the pixels. Files are hashed by relative path and size, not by pixels."""
         origin = self.images.origin() if isinstance(self.images, PreparedImages) else [self.images]
         return digest([self.labels, *origin])
 
@@ -165,13 +165,13 @@ def digest(values: Iterable[Tensor | str]) -> str:
 
 
 def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
-    """Return the class index of each folder. Folders are named either after classes or after class indices.
+    """Return the class index of each folder name. The names must be class names, or all must be class indices.
 
     >>> class_indices(["cat", "ship"], ["ship", "cat", "dog"]), class_indices(["000", "002"], ["ship", "cat", "dog"])
     ([1, 0], [0, 2])
 
     Raises:
-        TrainError: A folder is named after neither a class nor an index, or several classes have the same name.
+        TrainError: A folder name is neither a class name nor a class index, or several classes have that name.
     """
     count = Counter(classes)
     unknown = [name for name in names if not count[name]]
@@ -179,15 +179,15 @@ def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
         return [int(name) for name in names]
     if unknown:
         raise TrainError(
-            f"The model has {len(classes)} classes ({listed(classes)}), but none named {listed(unknown)}. Name each "
-            "folder after a class or its index, or list the folders in the order of the classes in a file: "
-            "--classes FILE."
+            f"The model has {len(classes)} classes ({listed(classes)}), but none named {listed(unknown)}. Rename the "
+            "folders to class names or class indices, or pass a file that lists the folders in the order of the "
+            "classes (--classes FILE)."
         )
     shared = [name for name in names if count[name] > 1]
     if shared:
         raise TrainError(
-            f"The model has {count[shared[0]]} classes named {shared[0]}. Name the folders after the indices of the "
-            "classes, or list them in the order of the classes in a file: --classes FILE."
+            f"The model has {count[shared[0]]} classes named {shared[0]}. Rename the folders to class indices, or pass "
+            "a file that lists the folders in the order of the classes (--classes FILE)."
         )
     return [classes.index(name) for name in names]
 
@@ -201,7 +201,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
     names = folders_in(folder)
     if not names:
         problem = "contains no folders" if folder.is_dir() else "does not exist"
-        raise TrainError(f"{folder} {problem}. It should contain a folder of images for each class.")
+        raise TrainError(f"{folder} {problem}. Pass a folder that contains a folder of images for each class.")
     return tuple(names)
 
 
@@ -213,12 +213,13 @@ def folders_in(folder: Path) -> list[str]:
 
 
 def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> ImageData:
-    """List the images of a folder with one subfolder per class. Hidden files and folders are left out.
+    """List the images of a folder that has one subfolder per class. Hidden files and folders are skipped.
 
     Args:
         folder: A folder that contains a folder for each class, with images at any depth.
-        read: `model.preprocess.pixels`, or a function like it. It is called from several threads.
-        classes: The names of the folders, in the order of the classes. A folder may be missing.
+        read: A function that returns the pixels of a file, such as `model.preprocess.pixels`. It is called from
+            several threads.
+        classes: The folder names, in the order of the classes. A class may have no folder.
 
     Raises:
         TrainError: A folder is not named after one of the classes, or contains no images.
@@ -228,7 +229,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> ImageData:
     if unknown:
         raise TrainError(
             f"{folder} has the folders {listed(unknown)}, but the classes are {listed(classes)}. Rename or remove "
-            "these folders."
+            "each folder that is not a class."
         )
     paths: list[Path] = []
     labels: list[int] = []
@@ -244,14 +245,15 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> ImageData:
 
 
 def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """Return the sorted images below a folder, and the number of other files by extension."""
+    """Return the sorted images below a folder, and a count of the other files by extension."""
     try:
-        # Hidden folders such as .ipynb_checkpoints hold copies, which would be held out beside their originals.
+        # Hidden folders such as .ipynb_checkpoints contain copies. A copy must not be held out for validation while
+        # the original is used for training.
         found, others = by_ending(files_below(str(folder), hidden=False), SUFFIXES)
     except OSError as error:
         raise TrainError(f"Cannot read the folder {folder}: {error}. Check its path and permissions.") from error
     if not found:
-        there = f", but {counted(others)}" if others else ""
+        there = f", only {counted(others)}" if others else ""
         raise TrainError(
             f"{folder} contains no images ({' '.join(sorted(SUFFIXES))}){there}. Add images, convert the files to JPEG "
             "or PNG, or remove the folder."
@@ -260,7 +262,7 @@ def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first eight names as text, with the number of names if there are more."""
+    """Join up to eight names with commas. If there are more, append the total number."""
     first = ", ".join(names[:8])
     return first if len(names) <= 8 else f"{first}, … ({len(names)} in all)"
 
@@ -279,7 +281,7 @@ def read_cifar10(
         folder: The folder of the .bin files and batches.meta.txt.
         split: "train" for the first 49,000 training images, "val" for the last 1,000, "test" for the test images.
         read: `model.preprocess.pixels`; None keeps the images at 32 x 32 pixels.
-        channels: 1 converts the images to grey.
+        channels: 3 for RGB, 1 for greyscale.
 
     Raises:
         TrainError: A file is missing or damaged.
@@ -289,8 +291,8 @@ def read_cifar10(
     classes, highest = cifar10_classes(folder), int(rows[:, 0].max())
     if highest >= len(classes):
         raise TrainError(
-            f"{folder} is damaged: it has the label {highest}, but {CIFAR10_NAMES} names {len(classes)} classes. "
-            "Unpack the data again."
+            f"{folder} is damaged: it contains the label {highest}, but {CIFAR10_NAMES} lists only {len(classes)} "
+            "classes. Unpack the data again."
         )
     part = {"train": slice(-HOLDOUT), "val": slice(-HOLDOUT, None), "test": slice(None)}[split]
     images = rows[:, 1:].reshape(-1, 3, 32, 32).contiguous()[part]
@@ -300,13 +302,13 @@ def read_cifar10(
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Convert RGB to grey exactly as Pillow does: (n, 3, h, w) -> (n, 1, h, w) uint8."""
+    """Convert RGB to greyscale with the same integer formula as Pillow: (n, 3, h, w) -> (n, 1, h, w) uint8."""
     red, green, blue = images.int().unbind(1)
     return ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8)[:, None]
 
 
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
-    """Return the function that prepares CIFAR-10's images for a model, or None if their size fits already."""
+    """Return the function that prepares CIFAR-10's images for a model, or None if they need no resizing."""
     transform = preprocess.transform
     return None if transform.size == transform.resize == (32, 32) else preprocess.pixels
 
@@ -329,5 +331,5 @@ def cifar10_classes(folder: Path) -> tuple[str, ...]:
     """
     file = folder / CIFAR10_NAMES
     if not file.exists():
-        raise TrainError(f"{file}, which names CIFAR-10's classes, is missing. Unpack the data again.")
+        raise TrainError(f"{file}, the list of CIFAR-10's classes, is missing. Unpack the data again.")
     return tuple(file.read_text(encoding="utf-8").split())

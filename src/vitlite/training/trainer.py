@@ -62,18 +62,19 @@ def train(
         data: The images to train on.
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
         settings: The settings of the run.
-        validation: Images of the same classes, on which the model is measured after each epoch. `best` keeps the best
-            epoch, by accuracy and then by loss.
-        after_resume: Called with the run if it is resumed, even if it is already finished.
+        validation: Images of the same classes, used to measure the model after each epoch. `best` is the checkpoint
+            of the epoch with the highest accuracy. Of epochs with equal accuracy, it is the one with the lowest loss.
+        after_resume: Called with the run when it is resumed, even if no epochs are left.
         after_step: Called with the run after each step.
         after_epoch: Called with the history after each epoch, and when a run is resumed.
         save_every: Minimum number of seconds between two saves of the state.
 
     Returns:
-        The history: a dictionary for each epoch. The model ends with the averaged weights.
+        The history, which has a dictionary for each epoch. Afterwards, the model has the averaged weights.
 
     Raises:
-        TrainError: The data do not fit the model, the loss diverged, the disk is full, or `out` contains another run.
+        TrainError: The data do not fit the model, the loss diverged, `out` contains another run, or writing to `out`
+            failed.
         ImageError: An image cannot be read.
     """
     _check_start(model, data, settings, validation)
@@ -104,13 +105,13 @@ def _check_start(model: ViT, data: ImageData, settings: Settings, validation: Im
     for name, weight in model.named_parameters():
         if weight.dtype != torch.float32:
             raise TrainError(
-                f"The model must be in float32 for training, but {name} is {weight.dtype}. Call model.float(); with "
-                "Settings(bfloat16=True) it still computes in bfloat16."
+                f"The model must be in float32 for training, but {name} is {weight.dtype}. Call model.float(). To "
+                "compute in bfloat16, use Settings(bfloat16=True)."
             )
     if len(data.classes) < 2 or model.config.num_classes != len(data.classes):
         raise TrainError(
-            f"The data have {len(data.classes)} classes, but the model has {model.config.num_classes}. Both need the "
-            "same number, at least 2: create the model with num_classes=."
+            f"The data have {len(data.classes)} classes, but the model has {model.config.num_classes}. The numbers "
+            "must be equal and at least 2. Create the model with num_classes=."
         )
     if settings.patience and validation is None:
         raise TrainError(f"patience={settings.patience} needs validation images. Pass validation= or patience=0.")
@@ -123,14 +124,14 @@ def _check_start(model: ViT, data: ImageData, settings: Settings, validation: Im
 
 
 def check_folder(out: Path, others: Sequence[str] = ()) -> None:
-    """Check that a run may write to a folder, which must contain either the state of a run or no files of a run.
+    """Check that a run can start or resume in a folder.
 
     Args:
         out: The folder of the run.
-        others: Names of further files that the run will write.
+        others: Names of additional files that the run will write.
 
     Raises:
-        TrainError: The folder contains files of a run, but no state.
+        TrainError: The folder contains files of a run, but no state from which to resume.
     """
     found = [name for name in (BEST, LAST, LOG, *others) if (out / name).exists()]
     if found and not (out / STATE).exists():
@@ -157,11 +158,11 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _match_head(model: ViT, classes: Sequence[str]) -> None:
-    """Set the labels of a model to the classes of the data. If the model had other labels, it gets a new head."""
+    """Set the labels of a model to the classes of the data. Replace the head if the labels were different."""
     if model.labels is not None and tuple(model.labels) != tuple(classes):
         if distributed.is_main():
             _log.warning(
-                "vitlite: the model gets a new head, because its labels (%s) are not the classes of the data (%s)",
+                "vitlite: the head is replaced, because the model's labels (%s) are not the classes of the data (%s)",
                 listed(model.labels),
                 listed(classes),
             )
@@ -173,13 +174,13 @@ def _run_epochs(run: Run, out: Path, validation: ImageData | None, callbacks: Ca
     resumed = (out / STATE).exists() and run.resume(out / STATE)
     distributed.assert_equal_on_all_ranks({"epoch": run.progress.epoch, "step": run.progress.step})
     if not resumed:
-        run.save(out / STATE)  # before any other file, as `check_folder` expects
+        run.save(out / STATE)  # first, because `check_folder` rejects other files without a state
     elif distributed.is_main():
         for name in (STATE, LOG):
             storage.remove_leftovers(out / name)
         callbacks.after_resume(run)
         if run.history:
-            if run.progress.step == 0:  # the run may have been killed before it wrote them
+            if run.progress.step == 0:  # the run may have been killed before it wrote the checkpoints
                 _save_models(run, out)
             run.write_log(out / LOG)
             callbacks.after_epoch(run.history)
@@ -208,7 +209,7 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
     with bar:
         while progress.step < run.steps:
             start = time.perf_counter()
-            run.model.train(not settings.frozen)  # a frozen backbone computes features as in inference
+            run.model.train(not settings.frozen)  # a frozen backbone stays in eval mode
             with run.matmul_context:
                 loss, accuracy = _step(run, batch_of(order, progress.step, run.steps))
             if not math.isfinite(loss):
@@ -238,7 +239,7 @@ def batch_of(order: Tensor, step: int, steps: int) -> Tensor:
 
 
 def running_figures(run: Run) -> dict[str, str]:
-    """Return the loss, the accuracy and the speed in the current epoch, as strings."""
+    """Return the loss, the accuracy and the speed of the current epoch as strings."""
     progress, batch = run.progress, len(run.data) / run.steps  # images in a batch, on average
     return {
         "loss": f"{progress.loss / progress.step:.3f}",
@@ -250,8 +251,8 @@ def running_figures(run: Run) -> dict[str, str]:
 def _end_epoch(run: Run, out: Path, validation: ImageData | None) -> None:
     """Measure the averaged weights, then write the state, the checkpoints and the log.
 
-    The state is written first. A resumed run may have other settings, such as another number of epochs, so no
-    checkpoint may be ahead of the state.
+    The state is written first, because the process may be killed in between. The run may then be resumed with other
+    settings, such as another number of epochs, which a checkpoint newer than the state would not match.
     """
     progress = run.progress
     record: dict[str, Any] = {
@@ -286,7 +287,7 @@ def _step(run: Run, rows: Tensor) -> tuple[float, float]:
     settings = run.settings
     done = run.progress.epoch * run.steps + run.progress.step
     images, labels = _batch(run, rows[distributed.paired_share(len(rows))])
-    # Afterwards, torch's generator continues as if the model had drawn no numbers.
+    # fork_rng restores torch's generator, so that dropout does not change the random numbers of the caller.
     with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
         torch.manual_seed(_dropout_seed(settings.seed, done, distributed.rank()))
         loss, accuracy = _add_gradients(run, images, labels)
@@ -309,7 +310,7 @@ def _dropout_seed(seed: int, step: int, rank: int) -> int:
 
 
 def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return augmented and mixed images (b, c, h, w), with weighted shares of the classes in each image (b, k)."""
+    """Return augmented and mixed images (b, c, h, w) and their soft labels (b, k), multiplied by the class weights."""
     settings, k = run.settings, len(run.data.classes)
     random = SampleRandom(settings.seed, run.progress.epoch, rows)
     images = augment(run.data.fetch(rows), random, settings.augmentation)
@@ -324,8 +325,8 @@ def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
 def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, float]:
     """Run the forward and the backward pass in `accumulate` parts. Return the loss and the accuracy over all ranks.
 
-    Both are sums over the images, divided by the average batch size. So every image of an epoch has the same weight,
-    even if one batch has one image more than another, and the mean over the steps is the mean over the images.
+    Both are sums over the images, divided by the average batch size. Every image of an epoch therefore has the same
+    weight, although batch sizes differ by one. The mean over the steps is the mean over the images.
     """
     total = len(run.data) / run.steps
     sums = torch.zeros(2, dtype=torch.float64, device="cpu")  # loss and accuracy
@@ -337,7 +338,7 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, flo
                 logits = run.network(x).float()  # (b, k)
             loss = F.cross_entropy(logits, y, reduction="sum") / total
             accuracy = (logits.argmax(1) == y.argmax(1)).sum().float() / total
-            scaled = loss * distributed.world_size()  # DDP averages the gradients of the ranks, but the sum is needed
+            scaled = loss * distributed.world_size()  # DDP averages gradients, but the sum is needed
             scaled.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack([loss.detach(), accuracy]).cpu()
     distributed.all_reduce(sums)
