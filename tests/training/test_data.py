@@ -123,7 +123,7 @@ def test_cifar10_binary_version(tmp_path: Path) -> None:
 
 def test_damaged_cifar10_is_an_error(tmp_path: Path) -> None:
     folder = small_cifar10(tmp_path / "data", b"plane\n")
-    with pytest.raises(TrainError, match=r"has the label 1, but batches.meta.txt lists only 1 classes"):
+    with pytest.raises(TrainError, match=r"contains the label 1, but batches.meta.txt lists only 1 classes"):
         read_cifar10(folder, "train")
     (folder / "batches.meta.txt").unlink()
     with pytest.raises(TrainError, match=r"batches.meta.txt, the list of CIFAR-10's classes, is missing"):
