@@ -300,7 +300,7 @@ def test_mistakes(tmp_path: Path) -> None:
     model = build()
     with pytest.raises(InputError, match="drawn for one image, got 2"):
         plots.draw_attention(model, [photo(tmp_path / "a.png"), photo(tmp_path / "b.png")])
-    with pytest.raises(InputError, match="has 3, but the 3 blocks are 0 to 2"):
+    with pytest.raises(InputError, match="from -3 to 2, got 3"):
         plots.draw_attention(model, photo(tmp_path / "a.png"), layer=3)
     model.preprocess = lambda image: torch.zeros(1, 3, 32, 32)
     with pytest.raises(ImageError, match=r"must be a vitlite\.images\.Preprocess"):

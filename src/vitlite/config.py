@@ -15,39 +15,40 @@ Mlp = Literal["gelu", "swiglu"]
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """The configuration of a `ViT`. Every field is needed by a public checkpoint."""
+    """The configuration of a `ViT`. At least one public checkpoint needs each field."""
 
     image_size: int | tuple[int, int] = 224  # pixels: one side of a square, or (height, width)
-    patch_size: int = 16  # pixels of a token; with a stem those of its stride, and of the kernel that projects
+    patch_size: int = 16  # side of a patch in pixels; with a stem, the stem's stride times the projection's kernel size
     dim: int = 768
     depth: int = 12
     heads: int = 12
-    mlp_dim: int = 3072  # width between the two layers of an MLP; of a gated one, after the gate
+    mlp_dim: int = 3072  # hidden width of an MLP; with mlp="swiglu", the width after gating
     num_classes: int = 1000  # 0: no head, the model returns the pooled vector
-    # "mean" never counts cls or registers; "mean_with_cls" is vit-pytorch before 1.16; "map" is SigLIP's attention with
-    # its own query; "cls_and_distillation" is DeiT's, whose distillation token is a register.
+    # "cls": the class token. "mean": the mean of the patch tokens. "mean_with_cls": the mean of all tokens (vit-pytorch
+    # before 1.16). "cls_and_mean": both vectors, concatenated (DINOv2). "cls_and_distillation": the class token and the
+    # only register, concatenated (distilled DeiT). "map": attention from a learned query to the patches (SigLIP).
     pool: Pool = "cls"
     channels: int = 3
     class_token: bool = True
     registers: int = 0
-    positions: Positions = "learned"  # "rope" is DINOv3's rotation of queries and keys
+    positions: Positions = "learned"  # "rope": DINOv3 rotates queries and keys instead of adding positions
     cls_position: bool = True  # False: the position table covers the patches only
-    resample: Resample = "timm"  # the library whose arithmetic resizes the table to another image size
+    resample: Resample = "timm"  # resize the position table to other image sizes exactly as this library does
     head_dim: int | None = None  # None: dim / heads
     qkv_bias: bool = True
     mlp: Mlp = "gelu"
     gelu: Gelu = "exact"
     norm_eps: float = 1e-6
-    pre_norm: bool = False  # CLIP: a norm before the blocks, and a patch projection without bias
-    patch_norm: bool = False  # vit-pytorch: norms around the patch projection
-    inner_norm: bool = False  # BEiT-3: a norm before the last projection of attention, and of the MLP
-    fc_norm: bool = False  # the norm stands after pooling instead of before
-    final_norm: bool = True  # False: none, neither before pooling nor after
-    stem: tuple[int, ...] | None = None  # hybrids: units a stage of a ResNet before the patches; (): its root alone
-    layer_scale: float | None = None  # the initial scale of each residual branch; None: no scale
-    pre_logits: int = 0  # width of the tanh layer before the head; 0: none
+    pre_norm: bool = False  # CLIP: add a norm before the blocks, and omit the bias of the patch projection
+    patch_norm: bool = False  # vit-pytorch: add norms before and after the patch projection
+    inner_norm: bool = False  # BEiT-3: add a norm before the output projection of attention and of the MLP
+    fc_norm: bool = False  # apply the final norm after pooling instead of before it
+    final_norm: bool = True  # False: omit the final norm
+    stem: tuple[int, ...] | None = None  # hybrids: units in each stage of the ResNet; (): only its first layers
+    layer_scale: float | None = None  # initial value of the learned scale of each residual branch; None: no scale
+    pre_logits: int = 0  # width of the tanh layer before the head; 0: no such layer
     dropout: float = 0.0
-    drop_path: float = 0.0  # stochastic depth of the last block, rising linearly from 0 at the first
+    drop_path: float = 0.0  # stochastic depth rate of the last block; rises linearly from 0 in the first block
     checkpointing: bool = False  # recompute blocks in the backward pass instead of storing them
 
     def __post_init__(self) -> None:
@@ -70,22 +71,22 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches down and across."""
+        """Number of patches down and across."""
         return self.size[0] // self.patch_size, self.size[1] // self.patch_size
 
     @property
     def prefix_tokens(self) -> int:
-        """Tokens before the patches: the class token and the registers."""
+        """Number of tokens before the patches: the class token and the registers."""
         return self.class_token + self.registers
 
     @property
     def tokens(self) -> int:
-        """Tokens of one image of size `image_size`, including those before the patches."""
+        """Number of tokens of one image of size `image_size`, including the class token and the registers."""
         return self.prefix_tokens + self.grid[0] * self.grid[1]
 
     @property
     def position_rows(self) -> int:
-        """Rows of the learned position table."""
+        """Number of rows in the learned position table."""
         return self.grid[0] * self.grid[1] + (self.class_token and self.cls_position)
 
     @property
@@ -100,24 +101,24 @@ class ViTConfig:
 
     @property
     def pooled_dim(self) -> int:
-        """Width of the result of pooling, which is one token or two tokens side by side."""
+        """Width of the pooled vector: `dim`, or twice that if `pool` concatenates two tokens."""
         return self.dim * (2 if self.pool in ("cls_and_mean", "cls_and_distillation") else 1)
 
     @property
     def embed_dim(self) -> int:
-        """Width of the input of the head, which is also the width of `model.embed`."""
+        """Width of the vectors that `model.embed` returns and the head classifies."""
         return self.pre_logits or self.pooled_dim
 
     @property
     def stem_dim(self) -> int:
-        """Channels of the input of the patch projection: the image or, with a stem, its feature map."""
+        """Number of input channels of the patch projection: those of the image or of the stem's feature map."""
         if not self.stem:
             return self.channels if self.stem is None else 64
         return 256 * 2 ** (len(self.stem) - 1)
 
     @property
     def kernel_size(self) -> int:
-        """Side of the kernel of the patch projection, in pixels or, with a stem, in cells of its feature map."""
+        """Side of the patch projection's kernel, in pixels or, with a stem, in cells of the stem's feature map."""
         return self.patch_size // stem_stride(self.stem)
 
     def replace(self, **changes: Any) -> "ViTConfig":
@@ -125,12 +126,12 @@ class ViTConfig:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields, for JSON."""
+        """Return all fields as a dictionary that can be written as JSON."""
         return asdict(self)
 
 
 FIELDS = tuple(field.name for field in fields(ViTConfig))
-LARGEST = 2**31 - 1  # larger integers overflow where tensors are sized
+LARGEST = 2**31 - 1  # larger integers overflow when torch computes tensor sizes
 
 
 def stem_stride(units: tuple[int, ...] | None) -> int:
@@ -142,7 +143,7 @@ def stem_stride(units: tuple[int, ...] | None) -> int:
     return 1 if units is None else 4 * 2 ** max(len(units) - 1, 0)
 
 
-LEAST = {  # integer fields, and the least that each may be
+LEAST = {  # the smallest valid value of each integer field
     **dict.fromkeys(("patch_size", "dim", "depth", "heads", "mlp_dim", "channels"), 1),
     **dict.fromkeys(("num_classes", "registers", "pre_logits"), 0),
 }
@@ -208,10 +209,10 @@ def _check_shape(c: ViTConfig) -> None:
         )
     if c.stem is not None and c.patch_norm:
         raise ConfigError(
-            "patch_norm needs patches of pixels, but after a stem they are features. Set patch_norm=False."
+            "patch_norm=True cannot be combined with a stem, because it normalises pixels. Set patch_norm=False."
         )
     if c.head_dim is None and c.dim % c.heads:
-        raise ConfigError(f"dim {c.dim} does not divide into {c.heads} heads. Change heads, or set head_dim.")
+        raise ConfigError(f"dim {c.dim} is not divisible by heads {c.heads}. Change heads, or set head_dim.")
     if c.positions == "sincos2d" and c.dim % 4:
         raise ConfigError(f"positions='sincos2d' needs a dim that is a multiple of 4, got {c.dim}.")
     if c.positions == "rope" and c.head_width % 4:
@@ -223,15 +224,15 @@ def _check_pooling(c: ViTConfig) -> None:
     if c.pool not in ("mean", "map") and not c.class_token:
         raise ConfigError(f"pool={c.pool!r} reads the class token, but class_token is False. Use pool='mean'.")
     if c.pool == "cls_and_distillation" and c.registers != 1:
-        raise ConfigError("pool='cls_and_distillation' reads a distillation token, a register. Set registers=1.")
+        raise ConfigError("pool='cls_and_distillation' reads the distillation token from a register. Set registers=1.")
     if c.pool == "mean_with_cls" and c.registers:
-        raise ConfigError("pool='mean_with_cls' is only for models without registers. Use pool='mean'.")
+        raise ConfigError("pool='mean_with_cls' does not support registers. Use pool='mean' or set registers=0.")
     if c.pool == "map" and c.dim % c.heads:
-        raise ConfigError(f"pool='map' needs heads that divide dim, but dim is {c.dim} and heads is {c.heads}.")
+        raise ConfigError(f"pool='map' needs a dim that is divisible by heads, got dim {c.dim}, heads {c.heads}.")
     if c.registers and c.cls_position and c.positions in ("learned", "sincos2d"):
-        raise ConfigError("Registers have no position, so the table covers the patches only. Set cls_position=False.")
+        raise ConfigError("In a model with registers, only the patches have positions. Set cls_position=False.")
     if c.fc_norm and not c.final_norm:
-        raise ConfigError("final_norm=False removes the final norm, but fc_norm=True moves it. Change one of them.")
+        raise ConfigError("fc_norm=True needs a final norm, but final_norm is False. Change one of them.")
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:

@@ -103,7 +103,7 @@ def is_fast_in(dtype: torch.dtype) -> bool | None:
 # ---- linear layers of an eager model
 
 
-def serves(x: Tensor, weight: Tensor) -> bool:
+def should_use_linear(x: Tensor, weight: Tensor) -> bool:
     """Return whether `linear` should be used: in plain float32 inference, if it is faster on this CPU."""
     return (
         x.dtype is weight.dtype is torch.float32

@@ -160,8 +160,8 @@ def test_a_bias_for_keys_is_not_lost_on_the_way_to_timm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("changes", "recipe", "text"), [
     ({"norm_eps": 1e-5}, {}, "cannot describe a model with"),
     ({"pool": "mean_with_cls"}, {}, "cannot describe a model with"),
-    ({}, {"margin": "down"}, "cannot describe how the images are prepared"),
-    ({}, {"resize": (36, 50)}, "cannot describe how the images are prepared"),
+    ({}, {"margin": "down"}, "cannot describe the preprocessing of this model"),
+    ({}, {"resize": (36, 50)}, "cannot describe the preprocessing of this model"),
 ])  # fmt: skip
 def test_a_folder_that_timm_could_not_open_is_not_made_for_it(
     changes: dict[str, Any], recipe: dict[str, Any], text: str, tmp_path: Path

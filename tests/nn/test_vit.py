@@ -732,9 +732,9 @@ def test_calls_leak_no_tensors() -> None:
 # Errors, raised before anything is computed.
 
 WRONG_IMAGES = [
-    (torch.zeros(3, 32, 32), r"shape \(batch, 3, height, width\), got \(3, 32, 32\)\. Add the batch axis: images"),
+    (torch.zeros(3, 32, 32), r"shape \(batch, 3, height, width\), got \(3, 32, 32\)\. Add a batch dimension with images"),
     (torch.zeros(2, 5), r"shape \(batch, 3, height, width\), got \(2, 5\)\.$"),
-    (torch.zeros(2, 32, 32, 3), r"got \(2, 32, 32, 3\)\. Channels come second: images\.permute\(0, 3, 1, 2\)"),
+    (torch.zeros(2, 32, 32, 3), r"got \(2, 32, 32, 3\)\. Move the channels with images\.permute\(0, 3, 1, 2\)"),
     (torch.zeros(2, 1, 32, 32), r"got \(2, 1, 32, 32\)\.$"),
     (
         torch.zeros(2, 3, 35, 32),
@@ -744,7 +744,7 @@ WRONG_IMAGES = [
     (torch.zeros(2, 3, 5, 30), r"nearest sizes that fit: height 8, width 24 or 32\."),
     (torch.zeros(2, 3, 0, 32), r"0 x 32 pixels do not divide .* nearest sizes that fit: height 8\."),
     (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), r"normalised floats, got torch\.uint8.*model\.preprocess\(images\)"),
-    ("cat.jpg", r"must be a tensor, got str\. For files: model\.predict"),
+    ("cat.jpg", r"must be a tensor, got str\. For a file, call model\.predict"),
 ]
 
 
@@ -760,7 +760,7 @@ def test_wrong_images(images: Any, text: str, method: str) -> None:
 @pytest.mark.parametrize("layer", [3, -4, 1.0, "0", None, True])
 @pytest.mark.parametrize("method", ["features", "attention_maps"])
 def test_wrong_layers(layer: Any, method: str) -> None:
-    with pytest.raises(InputError, match=rf"has {layer!r}, but the 3 blocks are 0 to 2, or -3 to -1\."):
+    with pytest.raises(InputError, match=rf"must be block indices from -3 to 2, got {layer!r}\."):
         getattr(tiny(), method)(random_images(), layers=[layer])
 
 
@@ -770,7 +770,7 @@ def test_layers_of_a_truncated_model() -> None:
     model.blocks = model.blocks[:2]
     assert torch.equal(model.features(random_images(), layers=(-1,)).layers[0], whole)
     assert model.attention_maps(random_images()).shape[0] == 1
-    with pytest.raises(InputError, match="has 2, but the 2 blocks are 0 to 1, or -2 to -1"):
+    with pytest.raises(InputError, match="from -2 to 1, got 2"):
         model.features(random_images(), layers=2)
 
 

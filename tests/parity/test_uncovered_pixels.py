@@ -142,5 +142,5 @@ def test_a_recipe_of_another_size_than_the_network_s_is_none_of_timm_s(tmp_path:
     model.save(tmp_path / "ours")
     assert "architecture" not in json.loads((tmp_path / "ours" / "config.json").read_text())
     assert load(tmp_path / "ours").preprocess.transform.size == (64, 64)
-    with pytest.raises(VitliteError, match="cannot describe how the images are prepared"):
+    with pytest.raises(VitliteError, match="cannot describe the preprocessing of this model"):
         convert(tmp_path / "ours", tmp_path / "theirs", "timm")

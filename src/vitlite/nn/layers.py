@@ -1,7 +1,7 @@
 """The layers of a Vision Transformer, in reading order.
 
 Shapes: b images, c channels, h and w patches down and across, p patch size, n tokens, d width of a token.
-State-dict keys are timm's.
+State-dict keys are timm's, except for the ones listed in `vit.py`.
 """
 
 import torch
@@ -16,14 +16,14 @@ from vitlite.nn.positions import rotate
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a linear layer. Inference uses oneDNN if it is faster on this CPU: (b, n, d) -> (b, n, k).
+    """Apply a linear layer: (b, n, d) -> (b, n, k). Inference uses oneDNN if it is faster on this CPU.
 
-    Adapters, parametrized layers and layers with hooks are called, because they do more than multiply.
+    A layer that does more than multiply, such as an adapter or a layer with hooks, is called as usual.
     """
     hooks = layer._forward_hooks or layer._forward_pre_hooks
     hooks = hooks or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
     plain = type(layer) is nn.Linear and not hooks and "forward" not in layer.__dict__
-    if plain and kernels.serves(x, layer.weight):
+    if plain and kernels.should_use_linear(x, layer.weight):
         return kernels.linear(x, layer.weight, layer.bias)
     return layer(x)
 
@@ -54,9 +54,9 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention: every token reads from every token, (b, n, d) -> (b, n, d).
+    """Multi-head self-attention: (b, n, d) -> (b, n, d).
 
-    With rotary positions, queries and keys are rotated first, by the cosines and sines passed as `rotation`.
+    With rotary positions, `rotation` contains the cosines and sines by which queries and keys are rotated.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         return self.drop(linear(self.proj, self.norm(rearrange(x, "b heads n d -> b n (heads d)"))))
 
     def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Return the attention map, which `forward` does not compute: (b, n, d) -> (b, heads, n, n)."""
+        """Return the attention maps: (b, n, d) -> (b, heads, n, n)."""
         q, k, _ = self.queries_keys_values(x, *rotation)
         return attention_map(q, k)
 
@@ -96,16 +96,16 @@ def attention_map(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _plain_is_faster(q: Tensor) -> bool:
-    """Return whether plain attention trains faster than the fused kernel, which has a slow backward pass on CPUs.
+    """Return whether to train with explicit attention maps instead of the fused kernel.
 
-    Beyond 1,024 tokens, the attention maps would take gigabytes.
+    The backward pass of the fused kernel is slow on CPUs. Above 1,024 tokens, attention maps would take gigabytes.
     """
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return q.device.type == "cpu" and q.shape[2] <= 1024 and not traced
 
 
 class QuickGELU(nn.Module):
-    """OpenAI's approximation of GELU."""
+    """OpenAI's approximation of GELU, x * sigmoid(1.702 x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)
@@ -127,11 +127,11 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """A gated MLP, silu(gate) * value and a linear layer, applied to each token: (b, n, d) -> (b, n, d)."""
+    """Gated MLP, which applies a linear layer to silu(gate) * value for each token: (b, n, d) -> (b, n, d)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim)  # gate and value in one
+        self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim)  # gate and value, stacked
         self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm else nn.Identity()
         self.fc2 = nn.Linear(config.mlp_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
@@ -153,7 +153,7 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, drop a residual branch for random images and scale it up for the others."""
+    """Stochastic depth. In training, drop a residual branch for random images and rescale the remaining branches."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block, attention and an MLP, each with a residual: (b, n, d) -> (b, n, d)."""
+    """Pre-norm transformer block: attention and an MLP, each with a residual connection, (b, n, d) -> (b, n, d)."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class Block(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """SigLIP's pooling, in which a learned query attends to all patches and an MLP follows: (b, n, d) -> (b, d)."""
+    """SigLIP's attention pooling, a learned query over all patches and then an MLP: (b, n, d) -> (b, d)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class AttentionPool(nn.Module):
 
 
 class PreLogits(nn.Linear):
-    """The layer with tanh before the ImageNet-21k heads in the ViT paper: (b, d) -> (b, r)."""
+    """Linear layer with tanh, which precedes ImageNet-21k heads in the ViT paper: (b, d) -> (b, r)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).tanh()

@@ -1,6 +1,7 @@
 """The Vision Transformer: images become tokens, blocks mix the tokens, and the head classifies a pooled vector.
 
-Shapes: b images, c channels, n tokens, d width of a token, k classes. State-dict keys are timm's.
+Shapes: b images, c channels, n tokens, d width of a token, k classes. State-dict keys are timm's, with three
+exceptions: `reg_token` also holds DeiT's distillation token, and timm has no `pre_logits` or `patch_embed.norm_in`.
 """
 
 import math
@@ -27,9 +28,9 @@ class Features(NamedTuple):
     """The tokens of a batch of images after the final norm, and the outputs of selected blocks."""
 
     cls: Tensor | None  # (b, d)
-    patches: Tensor  # (b, n, d), row by row
+    patches: Tensor  # (b, patches, d), in row-major order
     registers: Tensor | None  # (b, r, d)
-    grid: tuple[int, int]  # patches down and across
+    grid: tuple[int, int]  # number of patches down and across
     layers: tuple[Tensor, ...]  # (b, cls + registers + patches, d) each
 
 
@@ -43,13 +44,13 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         if not isinstance(config, ViTConfig):
-            raise ConfigError(f"ViT needs a ViTConfig, got {type(config).__name__}. For a preset, call vitlite.create.")
+            raise ConfigError(f"ViT needs a ViTConfig, got {type(config).__name__}. For a name, call vitlite.create.")
         super().__init__()
         d, eps = config.dim, config.norm_eps
         self.config = config
         self.labels: Sequence[str] | None = None  # names of the classes
-        self.source: Source | None = None  # where the weights came from; None: random
-        self.preprocess = None  # the property below
+        self.source: Source | None = None  # where the weights came from; None: random initialisation
+        self.preprocess = None  # calls the setter below
 
         self.patch_embed = PatchEmbed(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, d)) if config.class_token else None
@@ -75,7 +76,7 @@ class ViT(nn.Module):
         return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return one vector per image, the input of the head: (b, c, h, w) -> (b, embed_dim)."""
+        """Return the vector that the head classifies, one per image: (b, c, h, w) -> (b, embed_dim)."""
         x, rotation = self._tokens(images)
         for block in self.blocks:
             x = block(x, *rotation)
@@ -86,8 +87,8 @@ class ViT(nn.Module):
 
         Args:
             images: (b, c, h, w).
-            layers: Indices of blocks. 4 is block 4, -1 is the last block, and (-4, -3, -2, -1) are the last four.
-            norm: If True, also apply the final norm to the outputs of the blocks, as DINO does.
+            layers: Indices of blocks, not a count. (-1,) selects the last block, (-4, -3, -2, -1) the last four.
+            norm: If True, also apply the final norm to the outputs of the selected blocks.
         """
         wanted = self._layers(layers)
         x, rotation = self._tokens(images)
@@ -108,13 +109,14 @@ class ViT(nn.Module):
         )
 
     def attention_maps(self, images: Tensor, layers: Iterable[int] | int = (-1,)) -> Tensor:
-        """Return the attention maps of the given blocks: (b, c, h, w) -> (layers, b, heads, n, n).
+        """Return the attention maps of selected blocks: (b, c, h, w) -> (layers, b, heads, n, n).
 
-        Each row sums to 1 and is the attention of one token to all tokens, in the order cls, registers, patches.
+        Each row sums to 1 and is the attention of one token to all tokens. The tokens are in the order class token,
+        registers, patches.
 
         Args:
             images: (b, c, h, w).
-            layers: Indices of blocks, as in `features`.
+            layers: Indices of blocks. Negative indices count from the last block.
         """
         wanted = self._layers(layers)
         if not wanted:
@@ -130,7 +132,10 @@ class ViT(nn.Module):
         return torch.stack([maps[i] for i in wanted])
 
     def reset_head(self, num_classes: int) -> None:
-        """Replace the head by a new one of zeros, or remove it if `num_classes` is 0. Labels are removed as well."""
+        """Replace the head with a new one initialised to zero, and remove the labels.
+
+        If `num_classes` is 0, the head is removed and the model returns embeddings.
+        """
         config = self.config.replace(num_classes=num_classes)
         with torch.device(self.device):
             self.head = _head(config).to(self.dtype).train(self.training)
@@ -138,23 +143,23 @@ class ViT(nn.Module):
         self.labels = None
 
     def predict(self, images: Any, top: int = 5) -> "Predictions":
-        """Return the `top` labels and their scores for an image, a list of images, or an iterator of images."""
+        """Return the `top` labels and their scores for each image. Accepts one image, a list or an iterator."""
         from vitlite.inference.predict import predict
 
         return predict(self, images, top)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Save config, weights, labels and preprocessing to a folder that `vitlite.load` can load."""
+        """Save the config, weights, labels and preprocessing to a folder. `vitlite.load(folder)` loads it."""
         from vitlite.checkpoints.save import save
 
         save(self, folder)
 
     @property
     def preprocess(self) -> Callable[[Any], Tensor]:
-        """The function that turns an image, or a list of images, into the input of the model."""
+        """The function that turns one image or a list of images into an input tensor for the model."""
         from vitlite.images import Preprocess
 
-        kept: Any = self.__dict__["_preprocess"]  # without the model: a cycle would keep it from being freed at once
+        kept: Any = self.__dict__["_preprocess"]  # has no model; a reference cycle would delay freeing its memory
         return kept.replace(model=self) if isinstance(kept, Preprocess) else kept
 
     @preprocess.setter
@@ -164,7 +169,7 @@ class ViT(nn.Module):
         self.__dict__["_preprocess"] = as_preprocess(way)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "preprocess":  # nn.Module would register one of torchvision's modules before the setter runs
+        if name == "preprocess":  # nn.Module would register a torchvision transform as a submodule
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
@@ -180,9 +185,9 @@ class ViT(nn.Module):
         return self.patch_embed.proj.weight.dtype
 
     def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return class token, registers and patches with positions added, (b, n, d), and the rotation for attention.
+        """Return the tokens with positions added, (b, n, d), and the rotation of queries and keys.
 
-        With rotary positions, the rotation is the cosines and sines, each (n, head_dim / 2). Otherwise it is ().
+        The rotation is a pair of cosines and sines, each (n, head_dim / 2), or () without rotary positions.
         """
         check_images(images, self.config)
         config, grid = self.config, self._grid(images)
@@ -206,23 +211,23 @@ class ViT(nn.Module):
         return images.shape[2] // p, images.shape[3] // p
 
     def _positions(self, grid: tuple[int, int]) -> Tensor | None:
-        """Return the position table for a grid, (1, rows, d)."""
+        """Return the position table for a grid, (1, rows, d), or None if the model adds no positions."""
         config = self.config
         if config.positions == "sincos2d":
             cls_row = config.class_token and config.cls_position
             return self.tables.sincos(self.patch_embed.proj.weight, grid, cls_row)
-        # An exported graph has symbolic sizes, and comparing them would fix the size of the images.
+        # While exporting, sizes are symbolic. Comparing them would fix the image size in the exported graph.
         dynamic = isinstance(grid[0], torch.SymInt) or isinstance(grid[1], torch.SymInt)
         if self.pos_embed is None or (not dynamic and grid == config.grid):
             return self.pos_embed
         return self.tables.learned(self.pos_embed, config.grid, grid, config.resample)
 
     def _pool(self, x: Tensor) -> Tensor:
-        """Apply the final norm and pool the tokens: (b, n, d) -> (b, d), or (b, 2 d) for two tokens side by side."""
+        """Apply the final norm and pool the tokens: (b, n, d) -> (b, pooled_dim)."""
         pool, prefix = self.config.pool, self.config.prefix_tokens
         if pool == "cls":
             return self.norm(x[:, 0])
-        if pool == "cls_and_distillation":  # a head on both tokens is the mean of DeiT's two heads
+        if pool == "cls_and_distillation":  # one head on both tokens equals the mean of DeiT's two heads
             return self.norm(x[:, :2]).flatten(1)
         x = self.norm(x)
         if pool == "mean":
@@ -234,14 +239,14 @@ class ViT(nn.Module):
         return self.attn_pool(x[:, prefix:])
 
     def _layers(self, layers: Iterable[int] | int) -> list[int]:
-        """Return block indices counted from 0."""
+        """Return the block indices as a list of non-negative integers."""
         depth = len(self.blocks)
         wanted = [layers] if isinstance(layers, int) else list(layers)
         for i in wanted:
             if type(i) is not int or not -depth <= i < depth:
                 raise InputError(
-                    f"layers (--layer) has {i!r}, but the {depth} blocks are 0 to {depth - 1}, or -{depth} to -1. "
-                    "layers takes block indices, not a count: for the last two, layers=(-2, -1)."
+                    f"layers (--layer) must be block indices from {-depth} to {depth - 1}, got {i!r}. "
+                    "For the last two blocks, pass layers=(-2, -1)."
                 )
         return [i % depth for i in wanted]
 
@@ -254,12 +259,13 @@ def check_images(images: Any, config: ViTConfig) -> None:
     """
     c, p = config.channels, config.patch_size
     if not isinstance(images, Tensor):
-        raise InputError(f"The input must be a tensor, got {type(images).__name__}. For files: model.predict(path).")
+        kind = type(images).__name__
+        raise InputError(f"The input must be a tensor, got {kind}. For a file, call model.predict(path).")
     shape = tuple(images.shape)
     if len(shape) != 4 or shape[1] != c:
-        hint = " Add the batch axis: images[None]." if len(shape) == 3 else ""
+        hint = " Add a batch dimension with images[None]." if len(shape) == 3 else ""
         if len(shape) == 4 and shape[3] == c:
-            hint = " Channels come second: images.permute(0, 3, 1, 2)."
+            hint = " Move the channels with images.permute(0, 3, 1, 2)."
         raise InputError(f"The input must have the shape (batch, {c}, height, width), got {shape}.{hint}")
     if not images.is_floating_point():
         raise InputError(
@@ -273,7 +279,7 @@ def check_images(images: Any, config: ViTConfig) -> None:
 
 
 def _head(config: ViTConfig) -> nn.Module:
-    """Return the head, initialised to zero, or an identity for 0 classes."""
+    """Return a linear head initialised to zero, or an identity if there are no classes."""
     if not config.num_classes:
         return nn.Identity()
     head = nn.Linear(config.embed_dim, config.num_classes)
@@ -283,7 +289,7 @@ def _head(config: ViTConfig) -> nn.Module:
 
 
 def initialise(model: ViT) -> None:
-    """Initialise the weights as google-research/vision_transformer does: Xavier, tiny MLP biases, a zero head."""
+    """Initialise the weights with the distributions of google-research/vision_transformer."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "head":
             outputs = module.out_features // stacked_matrices(f"{name}.weight", model.config)
@@ -306,7 +312,7 @@ def initialise(model: ViT) -> None:
 
 
 def stacked_matrices(name: str, config: ViTConfig) -> int:
-    """Return the number of matrices stacked in a weight: 3 for queries, keys and values, 2 for a gate and values.
+    """Return the number of matrices stacked in a weight, for example 3 for queries, keys and values.
 
     >>> stacked_matrices("blocks.0.attn.qkv.weight", ViTConfig())
     3
@@ -319,18 +325,18 @@ def stacked_matrices(name: str, config: ViTConfig) -> int:
 
 def _lecun_normal(weight: Tensor) -> None:
     """Initialise a weight with Flax's default: variance 1 / inputs, truncated at two standard deviations."""
-    std = weight[0].numel() ** -0.5 / 0.87962566  # the truncation keeps 0.88 of the deviation
+    std = weight[0].numel() ** -0.5 / 0.87962566  # truncation multiplies the standard deviation by 0.88
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 def model_on_meta(config: ViTConfig) -> ViT:
-    """Return a model on the meta device, which takes no memory for the weights."""
+    """Return a model on the meta device, where weights take no memory."""
     with torch.device("meta"), _SkipInit():
         return ViT(config)
 
 
 class _SkipInit(TorchFunctionMode):
-    """Skip nn.init, which does nothing on the meta device but takes a tenth of the time of loading ViT-B."""
+    """Skip nn.init, which has no effect on the meta device and takes a tenth of the loading time of ViT-B."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":

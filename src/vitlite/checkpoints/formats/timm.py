@@ -1,6 +1,6 @@
 """Read and write timm's config.json.
 
-The file names an architecture, which implies a config. `model_args` change this config. `pretrained_cfg` contains the
+`architecture` names a default config. `model_args` override parts of this config. `pretrained_cfg` contains the
 preprocessing and the labels.
 """
 
@@ -76,8 +76,8 @@ GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()} | {"cls_and_distillation": "token"}
 WRITTEN_GELUS = {ours: theirs for theirs, ours in GELUS.items()}
 
-USUAL_CLASSES = 1000  # timm's default if the config does not say how many classes the weights have
-# Read below, or visible in the tensors, or used only in training.
+USUAL_CLASSES = 1000  # timm's default if config.json has no num_classes
+# Arguments that `MODEL_ARGS` need not check: read below, visible in the tensors, or used only in training.
 IGNORED = """
     img_size patch_size global_pool act_layer no_embed_class init_values mlp_ratio scale_attn_norm scale_mlp_norm
     fc_norm swiglu_mlp swiglu_align_to dynamic_img_size dynamic_img_pad strict_img_size drop_rate drop_path_rate
@@ -115,7 +115,7 @@ MODEL_ARGS = Keys(
     ignored=frozenset(IGNORED.split()),
     ignored_endings=("_drop_rate",),
 )  # fmt: skip
-CHANGED_BY = {  # for each field, the arguments that change it from the architecture's value
+CHANGED_BY = {  # the model_args that override each field of the architecture
     "dim": ("embed_dim",),
     "depth": ("depth",),
     "mlp_dim": ("embed_dim", "mlp_ratio", "swiglu_mlp", "swiglu_align_to"),
@@ -128,7 +128,7 @@ CHANGED_BY = {  # for each field, the arguments that change it from the architec
     "layer_scale": ("init_values",),
     "positions": ("pos_embed",),
     "heads": ("num_heads",),
-    "norm_eps": ("norm_layer",),  # another norm may have another epsilon
+    "norm_eps": ("norm_layer",),  # each norm layer has its own default epsilon
     "gelu": ("act_layer",),
     "cls_position": ("no_embed_class",),
     "final_norm": ("final_norm",),
@@ -137,7 +137,7 @@ CHANGED_BY = {  # for each field, the arguments that change it from the architec
 
 
 class Architecture(NamedTuple):
-    """A row of data/timm.txt: the name of an architecture in timm, and the network that it means."""
+    """The default config of one of timm's architectures, from a row of data/timm.txt."""
 
     image_size: int
     heads: int
@@ -148,10 +148,10 @@ class Architecture(NamedTuple):
     positions: str
     resample: Resample
     final_norm: bool
-    kernel_size: int  # of the patch embedding, in pixels, or in cells of the ResNet before it
-    stem_stride: int  # side of such a cell in pixels; 1 without a ResNet
-    dynamic: bool  # whether it accepts images of any size, not only img_size
-    map_of_patches: bool  # whether attention pooling reads only the patches, as in vitlite, rather than all tokens
+    kernel_size: int  # of the patch projection, in pixels or, with a ResNet stem, in cells of its feature map
+    stem_stride: int  # pixels per cell of the stem's feature map; 1 without a stem
+    dynamic: bool  # True: accepts images of any size; False: only img_size
+    map_of_patches: bool  # True: attention pooling reads only the patches; False: all tokens
     dim: int
     depth: int
     mlp_dim: int
@@ -161,7 +161,7 @@ class Architecture(NamedTuple):
     qkv_bias: bool
     pre_norm: bool
     fc_norm: bool
-    layer_scale: bool  # whether there is one; its initial value is not in the tensors
+    layer_scale: bool  # True: has a layer scale, whose initial value is unknown
 
 
 def _read_architectures() -> dict[str, Architecture]:
@@ -192,13 +192,13 @@ def metadata_from_timm(config: Mapping[str, Any]) -> Metadata:
     if name not in ARCHITECTURES:
         reason = next((f": {refusal.reason}" for refusal in REFUSED if refusal.fits(str(name))), "")
         raise CheckpointError(
-            f"timm's architecture {name} is not supported{reason}. If these weights are a plain ViT, move the file "
-            "away and pass like= (--model NAME --weights PATH)."
+            f"timm's architecture {name} is not supported{reason}. If the weights are a plain ViT, move config.json "
+            "to another folder and pass like= (--model NAME --weights PATH)."
         )
     architecture = ARCHITECTURES[name]
     args = {key: value for key, value in (config.get("model_args") or {}).items() if value is not None}
     check_types(args, ARGUMENT_TYPES, "model_args.")
-    pretrained = config.get("pretrained_cfg") or config  # before 2024 there was only one level
+    pretrained = config.get("pretrained_cfg") or config  # before 2024, all keys were at the top level
     check_types(pretrained, PRETRAINED_TYPES, "pretrained_cfg.")
     fields = _fields_of(architecture, args, _pool(config, args, pretrained, architecture))
     fields["patch_size"] = _patch_size(architecture, args)
@@ -229,14 +229,14 @@ def metadata_from_timm(config: Mapping[str, Any]) -> Metadata:
 
 
 def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | None) -> dict[str, Any]:
-    """Return the fields of an architecture after applying timm's model arguments."""
+    """Return the fields of an architecture after applying timm's `model_args`."""
     fields: dict[str, Any] = {}
     for field, arguments in CHANGED_BY.items():
         if not any(argument in args for argument in arguments):
             fields[field] = getattr(architecture, field)
-    if fields.pop("layer_scale", None) is False:  # if there is one, its initial value is unknown
+    if fields.pop("layer_scale", None) is False:  # True does not determine the initial value
         fields["layer_scale"] = None
-    if pool != architecture.pool:  # which also decides where the last norm is
+    if pool != architecture.pool:  # timm places the final norm according to the pooling
         fields.pop("fc_norm", None)
     if pool is not None:
         fields["pool"] = pool
@@ -245,7 +245,7 @@ def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | 
     if "no_embed_class" in args:
         fields["cls_position"] = not args["no_embed_class"]
     if "init_values" in args:
-        fields["layer_scale"] = args["init_values"] or None  # timm builds none for 0
+        fields["layer_scale"] = args["init_values"] or None  # timm builds no layer scale for 0
     if args.get("pos_embed") in ("none", ""):
         fields["positions"] = "none"
     return fields
@@ -254,7 +254,7 @@ def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | 
 def _activation(name: str) -> dict[str, str]:
     if name not in GELUS:
         raise CheckpointError(f"act_layer is {name!r}; vitlite supports {', '.join(GELUS)}.")
-    return {"gelu": GELUS[name], "mlp": "gelu"}  # a gate would use that activation, too
+    return {"gelu": GELUS[name], "mlp": "gelu"}  # timm's gated MLPs would use this activation for the gate
 
 
 def _patch_size(architecture: Architecture, args: Mapping[str, Any]) -> int:
@@ -270,8 +270,8 @@ def _pool(
 ) -> str | None:
     """Return the pooling of the model, or None if the config does not determine it.
 
-    The pooling of the model that timm built is in `model_args` and, since 2024, also at the top level. The default of
-    the architecture is in `pretrained_cfg`, but some architectures ignore it.
+    The pooling of the saved model is in `model_args` and, since 2024, also at the top level. `pretrained_cfg` has only
+    the default of the architecture, which some architectures ignore.
     """
     stated = [each["global_pool"] for each in (args, config) if each.get("global_pool") is not None]
     if not stated:
@@ -279,12 +279,13 @@ def _pool(
         return architecture.pool if POOLS.get(usual) == architecture.pool else None
     pool = stated[0]
     if pool == "":
-        raise CheckpointError("global_pool is '', so timm returns all tokens. Set it to 'token' or 'avg' in the file.")
+        raise CheckpointError("global_pool is '', so timm returns all tokens. Set global_pool to 'token' or 'avg'.")
     if len(set(stated)) > 1 or pool not in POOLS:
         raise CheckpointError(f"global_pool is {' and '.join(stated)}; vitlite supports {' or '.join(POOLS)}.")
     if pool == "map" and not architecture.map_of_patches:
         raise CheckpointError(
-            "global_pool is map, which reads all tokens in this architecture; vitlite supports it for patches."
+            "global_pool is map, and this architecture pools all tokens. vitlite supports attention pooling of patches "
+            "only."
         )
     if pool == "token" and architecture.pool == "cls_and_distillation":
         return architecture.pool
@@ -292,10 +293,10 @@ def _pool(
 
 
 def _num_classes(config: Mapping[str, Any], args: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of classes of the weights. timm's config may state another one for the model to build.
+    """Return the number of classes that the weights were trained for, as a field of the config.
 
     Raises:
-        CheckpointError: The two numbers differ, so timm would create a new head.
+        CheckpointError: `model_args` contain another number, for which timm would create a new head.
     """
     built, trained = args.get("num_classes"), config.get("num_classes")
     if trained is None:
@@ -303,12 +304,12 @@ def _num_classes(config: Mapping[str, Any], args: Mapping[str, Any], pretrained:
     if trained is None and built is not None:
         trained = USUAL_CLASSES
     if built not in (None, trained):
-        raise CheckpointError(f"num_classes is {trained}, but {built} in model_args. Remove the wrong one.")
+        raise CheckpointError(f"num_classes is {trained}, but {built} in model_args. Remove the wrong value.")
     return {} if trained is None else {"num_classes": trained}
 
 
 def _image_size(size: int | Sequence[int], patch: int, args: Mapping[str, Any]) -> int | tuple[int, int]:
-    """Return the part of an image that timm's patches cover.
+    """Return the size of the part of an image that timm divides into patches.
 
     Raises:
         CheckpointError: timm would pad the image.
@@ -317,14 +318,17 @@ def _image_size(size: int | Sequence[int], patch: int, args: Mapping[str, Any]) 
     seen = in_whole_patches(size, patch)
     if seen != in_whole_patches(size, 1) and args.get("dynamic_img_pad"):
         raise CheckpointError(
-            f"dynamic_img_pad would pad images of {size} to whole patches of {patch}; vitlite supports no padding."
+            f"dynamic_img_pad would pad images of {size} to multiples of {patch}. vitlite does not support padding."
         )
     return seen
 
 
 def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str]:
-    """Return the descriptions of the classes or, without descriptions, their names, such as WordNet numbers."""
-    former = config.get("labels") if pretrained is config else None  # the key's name before 2024
+    """Return the class descriptions if there are any, otherwise the class names, which may be WordNet IDs.
+
+    The second value is the reason why there are no labels, or "".
+    """
+    former = config.get("labels") if pretrained is config else None  # the key was renamed in 2024
     names, error = labels_in_order(former or config.get("label_names") or pretrained.get("label_names"))
     if names is None:
         return None, error
@@ -337,11 +341,11 @@ def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[t
 def _transform(
     architecture: Architecture, args: Mapping[str, Any], pretrained: Mapping[str, Any]
 ) -> tuple[TransformConfig | None, str]:
-    """Return the transform, or None and the reason why it cannot be used."""
+    """Return the transform and "", or None and the reason why there is none."""
     if "mean" not in pretrained:
         return None, ""
     size = args.get("img_size")
-    if size is not None and not args.get("dynamic_img_size", architecture.dynamic):  # the only size it accepts
+    if size is not None and not args.get("dynamic_img_size", architecture.dynamic):  # accepts no other size
         sides = [size, size] if isinstance(size, int) else size
         pretrained = {**pretrained, "input_size": [1, *sides]}
     try:
@@ -351,7 +355,7 @@ def _transform(
 
 
 def transform_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None = None) -> TransformConfig:
-    """Return the transform in timm's config.json or pretrained_cfg; `size` replaces its `input_size`.
+    """Return the transform that timm's config.json or pretrained_cfg describes. `size` overrides `input_size`.
 
     Raises:
         ConfigError: The config is invalid or not supported.
@@ -370,9 +374,9 @@ def transform_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None 
         check_types(config, TRANSFORM_TYPES)
         check_types({"input_size": list(size)}, {"input_size": SIZE})
     except CheckpointError as error:
-        raise ConfigError(f"The preprocessing config: {error}") from None
+        raise ConfigError(f"Invalid preprocessing config: {error}") from None
     if not crop_pct > 0:
-        raise ConfigError(f"The preprocessing config: crop_pct must be positive, got {crop_pct!r}.")
+        raise ConfigError(f"Invalid preprocessing config: crop_pct must be positive, got {crop_pct!r}.")
     height, width = size
     return TransformConfig(
         size=(height, width),
@@ -385,7 +389,7 @@ def transform_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None 
     )
 
 
-# The architectures that model_args turn into our models. For a plain ViT, any of timm's would do.
+# The architectures that config_to_timm writes. model_args can turn any of timm's plain ViTs into any other.
 PLAIN, GATED, DISTILLED = "vit_tiny_patch16_224", "vit_giant_patch14_dinov2", "deit_tiny_distilled_patch16_224"
 DINOV3 = "vit_small_patch16_dinov3"
 HYBRIDS = {
@@ -394,7 +398,7 @@ HYBRIDS = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
-COMPUTED: dict[str, dict[str, Any]] = {  # the fields of `ViTConfig` that model_args cannot change, by architecture
+COMPUTED: dict[str, dict[str, Any]] = {  # the field values that model_args cannot change, by architecture
     DINOV3: {
         "norm_eps": 1e-5, "gelu": "exact", "class_token": True, "stem": None, "pre_norm": False, "inner_norm": False,
         "fc_norm": False, "final_norm": True,
@@ -415,8 +419,8 @@ def format_for_timm(config: ViTConfig) -> str:
 def config_to_timm(
     config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None
 ) -> dict[str, Any]:
-    """Return timm's config.json of a model for which `timm_cannot_read` returns no reason."""
-    # Names are written even without labels, because transformers would take 1,000 unnamed classes for ImageNet's.
+    """Return the content of timm's config.json. `timm_cannot_read` must return "" for the model."""
+    # Without names, transformers would label 1,000 classes with the names of ImageNet.
     names = list(labels or [f"LABEL_{number}" for number in range(config.num_classes)])
     pretrained: dict[str, Any] = {"input_size": [config.channels, *config.size], "num_classes": config.num_classes}
     if transform is not None:
@@ -432,7 +436,7 @@ def config_to_timm(
 
 
 def _architecture_for(config: ViTConfig) -> str:
-    """Return the architecture from which `_model_args` gives this model, or "" if there is none."""
+    """Return the timm architecture that `_model_args` can turn into this model, or "" if there is none."""
     if config.positions == "rope":
         return DINOV3
     if config.pool == "cls_and_distillation":
@@ -443,7 +447,7 @@ def _architecture_for(config: ViTConfig) -> str:
 
 
 def _model_args(config: ViTConfig) -> dict[str, Any]:
-    """Return the model_args that turn the architecture into this model. timm ignores arguments that are null."""
+    """Return the model_args with which timm builds this model. timm ignores arguments that are null."""
     architecture = _architecture_for(config)
     args = {
         "img_size": list(config.size),
@@ -459,7 +463,7 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
         "global_pool": WRITTEN_POOLS[config.pool],
     }
     if architecture == DINOV3:
-        gate = {"swiglu_mlp": config.mlp == "swiglu", "swiglu_align_to": 1}  # 0 selects another MLP class
+        gate = {"swiglu_mlp": config.mlp == "swiglu", "swiglu_align_to": 1}  # for 0, timm uses a different MLP class
         return args | gate | {"num_reg_tokens": config.registers}
     args |= {"scale_attn_norm": config.inner_norm, "scale_mlp_norm": config.inner_norm}
     if config.mlp == "gelu":
@@ -478,8 +482,8 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
 
 
 def _mlp_ratio(config: ViTConfig) -> float:
-    """Return the ratio of MLP width to token width as timm defines it."""
-    packed = config.mlp == "swiglu" and config.positions != "rope"  # these architectures count the gate, too
+    """Return timm's mlp_ratio, the hidden width of an MLP divided by the token width."""
+    packed = config.mlp == "swiglu" and config.positions != "rope"  # here, the hidden width includes the gate
     return (2 if packed else 1) * config.mlp_dim / config.dim
 
 
@@ -490,14 +494,14 @@ def timm_cannot_read(config: ViTConfig, transform: TransformConfig | None, forma
         values = ", ".join(f"{field}={getattr(config, field)!r}" for field in differing)
         return f"timm's config.json cannot describe a model with {values}."
     if transform is not None and (transform_to_timm(transform) is None or transform.size != config.size):
-        return "timm's config.json cannot describe how the images are prepared."
+        return "timm's config.json cannot describe the preprocessing of this model."
     if format != format_for_timm(config):
-        return "timm has other tensor names for such a model; `vitlite convert --to timm` writes them."
+        return "timm uses other tensor names for this model. `vitlite convert --to timm` writes these names."
     return ""
 
 
 def _unsupported_fields(config: ViTConfig) -> list[str]:
-    """Return the fields of a config whose values no architecture of timm supports."""
+    """Return the names of the fields whose values timm does not support."""
     architecture = _architecture_for(config)
     if not architecture:
         return ["stem"]
@@ -517,8 +521,8 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
 
 
 def pools_as_timm(config: ViTConfig) -> bool:
-    """Return whether timm computes the pooling of this config in the same way."""
-    if config.pool == "map":  # timm gives its MLP the activation of the blocks
+    """Return whether timm pools exactly like vitlite for this config."""
+    if config.pool == "map":  # in timm, the MLP of the pooling has the same activation as the blocks
         return config.mlp == "gelu" and config.positions != "rope"
     if config.pool == "cls_and_distillation":  # without heads, timm returns the mean of the two tokens
         return config.num_classes > 0 and config.positions == "learned"
@@ -526,11 +530,11 @@ def pools_as_timm(config: ViTConfig) -> bool:
 
 
 def transform_to_timm(transform: TransformConfig) -> dict[str, Any] | None:
-    """Return timm's preprocessing config, or None if it cannot describe the transform."""
+    """Return the transform in the form of timm's pretrained_cfg, or None if timm cannot describe it."""
     crop_pct = _crop_pct(transform)
     if crop_pct is None or not crops_alike(transform, "nearest"):
         return None
-    white = 255 * transform.scale  # timm's pixels are 0..1 before mean and std
+    white = 255 * transform.scale  # timm scales pixels to 0..1 before it applies mean and std
     return {
         "mean": [value / white for value in transform.mean],
         "std": [value / white for value in transform.std],
@@ -541,7 +545,7 @@ def transform_to_timm(transform: TransformConfig) -> dict[str, Any] | None:
 
 
 def _crop_pct(transform: TransformConfig) -> float | None:
-    """Return the share of the resized image that the crop keeps, or None if no single share fits both sides."""
+    """Return the ratio of crop size to resized size, or None if no single ratio fits height and width."""
     share = transform.crop_share()
     if share:
         return share
