@@ -732,7 +732,7 @@ def test_calls_leak_no_tensors() -> None:
 # Errors, raised before anything is computed.
 
 WRONG_IMAGES = [
-    (torch.zeros(3, 32, 32), r"shape \(batch, 3, height, width\), got \(3, 32, 32\)\. Add a batch dimension with images"),
+    (torch.zeros(3, 32, 32), r"shape \(batch, 3, height, width\), got \(3, 32, 32\)\. Add a batch dimension"),
     (torch.zeros(2, 5), r"shape \(batch, 3, height, width\), got \(2, 5\)\.$"),
     (torch.zeros(2, 32, 32, 3), r"got \(2, 32, 32, 3\)\. Move the channels with images\.permute\(0, 3, 1, 2\)"),
     (torch.zeros(2, 1, 32, 32), r"got \(2, 1, 32, 32\)\.$"),
