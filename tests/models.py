@@ -25,6 +25,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hybrid": {"stem": (1, 1)},
     "hybrid, root alone": {"stem": ()},
 }  # options that only some checkpoints have
+REGISTERS = {"registers": 2, "cls_position": False}
+DINOV3 = {"positions": "rope", "layer_scale": 0.1, "norm_eps": 1e-5, "num_classes": 0, **REGISTERS}
+CLIP = {"norm_eps": 1e-5, "pre_norm": True}
+DISTILLED = {"pool": "cls_and_distillation", "registers": 1, "cls_position": False}
+FAMILIES_IN_TIMM: dict[str, dict[str, Any]] = {
+    "plain": {}, "CLIP": CLIP, "CLIP, quick GELU": {**CLIP, "gelu": "quick", "num_classes": 0},
+    "BEiT-3": {"norm_eps": 1e-5, "inner_norm": True, "pool": "mean", "fc_norm": True},
+    "no final norm": {"final_norm": False}, "registers": REGISTERS,
+    "gated": {"mlp": "swiglu"}, "gated, scaled": {"mlp": "swiglu", "layer_scale": 0.1, "pool": "mean"},
+    "attention pooling": {"pool": "map", "class_token": False, "gelu": "tanh"},
+    "distilled": DISTILLED, "distilled, no biases, scaled": {**DISTILLED, "qkv_bias": False, "layer_scale": 0.1},
+    "DINOv3": DINOV3, "DINOv3, gated, with a head": {**DINOV3, "num_classes": 3, "mlp": "swiglu", "pool": "mean"},
+    "DINOv3, no biases": {**DINOV3, "qkv_bias": False, "image_size": (32, 48)},
+    "hybrid, root alone": {"stem": ()}, "hybrid": {"stem": (2, 2, 2, 2), "patch_size": 32, "image_size": 64},
+}  # fmt: skip
 
 
 def tiny_model(**changes: Any) -> ViT:

@@ -89,7 +89,7 @@ def test_transformers_names_classes_as_vitlite(classes: int, labels: tuple[str, 
 
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"norm_eps": 1e-12}, "norm_eps=1e-12"),
-    ({"pool": "mean_with_cls", "norm_eps": 1e-5}, "norm_eps=1e-05, pool='mean_with_cls'"),
+    ({"pool": "mean_with_cls", "norm_eps": 1e-12}, "norm_eps=1e-12, pool='mean_with_cls'"),
     ({"pool": "cls_and_distillation", "registers": 1, "cls_position": False}, "`vitlite convert --to timm` writes"),
 ])  # fmt: skip
 def test_folder_that_timm_cannot_open_is_announced_once(

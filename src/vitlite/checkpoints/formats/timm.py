@@ -389,8 +389,10 @@ def transform_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None 
     )
 
 
-# The architectures that config_to_timm writes. model_args can turn any of timm's plain ViTs into any other.
-PLAIN, GATED, DISTILLED = "vit_tiny_patch16_224", "vit_giant_patch14_dinov2", "deit_tiny_distilled_patch16_224"
+# The architectures that config_to_timm writes. model_args can turn PLAIN and CLIP into any plain ViT, except for the
+# epsilon of the norms, in which the two differ.
+PLAIN, CLIP = "vit_tiny_patch16_224", "vit_base_patch16_clip_224"
+GATED, DISTILLED = "vit_giant_patch14_dinov2", "deit_tiny_distilled_patch16_224"
 DINOV3 = "vit_small_patch16_dinov3"
 HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
@@ -405,6 +407,7 @@ COMPUTED: dict[str, dict[str, Any]] = {  # the field values that model_args cann
     },
     DISTILLED: {"norm_eps": 1e-6, "registers": 1, "mlp": "gelu", "stem": None, "pre_norm": False, "fc_norm": False},
     GATED: {"norm_eps": 1e-6, "stem": None, "inner_norm": False},
+    CLIP: {"norm_eps": 1e-5, "mlp": "gelu"},
     PLAIN: {"norm_eps": 1e-6, "mlp": "gelu"},
 }  # fmt: skip
 
@@ -422,7 +425,7 @@ def config_to_timm(
     """Return the content of timm's config.json. `timm_cannot_read` must return "" for the model."""
     # Without names, transformers would label 1,000 classes with the names of ImageNet.
     names = list(labels or [f"LABEL_{number}" for number in range(config.num_classes)])
-    pretrained: dict[str, Any] = {"input_size": [config.channels, *config.size], "num_classes": config.num_classes}
+    pretrained = _pretrained_cfg(config)
     if transform is not None:
         pretrained |= transform_to_timm(transform) or {}
     return {
@@ -435,6 +438,24 @@ def config_to_timm(
     }
 
 
+def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
+    """Return the keys of pretrained_cfg that timm needs to load the weights into a model with other options.
+
+    timm adapts the layer `first_conv` to `in_chans`, and drops `classifier` if `num_classes` differs.
+    """
+    first_conv = "patch_embed.proj"
+    if config.stem is not None:
+        first_conv = "patch_embed.backbone.stem.conv" if config.stem else "patch_embed.backbone.conv"
+    return {
+        "input_size": [config.channels, *config.size],
+        "fixed_input_size": True,
+        "num_classes": config.num_classes,
+        "pool_size": None,
+        "first_conv": first_conv,
+        "classifier": ["head", "head_dist"] if config.pool == "cls_and_distillation" else "head",
+    }
+
+
 def _architecture_for(config: ViTConfig) -> str:
     """Return the timm architecture that `_model_args` can turn into this model, or "" if there is none."""
     if config.positions == "rope":
@@ -443,7 +464,9 @@ def _architecture_for(config: ViTConfig) -> str:
         return DISTILLED
     if config.mlp == "swiglu":
         return GATED
-    return PLAIN if config.stem is None else HYBRIDS.get(config.stem, "")
+    if config.stem is not None:
+        return HYBRIDS.get(config.stem, "")
+    return CLIP if config.norm_eps == 1e-5 else PLAIN
 
 
 def _model_args(config: ViTConfig) -> dict[str, Any]:
