@@ -200,6 +200,42 @@ def test_probe_leaves_out_broken_images(run: Run, model: Path, colours: Path) ->
     assert json.loads(out)["fitted_to"] + json.loads(out)["measured_on"] == 19
 
 
+def test_probe_saves_a_classifier(run: Run, model: Path, colours: Path, tmp_path: Path) -> None:
+    """All commands open it, and `eval` measures what `probe` measured."""
+    data, saved = tmp_path / "data", tmp_path / "saved"
+    for name, first in (("red", 0), ("blue", 0)):
+        (data / "train" / name).mkdir(parents=True)
+        (data / "val" / name).mkdir(parents=True)
+        for i in range(first, 10):
+            shutil.copy(colours / name / f"{i}.png", data / ("val" if i % 2 else "train") / name)
+    shutil.copy(colours / "red" / "1.png", data / "val" / "blue" / "wrong.png")
+    code, out, err = run("probe", data, "--model", model, "--json", "--save", saved)
+    assert (code, err) == (0, f"wrote {saved}\n")
+    linear = json.loads(out)["linear"]
+    assert linear == pytest.approx(10 / 11)
+    assert run("eval", data, "--model", saved, "--out", tmp_path / "eval")[0] == 0
+    assert json.loads((tmp_path / "eval" / "eval.json").read_text())["top1"] == pytest.approx(linear)
+    code, out, _ = run("classify", colours / "blue" / "3.png", "--model", saved, "--fast", "--format", "jsonl")
+    assert json.loads(out)["predictions"][0]["label"] == "blue"
+    assert vitlite.load(saved).preprocess.transform == vitlite.load(model).preprocess.transform
+    assert run("export", saved, "--to", "torch", "--out", tmp_path / "saved.pt2")[0] == 0
+    again = run("probe", data, "--model", model, "--fast", "--save", saved)
+    assert again[0] == 0
+    assert vitlite.load(saved).predict(colours / "red" / "3.png")[0].label == "red"
+
+
+def test_probe_does_not_save_where_it_should_not(run: Run, model: Path, colours: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    for more, reason in (
+        (("--save", colours / "saved"), "is inside the data"),
+        (("--save", tmp_path / "other"), "contains config.json, which vitlite did not write"),
+        (("--save", tmp_path / "saved", "--dtype", "bfloat16"), "--save needs vectors in float32, got --dtype"),
+    ):
+        code, out, err = run("probe", colours, "--model", model, *more)
+        assert (code, out, reason in err) == (1, "", True)
+
+
 def test_probe_of_one_image_per_class(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from models import tiny_model
 from torch import Tensor
 
 from vitlite.errors import InputError
-from vitlite.retrieval.probe import PENALTIES, draw_per_class, fit, held_out, left_out_error, probe, votes
+from vitlite.retrieval.probe import PENALTIES, draw_per_class, fit, held_out, left_out_residuals, probe, votes
 
 
 def clusters(
@@ -50,8 +51,37 @@ def test_leave_one_out_error() -> None:
         inner = (z[rest] - middle).mT @ (z[rest] - middle) + 0.7 * torch.eye(12, dtype=torch.float64)
         weights = torch.linalg.solve(inner, (z[rest] - middle).mT @ (targets[rest] - goal))
         errors.append(targets[row] - ((z[row] - middle) @ weights + goal))
-    right = float(torch.stack(errors).square().mean())
-    assert left_out_error(left, kept, left.mT @ centered, centered) == pytest.approx(right, rel=1e-9)
+    found = left_out_residuals(left, kept, left.mT @ centered, centered)
+    torch.testing.assert_close(found, torch.stack(errors), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("spread", [0.5, 4, 8, 100])
+def test_scores_are_as_high_as_the_accuracy(spread: float) -> None:
+    """From classes that are told apart without a mistake to classes that are not told apart at all."""
+    vectors, labels = clusters(400, spread=spread)
+    unseen, right = clusters(2000, spread=spread, seed=1)
+    classifier = fit(vectors, labels, 3)
+    scores, found = (classifier.sharpness * classifier(unseen)).softmax(1).max(1)
+    assert float(scores.mean()) == pytest.approx(float((found == right).double().mean()), abs=0.04)
+    assert float(scores.mean()) < 0.999  # 400 images without a mistake are not a certainty
+
+
+def test_a_classifier_as_head_gives_the_same_accuracy_and_classes() -> None:
+    """With vectors far from zero and of very different widths, whose mean and scale are folded into the weights."""
+    model = tiny_model()
+    for scale in (1.0, 1e-3, 1e4):
+        vectors, labels = clusters(90, width=16, spread=6)
+        unseen, right = clusters(600, width=16, spread=6, seed=1)
+        widths = scale * torch.logspace(-2, 2, 16)
+        vectors, unseen = widths * (vectors + 5), widths * (unseen + 5)
+        result = probe(vectors, labels, unseen, right)
+        result.classifier.put_on(model, ["a", "b", "c"])
+        with torch.no_grad():
+            logits = model.head(unseen)
+        assert model.labels == ["a", "b", "c"]
+        assert float((logits.argmax(1) == right).double().mean()) == result.linear
+        expected = (result.classifier.sharpness * result.classifier(unseen)).softmax(1)
+        torch.testing.assert_close(logits.softmax(1).double(), expected, atol=1e-5, rtol=0)
 
 
 def test_votes_of_neighbours() -> None:

@@ -164,16 +164,16 @@ def _weights_files(place: Path) -> list[Path]:
     return [place]
 
 
-def check_outside(out: Path, data: Path) -> None:
+def check_outside(out: Path, data: Path, option: str = "--out") -> None:
     """Check that an output is outside the data folder, because the next run would read it as data.
 
     Raises:
         InputError: The output is the data folder, or inside it.
     """
     if data.resolve() == out.resolve():
-        raise InputError(f"--out {out} is the data folder. Choose another path.")
+        raise InputError(f"{option} {out} is the data folder. Choose another path.")
     if data.resolve() in out.resolve().parents:
-        raise InputError(f"--out {out} is inside the data folder {data}. Choose a path outside it.")
+        raise InputError(f"{option} {out} is inside the data folder {data}. Choose a path outside it.")
 
 
 def check_device(device: str | None) -> None:

@@ -1,6 +1,7 @@
 """`vitlite probe`: measure how well the vectors of models separate classes."""
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from vitlite.cli.options import (
     add_model_arguments,
     add_speed_arguments,
     check_outside,
+    create_or_load,
     expanded,
     expanded_path,
     open_model,
@@ -80,6 +82,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--out", type=expanded, metavar="PNG", help="draw accuracy by --shots; an existing file is replaced"
     )
     parser.add_argument(
+        "--save",
+        type=expanded_path,
+        metavar="FOLDER",
+        help="save the model with the linear classifier as its head; vitlite.load and all commands open it",
+    )
+    parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the random choice of images; default: %(default)s"
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each model")
@@ -93,6 +101,8 @@ def run(args: Namespace) -> int:
         check_target(args.out)
         need_matplotlib()
         check_outside(Path(args.out), args.data)
+    if args.save:
+        _check_save(args)
     images = _find_labelled(args.data, args.seed)
     models = [args, *(Namespace(**{**vars(args), "model": name, "weights": None}) for name in args.beside)]
     measured, code = [], 0
@@ -107,7 +117,23 @@ def run(args: Namespace) -> int:
         _print_table(measured, images.classes, args.shots)
     if args.out:
         save_image(draw_few_shots([(one.name, one.result.few) for one in measured]), args.out)
+    if args.save:
+        model = create_or_load(args)
+        classifier = measured[0].result.classifier
+        classifier.put_on(model, images.classes[: len(classifier.bias)])  # without classes of broken images at the end
+        model.save(args.save)
+        print(f"wrote {printable(str(args.save))}", file=sys.stderr)
     return code
+
+
+def _check_save(args: Namespace) -> None:
+    """Check that the folder of --save can be written, before any work is done."""
+    from vitlite.checkpoints.save import check_overwrite
+
+    check_outside(args.save, args.data, "--save")
+    check_overwrite(args.save)
+    if args.dtype not in (None, "float32"):
+        raise InputError(f"--save needs vectors in float32, got --dtype {args.dtype}. Leave out --dtype.")
 
 
 def _find_labelled(data: Path, seed: int) -> LabelledImages:

@@ -1,13 +1,16 @@
 """Measure how well vectors separate classes, with a linear classifier and with nearest neighbours.
 
 The classifier is ridge regression on targets of -1 and 1, as in the few-shot experiments of the ViT paper. It is solved
-in closed form. The penalty is the one with the smallest leave-one-out error. Shapes: n vectors of width d, k classes.
+in closed form. The penalty is the one with the smallest leave-one-out error. The same leave-one-out scores, which the
+classifier was not fitted to, give the temperature that turns scores into probabilities.
+Shapes: n vectors of width d, k classes.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean, pstdev
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +19,11 @@ from torch import Tensor
 from vitlite.errors import InputError, check_count
 from vitlite.retrieval.search import check_real, cosines, normalized
 
+if TYPE_CHECKING:
+    from vitlite.nn.vit import ViT
+
 PENALTIES = [10.0**power for power in range(-6, 4)]  # relative to the mean squared singular value
+SHARPNESSES = [10.0 ** (power / 10) for power in range(-20, 41)]
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # votes are weighted by exp(cosine / TEMPERATURE), as in DINO
 QUERIES = 2048  # vectors whose neighbours are computed at a time
 
@@ -30,6 +37,7 @@ class Linear(NamedTuple):
         weight: The weights (d, k).
         bias: The bias (k,).
         penalty: The chosen value of `PENALTIES`.
+        sharpness: The factor of the scores before a softmax, the inverse of a temperature.
     """
 
     mean: Tensor
@@ -37,10 +45,29 @@ class Linear(NamedTuple):
     weight: Tensor
     bias: Tensor
     penalty: float
+    sharpness: float
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Return the score of each class: (n, d) -> (n, k)."""
         return ((vectors.double() - self.mean) * self.scale) @ self.weight + self.bias
+
+    def put_on(self, model: "ViT", labels: Sequence[str]) -> None:
+        """Make this classifier the head of the model that made the vectors.
+
+        The mean, the scale and the sharpness become a part of the weights, so that the softmax of the logits gives the
+        probabilities of the classes.
+
+        Args:
+            model: The model.
+            labels: The names of the k classes.
+        """
+        weight = self.scale[:, None] * self.weight * self.sharpness  # (d, k)
+        bias = self.bias * self.sharpness - self.mean @ weight
+        model.reset_head(len(labels))
+        with torch.no_grad():
+            model.head.weight.copy_(weight.mT)  # type: ignore[operator]
+            model.head.bias.copy_(bias)  # type: ignore[operator]
+        model.labels = list(labels)
 
 
 @dataclass(frozen=True)
@@ -52,6 +79,7 @@ class ProbeResult:
         penalty: The penalty of the linear classifier.
         neighbours: The accuracy of a vote among the nearest neighbours.
         commonest: The accuracy of always predicting the most frequent class.
+        classifier: The linear classifier.
         few: For each number of images per class, the accuracy of the linear classifier for each draw.
     """
 
@@ -59,6 +87,7 @@ class ProbeResult:
     penalty: float
     neighbours: float
     commonest: float
+    classifier: Linear = field(compare=False, repr=False)
     few: dict[int, list[float]] = field(default_factory=dict)
 
     def mean_and_deviation(self) -> dict[int, tuple[float, float]]:
@@ -94,7 +123,9 @@ def probe(
     check_count(draws, "draws")
     for count in shots:
         check_count(count, "Each number in shots")
-    vectors, test_vectors = _rescaled(vectors, test_vectors)
+    vectors, test_vectors = vectors.detach().cpu().double(), test_vectors.detach().cpu().double()
+    largest = float(vectors.abs().max()) or 1.0
+    vectors, test_vectors = vectors / largest, test_vectors / largest  # so that squares do not overflow
     labels, test_labels = labels.cpu(), test_labels.cpu()
     classes = int(labels.max()) + 1
     counts = labels.bincount(minlength=classes)
@@ -108,7 +139,9 @@ def probe(
                 few[count].append(_accuracy(fit(vectors[rows], labels[rows], classes)(test_vectors), test_labels))
     commonest = float((test_labels == counts.argmax()).double().mean())
     neighbours = _accuracy(votes(vectors, labels, test_vectors, classes), test_labels)
-    return ProbeResult(_accuracy(classifier(test_vectors), test_labels), classifier.penalty, neighbours, commonest, few)
+    linear = _accuracy(classifier(test_vectors), test_labels)
+    classifier = classifier._replace(mean=classifier.mean * largest, scale=classifier.scale / largest)
+    return ProbeResult(linear, classifier.penalty, neighbours, commonest, classifier, few)
 
 
 def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: Tensor) -> None:
@@ -135,13 +168,6 @@ def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: T
         )
 
 
-def _rescaled(vectors: Tensor, test_vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both sets in float64, divided by the largest training value, so that squares do not overflow."""
-    vectors, test_vectors = vectors.detach().cpu().double(), test_vectors.detach().cpu().double()
-    largest = vectors.abs().max()
-    return (vectors / largest, test_vectors / largest) if largest > 0 else (vectors, test_vectors)
-
-
 def fit(vectors: Tensor, labels: Tensor, classes: int) -> Linear:
     """Fit labels (n,) to vectors (n, d) by ridge regression, with the best of `PENALTIES`."""
     x = vectors.double()
@@ -151,21 +177,39 @@ def fit(vectors: Tensor, labels: Tensor, classes: int) -> Linear:
     left, singular, right = torch.linalg.svd((x - center) * scale, full_matrices=False)
     answers = left.mT @ (targets - bias)
     powers = singular.square()
-    best, least, chosen = powers, float("inf"), 0.0
+    best, least, chosen, errors = powers, float("inf"), 0.0, targets
     for penalty in PENALTIES:
         kept = powers / (powers + penalty * powers.mean())  # of each direction
-        error = left_out_error(left, kept, answers, targets - bias)
+        residuals = left_out_residuals(left, kept, answers, targets - bias)
+        error = float(residuals.square().mean())
         if error < least:
-            best, least, chosen = kept, error, penalty
+            best, least, chosen, errors = kept, error, penalty, residuals
     inverse = best / singular.clamp(min=1e-12)
-    return Linear(center, scale, right.mT @ (inverse[:, None] * answers), bias, chosen)
+    weight = right.mT @ (inverse[:, None] * answers)
+    return Linear(center, scale, weight, bias, chosen, best_sharpness(targets - errors, labels))
 
 
-def left_out_error(left: Tensor, kept: Tensor, answers: Tensor, targets: Tensor) -> float:
-    """Return the mean squared leave-one-out error (the PRESS statistic) without refitting."""
+def left_out_residuals(left: Tensor, kept: Tensor, answers: Tensor, targets: Tensor) -> Tensor:
+    """Return each row's error if the row is left out of the fit (the PRESS residuals), without refitting: (n, k)."""
     residuals = targets - left @ (kept[:, None] * answers)
     leverage = left.square() @ kept + 1 / len(left)  # 1 / n comes from the bias
-    return float((residuals / (1 - leverage).clamp(min=1e-9)[:, None]).square().mean())
+    return residuals / (1 - leverage).clamp(min=1e-9)[:, None]
+
+
+def best_sharpness(scores: Tensor, labels: Tensor) -> float:
+    """Return the factor of `SHARPNESSES` for which the softmax of the scores (n, k) has the least cross-entropy.
+
+    The targets are smoothed by one image per class, as in Platt 1999. Otherwise the factor would have no upper limit
+    for classes that are told apart without a mistake.
+    """
+    classes = scores.shape[1]
+    smoothing = classes / (len(scores) + classes)
+
+    def loss(i: int) -> float:
+        return float(F.cross_entropy(SHARPNESSES[i] * scores, labels, label_smoothing=smoothing))
+
+    # The loss is convex, so it falls up to the best factor and then rises.
+    return SHARPNESSES[bisect_left(range(len(SHARPNESSES) - 1), True, key=lambda i: loss(i) <= loss(i + 1))]
 
 
 def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
