@@ -811,6 +811,21 @@ def test_trace_is_the_same_with_and_without_gradients() -> None:
     torch.testing.assert_close(traced(images), model(images))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fields", [{}, {"image_size": (8, 32)}, {"image_size": 8, "class_token": False}])
+def test_a_traced_model_refuses_another_grid(fields: dict[str, Any]) -> None:
+    model = tiny(pool="mean", **fields)
+    height, width = model.config.size
+    traced = torch.jit.trace(model, torch.randn(2, 3, height, width), check_trace=False)
+    for size in ((height, width), (8, 32), (16, 16), (32, 8), (16, 64), (8, 128), (16, 32)):
+        images = torch.randn(3, 3, *size)
+        if size == (height, width):
+            torch.testing.assert_close(traced(images), model(images))
+        else:
+            with pytest.raises(RuntimeError):
+                traced(images)
+
+
 @pytest.mark.parametrize("name", ["blocks.0.attn.qkv", "blocks.0.attn.proj", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2"])
 def test_hooks_of_linear_layers_are_called(name: str) -> None:
     model = tiny()

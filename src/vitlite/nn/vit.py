@@ -198,7 +198,11 @@ class ViT(nn.Module):
             rows = patches.shape[1]
             if cls is not None and config.cls_position:
                 cls = cls + positions[:, :-rows]
-            patches = patches + positions[:, -rows:]
+            table = positions[:, -rows:]
+            # Rows and columns are added as two axes, so that a traced model refuses another grid.
+            given = config.grid if positions is self.pos_embed else grid
+            patches = patches.view(-1, *grid, config.dim) + table.view(1, *given, config.dim)
+            patches = patches.reshape(images.shape[0], *table.shape[1:])
         prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
         tokens = self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
         if config.positions != "rope":
