@@ -27,6 +27,7 @@ OF_POSIX = {
 METHODS = {"symlink_to", "hardlink_to", "rename"}  # of paths; `replace` overwrites on every system
 ALTERNATIVES = {
     ("fast/measure.py", "os.getloadavg"): 'hasattr(os, "getloadavg")',
+    ("inference/threads.py", "os.sched_getaffinity"): 'if hasattr(os, "sched_getaffinity") else',
     ("zoo/cache.py", "link.symlink_to"): "except (OSError, ValueError):",
 }
 

@@ -9,11 +9,12 @@ if TYPE_CHECKING:
     from vitlite.config import ViTConfig
     from vitlite.factory import create, load
     from vitlite.fast.optimize import optimize
+    from vitlite.inference.threads import set_threads
     from vitlite.nn.vit import ViT
     from vitlite.zoo.registry import info, list_models
 
 __version__ = "0.1.0"
-__all__ = ["ViT", "ViTConfig", "VitliteError", "create", "info", "list_models", "load", "optimize"]
+__all__ = ["ViT", "ViTConfig", "VitliteError", "create", "info", "list_models", "load", "optimize", "set_threads"]
 
 _MODULES = {
     "ViT": "nn.vit",
@@ -23,6 +24,7 @@ _MODULES = {
     "list_models": "zoo.registry",
     "load": "factory",
     "optimize": "fast.optimize",
+    "set_threads": "inference.threads",
 }
 _HINTS = {  # names that other libraries have
     "AutoImageProcessor": "Use model.preprocess(image).",

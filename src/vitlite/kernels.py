@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from functools import cache, partial
+from logging import getLogger
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -33,6 +34,26 @@ FAST_WITH = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16", "sve_bf16"},
     torch.float16: {"avx512_fp16", "amx_fp16", "avx_ne_convert", "asimdhp", "fp16_arith"},
 }
+
+_log = getLogger("vitlite")
+
+
+# ---- forked processes
+
+
+def _use_one_thread() -> None:
+    """Limit torch to one thread in a forked process.
+
+    It does not have the OpenMP threads of its parent. Without the limit, torch would wait for them forever.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    if threads > 1:
+        _log.info("Process %d was forked. torch uses one thread here instead of %d.", os.getpid(), threads)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_use_one_thread)
 
 
 # ---- the choice of kernels

@@ -15,6 +15,7 @@ from vitlite.config import ViTConfig
 from vitlite.errors import InputError
 from vitlite.fast.bench import Timing, advice, time_model
 from vitlite.fast.measure import machine, random_model
+from vitlite.inference.threads import set_threads
 from vitlite.presets import preset
 from vitlite.storage import write_json
 
@@ -64,6 +65,7 @@ def run(args: Namespace) -> int:
     """Measure, and print what to use. Return 1 if a result differs from eager float32."""
     check_device(args.device)
     device = torch.device(args.device)
+    set_threads()
     cases = _cases(args)
     if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):  # before minutes of measuring
         raise InputError(f"Cannot write the results to {args.out}. Name a .json file in an existing folder.")

@@ -114,7 +114,9 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
         options: Other options of `create` and `load`.
     """
     from vitlite.factory import create, load
+    from vitlite.inference.threads import set_threads
 
+    set_threads()
     options["image_size"] = args.size
     if args.weights is not None:  # `create` raises an error for an empty string
         model = create(args.model, weights=args.weights, **options)

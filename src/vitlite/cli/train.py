@@ -21,6 +21,7 @@ from vitlite.config import ViTConfig
 from vitlite.factory import create
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.images.transform import preprocess_of
+from vitlite.inference.threads import set_threads
 from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.settings import (
@@ -123,6 +124,7 @@ def run(args: Namespace) -> int:
     """Train, and report the result."""
     with distributed.process_group(args.device):
         check_device(args.device)
+        set_threads()
         return _train(args)
 
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from logging import getLogger
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -26,6 +27,7 @@ from vitlite.fast.blocks import FastAttentionPool, FastBlock, FastPatches, Float
 from vitlite.fast.calibrate import calibrated, fingerprint
 from vitlite.fast.int8 import Int8Layers, int8_is_right
 from vitlite.fast.slices import compute, join, split
+from vitlite.inference.threads import usable_cpus
 from vitlite.kernels import (
     LONG,
     PackedLinear,
@@ -41,6 +43,7 @@ from vitlite.nn.vit import Features, ViT, check_images
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 GRIDS = 16  # number of grids whose positions are cached
+_log = getLogger("vitlite")
 
 
 def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterable[Any] | None = None) -> ViT:
@@ -82,6 +85,10 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
     check_unmodified(model, "optimize", OptimizedError)
     _check_parameters(model)
     _check_dtype(model, dtype)
+    threads, cpus = torch.get_num_threads(), usable_cpus()
+    if model.device.type == "cpu" and threads > cpus:
+        text = "torch uses %d threads, but this process may use only %d CPUs. Call vitlite.set_threads() first."
+        _log.warning(text, threads, cpus)
     with torch.no_grad(), torch.device(model.device), torch.autocast(model.device.type, enabled=False):
         _rebuild(model, _plan(model, dtype or model.dtype, calibrate))
     return model

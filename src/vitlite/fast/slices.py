@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from threading import Barrier
+from threading import Barrier, Lock
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from vitlite.nn.vit import Features
 STREAM_SLICE = 4  # images at a time in each of several single-threaded streams
 STREAM_MINIMUM = 2  # images per stream from which streams are faster
 SLICE = 8  # images at a time if all threads share one stream
+_starting = Lock()
 TEMPORARY = 32 << 20  # bytes; above this, glibc maps fresh pages for each temporary
 
 
@@ -37,7 +38,9 @@ def compute(slices: Sequence[Tensor], streams: int, run: Callable[[Tensor], Any]
     """Return the result of `run` for each slice, in order."""
     if streams == 1:
         return [run(part) for part in slices]
-    return list(_single_threads(streams, os.getpid()).map(run, slices))
+    with _starting:  # one thread at a time, because torch's default is briefly 1 while the workers start
+        pool = _single_threads(streams, os.getpid())
+    return list(pool.map(run, slices))
 
 
 @lru_cache(maxsize=1)
