@@ -73,6 +73,15 @@ def add_paths(parser: ArgumentParser) -> None:
     )
 
 
+def add_strict(parser: ArgumentParser) -> None:
+    """Add --strict."""
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="stop at the first image that cannot be read; default: skip it, name it, and end with exit code 1",
+    )
+
+
 def open_model(args: Namespace) -> "ViT":
     """Return the model that the options of `add_model_arguments` and `add_speed_arguments` describe."""
     import torch

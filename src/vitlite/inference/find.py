@@ -116,11 +116,14 @@ def files_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
 def by_ending(files: Iterable[str], endings: Collection[str]) -> tuple[list[str], Counter[str]]:
     """Return the files with these extensions (in upper or lower case), and the number of other files by extension.
 
-    Hidden files with other extensions are not counted.
+    Hidden files with other extensions are not counted. Neither are files such as ._IMG.jpg, in which macOS keeps the
+    attributes of IMG.jpg.
     """
     found, others = [], Counter[str]()
     for path in files:
         name = os.path.basename(path)
+        if name.startswith("._"):
+            continue
         ending = os.path.splitext(name)[1].lower()
         if ending in endings:
             found.append(path)

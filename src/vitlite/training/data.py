@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitlite.checkpoints.fingerprint import bytes_of
-from vitlite.errors import TrainError, counted
+from vitlite.errors import ImageError, TrainError, counted
 from vitlite.images.decode import SUFFIXES
 from vitlite.images.transform import Preprocess
 from vitlite.inference.find import by_ending, files_below
@@ -32,26 +32,52 @@ Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the m
 
 
 class PreparedImages:
-    """Images that are prepared on first use and cached. A tensor of b rows as index returns uint8 (b, c, h, w)."""
+    """Images that are prepared on first use and cached: uint8 (c, h, w) each.
 
-    def __init__(self, sources: Sequence[Path] | Tensor, read: Read, folder: Path | None = None) -> None:
-        self.sources, self.read = sources, read
-        self.folder = folder  # `names` returns paths relative to this folder
+    Attributes:
+        sources: The files or tensors.
+        read: Turns a source into an image.
+        folder: `names` returns paths relative to this folder.
+        strict: If True, the first image that cannot be read is an error.
+        broken: Why images could not be read so far, by row. They are not tried again.
+    """
+
+    def __init__(
+        self, sources: Sequence[Path] | Tensor, read: Read, folder: Path | None = None, *, strict: bool = False
+    ) -> None:
+        self.sources, self.read, self.folder, self.strict = sources, read, folder, strict
+        self.broken: dict[int, str] = {}
         self._cache: dict[int, Tensor] = {}
         self._free = CACHE
 
     def __len__(self) -> int:
         return len(self.sources)
 
-    def __getitem__(self, rows: Tensor) -> Tensor:
-        with readers() as pool:
-            images = list(pool.map(self._image, rows.tolist()))
-        return torch.stack(images)  # (b, c, h, w)
+    def try_rows(self, rows: Sequence[int]) -> list[Tensor | None]:
+        """Return the images of these rows. Those that cannot be read are None; each of them is logged once.
 
-    def _image(self, row: int) -> Tensor:
+        Raises:
+            ImageError: An image cannot be read, and `strict` is True.
+        """
+        with readers() as pool:
+            images = list(pool.map(self._image, rows))
+        for row, image in zip(rows, images, strict=True):
+            if isinstance(image, ImageError):
+                if self.strict:
+                    raise image
+                self.broken[row] = str(image)
+                _log.warning("vitlite: %s", image)
+        return [image if isinstance(image, Tensor) else None for image in images]
+
+    def _image(self, row: int) -> Tensor | ImageError | None:
+        if row in self.broken:
+            return None
         image = self._cache.get(row)
         if image is None:
-            image = self.read(self.sources[row])
+            try:
+                image = self.read(self.sources[row])
+            except ImageError as error:
+                return error
             if image.dtype != torch.uint8:
                 raise TrainError(f"read= must return uint8 images, got {image.dtype}. Pass model.preprocess.pixels.")
             if self._free >= image.nbytes:
@@ -62,8 +88,8 @@ class PreparedImages:
     def subset(self, rows: Sequence[int]) -> "PreparedImages":
         """Return the images of these rows, in this order."""
         if isinstance(self.sources, Tensor):
-            return PreparedImages(self.sources[rows], self.read)
-        return PreparedImages([self.sources[row] for row in rows], self.read, self.folder)
+            return PreparedImages(self.sources[rows], self.read, strict=self.strict)
+        return PreparedImages([self.sources[row] for row in rows], self.read, self.folder, strict=self.strict)
 
     def names(self) -> list[str]:
         """Return each image's path relative to the folder, such as "cat/1.jpg", or the row of an image in memory."""
@@ -72,14 +98,10 @@ class PreparedImages:
         return [(path.relative_to(self.folder) if self.folder else path).as_posix() for path in self.sources]
 
     def origin(self) -> list[Tensor | str]:
-        """Return values that identify the images: the pixels, or the names and sizes of the files."""
+        """Return values that identify the images: the pixels, or the names of the files."""
         if isinstance(self.sources, Tensor):
             return [self.sources]
-        files: list[Tensor | str] = []
-        for path, name in zip(self.sources, self.names(), strict=True):
-            size = path.stat().st_size if path.exists() else -1  # reading a missing file raises an error later
-            files.append(f"{size} {name}")
-        return files
+        return list(self.names())
 
 
 @dataclass(frozen=True)
@@ -116,9 +138,51 @@ class ImageData:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def readable(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images that can be read, uint8 (r, c, h, w), and their rows (r,), from the rows (b,)."""
+        if isinstance(self.images, Tensor):
+            return self.images[rows], rows
+        images = self.images.try_rows(rows.tolist())
+        found = torch.tensor([image is not None for image in images], dtype=torch.bool, device="cpu")
+        readable = [image for image in images if image is not None]
+        return torch.stack(readable) if readable else torch.empty(0), rows[found]
+
     def fetch(self, rows: Tensor) -> Tensor:
-        """Return the images of these rows, with values from 0 to 1: (b,) -> (b, c, h, w)."""
-        return self.images[rows].float().div_(255)
+        """Return the images of these rows, with values from 0 to 1: (b,) -> (b, c, h, w).
+
+        The next readable image of the same class takes the place of one that cannot be read.
+
+        Raises:
+            TrainError: No image of a class can be read.
+        """
+        if isinstance(self.images, Tensor):
+            return self.images[rows].float().div_(255)
+        images = self.images.try_rows(rows.tolist())
+        for i, row in enumerate(rows.tolist()):
+            if images[i] is None:
+                images[i] = self._substitute(self.images, row)
+        return torch.stack(images).float().div_(255)  # type: ignore[arg-type]  # none of them is None now
+
+    def _substitute(self, images: PreparedImages, row: int) -> Tensor:
+        """Return the next readable image of the same class, in the order of the rows."""
+        alike = (self.labels == self.labels[row]).nonzero()[:, 0]
+        for other in torch.cat([alike[alike > row], alike[alike < row]]).tolist():
+            image = images.try_rows([other])[0]
+            if image is not None:
+                return image
+        raise TrainError(
+            f"No image of the class {self.classes[int(self.labels[row])]} can be read: {images.broken[row]}"
+        )
+
+    def broken(self) -> list[str]:
+        """Return the names of the images that could not be read so far, by this or any other process of torchrun."""
+        if isinstance(self.images, Tensor):
+            return []
+        is_broken = torch.zeros(len(self), dtype=torch.int32, device="cpu")
+        is_broken[list(self.images.broken)] = 1
+        distributed.all_reduce(is_broken)
+        names = self.names() if is_broken.any() else []
+        return [names[row] for row in is_broken.nonzero()[:, 0].tolist()]
 
     def subset(self, chosen: Tensor) -> "ImageData":
         """Return the images where the boolean mask `chosen` (n,) is True."""
@@ -135,6 +199,14 @@ class ImageData:
         indices = class_indices(self.classes, classes)
         return ImageData(self.images, torch.tensor(indices, device="cpu")[self.labels], tuple(classes))
 
+    def with_files(self, names: Sequence[str], labels: Sequence[int]) -> "ImageData":
+        """Return other images of the same folder and classes, by their names. They need not exist."""
+        images = self.images
+        assert isinstance(images, PreparedImages), "images in memory have no files"
+        paths = [(images.folder or Path()) / name for name in names]
+        chosen = PreparedImages(paths, images.read, images.folder, strict=images.strict)
+        return ImageData(chosen, torch.tensor(labels, dtype=torch.int64, device="cpu"), self.classes)
+
     def names(self) -> list[str]:
         """Return each image's path relative to the folder, such as "cat/1.jpg", or the row of an image in memory."""
         if isinstance(self.images, PreparedImages):
@@ -148,7 +220,7 @@ class ImageData:
         return list(self.images.sources)
 
     def digest(self) -> str:
-        """Return a hash of the labels and the pixels. Files are hashed by relative path and size, not by pixels."""
+        """Return a hash of the labels and the pixels. Files are hashed by relative path, not by pixels."""
         origin = self.images.origin() if isinstance(self.images, PreparedImages) else [self.images]
         return digest([self.labels, *origin])
 
@@ -162,6 +234,11 @@ def digest(values: Iterable[Tensor | str]) -> str:
         else:
             found.update(bytes_of(value))
     return f"sha256 {found.hexdigest()[:16]}"
+
+
+def file_size(path: Path) -> int:
+    """Return the size of a file in bytes, or -1 if it does not exist."""
+    return path.stat().st_size if path.exists() else -1
 
 
 def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
@@ -212,7 +289,7 @@ def folders_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> ImageData:
+def read_folder(folder: Path, read: Read, classes: Sequence[str], *, strict: bool = False) -> ImageData:
     """List the images of a folder that has one subfolder per class. Hidden files and folders are skipped.
 
     Args:
@@ -220,6 +297,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> ImageData:
         read: A function that returns the pixels of a file, such as `model.preprocess.pixels`. It is called from
             several threads.
         classes: The folder names, in the order of the classes. A class may have no folder.
+        strict: If True, an image that cannot be read will be an error.
 
     Raises:
         TrainError: A folder is not named after one of the classes, or contains no images.
@@ -241,7 +319,8 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str]) -> ImageData:
         skipped += others
     if skipped and distributed.is_main():
         _log.warning("vitlite: %s: skipped files that are not images: %s", folder, counted(skipped))
-    return ImageData(PreparedImages(paths, read, folder), torch.tensor(labels, device="cpu"), tuple(classes))
+    images = PreparedImages(paths, read, folder, strict=strict)
+    return ImageData(images, torch.tensor(labels, device="cpu"), tuple(classes))
 
 
 def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:

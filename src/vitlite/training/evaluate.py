@@ -31,7 +31,7 @@ class Measured:
     predicted: Tensor  # (k,) int64: images predicted as each class
     correct: Tensor  # (k,) int64: correctly predicted images of each class
     confusion: Tensor | None  # (k, k) int64: images by class and prediction; None for more than 4096 classes
-    predictions: Tensor  # (n,) int64: the predicted class of each image
+    predictions: Tensor  # (n,) int64: the predicted class of each image; -1 for one that cannot be read
 
     @property
     def recall(self) -> Tensor:
@@ -54,6 +54,8 @@ def measure(
 ) -> Measured:
     """Measure a model on labelled images. The model ends in eval mode. The processes of torchrun share the images.
 
+    Images that cannot be read are skipped: `data.broken()` names them.
+
     Args:
         model: A model with preprocessing.
         data: Images prepared for this model. Their classes are those of the model, in the same order.
@@ -62,7 +64,8 @@ def measure(
         after_batch: Called with the number of images in each batch.
 
     Raises:
-        TrainError: The images do not fit the model.
+        TrainError: The images do not fit the model, or none can be read.
+        ImageError: An image cannot be read, and the images are `strict`.
         InputError: The model's output is not finite, or `batch` is not a positive integer.
     """
     check_count(batch, "batch")
@@ -72,33 +75,40 @@ def measure(
         distributed.assert_equal_on_all_ranks({"data": data.names(), "config": model.config, "weights": weights})
     model.eval()
     transform, channels = preprocess_of(model).transform, model.config.channels
-    k, total = model.config.num_classes, len(data)
+    k = model.config.num_classes
     loss = torch.zeros((), dtype=torch.float64, device="cpu")
     top5 = torch.zeros((), dtype=torch.int64, device="cpu")
     counts = torch.zeros(3, k, dtype=torch.int64, device="cpu")  # images, predicted and correct
     not_finite_rows = torch.zeros((), dtype=torch.int64, device="cpu")
     confusion = torch.zeros(k * k if k <= MOST_CONFUSED else 0, dtype=torch.int64, device="cpu")
-    predictions = torch.zeros(total, dtype=torch.int64, device="cpu")
-    mine = distributed.shard(total)
+    predictions = torch.zeros(len(data), dtype=torch.int64, device="cpu")  # plus one; summed over the ranks
+    mine = distributed.shard(len(data))
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
         for first in range(0, len(mine), batch):
-            rows = mine[first : first + batch]
-            images, labels = normalise(data.images[rows], transform, channels), data.labels[rows]
+            in_batch = mine[first : first + batch]
+            after_batch(len(in_batch))
+            pixels, rows = data.readable(in_batch)
+            if not len(rows):
+                continue
+            images, labels = normalise(pixels, transform, channels), data.labels[rows]
             logits = model(images.to(model.device, model.dtype)).float().cpu()  # (b, k)
             not_finite_rows += (~logits.isfinite()).any(1).sum()
             best = logits.topk(min(5, k)).indices
             loss += F.cross_entropy(logits, labels, reduction="sum")
             top5 += (best == labels[:, None]).sum()
-            predictions[rows] = predicted = best[:, 0]
+            predicted = best[:, 0]
+            predictions[rows] = predicted + 1
             for count, classes in zip(counts, (labels, predicted, labels[labels == predicted]), strict=True):
                 count += torch.bincount(classes, minlength=k)
             if len(confusion):
                 confusion.index_add_(0, labels * k + predicted, torch.ones_like(labels))
-            after_batch(len(rows))
     sums = (loss, top5, counts, not_finite_rows, confusion, predictions)
     distributed.all_reduce(*(tensor for tensor in sums if tensor.numel()))
     if not_finite_rows:  # on any rank, and so on all of them
         raise not_finite(torch.bfloat16 if bfloat16 else model.dtype)
+    total = counts[0].sum().item()
+    if not total:
+        raise TrainError(f"None of the {len(data)} images can be read. Check the files named above.")
     return Measured(
         loss=loss.item() / total,
         top1=counts[2].sum().item() / total,
@@ -107,7 +117,7 @@ def measure(
         predicted=counts[1],
         correct=counts[2],
         confusion=confusion.view(k, k) if len(confusion) else None,
-        predictions=predictions,
+        predictions=predictions - 1,
     )
 
 
@@ -143,7 +153,7 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
                     f"The images and the model differ in their preprocessing: {', '.join(fields)}. Prepare the images "
                     "with model.preprocess.pixels."
                 )
-    channels, height, width = data.fetch(torch.tensor([0], device="cpu")).shape[1:]
+    channels, height, width = _shape_of(data)
     if (channels, (height, width)) != (model.config.channels, preprocess.transform.size):
         size = preprocess.transform.size
         raise TrainError(
@@ -151,3 +161,12 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
             f"{model.config.channels} channels and {size[0]} x {size[1]} pixels. Prepare them with "
             "model.preprocess.pixels."
         )
+
+
+def _shape_of(data: ImageData) -> tuple[int, ...]:
+    """Return the shape (c, h, w) of the first image that can be read, of at most 20 that are spread over the data."""
+    for row in torch.linspace(0, len(data) - 1, min(len(data), 20), device="cpu").long():
+        images, _ = data.readable(row[None])
+        if len(images):
+            return tuple(images.shape[1:])
+    raise TrainError("Cannot read any of 20 images of the data. Check the files named above.")

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
+from logging import getLogger
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,12 +18,14 @@ from vitlite import storage
 from vitlite.errors import TrainError
 from vitlite.images.transform import Preprocess, preprocess_of
 from vitlite.nn.vit import ViT
+from vitlite.training import distributed
 from vitlite.training.data import (
     ImageData,
     cifar10_classes,
     cifar10_reader,
     class_indices,
     class_names,
+    file_size,
     folders_in,
     is_cifar10,
     listed,
@@ -30,6 +33,8 @@ from vitlite.training.data import (
     read_folder,
 )
 
+_log = getLogger("vitlite")
+MOST_COMPARED = 100_000  # files in which copies are searched
 SHARE = 0.2  # of the images of each class
 SPLIT = "split.json"  # in the folder of a run
 PARTS = {  # folder names in any case, as Hugging Face's datasets library knows them
@@ -151,7 +156,13 @@ def stand_for(folders: Sequence[str], labels: Sequence[str]) -> bool:
 
 
 def read_training_data(
-    data: Path, preprocess: Preprocess, classes: Sequence[str], *, share: float | None = None, seed: int = 0
+    data: Path,
+    preprocess: Preprocess,
+    classes: Sequence[str],
+    *,
+    share: float | None = None,
+    seed: int = 0,
+    strict: bool = False,
 ) -> Split:
     """Read the training images and the validation images.
 
@@ -162,6 +173,7 @@ def read_training_data(
         classes: The names of the class folders, in the order of the classes.
         share: The share of each class to hold out if there is no val/ (default: 0.2).
         seed: The seed for the choice of held-out images.
+        strict: If True, an image that cannot be read will be an error.
 
     Raises:
         TrainError: `share` is given although there is a val folder, or the data cannot be read or split.
@@ -172,11 +184,42 @@ def read_training_data(
     if is_cifar10(data):
         read, channels = cifar10_reader(preprocess), preprocess.model.config.channels
         return Split(read_cifar10(data, "train", read, channels), read_cifar10(data, "val", read, channels), [])
-    images = read_folder(training_folder(data), preprocess.pixels, classes)
+    train, held_out = read_folder(training_folder(data), preprocess.pixels, classes, strict=strict), []
     if val:
-        return Split(images, read_folder(val, preprocess.pixels, classes), [])
-    train, validation = hold_out(images, SHARE if share is None else share, seed)
-    return Split(train, validation, validation.names())
+        validation = read_folder(val, preprocess.pixels, classes, strict=strict)
+    else:
+        train, validation = hold_out(train, SHARE if share is None else share, seed)
+        held_out = validation.names()
+    warn_of_copies(train.files(), validation.files())
+    return Split(train, validation, held_out)
+
+
+def warn_of_copies(train: Sequence[Path], held_out: Sequence[Path]) -> None:
+    """Log a warning if files of two parts of the data are byte-for-byte the same.
+
+    Only files of the same size are read. More than `MOST_COMPARED` files are not compared.
+    """
+    if len(train) + len(held_out) > MOST_COMPARED or not distributed.is_main():
+        return
+    sizes = {path: file_size(path) for path in (*train, *held_out)}
+    shared = {sizes[path] for path in train} & {sizes[path] for path in held_out if sizes[path] > 0}
+    hashes = {_hash(path): path for path in held_out if sizes[path] in shared}
+    hashed = ((path, _hash(path)) for path in train if sizes[path] in shared)
+    copies = [(path, hashes[found]) for path, found in hashed if found in hashes]
+    if copies:
+        _log.warning(
+            "vitlite: %d training images are exact copies of held-out ones, such as %s of %s. The measured accuracy "
+            "will be too high. Remove one of each pair.",
+            len(copies),
+            *copies[0],
+        )
+
+
+def _hash(path: Path) -> str:
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return str(path)  # equal to no other
 
 
 def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[ImageData, ImageData]:
@@ -239,7 +282,12 @@ def check_evaluation_data(data: Path, split: Path | None = None) -> None:
 
 
 def read_evaluation_data(
-    data: Path, model: ViT, split: Path | None = None, folders: Sequence[str] | None = None
+    data: Path,
+    model: ViT,
+    split: Path | None = None,
+    folders: Sequence[str] | None = None,
+    *,
+    strict: bool = False,
 ) -> ImageData:
     """Read the test images of CIFAR-10, or the images in the class folders of val/, of test/ or of `data` itself.
 
@@ -249,6 +297,7 @@ def read_evaluation_data(
         split: The split.json of a run, to evaluate only on the images that it held out.
         folders: The names of the class folders, in the order of the model's classes, if the folders are named after
             neither labels nor indices.
+        strict: If True, an image that cannot be read will be an error.
 
     Raises:
         TrainError: The data are damaged, or have other classes than the model.
@@ -259,19 +308,28 @@ def read_evaluation_data(
         images = read_cifar10(data, "test", cifar10_reader(preprocess), model.config.channels)
         return images.with_classes(classes) if model.labels else _in_order(images, images.classes, k)
     folder = evaluation_folder(data) if split is None else training_folder(data)
-    images = read_folder(folder, preprocess.pixels, folders or class_names(folder))
-    images = images.with_classes(classes) if folders is None else _in_order(images, classes, k)
-    if split is None:
-        return images
-    wanted = set(read_split(split)[1])
-    names = images.names()
-    missing = sorted(wanted.difference(names))
-    if missing:
+    names = folders or class_names(folder)
+    images = read_folder(folder, preprocess.pixels, names, strict=strict)
+    if split is not None:
+        images = _held_out(images, split)
+    return images.with_classes(classes) if folders is None else _in_order(images, classes, k)
+
+
+def _held_out(data: ImageData, split: Path) -> ImageData:
+    """Return the images that a run held out. Those that are gone since count as broken."""
+    wanted = read_split(split)[1]
+    labels = dict(zip(data.names(), data.labels.tolist(), strict=True))
+    missing = [name for name in wanted if name not in labels]
+    labels |= {name: data.classes.index(folder) for name in missing if (folder := Path(name).parts[0]) in data.classes}
+    if len(missing) == len(wanted) or not labels.keys() >= set(wanted):
         raise TrainError(
-            f"{split} names {len(missing)} images that {data} does not have ({listed(missing)}). Pass the data that "
+            f"{split} names {len(missing)} images that are not in the data ({listed(missing)}). Pass the data that "
             "the run was trained on."
         )
-    return images.subset(torch.tensor([name in wanted for name in names], device="cpu"))
+    held_out = data.with_files(wanted, [labels[name] for name in wanted])
+    used = set(held_out.files())
+    warn_of_copies([path for path in data.files() if path not in used], held_out.files())
+    return held_out
 
 
 def _in_order(data: ImageData, classes: Sequence[str], k: int) -> ImageData:

@@ -25,6 +25,7 @@ from vitlite.training.optim import optimizers, restore_optimizer, state_names, w
 from vitlite.training.settings import Settings
 
 STATE, LOG, LOCK = RUN_STATE, "log.jsonl", "train.lock"
+IMAGES = "images.json"  # the list of the images with which the run began
 LAST, BEST = "last", "best"  # the folders of the weights of the last epoch and of the best one
 CONTENT, CHECKSUM = "vitlite.run", "vitlite.checksum"  # in the metadata of the state file
 
@@ -56,7 +57,7 @@ class RunIdentity:
     transform: dict[str, Any]
     classes: list[str]
     weights: str  # sha256 of their file, or a hash of the frozen weights, which are not part of the state
-    images: str  # their number, and a hash of labels and pixels or files
+    images: str  # their number, and a hash of the labels and of the pixels or the names of the files
     validation: str | None
 
     @classmethod
@@ -113,6 +114,19 @@ def read_state(path: Path) -> State:
         content = json.loads(metadata[CONTENT])
         identity, progress = RunIdentity(**content["identity"]), Progress(**content["progress"])
         return State(identity, progress, content["history"], tensors)
+
+
+def has_begun(path: Path) -> bool:
+    """Return whether a state file exists and was saved after the first step of a run.
+
+    Raises:
+        TrainError: The file is not the state of a run, or is damaged.
+    """
+    if not path.exists():
+        return False
+    with _damage_explained(path), safe_open(path, framework="pt") as file:
+        content = json.loads(file.metadata()[CONTENT])
+        return Progress(**content["progress"]) != Progress()
 
 
 def _checksum(content: str, tensors: Mapping[str, Tensor]) -> str:

@@ -28,6 +28,7 @@ from vitlite.training.data import ImageData, listed
 from vitlite.training.evaluate import check_data_fits, measure
 from vitlite.training.history import History, is_better, is_finished
 from vitlite.training.optim import learning_rate
+from vitlite.training.record import images_of_run, write_images
 from vitlite.training.settings import Settings
 from vitlite.training.state import BEST, LAST, LOCK, LOG, STATE, Progress, Run
 
@@ -59,7 +60,8 @@ def train(
     Args:
         model: A model in float32, with preprocessing and as many classes as the data. If its labels are not the
             classes of the data, it gets a new head.
-        data: The images to train on.
+        data: The images to train on. Another image of the same class takes the place of one that cannot be read;
+            `data.broken()` names these images. If the images are `strict`, the first one is an error.
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
         settings: The settings of the run.
         validation: Images of the same classes, used to measure the model after each epoch. `best` is the checkpoint
@@ -75,13 +77,14 @@ def train(
     Raises:
         TrainError: The data do not fit the model, the loss diverged, `out` contains another run, or writing to `out`
             failed.
-        ImageError: An image cannot be read.
+        ImageError: An image cannot be read, and the images are `strict`.
     """
     _check_start(model, data, settings, validation)
     check_folder(out)
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     try:
         with _locked(out):
+            data, validation = images_of_run(out, data, validation)
             model.zero_grad()
             _match_head(model, data.classes)
             for images in (data, validation):
@@ -175,6 +178,7 @@ def _run_epochs(run: Run, out: Path, validation: ImageData | None, callbacks: Ca
     distributed.assert_equal_on_all_ranks({"epoch": run.progress.epoch, "step": run.progress.step})
     if not resumed:
         run.save(out / STATE)  # first, because `check_folder` rejects other files without a state
+        write_images(out, run.data, validation)
     elif distributed.is_main():
         for name in (STATE, LOG):
             storage.remove_leftovers(out / name)

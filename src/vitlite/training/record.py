@@ -1,0 +1,110 @@
+"""The list of the images of a run, with which the run can be resumed although some of them are gone or broken since.
+
+The list is a file in the folder of the run. Images in memory have no such list: their pixels identify them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitlite import storage
+from vitlite.errors import TrainError
+from vitlite.training import distributed
+from vitlite.training.data import ImageData, file_size, listed
+from vitlite.training.state import IMAGES, STATE, has_begun
+
+Entry = dict[str, list[Any]]  # the names, labels and sizes of images
+
+
+def write_images(out: Path, data: ImageData, validation: ImageData | None) -> None:
+    """Write the list of images with which a run begins."""
+    parts = {"train": data, "validation": validation}
+    if distributed.is_main():
+        content = {name: _entry(images) for name, images in parts.items() if images and images.files()}
+        storage.write_text(out / IMAGES, json.dumps(content) + "\n")
+
+
+def _entry(data: ImageData) -> Entry:
+    return {"names": data.names(), "labels": data.labels.tolist(), "sizes": [file_size(path) for path in data.files()]}
+
+
+def images_of_run(
+    out: Path, data: ImageData, validation: ImageData | None = None
+) -> tuple[ImageData, ImageData | None]:
+    """Return the images with which the run in `out` began. Those that are gone since count as broken.
+
+    Args:
+        out: The folder of a run. If no run has begun there, the images are returned unchanged.
+        data: The training images that are there now.
+        validation: The validation images that are there now.
+
+    Raises:
+        TrainError: Images were added or changed since, or other images are held out.
+        ImageError: An image is gone, and the images are `strict`.
+    """
+    now = {name: part for name, part in (("train", data), ("validation", validation)) if part and part.files()}
+    if not has_begun(out / STATE) or not (out / IMAGES).exists():
+        return data, validation
+    record = _read(out / IMAGES)
+    if now.keys() != record.keys():
+        return data, validation  # the check of the run's identity explains the difference
+    begun = dict(now)
+    for name, part in now.items():
+        names, labels = record[name]["names"], record[name]["labels"]
+        if (part.names(), part.labels.tolist()) != (names, labels):
+            begun[name] = part.with_files(names, labels)
+    changed = [path for name, part in begun.items() for path in _changed(part, record[name]["sizes"])]
+    _check_same(out, now, begun, changed)
+    for name, part in begun.items():  # now, so that they are named at once
+        known = set(now[name].files())
+        gone = [row for row, path in enumerate(part.files()) if path not in known]
+        part.readable(torch.tensor(gone, dtype=torch.int64, device="cpu"))
+    return begun.get("train", data), begun.get("validation", validation)
+
+
+def _check_same(out: Path, now: dict[str, ImageData], begun: dict[str, ImageData], changed: list[str]) -> None:
+    """Check that the images that are there now are those of the run. Some may be missing."""
+    classes, recorded = _classes(now), _classes(begun)
+    added = [str(path) for path, label in classes.items() if recorded.get(path) != label]
+    for what, paths in (("new or have another class", added), ("different", changed)):
+        if paths:
+            raise TrainError(
+                f"{out} contains a run that began with other images: {len(paths)} are {what} now ({listed(paths)}). "
+                "Undo this to resume the run, or start a new run with another out= (--out)."
+            )
+    none_is_gone = len(classes) == len(recorded)
+    if none_is_gone and any(set(now[name].files()) != set(begun[name].files()) for name in now):
+        raise TrainError(
+            f"{out} contains another run, which holds out other images. Use the same arguments to resume it, or start "
+            "a new run with another out= (--out)."
+        )
+
+
+def _read(path: Path) -> dict[str, Entry]:
+    try:
+        record: dict[str, Entry] = json.loads(path.read_bytes())
+        for entry in record.values():
+            if not len(entry["names"]) == len(entry["labels"]) == len(entry["sizes"]):
+                raise ValueError("its lists differ in length")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise TrainError(
+            f"{path} is damaged ({type(error).__name__}: {error}). Start a new run with another out= (--out)."
+        ) from error
+    return record
+
+
+def _classes(parts: dict[str, ImageData]) -> dict[Path, int]:
+    """Return the class of each file."""
+    return {
+        path: label for part in parts.values() for path, label in zip(part.files(), part.labels.tolist(), strict=True)
+    }
+
+
+def _changed(data: ImageData, sizes: list[int]) -> list[str]:
+    """Return the files that can be read, but have another size than in the record."""
+    files = data.files()
+    rows = [row for row, path in enumerate(files) if path.exists() and file_size(path) != sizes[row]]
+    _, readable = data.readable(torch.tensor(rows, dtype=torch.int64, device="cpu"))
+    return [str(files[row]) for row in readable.tolist()]
