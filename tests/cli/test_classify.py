@@ -16,7 +16,7 @@ import vitlite
 def test_classify_equals_predict(run: Run, model: Path, images: Path) -> None:
     expected = vitlite.load(model).predict([images / "a.png", images / "b.JPG"], top=2)
     code, out, err = run("classify", images / "a.png", images / "b.JPG", "--model", model, "--top", 2)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "vitlite: 2 images classified\n")
     first, *answers = out.splitlines()[:3]
     assert first == str(images / "a.png")
     assert answers == [f"  {100 * score:5.1f} %  {label}" for label, _, score in expected[0]]
@@ -78,9 +78,9 @@ def test_skipped_files_are_reported(run: Run, model: Path, images: Path, tmp_pat
     for command in (("classify", folder, *words), ("embed", folder, *words, "--out", tmp_path / "out.npz")):
         code, _, err = run(*command)
         assert code == 0
-        assert err.count("\n") == 1
-        assert "3 .heic, 1 " in err
-    assert run("classify", folder / "a.png", folder / "IMG_0001", *words)[::2] == (0, "")  # a named file is opened
+        assert "3 .heic, 1 " in err.splitlines()[0]
+        assert err.count("\n") == 1 + (command[0] == "classify")
+    assert run("classify", folder / "IMG_0001", *words)[::2] == (0, "")  # a named file is opened
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "1.heic").touch()
@@ -93,9 +93,14 @@ def test_a_broken_image_does_not_stop_the_others(run: Run, model: Path, broken: 
     code, out, err = run("classify", broken, broken / "missing.png", "--model", model, "--format", "jsonl")
     assert code == 1
     assert [Path(path).name for path in paths_of(out)] == ["a.png", "b.JPG", "c.webp", "d.png"]
-    _, first, second = err.splitlines()  # before them, what was skipped
+    _, first, second, *counts = err.splitlines()  # before them, what was skipped
     assert first.startswith(f"vitlite: Cannot read {broken / 'aa.png'} as an image: ")
     assert second == f"vitlite: Cannot read {broken / 'missing.png'} as an image: no such file"
+    names = f"{broken / 'aa.png'}, {broken / 'missing.png'}"
+    assert counts == ["vitlite: 4 images classified", f"vitlite: 2 images could not be read: {names}"]
+    assert (
+        run("classify", broken, "--model", model, "--strict")[2].splitlines()[-1].startswith("vitlite: error: Cannot")
+    )
 
 
 def test_real_weights(run: Run, shared: Path) -> None:

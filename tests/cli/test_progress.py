@@ -54,4 +54,19 @@ def test_a_broken_image_is_named_once(capsys: pytest.CaptureFixture[str]) -> Non
     shown = ImageProgress(2, bar=False)
     assert list(shown.answers(item for item in outcomes)) == []
     assert shown.exit_code() == 1
-    assert capsys.readouterr().err.splitlines() == ["vitlite: x.png: is broken", "vitlite: y.png is broken"]
+    assert capsys.readouterr().err.splitlines() == [
+        "vitlite: x.png: is broken",
+        "vitlite: y.png is broken",
+        "vitlite: 2 images could not be read: x.png, y.png",
+    ]
+
+
+def test_broken_images_are_counted_and_the_first_eight_named(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = [(f"{i}.png", ImageError("is broken") if i else "a cat") for i in range(10)]
+    shown = ImageProgress(10, bar=False, verb="classified")
+    assert list(shown.answers(item for item in outcomes)) == [("0.png", "a cat")]
+    names = ", ".join(f"{i}.png" for i in range(1, 9))
+    last = ["vitlite: 1 image classified", f"vitlite: 9 images could not be read: {names}, …"]
+    assert capsys.readouterr().err.splitlines()[9:] == last
+    with pytest.raises(ImageError, match=r"^1\.png: is broken$"):
+        list(ImageProgress(10, bar=False, strict=True).answers(item for item in outcomes))

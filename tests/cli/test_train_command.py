@@ -187,7 +187,7 @@ def test_cifar10_is_prepared_as_by_predict(tmp_path, monkeypatch):
         assert main(f"eval {folder} --model {tmp_path / name}".split()) == 1
         for split in ("train", "val", "test"):
             raw = read_cifar10(folder, split).images[row]
-            got = seen.pop(0).images[row]
+            got, _ = seen.pop(0).readable(row)
             assert torch.equal(got[0], model.preprocess.pixels(raw[0])), (name, split)
             assert torch.equal(got, raw) == (name == "whole")
 
@@ -337,3 +337,44 @@ def test_without_matplotlib_and_stopped_early(folders, tmp_path, capsys, monkeyp
     assert "pip install 'vitlite[plot]'" in printed.err
     assert "Stopped early: no improvement in 1 epochs (--patience).\nBest epoch: " in printed.err
     assert not (tmp_path / "run" / "curves.png").exists()
+
+
+def test_broken_images_are_skipped_and_named_at_the_end(folders, tmp_path, capsys):
+    for name in ("train/lying/0.png", "val/standing/1.png"):
+        (folders / name).write_bytes((folders / name).read_bytes()[:50])
+    (folders / "train" / "lying" / "._2.png").write_bytes(b"attributes of macOS")
+    command = f"train {folders} {SCRATCH} --epochs 1 --out {tmp_path / 'run'}"
+    assert main([*command.split(), "--strict"]) == 1
+    assert re.search(r"vitlite: error: Cannot read \S+lying/0\.png as an image", capsys.readouterr().err)
+    assert main(command.split()) == 1
+    printed = capsys.readouterr()
+    assert "Best epoch: 1 of 1" in printed.out
+    assert "24 training images" in printed.err
+    assert printed.err.endswith("vitlite: 2 images could not be read: lying/0.png, standing/1.png\n")
+    best, out = str(tmp_path / "run" / "best"), tmp_path / "eval"
+    evaluate = ["eval", str(folders), "--model", best, "--out", str(out)]
+    assert main(evaluate) == 1
+    printed = capsys.readouterr()
+    assert "7 images" in printed.out
+    assert printed.err.endswith("vitlite: 1 image could not be read: standing/1.png\n")
+    figures = json.loads((out / "eval.json").read_text())
+    assert (figures["images"], figures["broken"]) == (7, ["standing/1.png"])
+    assert sum(map(sum, figures["confusion"])) == 7
+    assert main([*evaluate, "--strict"]) == 1
+    assert "vitlite: error: Cannot read" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_without_an_image_that_is_gone(folders, tmp_path, capsys, monkeypatch):
+    command = f"train {folders / 'train'} {SCRATCH} --epochs 2 --out {tmp_path / 'run'}"
+    report = Report.epoch
+    with monkeypatch.context() as patch:
+        patch.setattr(Report, "epoch", lambda self, history: (report(self, history), stop(history)))
+        assert main(command.split()) == 1
+    capsys.readouterr()
+    gone = json.loads((tmp_path / "run" / "split.json").read_text())["held out"][0]
+    (folders / "train" / gone).unlink()
+    assert main(command.split()) == 1
+    printed = capsys.readouterr()
+    assert "2 classes (lying, standing), 20 training images, 4 validation images" in printed.err
+    assert printed.err.endswith(f"vitlite: 1 image could not be read: {gone}\n")
+    assert "Best epoch: " in printed.out

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlite.inference.find import by_ending, files_below
+from vitlite.inference.find import by_ending, files_below, find_images
 
 
 @pytest.fixture
@@ -43,3 +43,13 @@ def test_files_are_grouped_by_ending(folder: Path) -> None:
     images, others = by_ending(files_below(str(folder), hidden=False), [".png", ".jpg"])
     assert sorted(map(os.path.basename, images)) == ["a.png", "d.JPG"]
     assert others == {".md": 1}
+
+
+def test_files_of_macos_with_the_attributes_of_an_image_are_skipped(tmp_path: Path) -> None:
+    for name in ("IMG.jpg", "._IMG.jpg", ".hidden.jpg"):
+        (tmp_path / name).write_bytes(b"")
+    skipped: list[object] = []
+    found = find_images([str(tmp_path)], on_skip=skipped.append)
+    assert [Path(path).name for path in found] == [".hidden.jpg", "IMG.jpg"]
+    assert not skipped
+    assert find_images([str(tmp_path / "._IMG.jpg")])  # named by the user

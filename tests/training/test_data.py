@@ -148,7 +148,8 @@ def test_prepared_images_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatc
     prepared = PreparedImages(stripes(3).images, lambda image: (read.append(image), image)[1])
     for _ in range(2):
         for row in range(3):
-            assert torch.equal(prepared[torch.tensor([row])][0], prepared.sources[row])
+            (image,) = prepared.try_rows([row])
+            assert torch.equal(image, prepared.sources[row])
     assert len(read) == 4
 
 
@@ -165,16 +166,43 @@ def test_the_digest_tells_data_apart(folders: Path, monkeypatch: pytest.MonkeyPa
     before, lying = digest(folders / "train"), folders / "train" / "lying"
     monkeypatch.chdir(folders)
     assert digest(Path("train")) == before  # wherever the folder is
-    with (lying / "0.png").open("ab") as image:
-        image.write(b"more")
-    longer = digest(folders / "train")
-    (lying / "0.png").unlink()
-    (lying / "0.png").symlink_to("nowhere")
-    missing = digest(folders / "train")
-    with pytest.raises(ImageError, match=r"0\.png"):
-        read_folder(folders / "train", new_model().preprocess.pixels, CLASSES).fetch(torch.tensor([0]))
-    (lying / "0.png").unlink()
-    assert len({before, longer, missing, digest(folders / "train")}) == 4
+    (lying / "0.png").rename(lying / "00.png")
+    renamed = digest(folders / "train")
+    (lying / "00.png").unlink()
+    assert len({before, renamed, digest(folders / "train")}) == 3
     memory = stripes(24)
     others = (memory, replace(memory, labels=1 - memory.labels), replace(memory, images=memory.images.flip(0)))
     assert len({other.digest() for other in others}) == 3
+
+
+def test_another_image_of_the_class_takes_the_place_of_a_broken_one(folders: Path) -> None:
+    train = folders / "train"
+    for name in ("lying/0.png", "lying/22.png"):  # the first and, of those in order, one in the middle
+        (train / name).write_bytes((train / name).read_bytes()[:50])
+    (train / "standing" / "1.png").unlink()
+    (train / "standing" / "1.png").symlink_to("nowhere")
+    data = read_folder(train, new_model().preprocess.pixels, CLASSES)
+    names = data.names()
+    images, rows = data.readable(torch.arange(24))
+    assert len(images) == 21
+    assert data.broken() == ["lying/0.png", "lying/22.png", "standing/1.png"]
+    assert sorted(set(range(24)) - set(rows.tolist())) == [names.index(name) for name in data.broken()]
+    fetched = data.fetch(torch.arange(24))
+    for name in data.broken():
+        row = names.index(name)
+        assert torch.equal(fetched[row], fetched[row + 1])
+        assert data.labels[row] == data.labels[row + 1]
+    again = read_folder(train, new_model().preprocess.pixels, CLASSES)
+    order = torch.arange(24).flip(0)
+    assert torch.equal(again.fetch(order).flip(0), fetched)  # in whatever order they are met
+    strict = read_folder(train, new_model().preprocess.pixels, CLASSES, strict=True)
+    with pytest.raises(ImageError, match=r"0\.png"):
+        strict.fetch(torch.tensor([0]))
+
+
+def test_a_class_without_readable_images_is_an_error(folders: Path) -> None:
+    for path in (folders / "train" / "lying").iterdir():
+        path.write_bytes(b"")
+    data = read_folder(folders / "train", new_model().preprocess.pixels, CLASSES)
+    with pytest.raises(TrainError, match=r"No image of the class lying can be read: Cannot read .*png"):
+        data.fetch(torch.arange(3))

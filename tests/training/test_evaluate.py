@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tiny_run import CONFIG, TRANSFORM, new_model, settings, small_cifar10, stripes
+from tiny_run import CONFIG, TRANSFORM, new_model, settings, small_cifar10, stripes, stripes_in_folders
 from torch import Tensor, nn
 
 from vitlite import ViT
 from vitlite.errors import InputError, TrainError
 from vitlite.images import Preprocess
 from vitlite.training import ImageData, evaluate, measure, read_cifar10, read_folder, train
+from vitlite.training.evaluate import Measured
 from vitlite.training.split import read_evaluation_data, read_training_data
 
 
@@ -158,7 +159,7 @@ def test_cifar10_is_grey_for_a_model_of_one_channel(size: int, tmp_path: Path) -
     for number in range(20):
         file = tmp_path / f"{number}.png"
         Image.fromarray(coloured.images[number].permute(1, 2, 0).numpy()).save(file)
-        assert torch.equal(data.images[torch.tensor([number])][0], model.preprocess.pixels(file))
+        assert torch.equal(data.readable(torch.tensor([number]))[0][0], model.preprocess.pixels(file))
     measure(model, data)
     train(model, read_training_data(folder, model.preprocess, names).train, tmp_path / "out", settings(epochs=1))
 
@@ -171,3 +172,29 @@ def test_output_that_is_not_finite_is_an_error() -> None:
         model.blocks[1].mlp.fc2.bias.fill_(6e4)
     with pytest.raises(InputError, match=r"not finite in torch\.float16\. Use float32 or bfloat16"):
         measure(model, stripes(8))
+
+
+def test_images_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    folder = stripes_in_folders(tmp_path / "data") / "val"
+    model = new_model()
+
+    def measured() -> tuple[ImageData, Measured]:
+        images = read_folder(folder, model.preprocess.pixels, ("lying", "standing"))
+        return images, measure(model, images, batch=3)
+
+    whole, before = measured()
+    broken = ["lying/0.png", "lying/2.png", "standing/7.png"]
+    kept = torch.tensor([name not in broken for name in whole.names()])
+    for name in broken:
+        (folder / name).write_bytes(b"broken")
+    rest, after = measured()
+    assert rest.broken() == broken
+    assert after.images.tolist() == [2, 3]
+    assert after.predictions[kept].equal(before.predictions[kept])
+    assert after.predictions[~kept].tolist() == [-1] * 3
+    expected = measure(model, whole.subset(kept))
+    assert (after.loss, after.top1) == (pytest.approx(expected.loss), expected.top1)
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(TrainError, match=r"Cannot read any of 8 images"):
+        measured()

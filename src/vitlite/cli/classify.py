@@ -48,7 +48,12 @@ def run(args: Namespace) -> int:
     from vitlite.inference.predict import classify  # here, because it imports torch, which `--help` does not need
 
     model = open_model(args)
-    progress = ImageProgress(len(paths), bar=not sys.stdout.isatty())  # on a terminal, the results show progress
+    progress = ImageProgress(
+        len(paths),
+        bar=not sys.stdout.isatty(),  # on a terminal, the results show progress
+        strict=args.strict,
+        verb="classified" if len(paths) > 1 else "",
+    )
     answers = progress.answers(classify(model, paths, args.top, args.batch, progress.timings))
     if args.format == "jsonl":
         _print_jsonl(answers)

@@ -52,7 +52,7 @@ def run(args: Namespace) -> int:
         done = sum(image in journal.rows for image in images)
         if done:
             say_resumed(str(journal.folder), done)
-        progress = ImageProgress(len(images) - done, bar=True)
+        progress = ImageProgress(len(images) - done, bar=True, strict=args.strict)
         for _ in progress.outcomes(embed_into(journal, model, images, args.batch, progress.timings)):
             pass
         metadata = {

@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vitlite.cli.options import add_model_arguments, add_speed_arguments, create_or_load, positive
+from vitlite.cli.options import add_model_arguments, add_speed_arguments, add_strict, create_or_load, positive
 from vitlite.cli.progress import say_resumed, say_skipped
 from vitlite.errors import InputError, printable
 
@@ -19,6 +19,7 @@ def add_work_arguments(parser: ArgumentParser) -> None:
     """Add the options for the model, its speed, and the engine."""
     add_model_arguments(parser)
     add_speed_arguments(parser)
+    add_strict(parser)
     parser.add_argument(
         "--quick-decode",
         action="store_true",
@@ -59,6 +60,8 @@ def run_on_ray(args: Namespace, work: "Callable[..., Summary]") -> int:
 
     if len(args.paths) != 1 or not args.out:
         raise InputError("--engine ray needs one folder, list or Parquet file as PATH, and a folder as --out.")
+    if args.strict:
+        raise InputError("--strict needs --engine local. On Ray, errors are in the column error.")
     if args.dtype == "int8":
         raise InputError("--dtype int8 needs --engine local. On Ray, each process would choose its own scales.")
     check_installed()

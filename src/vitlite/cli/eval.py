@@ -10,8 +10,15 @@ from typing import Any
 from torch import Tensor
 
 from vitlite import storage
-from vitlite.cli.options import add_model_arguments, add_speed_arguments, check_outside, expanded_path, open_model
-from vitlite.cli.progress import Progress
+from vitlite.cli.options import (
+    add_model_arguments,
+    add_speed_arguments,
+    add_strict,
+    check_outside,
+    expanded_path,
+    open_model,
+)
+from vitlite.cli.progress import Progress, say_broken
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.cli.train import CLASSES
 from vitlite.errors import InputError, TrainError, printable
@@ -57,6 +64,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add_speed_arguments(parser)
+    add_strict(parser)
 
 
 def run(args: Namespace) -> int:
@@ -73,16 +81,18 @@ def _evaluate(args: Namespace) -> int:
     check_evaluation_data(args.data, args.split)  # before the model is downloaded
     folders = read_class_list(args.classes) if args.classes else None
     model = open_model(args)
-    data = read_evaluation_data(args.data, model, args.split, folders)
+    data = read_evaluation_data(args.data, model, args.split, folders, strict=args.strict)
     progress = Progress(len(distributed.shard(len(data))), visible=distributed.is_main())
     with progress.bar:
         measured = measure(model, data, batch=args.batch, after_batch=progress.add)
+    broken = data.broken()
     if distributed.is_main():
         _warn_of_training_images(args)
         _print(measured, data)
         if args.out:
-            _write(args.out, _figures(args.model, model, measured, data), measured, data)
-    return 0
+            _write(args.out, _figures(args.model, model, measured, data) | {"broken": broken}, measured, data)
+        say_broken(broken)
+    return int(len(broken) > 0)
 
 
 def _check_out(out: Path) -> None:
@@ -135,7 +145,7 @@ def _print(measured: Measured, data: ImageData) -> None:
             rows.append([printable(name), str(count), _percent(recall), _percent(precision)])
     print(with_bold_header(table(["class", "images", "recall", "precision"], rows)))
     accuracies = [f"{name.replace('top', 'top-')} {share:.2%}" for name, share in _accuracies(measured).items()]
-    print("\n" + "   ".join([*accuracies, f"loss {measured.loss:.4f}", f"{len(data)} images"]))
+    print("\n" + "   ".join([*accuracies, f"loss {measured.loss:.4f}", f"{measured.images.sum()} images"]))
 
 
 def _figures(name: str, model: ViT, measured: Measured, data: ImageData) -> dict[str, Any]:
@@ -144,13 +154,13 @@ def _figures(name: str, model: ViT, measured: Measured, data: ImageData) -> dict
     wrong = [
         {"image": name, "class": data.classes[label], "predicted": data.classes[prediction]}
         for name, label, prediction in zip(names, labels, predictions, strict=True)
-        if label != prediction
+        if prediction not in (label, -1)  # -1: it could not be read
     ]
     return {
         WRITER: COMMAND,
         "model": name,
         "sha256": model.source and model.source.sha256,
-        "images": len(data),
+        "images": int(measured.images.sum()),
         **_accuracies(measured),
         "loss": measured.loss,
         "classes": data.classes,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vitlite.cli.options import (
     add_model_arguments,
     add_speed_arguments,
+    add_strict,
     check_outside,
     create_or_load,
     expanded,
@@ -93,6 +94,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each model")
     add_model_arguments(parser)
     add_speed_arguments(parser)
+    add_strict(parser)
 
 
 def run(args: Namespace) -> int:
@@ -107,7 +109,7 @@ def run(args: Namespace) -> int:
     models = [args, *(Namespace(**{**vars(args), "model": name, "weights": None}) for name in args.beside)]
     measured, code = [], 0
     for model_args in models:
-        progress = ImageProgress(len(images.paths), bar=True)
+        progress = ImageProgress(len(images.paths), bar=True, strict=args.strict)
         measured.append(_measure(model_args, images, progress))
         code = max(code, progress.exit_code())
     if args.json:

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vitlite.inference.predict import Outcomes
 
 T = TypeVar("T")
+MOST_NAMED = 8  # images in a line that names broken ones
 EVERY = 30.0  # seconds between two lines if stderr is not a terminal
 
 
@@ -25,6 +26,20 @@ def say_skipped(skipped: Counter[str]) -> None:
         "HEIC and raw photos first.",
         file=sys.stderr,
     )
+
+
+def say_broken(names: Sequence[str], count: int | None = None) -> None:
+    """Print which images could not be read.
+
+    Args:
+        names: Their names; the first eight are printed.
+        count: Their number. Default: the number of names.
+    """
+    count = len(names) if count is None else count
+    if count:
+        images = "1 image" if count == 1 else f"{count} images"
+        more = ", …" if count > MOST_NAMED else ""
+        print(f"vitlite: {images} could not be read: {printable(', '.join(names[:MOST_NAMED]))}{more}", file=sys.stderr)
 
 
 def say_resumed(out: str, done: int) -> None:
@@ -66,29 +81,47 @@ class Progress:
 
 
 class ImageProgress:
-    """Shows the progress of a run over images, and prints the images that cannot be read."""
+    """Shows the progress of a run over images, and prints the images that cannot be read.
 
-    def __init__(self, total: int, *, bar: bool) -> None:
+    Args:
+        total: The number of images.
+        bar: If True, show a bar on a terminal.
+        strict: If True, the first image that cannot be read is an error.
+        verb: What is done with the images, such as "classified", to print how many were done.
+    """
+
+    def __init__(self, total: int, *, bar: bool, strict: bool = False, verb: str = "") -> None:
         from vitlite.inference.predict import Timings  # here, because it imports torch
 
+        self.strict, self.verb = strict, verb
         self.broken = 0
+        self.broken_names: list[str] = []  # the first ones
         self.timings, self.begun = Timings(), time.monotonic()
         self.progress = Progress(total, visible=bar)
         self.bar = self.progress.bar
 
     def outcomes(self, outcomes: "Outcomes[T]") -> "Outcomes[T]":
-        """Yield every outcome unchanged."""
+        """Yield every outcome unchanged. At the end, print the counts."""
         with closing(outcomes), self.bar:
             for path, outcome in outcomes:
                 if isinstance(outcome, ImageError):
-                    self.broken += 1
-                    text = str(outcome)
-                    if printable(path) not in text:
-                        text = f"{printable(path)}: {text}"
-                    self.bar.write(f"vitlite: {text}", file=sys.stderr)
+                    self._add_broken(path, outcome)
                 self.progress.add(1)
                 yield path, outcome
             self._say_speed()
+        if self.verb:
+            done = self.progress.done - self.broken
+            print(f"vitlite: {done} {'image' if done == 1 else 'images'} {self.verb}", file=sys.stderr)
+        say_broken(self.broken_names, self.broken)
+
+    def _add_broken(self, path: str, error: ImageError) -> None:
+        error = error if printable(path) in str(error) else error.within(path)
+        if self.strict:
+            raise error
+        self.broken += 1
+        if self.broken <= MOST_NAMED:
+            self.broken_names.append(path)
+        self.bar.write(f"vitlite: {error}", file=sys.stderr)
 
     def answers(self, outcomes: "Outcomes[T]") -> Iterator[tuple[str, T]]:
         """Yield the outcomes that are not errors."""

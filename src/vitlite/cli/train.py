@@ -8,6 +8,7 @@ import torch
 
 from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.cli.options import (
+    add_strict,
     check_device,
     check_outside,
     create_or_load,
@@ -16,6 +17,7 @@ from vitlite.cli.options import (
     image_size,
     positive,
 )
+from vitlite.cli.progress import say_broken
 from vitlite.cli.run_report import CURVES, Report
 from vitlite.config import ViTConfig
 from vitlite.factory import create
@@ -111,6 +113,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--device", help="such as cpu, cuda, mps; default: cpu")
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     add("--format", choices=("table", "jsonl"), default="table", help="format of the output; default: %(default)s")
+    add_strict(parser)
     add(
         "--save-every",
         type=float,
@@ -133,7 +136,7 @@ def _train(args: Namespace) -> int:
     check_folder(args.out, (SPLIT, CURVES))
     folders = read_class_list(args.classes) if args.classes else training_classes(args.data)
     model = _model(args, len(folders))
-    split = _read_data(args, model, folders)
+    split = _read_data(args, model, folders).of_run(args.out)
     settings = _settings(args, len(split.train))
     report = Report(args.data, split, settings, args.out, as_json=args.format == "jsonl")
     if distributed.is_main():
@@ -149,14 +152,17 @@ def _train(args: Namespace) -> int:
         after_epoch=report.epoch,
         save_every=args.save_every,
     )
+    broken = split.train.broken() + split.validation.broken()
     if distributed.is_main():
         report.end(history)
-    return 0
+        say_broken(broken)
+    return int(len(broken) > 0)
 
 
 def _read_data(args: Namespace, model: ViT, folders: Sequence[str]) -> Split:
     """Read the images. If the folders match the model's labels, use the labels as the classes."""
-    split = read_training_data(args.data, preprocess_of(model), folders, share=args.val_share, seed=args.seed)
+    preprocess, share, seed = preprocess_of(model), args.val_share, args.seed
+    split = read_training_data(args.data, preprocess, folders, share=share, seed=seed, strict=args.strict)
     if model.labels is None:
         return split
     if args.classes:

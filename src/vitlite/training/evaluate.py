@@ -165,8 +165,9 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
 
 def _shape_of(data: ImageData) -> tuple[int, ...]:
     """Return the shape (c, h, w) of the first image that can be read, of at most 20 that are spread over the data."""
-    for row in torch.linspace(0, len(data) - 1, min(len(data), 20), device="cpu").long():
+    tried = min(len(data), 20)
+    for row in torch.linspace(0, len(data) - 1, tried, device="cpu").long():
         images, _ = data.readable(row[None])
         if len(images):
             return tuple(images.shape[1:])
-    raise TrainError("Cannot read any of 20 images of the data. Check the files named above.")
+    raise TrainError(f"Cannot read any of {tried} images of the data. Check the files named above.")

@@ -55,31 +55,44 @@ def images_of_run(
         names, labels = record[name]["names"], record[name]["labels"]
         if (part.names(), part.labels.tolist()) != (names, labels):
             begun[name] = part.with_files(names, labels)
-    changed = [path for name, part in begun.items() for path in _changed(part, record[name]["sizes"])]
-    _check_same(out, now, begun, changed)
-    for name, part in begun.items():  # now, so that they are named at once
+    if _holds_out_others(now, begun):
+        return data, validation  # as above
+    _check_added(out, now, begun)
+    for name, part in begun.items():
+        _check_sizes(out, part, record[name]["sizes"])
         known = set(now[name].files())
         gone = [row for row, path in enumerate(part.files()) if path not in known]
         part.readable(torch.tensor(gone, dtype=torch.int64, device="cpu"))
     return begun.get("train", data), begun.get("validation", validation)
 
 
-def _check_same(out: Path, now: dict[str, ImageData], begun: dict[str, ImageData], changed: list[str]) -> None:
-    """Check that the images that are there now are those of the run. Some may be missing."""
+def _holds_out_others(now: dict[str, ImageData], begun: dict[str, ImageData]) -> bool:
+    """Return whether the same images are split differently."""
+    return _classes(now).keys() == _classes(begun).keys() and any(
+        set(now[name].files()) != set(begun[name].files()) for name in now
+    )
+
+
+def _check_added(out: Path, now: dict[str, ImageData], begun: dict[str, ImageData]) -> None:
+    """Check that there are no other images than those of the run."""
     classes, recorded = _classes(now), _classes(begun)
     added = [str(path) for path, label in classes.items() if recorded.get(path) != label]
-    for what, paths in (("new or have another class", added), ("different", changed)):
-        if paths:
-            raise TrainError(
-                f"{out} contains a run that began with other images: {len(paths)} are {what} now ({listed(paths)}). "
-                "Undo this to resume the run, or start a new run with another out= (--out)."
-            )
-    none_is_gone = len(classes) == len(recorded)
-    if none_is_gone and any(set(now[name].files()) != set(begun[name].files()) for name in now):
+    if added:
         raise TrainError(
-            f"{out} contains another run, which holds out other images. Use the same arguments to resume it, or start "
-            "a new run with another out= (--out)."
+            f"{out} contains another run: {len(added)} images were added, or have another class now ({listed(added)}). "
+            "Undo this to resume the run, or start a new run with another out= (--out)."
         )
+
+
+def _check_sizes(out: Path, data: ImageData, sizes: list[int]) -> None:
+    """Check that the images still have the recorded sizes in bytes. Those that cannot be read now may differ."""
+    for row, path in enumerate(data.files()):
+        size = file_size(path)
+        if size not in (-1, sizes[row]) and len(data.readable(torch.tensor([row], device="cpu"))[0]):
+            raise TrainError(
+                f"{out} contains another run: {path} had {sizes[row]:,} bytes then, and has {size:,} now. Restore it "
+                "to resume the run, or start a new run with another out= (--out)."
+            )
 
 
 def _read(path: Path) -> dict[str, Entry]:
@@ -100,11 +113,3 @@ def _classes(parts: dict[str, ImageData]) -> dict[Path, int]:
     return {
         path: label for part in parts.values() for path, label in zip(part.files(), part.labels.tolist(), strict=True)
     }
-
-
-def _changed(data: ImageData, sizes: list[int]) -> list[str]:
-    """Return the files that can be read, but have another size than in the record."""
-    files = data.files()
-    rows = [row for row, path in enumerate(files) if path.exists() and file_size(path) != sizes[row]]
-    _, readable = data.readable(torch.tensor(rows, dtype=torch.int64, device="cpu"))
-    return [str(files[row]) for row in readable.tolist()]

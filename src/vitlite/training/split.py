@@ -32,6 +32,7 @@ from vitlite.training.data import (
     read_cifar10,
     read_folder,
 )
+from vitlite.training.record import images_of_run
 
 _log = getLogger("vitlite")
 MOST_COMPARED = 100_000  # files in which copies are searched
@@ -59,6 +60,12 @@ class Split(NamedTuple):
         """Return the same images and labels with other class names."""
         classes = tuple(classes)
         return Split(replace(self.train, classes=classes), replace(self.validation, classes=classes), self.held_out)
+
+    def of_run(self, out: Path) -> "Split":
+        """Return the images with which the run in a folder began. See `images_of_run`."""
+        train, validation = images_of_run(out, self.train, self.validation)
+        assert validation is not None
+        return Split(train, validation, validation.names() if self.held_out else [])
 
 
 def data_parts(data: Path) -> dict[str, Path]:
