@@ -230,8 +230,8 @@ def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(module, "_write_onnx", lambda _, file: file.touch())
     assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 0
     assert (
-        "Not compared with the model. The comparison needs onnxruntime: pip install 'vitlite[onnx]'"
-        in capsys.readouterr().out
+        "The file was not compared with the model, because onnxruntime is not installed. Install it: pip install "
+        "'vitlite[onnx]'" in capsys.readouterr().out
     )
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "onnxscript", None)
@@ -267,13 +267,18 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     assert (opened[0].model, opened[0].size) == ("owner/name", (64, 32))
     run(Path("name.pt2"), "torch", torch.randn(1, 3, 16, 16))
     assert cli.main(["export", "owner/name", "--to", "torch"]) == 1  # a file that nobody named stays
-    assert capsys.readouterr().err == "vitlite: error: name.pt2 already exists. To replace it: --out name.pt2\n"
+    assert (
+        capsys.readouterr().err == "vitlite: error: name.pt2 already exists. To replace the file, pass --out name.pt2\n"
+    )
     assert cli.main(["export", "owner/name", "--to", "torch", "--out", "name.pt2"]) == 0
     capsys.readouterr()
     assert cli.main(["export", "vit_nano_4", "--to", "tensorrt"]) == 2
     assert "invalid choice: 'tensorrt'" in capsys.readouterr().err
     assert cli.main(["export", "vit_nano_4", "--to", "torch", "--out", "name.onnx"]) == 1
-    assert capsys.readouterr().err == "vitlite: error: --out name.onnx: with --to torch the name must end in .pt2.\n"
+    assert (
+        capsys.readouterr().err
+        == "vitlite: error: --out name.onnx must end in .pt2 with --to torch. Choose another name.\n"
+    )
 
 
 KILLED = """

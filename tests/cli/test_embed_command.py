@@ -93,7 +93,7 @@ def test_embed_resumes_only_with_the_same_inputs(
         monkeypatch.chdir(tmp_path / folder)
         code, _, err = run(*words)
         assert code == 1
-        assert "out.jsonl.partial belongs to a run with different inputs. Repeat that command" in err
+        assert "out.jsonl.partial belongs to a run with different inputs. Use the same model" in err
     assert re.search(r"4 \w+ are done", run(*interrupted)[2])
 
 
@@ -126,7 +126,7 @@ def test_embed_does_not_mix_two_models(run: Run, model: Path, images: Path, tmp_
     code, _, err = run("embed", images, "--model", model, "--out", out)
     assert code == 1
     assert re.search("belongs to a run with different config, .*preprocessing, .*weights", err)
-    assert "must end in .safetensors" in run("embed", images, "--model", model, "--out", "x.csv")[2]
+    assert "name ending in .safetensors" in run("embed", images, "--model", model, "--out", "x.csv")[2]
 
 
 def test_embed_locks_its_output(run: Run, model: Path, images: Path, tmp_path: Path) -> None:

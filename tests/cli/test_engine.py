@@ -34,7 +34,7 @@ def test_options_of_the_other_engine(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert main([*words, str(tmp_path), "--workers", "3"]) == 1
         assert "--workers needs --engine ray" in capsys.readouterr().err
     assert main(["classify", str(tmp_path), "--format", "table", "--engine", "ray", "--out", "labels"]) == 1
-    assert "--format needs --engine local, because --engine ray writes Parquet" in capsys.readouterr().err
+    assert "--format cannot be used with --engine ray, which writes Parquet" in capsys.readouterr().err
     assert main(["classify", str(tmp_path), "--engine", "ray"]) == 1
     assert main(["embed", "a.png", "b.png", "--engine", "ray", "--out", "vectors"]) == 1
     assert capsys.readouterr().err.count("needs one folder, list or Parquet file as PATH, and a folder as --out") == 2
@@ -66,7 +66,7 @@ def test_the_engine_gets_the_options_and_its_result_is_printed(
     words += ["list.txt", "--engine", "ray", "--out", "folder", "--model", name, "--batch", "4", "--workers", "3"]
     code, out, err = run(*words, "--dtype", "bfloat16", "--device", "cpu")
     assert code == 1
-    assert err.startswith("vitlite: continuing folder: 7 ")
-    assert out == "folder: 9 images, 1 of them broken (column error); 2 new in 0 s\n"
+    assert err.startswith("vitlite: resuming folder: 7 ")
+    assert out == "folder: 9 images, 2 of them new in 0 s; 1 could not be read (see the column error)\n"
     broken = 0
     assert run(*words, "--dtype", "bfloat16", "--device", "cpu")[0] == 0

@@ -54,7 +54,7 @@ def test_search_draws_a_contact_sheet(run: Run, vectors: Path, images: Path, tmp
         code, _, err = run("search", vectors, images / "a.png", images / "moved.JPG", "--out", tmp_path / "s.jpg")
     finally:
         (images / "moved.JPG").rename(images / "b.JPG")
-    missing = f"vitlite: 2 of the images found do not exist, such as {images / 'b.JPG'}; they are grey on the sheet."
+    missing = f"vitlite: 2 of the images found do not exist, such as {images / 'b.JPG'}, and are shown in grey."
     assert (code, err.startswith(missing), err.endswith(f"\nwrote {tmp_path / 's.jpg'}\n")) == (0, True, True)
     with Image.open(tmp_path / "s.jpg") as sheet:
         assert sheet.width > 5 * 160  # the image asked for, and four found
@@ -67,7 +67,7 @@ def test_search_draws_a_contact_sheet(run: Run, vectors: Path, images: Path, tmp
         shutil.copy(images / "a.png", path)
     code, out, err = run("search", vectors, *many, "--out", tmp_path / "s.png")
     assert (code, out) == (1, "")
-    assert err.endswith("250 across or down. Search for fewer at a time, or with a smaller --top.\n")
+    assert err.endswith("250 per side. Search for fewer images at a time, or use a smaller --top.\n")
 
 
 def test_a_contact_sheet_does_not_replace_an_input(run: Run, vectors: Path, images: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_search_does_not_compare_two_models(run: Run, vectors: Path, images: Pat
     assert (code, out) == (1, "")
     assert "this model differs in weights, config, preprocessing" in err
     assert "differs in" in run("search", vectors, images / "a.png", "--size", 32)[2]
-    assert "does not identify its model" in run("search", _without_identity(vectors), images / "a.png")[2]
+    assert "is not a file of vectors with a model" in run("search", _without_identity(vectors), images / "a.png")[2]
 
 
 def test_a_model_that_was_moved_needs_model(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_model_that_was_moved_needs_model(run: Run, model: Path, images: Path,
     here.rename(tmp_path / "there")
     code, out, err = run("search", vectors, asked)
     assert (code, out) == (1, "")
-    assert f"Cannot open {here}, which made the vectors in {vectors}: " in err
+    assert f"Cannot open the model of {vectors}, {here}: " in err
     assert "If the model has moved, pass --model MODEL. If embed was run with --weights, pass --weights PATH." in err
     assert run("search", vectors, asked, "--model", tmp_path / "there")[0] == 0
 
@@ -142,7 +142,7 @@ def test_probe_tells_colours_apart(run: Run, model: Path, colours: Path) -> None
     out = run("probe", colours, "--model", model)[1]
     assert re.search(r"(?m)^linear classifier +100\.0 %$", out)
     assert re.search(r"(?m)^most frequent class +50\.0 %$", out)
-    assert "left out: 10, 25 per class, because the smallest class has fewer images" in out
+    assert "skipped: 10, 25 per class, because the smallest class has fewer images" in out
 
 
 def test_probe_of_few_images_draws_a_curve_for_each_model(run: Run, model: Path, colours: Path, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_probe_fits_to_train_and_measures_on_val(run: Run, model: Path, colours:
     (tmp_path / "data" / "train").rename(tmp_path / "data" / "testing")
     code, _, err = run("probe", tmp_path / "data", "--model", model)
     assert code == 1
-    assert "has testing, val, but no train folder. Rename the folder of training images to train." in err
+    assert "contains testing, val, but no train folder. Rename the folder of training images to train." in err
 
 
 def test_probe_leaves_out_broken_images(run: Run, model: Path, colours: Path) -> None:
@@ -242,4 +242,4 @@ def test_probe_of_one_image_per_class(run: Run, model: Path, images: Path, tmp_p
         (tmp_path / "data" / name / "1.png").write_bytes((images / "a.png").read_bytes())
     code, _, err = run("probe", tmp_path / "data", "--model", model)
     assert code == 1
-    assert "0 of the 2 readable images are for testing" in err
+    assert "The 2 readable images include 0 test images and 2 training images" in err

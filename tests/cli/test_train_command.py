@@ -233,7 +233,7 @@ def test_mistakes_in_data_are_errors(folders, tmp_path, capsys):
     )
     (tmp_path / "data" / "train" / "standing").rename(tmp_path / "standing")
     assert main(["train", str(folders), *command]) == 1
-    assert "has only one class, lying" in capsys.readouterr().err
+    assert "contains only one class, lying" in capsys.readouterr().err
     assert main(["train", str(folders), "--model", str(tmp_path / "model"), "--out", str(folders / "run")]) == 1
     assert f"--out {folders / 'run'} is inside the data" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -301,7 +301,7 @@ def test_from_120_photos_to_an_accurate_model(tmp_path, capsys, monkeypatch):
     assert rows.splitlines()[0].split() == ["epoch", "train", "loss", "val", "loss", "val", "accuracy", "seconds"]
     assert [row.split()[0] for row in rows.splitlines()[1:]] == [f"{i}/6" for i in range(1, 7)]
     assert rows.splitlines()[1].endswith("  best so far")
-    assert re.match(r"Best epoch: \d of 6, with the highest .*\. Its weights are in run/best\.\n", text)
+    assert re.match(r"Best epoch: \d of 6, with the highest .*\. The weights are in run/best\.\n", text)
     with Image.open("run/curves.png") as curves:
         assert curves.width > 500
 
@@ -320,7 +320,7 @@ def test_from_120_photos_to_an_accurate_model(tmp_path, capsys, monkeypatch):
     before = Path("run/best/model.safetensors").read_bytes()
     assert main(command) == 0  # once more
     printed = capsys.readouterr()
-    assert "this run is finished, after 6 of 6 epochs; to train again, choose another --out" in printed.err
+    assert "this run already finished after 6 of 6 epochs; to train again, choose another --out" in printed.err
     assert printed.out.partition("\n\n")[2] == text
     assert main([*command, "--seed", "1"]) == 1
     assert "run contains another run: seed was 0 and is now 1" in capsys.readouterr().err
@@ -333,7 +333,7 @@ def test_without_matplotlib_and_stopped_early(folders, tmp_path, capsys, monkeyp
     assert main(command.split()) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) < 9
-    assert "no curves.png: Drawing a plot needs an optional package." in printed.err
+    assert "curves.png was not drawn. Drawing a plot needs an optional package." in printed.err
     assert "pip install 'vitlite[plot]'" in printed.err
     assert "Stopped early: no improvement in 1 epochs (--patience).\nBest epoch: " in printed.err
     assert not (tmp_path / "run" / "curves.png").exists()

@@ -99,7 +99,10 @@ def test_the_folder_of_another_job_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "out"
     whole(out)
     before = contents(out)
-    wrong = f"{out} was written with another model or other options. Repeat that command, or choose another --out."
+    wrong = (
+        f"{out} was written with another model or other options. Use the same model and options, or choose another "
+        "--out."
+    )
     with pytest.raises(InputError, match=re.escape(wrong)), claim(out, {"weights": "other"}):
         pass
     assert contents(out) == before
@@ -130,7 +133,7 @@ def test_an_incomplete_file_without_a_lock_is_an_error(tmp_path: Path) -> None:
     torn = write(output, "2", "e")
     torn.write_bytes(torn.read_bytes()[:-50])
     remote = SubTreeFileSystem(str(tmp_path), LocalFileSystem())  # not local, like S3
-    refused = pytest.raises(InputError, match="is incomplete: its job was killed or is still running")
+    refused = pytest.raises(InputError, match="is incomplete, because a job is still writing it or was killed")
     with refused, open_output(remote, "out", COLUMNS, IDENTITY):
         pass
     assert torn.exists()

@@ -212,14 +212,16 @@ def test_a_killed_job_resumes(
     torn.write_bytes(file.read_bytes()[:-50])
 
     assert embed(model, images, out) == 1
-    assert f"continuing {out}: {held} " in capsys.readouterr().err
+    assert f"resuming {out}: {held} " in capsys.readouterr().err
     check(out, vectors, images)
     assert not torn.exists()
     assert embed(model, images, out) == 1
-    assert f"{COUNT} images, 1 of them broken (column error); 0 new" in capsys.readouterr().out
+    assert f"{COUNT} images, 0 of them new" in capsys.readouterr().out
     check(out, vectors, images)
     assert embed(model, images, out, "--dtype", "bfloat16") == 1
-    refusal = "was written with another model or other options. Repeat that command, or choose another --out."
+    refusal = (
+        "was written with another model or other options. Use the same model and options, or choose another --out."
+    )
     assert refusal in capsys.readouterr().err
     with pytest.raises(InputError, match=re.escape(refusal)):
         embed_images(
@@ -256,10 +258,10 @@ def test_images_in_parquet_are_classified(
     names = [path.name for path in paths] + ["nothing"]
     pq.write_table(pa.table({"path": names, "bytes": [*contents, None]}), source, row_group_size=6)
     assert main(words) == 1
-    assert "21 images, 2 of them broken (column error); 13 new" in capsys.readouterr().out
+    assert "21 images, 13 of them new" in capsys.readouterr().out
     assert main(words) == 1
     shown = capsys.readouterr()
-    assert "21 images, 2 of them broken (column error); 0 new" in shown.out, shown.err
+    assert "21 images, 0 of them new" in shown.out, shown.err
 
     rows = pq.read_table(out)
     assert rows.column_names == ["path", "labels", "scores", "error"]
@@ -338,7 +340,7 @@ def test_links_in_a_folder_are_followed_but_not_in_circles(tmp_path: Path) -> No
 
 def test_sources_without_images(tmp_path: Path) -> None:
     table = tmp_path / "a.parquet"
-    with pytest.raises(ImageError, match="No such folder, list or Parquet file"):
+    with pytest.raises(ImageError, match="There is no folder, list or Parquet file"):
         find_source(str(tmp_path / "nowhere"))
     with pytest.raises(ImageError, match="No images found in"):
         find_source(str(tmp_path))
@@ -346,5 +348,5 @@ def test_sources_without_images(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="No images found in"):
         find_source(str(table))
     pq.write_table(pa.table({"file": ["a.png"]}), table)
-    with pytest.raises(InputError, match="needs a column named path and, if it contains images, one named bytes"):
+    with pytest.raises(InputError, match=r"has the columns .*, but none named path"):
         find_source(str(table))

@@ -15,7 +15,7 @@ from torchrun import ENVIRONMENT, history, launcher, same_weights, torchrun, tra
 from vitlite.cli.main import main
 
 pytestmark = pytest.mark.cluster
-HINT = "vitlite: torch may hang after a restart. To prevent it: export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+HINT = "vitlite: torch may hang when torchrun restarts the processes."
 
 
 @pytest.fixture(scope="module")
@@ -163,4 +163,4 @@ def test_machines_with_different_outputs_are_an_error(data: Path, alone: Path, t
     assert first.returncode
     assert second.returncode
     assert errors.count("vitlite: error: ") == 1
-    assert "have different epoch. All machines must see" in errors
+    assert "differ between processes: epoch. Give all machines" in errors

@@ -254,8 +254,8 @@ def test_images_from_an_iterator() -> None:
     ("given", "text"),
     [
         ({"dtype": torch.int8}, "needs about 32 typical images"),
-        ({"dtype": torch.bfloat16, "calibrate": []}, "are for int8, not for torch.bfloat16"),
-        ({"calibrate": []}, "are for int8, not for torch.float32"),
+        ({"dtype": torch.bfloat16, "calibrate": []}, "are only used for int8, but dtype is torch.bfloat16"),
+        ({"calibrate": []}, "are only used for int8, but dtype is torch.float32"),
         ({"dtype": torch.int16}, "cannot compute in torch.int16.*torch.int8"),
     ],
 )

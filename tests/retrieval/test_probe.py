@@ -165,14 +165,14 @@ def test_vectors_and_labels_that_do_not_match() -> None:
     x, labels = clusters(9)
     for arguments, reason in (
         ((x, labels[:8], x, labels), r"got \(9, 12\) and \(8,\)"),
-        ((x[:, :0], labels, x[:, :0], labels), r"Expected vectors \(n, d\)"),
-        ((x[labels < 2], labels[labels < 2], x, labels), r"The classes \[2\] of the test labels"),
+        ((x[:, :0], labels, x[:, :0], labels), r"Expected vectors of shape \(n, d\)"),
+        ((x[labels < 2], labels[labels < 2], x, labels), r"classes without training vectors: \[2\]"),
         ((x, labels * 0, x, labels * 0), "only one class"),
         ((x, labels, x[:, 1:], labels), "have width 12, but test vectors have width 11"),
         ((x / 0, labels, x, labels), "must be finite"),
         ((x, labels, x * 1j, labels), r"must be real, got torch\.complex64"),
-        ((x, labels - 1, x, labels - 1), "must be class indices from 0, got -1"),
-        ((1e-200 * x.double(), labels, 1e200 * x.double(), labels), "scores are not finite"),
+        ((x, labels - 1, x, labels - 1), "must not be negative, got -1"),
+        ((1e-200 * x.double(), labels, 1e200 * x.double(), labels), "test vectors are not finite"),
     ):
         with pytest.raises(InputError, match=reason):
             probe(*arguments)

@@ -136,7 +136,9 @@ def test_changed_weights_are_another_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{"norm_eps": 1e-5}, {"image_size": 64}, {"pool": "mean"}])
 def test_vectors_of_another_model_are_not_compared(changes: dict[str, Any], tmp_path: Path) -> None:
     vectors = open_vectors(write(tmp_path / "v.safetensors", noise(5, 16)))
-    with pytest.raises(InputError, match=r"were made by tiny, but this model differs in .*config.*\. Use that model"):
+    with pytest.raises(
+        InputError, match=r"were made by tiny, but this model differs in .*config.*\. Use the model that made"
+    ):
         search(vectors, tiny_model(**changes), "a.png")
     other = tiny_model()
     other.preprocess = other.preprocess.transform.scaled((64, 64))
@@ -163,13 +165,15 @@ def test_files_that_are_not_vectors(tmp_path: Path) -> None:
     write(tmp_path / "odd.safetensors", noise(1, 4), paths="[1]")
     write(tmp_path / "whole.safetensors", torch.ones(1, 4, dtype=torch.int32))
     for name in ("old", "none", "few", "odd", "whole"):
-        with pytest.raises(InputError, match=rf"{name}\.safetensors does not identify its model and images"):
+        with pytest.raises(
+            InputError, match=rf"{name}\.safetensors is not a file of vectors with a model and image paths"
+        ):
             open_vectors(tmp_path / f"{name}.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(b"12345678901")
     for name, reason in (
         ("cut.safetensors", r"Cannot read .*Embed the images again"),
         ("v.npz", r"is not a \.safetensors file"),
-        ("missing.safetensors", r"There is no file .*\. To write it: vitlite embed"),
+        ("missing.safetensors", r"There is no file .*\. Create it with: vitlite embed"),
     ):
         with pytest.raises(InputError, match=reason):
             open_vectors(tmp_path / name)

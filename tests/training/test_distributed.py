@@ -92,7 +92,7 @@ def test_machines_with_different_data_or_models_are_an_error(
     line = launcher(2, *words.split(), program=("two.py",))
     done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1
-    assert f"The processes have different {different}. All machines must see the same data and" in done.stderr
+    assert f"These values differ between processes: {different}. Give all machines the same data" in done.stderr
     assert not list(tmp_path.rglob("last"))
 
 
@@ -117,7 +117,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("error", [dist.DistNetworkError("gone\nand more"), RuntimeError("[gloo] gone")])
 def test_a_lost_process_is_explained(error: Exception) -> None:
     with (
-        pytest.raises(TrainError, match=r"lost another process of this run \(.*gone\)\. With `torchrun --max-restarts"),
+        pytest.raises(
+            TrainError,
+            match=r"lost the connection to another process \(.*gone\)\. Run .* With `torchrun --max-restarts",
+        ),
         distributed.process_group("cpu"),
     ):
         raise error
@@ -162,8 +165,8 @@ def test_without_torchrun_this_process_is_the_first_to_fail(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("device", "error"),
     [
-        ("cuda", r"started process 3 on this machine, where torch sees 0 GPUs\. Start one process"),
-        ("cuda:1", r"all would use cuda:1\. Use device=\"cuda\" .*, and choose GPUs with CUDA_VISIBLE_DEVICES"),
+        ("cuda", r"started at least 3 processes on this machine, but torch finds only 0 GPUs\. Start one process"),
+        ("cuda:1", r"but device is cuda:1\. Pass device=\"cuda\" .*, and choose the GPUs with CUDA_VISIBLE_DEVICES"),
     ],
 )
 def test_each_process_has_a_gpu_of_its_own(device: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:

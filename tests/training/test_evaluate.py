@@ -113,9 +113,9 @@ def test_images_prepared_for_another_model_are_an_error(
 ) -> None:
     model = new_model()
     data = read_folder(folders / "val", other(model).pixels, ("lying", "standing"))
-    with pytest.raises(TrainError, match=f"differ in their preprocessing: {text}"):
+    with pytest.raises(TrainError, match=f"of the images and of the model differs in {text}"):
         measure(model, data)
-    with pytest.raises(TrainError, match="differ in their preprocessing"):
+    with pytest.raises(TrainError, match="of the images and of the model differs in"):
         train(model, data, folders / "out", settings())
     model.preprocess = other(model)
     measure(model, data)
@@ -137,7 +137,7 @@ def test_images_that_do_not_fit_the_model_are_an_error(tmp_path: Path) -> None:
     size = "have 3 channels and 32 x 32 pixels, but the model expects 3 channels and 16 x 16 pixels"
     for other, text in (
         (large, size),
-        (turned, "from those of the model: standing for lying"),
+        (turned, "of the images and the model differ: standing for lying"),
         (three, "have 3 classes"),
     ):
         with pytest.raises(TrainError, match=text):

@@ -59,7 +59,7 @@ def test_the_classes_of_cifar10_are_known_without_its_images(tmp_path: Path, mon
 
 def test_a_single_class_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "train" / "lying").mkdir(parents=True)
-    with pytest.raises(TrainError, match=r"train has only one class, lying\. Training needs at least two\."):
+    with pytest.raises(TrainError, match=r"train contains only one class, lying, but training needs at least two"):
         training_classes(tmp_path)
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_split_is_an_error(flat: Path, folders: Path) -> None:
     for share in (0.0, 1.0, float("nan")):
         with pytest.raises(TrainError, match=r"share to hold out \(--val-share\) must be from 0.01 to 0.9, got"):
             read_training_data(flat, preprocess, CLASSES, share=share)
-    with pytest.raises(TrainError, match=r"has validation images already\. Leave out share= \(--val-share\)"):
+    with pytest.raises(TrainError, match=r"already contains validation images\. Omit share= \(--val-share\)"):
         read_training_data(folders, preprocess, CLASSES, share=0.3)
     images = sorted((flat / "lying").iterdir())
     for path in images[2:]:
@@ -132,22 +132,24 @@ def test_test_images_are_evaluated_on_without_val(folders: Path) -> None:
     assert not any(path.is_relative_to(folders / "test") for path in split.validation.files())
     assert len(read_evaluation_data(folders, labelled())) == 8
     (folders / "test").rename(folders.parent / "away")
-    with pytest.raises(TrainError, match=r"has train, but no val or test\. To evaluate on the training images, pass"):
+    with pytest.raises(
+        TrainError, match=r"contains train, but no val or test folder to evaluate on\. Add one, or pass"
+    ):
         read_evaluation_data(folders, labelled())
 
 
 def test_ambiguous_parts_are_errors(folders: Path) -> None:
     (folders / "bus").mkdir()
     for call in (training_classes, check_evaluation_data):
-        with pytest.raises(TrainError, match=r"has the parts train, val and other folders: bus\. Move the"):
+        with pytest.raises(TrainError, match=r"contains train, val, but also other folders: bus\. Move the"):
             call(folders)
     (folders / "bus").rename(folders / "valid")
-    with pytest.raises(TrainError, match=r"has val and valid, which both mean val\. Keep one of them"):
+    with pytest.raises(TrainError, match=r"contains val and valid, which both mean val\. Remove one of"):
         training_classes(folders)
     (folders / "valid").rmdir()
     (folders / "train").rename(folders / "test")
     with pytest.raises(
-        TrainError, match=r"has test, val, but no train\. Rename the folder of training images to train"
+        TrainError, match=r"contains test, val, but no train folder\. Rename the folder of training images to train"
     ):
         training_classes(folders)
 
@@ -189,7 +191,7 @@ def test_held_out_images_can_be_evaluated_on(flat: Path, tmp_path: Path) -> None
     found = read_evaluation_data(flat, model, file)  # the one that is gone counts as broken
     assert (measure(model, found).images.sum(), found.broken()) == (len(found) - 1, split.held_out[:1])
     write_split(file, flat, ["lying/a.png", "standing/b.png"])
-    with pytest.raises(TrainError, match=r"names 2 images that are not in the data .*\. Pass the data that"):
+    with pytest.raises(TrainError, match=r"lists 2 images that are not in .*\. Pass the folder that"):
         read_evaluation_data(flat, model, file)
     with pytest.raises(TrainError, match="has its own test images"):
         check_evaluation_data(small_cifar10(tmp_path / "cifar"), file)
@@ -247,7 +249,7 @@ def test_cifar10_in_the_order_of_the_labels(tmp_path: Path) -> None:
     assert torch.equal(plain.fetch(torch.tensor([0])), turned.fetch(torch.tensor([0])))
     assert len(read_cifar10(cifar, "test")) == len(plain)
     with pytest.raises(
-        TrainError, match=r"The data have 2 classes, but the model has 5\. Fine-tune the model on them first"
+        TrainError, match=r"The data have 2 classes, but the model has 5\. Fine-tune the model on these classes first"
     ):
         read_evaluation_data(cifar, new_model(CONFIG.replace(num_classes=5)))
 

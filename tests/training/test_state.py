@@ -74,7 +74,7 @@ def test_a_flipped_byte_is_noticed_anywhere(written: Path, tmp_path: Path) -> No
         damaged = bytearray(whole)
         damaged[place] ^= 1
         (tmp_path / STATE).write_bytes(damaged)
-        refused(tmp_path / STATE, "its checksum does not match its content")
+        refused(tmp_path / STATE, "the checksum does not match the content")
 
 
 def test_files_that_are_not_a_state_are_errors(written: Path, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_another_run_is_not_resumed(written: Path, tmp_path: Path, kind: str) ->
     train(new_model(), stripes(24), tmp_path, settings())
     before = (tmp_path / STATE).read_bytes()
     model, data, how, validation = change(new_model(), stripes(24))
-    with pytest.raises(TrainError, match=f"contains another run: {text}.* Use the same arguments to resume it"):
+    with pytest.raises(TrainError, match=f"contains another run: {text}.* Use the same arguments to resume"):
         train(model, data, tmp_path, how, validation=validation)
     assert (tmp_path / STATE).read_bytes() == before
 
@@ -266,7 +266,7 @@ def test_a_file_that_cannot_grow_leaves_the_last_state(tmp_path: Path) -> None:
     assert len(lines) == 4
     for line in lines[1:]:
         assert line.startswith(f"Cannot write {path}: ")
-        assert "The last state of the run is intact." in line
+        assert "The last saved state is intact." in line
     assert read_state(path).progress.step == 1
 
 

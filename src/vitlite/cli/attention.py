@@ -12,21 +12,21 @@ from vitlite.plots import check_target, draw_attention
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite attention`."""
-    parser.add_argument("image", type=expanded, metavar="IMAGE", help="the photo to draw on")
+    parser.add_argument("image", type=expanded, metavar="IMAGE", help="the image to draw on")
     add_out(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--layer", type=int, metavar="N", help="the block, from 0; default: -1, the last")
-    which.add_argument("--rollout", action="store_true", help="follow attention through all blocks")
+    which.add_argument("--layer", type=int, metavar="N", help="the block, counted from 0; default: -1 (the last block)")
+    which.add_argument("--rollout", action="store_true", help="combine the attention of all blocks (attention rollout)")
     add_model_arguments(parser)
 
 
 def run(args: Namespace) -> int:
-    """Draw the attention of a model over one image."""
+    """Draw the attention of a model on an image."""
     check_target(args.out)
     if not Path(args.image).exists():
         raise no_such_file(args.image)
     if Path(args.out).exists() and Path(args.out).samefile(args.image):
-        raise InputError(f"--out {args.out} is the input image. Name another file.")
+        raise InputError(f"--out {args.out} is the input image, which would be overwritten. Choose another file.")
     drawn = draw_attention(open_model(args), args.image, layer=args.layer, rolled_out=args.rollout)
     save_and_report(drawn, args.out)
     return 0

@@ -1,4 +1,7 @@
-"""`vitlite bench`: measure speed on this machine. benchmarks/libraries.py compares vitlite with other libraries."""
+"""`vitlite bench`: measure the speed of eager and optimized models on this machine.
+
+To compare vitlite with other libraries, see benchmarks/libraries.py.
+"""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ from vitlite.inference.threads import set_threads
 from vitlite.presets import preset
 from vitlite.storage import write_json
 
-Choice = Sequence[tuple[str, int, Sequence[int]]]  # a preset, its image size, and the batches
+Choice = Sequence[tuple[str, int, Sequence[int]]]  # a preset, an image size, and batch sizes
 CHOICE: Choice = [
     ("vit_tiny_16", 224, (1, 8)),
     ("vit_small_16", 224, (1, 8)),
@@ -29,7 +32,7 @@ CHOICE: Choice = [
 ]
 QUICK: Choice = [("vit_base_16", 224, (1, 8))]
 GPU_BATCHES = (1, 64)
-SIZES, BATCHES = (224,), (1, 8)  # of --models
+SIZES, BATCHES = (224,), (1, 8)  # defaults with --models
 ROUNDS, QUICK_ROUNDS = 10, 3
 LEGEND = "eager, optimized: ms per batch; gain: speedup over eager float32"
 LIMIT_LEGEND = "; limit: matrix products only"
@@ -37,7 +40,7 @@ MEMORY_LEGEND = "; MB: GPU memory besides the weights"
 
 
 class Case(NamedTuple):
-    """A network to measure, with its batch sizes."""
+    """A network to measure, and the batch sizes."""
 
     name: str
     config: ViTConfig
@@ -47,10 +50,10 @@ class Case(NamedTuple):
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite bench`."""
     add = parser.add_argument
-    add("--models", metavar="NAME,...", help="presets; default: a choice from tiny to large")
+    add("--models", metavar="NAME,...", help="presets; default: a selection from tiny to large")
     add("--sizes", type=positives, metavar="PIXELS,...", help="with --models: image sizes; default: 224")
     add("--batch", type=positives, metavar="N,...", help="with --models: batch sizes; default: 1,8")
-    add("--rounds", type=positive, metavar="N", help=f"repetitions; default: {ROUNDS}, with --quick {QUICK_ROUNDS}")
+    add("--rounds", type=positive, metavar="N", help=f"repetitions; default: {ROUNDS}, or {QUICK_ROUNDS} with --quick")
     add("--device", default="cpu", help="such as cpu, cuda, mps; default: cpu")
     add("--quick", action="store_true", help="only vit_base_16 (unless --models is given), and fewer repetitions")
     add(
@@ -62,13 +65,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Measure, and print what to use. Return 1 if a result differs from eager float32."""
+    """Measure the speed, and print advice. Return 1 if a result differs too much from eager float32."""
     check_device(args.device)
     device = torch.device(args.device)
     set_threads()
     cases = _cases(args)
-    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):  # before minutes of measuring
-        raise InputError(f"Cannot write the results to {args.out}. Name a .json file in an existing folder.")
+    if args.out and (args.out.is_dir() or not args.out.parent.is_dir()):  # before the measurement, which takes minutes
+        raise InputError(f"Cannot write the results to {args.out}. Choose a file in an existing folder.")
     described, on_cpu = machine(device), device.type == "cpu"
     print(_machine_line(described))
     print(LEGEND + (LIMIT_LEGEND if on_cpu else MEMORY_LEGEND) + "\n")
@@ -82,7 +85,7 @@ def run(args: Namespace) -> int:
             measured = time_model(model, name, batch, args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS))
             _print_rows(measured, width)
             timings += measured
-            if args.out:  # after each batch, in case the run is stopped
+            if args.out:  # after each batch size, in case the run is stopped
                 write_json(args.out, {"machine": described, "timings": [asdict(timing) for timing in timings]})
     print()
     for sentence in advice(timings):
@@ -93,12 +96,12 @@ def run(args: Namespace) -> int:
 
 
 def _cases(args: Namespace) -> list[Case]:
-    """Return the networks to measure, with their batch sizes. Without --models, the batch sizes suit the device."""
+    """Return the networks to measure. Without --models, the batch sizes depend on the device."""
     chosen = QUICK if args.quick else CHOICE
     if args.models:
         chosen = list(product(args.models.split(","), args.sizes or SIZES, [args.batch or BATCHES]))
     elif args.sizes or args.batch:
-        raise InputError("--sizes and --batch need --models. Name presets, such as --models vit_base_16.")
+        raise InputError("--sizes and --batch need --models. Add one or more presets, such as --models vit_base_16.")
     elif args.device != "cpu":
         chosen = [(name, size, GPU_BATCHES) for name, size, _ in chosen]
     return [Case(name, preset(name).replace(image_size=size), batches) for name, size, batches in chosen]
@@ -110,13 +113,13 @@ def _machine_line(described: dict[str, Any]) -> str:
     if "device" in described:
         line = f"{described['device']}, CUDA {described['cuda']}; {line}"
     load = described.get("load", [0.0])[0]
-    if load > 0.5:  # of a core
+    if load > 0.5:  # busy cores on average
         line += f"; load {load}: other programs are running, so the results are less reliable"
     return line
 
 
 def _line(cells: Sequence[str], width: int) -> str:
-    """Return the cells as a line of columns. The first column, the name of the model, has `width` characters."""
+    """Format the cells as a table row. The first column, with the model name, is `width` characters wide."""
     model, size, batch, dtype, eager, optimized, limit, rate, gain = cells
     line = f"{model:<{width}}  {size:>4}  {batch:>5}  {dtype:<8}  {eager:>6}  {optimized:>9}  {limit:>6}"
     return f"{line}  {rate:>8}  {gain:>6}"
@@ -147,7 +150,7 @@ def _print_rows(measured: Sequence[Timing], width: int) -> None:
 
 
 def _print_kernels() -> None:
-    """Print which kernels replace those of torch on this CPU."""
+    """Print which of torch's kernels are replaced on this CPU."""
     used = {"linear layers of an eager model in float32, by oneDNN": kernels.linear_is_faster()}
     for dtype in (torch.float32, torch.bfloat16):
         packed = kernels.fastest_linear(dtype) is kernels.PackedLinear
@@ -160,7 +163,7 @@ def _print_kernels() -> None:
 
 
 def _print_wrong(timings: Sequence[Timing]) -> int:
-    """Print which results are wrong, and return the exit code."""
+    """Print the results that differ too much, and return the exit code."""
     code = 0
     for timing in timings:
         for name, value in timing.wrong().items():

@@ -1,4 +1,4 @@
-"""`vitlite classify`: print the best labels of images."""
+"""`vitlite classify`: print the most probable labels of images."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_paths(parser)
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels per image; default: %(default)s")
     parser.add_argument("--format", choices=("table", "jsonl", "csv"), help="default: table")
-    parser.add_argument("--out", type=expanded, metavar="FOLDER", help="the folder that --engine ray writes to")
+    parser.add_argument("--out", type=expanded, metavar="FOLDER", help="the output folder, only for --engine ray")
     add_work_arguments(parser)
 
 
@@ -38,11 +38,14 @@ def run(args: Namespace) -> int:
         from vitlite.cluster.jobs import classify_images
 
         if args.format is not None:
-            raise InputError("--format needs --engine local, because --engine ray writes Parquet. Leave it out.")
+            raise InputError("--format cannot be used with --engine ray, which writes Parquet. Omit --format.")
         return run_on_ray(args, partial(classify_images, top=args.top))
     check_local_options(args)
     if args.out:
-        raise InputError("--out needs --engine ray. Without it, the results are printed.")
+        raise InputError(
+            "--out needs --engine ray. Add --engine ray, or omit --out and redirect the output: vitlite classify ... > "
+            "FILE."
+        )
     paths = find_images(args.paths, sys.stdin, say_skipped)
 
     from vitlite.inference.predict import classify  # here, because it imports torch, which `--help` does not need
@@ -65,7 +68,7 @@ def run(args: Namespace) -> int:
 
 
 def _print_table(answers: Answers, ambiguous: Sequence[str]) -> None:
-    """Print the labels of each image. If several classes have the same label, it is printed with the class index."""
+    """Print the labels of each image. Labels that several classes share are printed with the class index."""
     for path, predictions in answers:
         print(bold(printable(path)))
         for label, index, score in predictions:

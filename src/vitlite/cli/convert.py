@@ -22,20 +22,27 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the folder or .safetensors file to write; an existing file is replaced",
     )
     parser.add_argument(
-        "--to", required=True, choices=("timm", "transformers", "torchvision", "vitlite"), help="the library"
+        "--to",
+        required=True,
+        choices=("timm", "transformers", "torchvision", "vitlite"),
+        help="the library to write for",
     )
     parser.add_argument(
         "--like",
         metavar="NAME",
-        help="the checkpoint of `vitlite list` that IN is, or was fine-tuned from; it supplies what the file lacks, "
-        "including preprocessing and labels",
+        help="the checkpoint from `vitlite list` that IN contains or was fine-tuned from; supplies the settings, "
+        "preprocessing and labels that IN lacks",
     )
     parser.add_argument(
-        "--num-classes", type=positive, metavar="N", help="the number of classes of a fine-tuned model, with --like"
+        "--num-classes", type=positive, metavar="N", help="with --like: the number of classes of a fine-tuned model"
     )
-    parser.add_argument("--key", metavar="KEY", help="the network in a pickle that contains several, such as teacher")
     parser.add_argument(
-        "--margin", choices=get_args(Margin), help="accept crops that move by a pixel, if OUT requires it"
+        "--key", metavar="KEY", help="the network to read from a pickle with several networks, such as teacher"
+    )
+    parser.add_argument(
+        "--margin",
+        choices=get_args(Margin),
+        help="how to round odd crop margins that OUT cannot express exactly; some crops then move by a pixel",
     )
 
 
@@ -45,7 +52,7 @@ def run(args: Namespace) -> int:
 
     if args.source in registry.NAMES and not Path(args.source).exists():
         raise ConfigError(
-            f"{args.source} is a model name, and convert needs a file or a folder. To write one, in Python: "
+            f"{args.source} is a model name, but convert needs a file or a folder. Save the model first, in Python: "
             f"vitlite.create({args.source!r}).save('FOLDER')."
         )
     convert(
@@ -61,6 +68,6 @@ def run(args: Namespace) -> int:
     if Path(args.target).suffix == ".safetensors":
         note = ": only the tensors, without config.json"
     elif args.margin:
-        note = f": half of an odd margin is rounded {args.margin}, which moves the crop of some images by a pixel"
+        note = f": half of an odd margin is rounded {args.margin}, so the crop of some images moves by a pixel"
     print(f"wrote {args.target}{note}")
     return 0

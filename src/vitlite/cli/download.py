@@ -1,4 +1,4 @@
-"""`vitlite download`: download weights ahead of use."""
+"""`vitlite download`: download weights before they are needed."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -9,11 +9,11 @@ from vitlite.zoo import download, registry
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite download`."""
     parser.add_argument("names", nargs="+", metavar="NAME", help="names from `vitlite list`, or presets")
-    parser.add_argument("--update", action="store_true", help="ask the Hub for a newer file, even if one is cached")
+    parser.add_argument("--update", action="store_true", help="ask the Hub for a newer file, even if a file is cached")
 
 
 def run(args: Namespace) -> int:
-    """Download checkpoints, so that later calls need no network."""
+    """Download checkpoints so that they can be used without a network."""
     records = [registry.find(name) for name in args.names]  # an unknown name is an error before any download
     for record in dict.fromkeys(records):
         if record.repo:

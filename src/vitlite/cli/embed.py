@@ -23,7 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=expanded,
         required=True,
         metavar="FILE",
-        help=f"a file ({', '.join(WRITERS)}), replaced if it exists; with --engine ray, a folder",
+        help=f"the file to write ({', '.join(WRITERS)}), replaced if it exists; with --engine ray, a folder",
     )
     add_work_arguments(parser)
 
@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
         metadata = {
             "model": args.model,
             "sha256": model.source.sha256 if model.source else "",
-            "identity": json.dumps(identity),  # `search` compares it with the model it is given
+            "identity": json.dumps(identity),  # `search` compares this identity with its model
         }
         count = journal.finish(images, metadata)
     print(f"wrote {target}: {count} vectors of {model.config.embed_dim}")

@@ -1,4 +1,4 @@
-"""The options that `embed` and `classify` share, and how both run on Ray."""
+"""Options shared by `embed` and `classify`, and running both commands on Ray."""
 
 import time
 from argparse import ArgumentParser, Namespace
@@ -23,33 +23,36 @@ def add_work_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--quick-decode",
         action="store_true",
-        help="decode large JPEGs at a reduced size, at least twice the size that the model needs: several times "
-        "faster on large photos, with slightly different results",
+        help="decode large JPEGs at a reduced size (at least twice the model's image size), which is several times "
+        "faster for large photos and changes the results slightly",
     )
     parser.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="ray: use a Ray cluster (RAY_ADDRESS), or all cores of this machine; PATH is one folder, list or "
-        "Parquet, or a URL, and --out is a folder for Parquet; default: %(default)s",
+        help="ray: run on a Ray cluster (RAY_ADDRESS) or on all cores of this machine; PATH is then one folder, list "
+        "or Parquet file, or the URL of one, and --out is a folder for Parquet files; default: %(default)s",
     )
     parser.add_argument(
-        "--workers", type=positive, metavar="N", help="number of models on Ray; default: one per core or GPU"
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="number of processes with --engine ray; default: one per core or GPU",
     )
 
 
 def check_local_options(args: Namespace) -> None:
-    """Check that no option needs --engine ray.
+    """Check that no option is given that only --engine ray supports.
 
     Raises:
-        InputError: An option needs --engine ray.
+        InputError: --workers is given.
     """
     if args.workers is not None:
-        raise InputError("--workers needs --engine ray. Without it, one model uses all cores.")
+        raise InputError("--workers needs --engine ray. Add --engine ray, or omit --workers.")
 
 
 def run_on_ray(args: Namespace, work: "Callable[..., Summary]") -> int:
-    """Run a command on Ray, and print a summary of its output.
+    """Run a command on Ray, and print a summary of the output.
 
     Args:
         args: The arguments of the command.
@@ -59,23 +62,28 @@ def run_on_ray(args: Namespace, work: "Callable[..., Summary]") -> int:
     from vitlite.cluster.sources import find_source
 
     if len(args.paths) != 1 or not args.out:
-        raise InputError("--engine ray needs one folder, list or Parquet file as PATH, and a folder as --out.")
+        raise InputError(
+            "--engine ray needs exactly one PATH and a folder for the results. Pass one folder, list or Parquet file, "
+            "and add --out FOLDER."
+        )
     if args.strict:
-        raise InputError("--strict needs --engine local. On Ray, errors are in the column error.")
+        raise InputError(
+            "--strict cannot be used with --engine ray, which writes errors to the column error. Omit --strict."
+        )
     if args.dtype == "int8":
-        raise InputError("--dtype int8 needs --engine local. On Ray, each process would choose its own scales.")
+        raise InputError("--dtype int8 cannot be used with --engine ray. Use --dtype bfloat16, or --engine local.")
     check_installed()
 
     begun = time.monotonic()
     source = find_source(args.paths[0])
     if source.skipped:
         say_skipped(source.skipped)
-    model = create_or_load(args)  # each actor moves it to its device and optimizes it
+    model = create_or_load(args)  # each actor moves the model to a device and optimizes it
     actors = Actors(args.batch, args.dtype, args.device, args.workers)
     result = work(model, source, args.out, actors, on_resume=partial(say_resumed, args.out))
     seconds = time.monotonic() - begun
     print(
-        f"{printable(args.out)}: {result.images} images, {result.broken} of them broken (column error); "
-        f"{result.new} new in {seconds:.0f} s"
+        f"{printable(args.out)}: {result.images} images, {result.new} of them new in {seconds:.0f} s; "
+        f"{result.broken} could not be read (see the column error)"
     )
     return int(result.broken > 0)

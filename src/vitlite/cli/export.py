@@ -12,7 +12,7 @@ from vitlite.export import MIN_PATCHES, SUFFIX, Format, check_onnx_installed, ch
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite export`."""
     add_model_arguments(parser, named=True)
-    parser.add_argument("--to", choices=get_args(Format), required=True, help="the format")
+    parser.add_argument("--to", choices=get_args(Format), required=True, help="the format to export to")
     parser.add_argument(
         "--out",
         type=expanded,
@@ -31,9 +31,12 @@ def run(args: Namespace) -> int:
     compared = export(model, out, to=args.to)
     patch = model.config.patch_size
     least = MIN_PATCHES[args.to] * patch
-    print(f"{out}: any batch size, and any height and width that are multiples of {patch}, from {least}")
+    print(f"{out}: accepts any batch size, and heights and widths that are multiples of {patch}, at least {least}")
     if not compared:
-        print("Not compared with the model. The comparison needs onnxruntime: pip install 'vitlite[onnx]'")
+        print(
+            "The file was not compared with the model, because onnxruntime is not installed. Install it: pip install "
+            "'vitlite[onnx]'"
+        )
     for engine, difference in compared.items():
         print(
             f"Compared with the model in {engine} at three sizes: logits differ by at most {difference:.1g} (relative)"
@@ -42,11 +45,11 @@ def run(args: Namespace) -> int:
 
 
 def _target(args: Namespace) -> Path:
-    """Return the file to write. Without --out, this file must not exist yet."""
+    """Return the file to write. Without --out, an existing file is an error."""
     suffix = SUFFIX[args.to]
     out = Path(args.out or Path(args.model).name + suffix)
     if out.suffix != suffix:
-        raise ExportError(f"--out {out}: with --to {args.to} the name must end in {suffix}.")
+        raise ExportError(f"--out {out} must end in {suffix} with --to {args.to}. Choose another name.")
     if args.out is None and out.exists():
-        raise ExportError(f"{out} already exists. To replace it: --out {out}")
+        raise ExportError(f"{out} already exists. To replace the file, pass --out {out}")
     return check_target(out)

@@ -1,4 +1,4 @@
-"""`vitlite info`: show a model from the zoo, the disk or the Hub, with its layers."""
+"""`vitlite info`: show a model from the zoo, the disk or the Hub, and the layers of the network."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -29,7 +29,7 @@ class About(NamedTuple):
     title: str
     config: ViTConfig
     fields: dict[str, Any]  # for --json
-    facts: dict[str, str]  # for readers, one per line; empty ones are left out
+    facts: dict[str, str]  # for the terminal, one per line; empty values are not shown
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -40,11 +40,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="a name from `vitlite list`, timm's full name, a folder, a file, or a repository (owner/name)",
     )
     add_weights(parser)
-    parser.add_argument("--json", action="store_true", help="print the record and its layers as JSON")
+    parser.add_argument("--json", action="store_true", help="print the record and the layers as JSON")
 
 
 def run(args: Namespace) -> int:
-    """Print the facts about a checkpoint or a file, and the network layer by layer."""
+    """Print the facts about a checkpoint or a file, and a table of the layers."""
     if args.weights is not None or is_place(args.name):
         about = _about_file(args)
     else:
@@ -101,7 +101,7 @@ def _preprocessing(transform: "TransformConfig") -> str:
 
 
 def fields_of(record: registry.Record) -> dict[str, Any]:
-    """Return a record as JSON fields, with the parameters and the cost of the network."""
+    """Return the fields of a record for JSON, with the number of parameters and of multiply-adds."""
     return asdict(record) | {"params": record.params, "gmacs": round(record.gmacs, 6)}
 
 
@@ -144,7 +144,7 @@ def _network(c: ViTConfig) -> str:
 
 
 def _unusual_fields(config: ViTConfig) -> list[str]:
-    """Return the fields of a config that differ from a plain ViT and that no other line shows."""
+    """List the config fields that differ from a plain ViT, without the fields that other lines show."""
     usual = PRESETS["vit_base_16"].to_dict()
     unusual = []
     for field, value in config.to_dict().items():

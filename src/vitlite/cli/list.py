@@ -24,10 +24,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="WORD",
-        help="parts of a name, a licence or a purpose, or a pattern such as 'vit_*.dino*'; all must match, as in: "
-        "free classification",
+        help="part of a name, a licence or a purpose, or a pattern such as 'vit_*.dino*'; a model must match every "
+        "WORD, for example: free classification",
     )
-    parser.add_argument("--sort", choices=tuple(SORTS), help="best first; default: by family")
+    parser.add_argument("--sort", choices=tuple(SORTS), help="best models first; default: grouped by family")
     parser.add_argument("--json", action="store_true", help="print all fields of each record as JSON")
 
 
@@ -61,7 +61,7 @@ def _matching(words: Sequence[str]) -> list[registry.Record]:
 
 
 def _matches(word: str, record: registry.Record) -> bool:
-    """Return whether a word is part of the text of a record, or is a pattern that matches a name of the record."""
+    """Return True if a record contains a word, or if a name of the record matches a pattern."""
     if not any(character in word for character in "*?["):
         return word in in_words(record)
     names = [record.name, record.alias, record.preset if record.default else ""]
@@ -69,12 +69,19 @@ def _matches(word: str, record: registry.Record) -> bool:
 
 
 def _print_table(records: Sequence[registry.Record]) -> None:
-    header = ["name", "top-1", "licence", "size", "GMACs", "image"]  # a narrow terminal leaves out the last ones
+    header = [
+        "name",
+        "top-1",
+        "licence",
+        "size",
+        "GMACs",
+        "image",
+    ]  # `table` omits the last columns on a narrow terminal
     rows = [_row(record) for record in records]
     print(with_bold_header(table(header, rows, terminal_width())))
     default = next((record for record in records if record.default), None)
     if default is not None:
-        print(f"* the default of its preset: {default.preset} means {default.name}")
+        print(f"* default checkpoint of a preset; for example, {default.preset} means {default.name}")
 
 
 def _row(record: registry.Record) -> list[str]:

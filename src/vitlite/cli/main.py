@@ -1,6 +1,7 @@
-"""The command `vitlite`: its subcommands, exit codes and error reports.
+"""The command `vitlite`, with its subcommands, exit codes and error messages.
 
-A subcommand's module is imported only when needed, so that `--help`, `list` and `info` start without torch.
+The module of a subcommand is imported only when the subcommand runs, so that `--help`, `list` and `info` do not need to
+import torch.
 """
 
 import argparse
@@ -19,17 +20,17 @@ from vitlite.errors import VitliteError, closest, printable
 
 COMMANDS = {  # modules of this package: `add_arguments` fills the parser, `run` returns the exit code
     "list": "list the models of the zoo",
-    "info": "show one model with its layers",
+    "info": "show a model and the layers of the network",
     "classify": "classify images",
     "embed": "write a vector for each image",
     "search": "find similar images",
     "probe": "measure how well a model's vectors separate classes",
-    "attention": "draw where the model looks",
-    "distances": "draw the attention distance of each head",
+    "attention": "draw where a model looks in an image",
+    "distances": "draw the mean attention distance of each head",
     "positions": "draw a model's position embeddings",
     "filters": "draw the filters of a model's patch embedding",
-    "download": "download weights ahead of use",
-    "verify": "hash downloaded weights again",
+    "download": "download weights before they are needed",
+    "verify": "check downloaded weights for damage",
     "convert": "convert weights to another library's format",
     "export": "export a model to ONNX or torch.export",
     "bench": "measure speed on this machine",
@@ -40,7 +41,7 @@ RESUMABLE = ("embed", "train")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line and does not accept abbreviated options."""
+    """An argument parser with errors of one line and without abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
         def wide(prog: str) -> argparse.HelpFormatter:
@@ -63,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     name = next((word for word in words if not word.startswith("-")), "")
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's warning; numpy is optional here
+    warnings.filterwarnings(
+        "ignore", "Failed to initialize NumPy"
+    )  # a warning of torch if numpy, which is optional, is missing
     _accept_any_file_name()
     try:
         args = _parse(words, name)
@@ -72,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except SystemExit as stop:  # argparse: 0 after --help, 2 after an error
         return int(stop.code or 0)
-    except BrokenPipeError:  # the reader of the pipe ended, such as `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python complains at exit
+    except BrokenPipeError:  # the program that reads the pipe has ended, such as `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python prints an error at exit
         return 141
     except (Exception, KeyboardInterrupt) as error:
         if _is_interrupt(error):
@@ -87,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: list[str], name: str) -> argparse.Namespace:
-    """Parse the words of a command line with the parser of the command `name`."""
+    """Parse a command line with the parser of the command `name`."""
     debug = Parser(add_help=False)
     debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
     parser = Parser(prog="vitlite", description="Vision Transformers on the command line.", parents=[debug])
@@ -113,7 +116,7 @@ def _parse(words: list[str], name: str) -> argparse.Namespace:
 
 
 def _accept_any_file_name() -> None:
-    """Read file names that are not valid Unicode, and print them with replacement characters."""
+    """Allow file names that are not valid Unicode on standard input, and print them with replacement characters."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -121,14 +124,14 @@ def _accept_any_file_name() -> None:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether Ctrl-C caused an error, possibly indirectly, for example by interrupting the import of torch."""
+    """Return True if Ctrl-C caused an error, directly or indirectly, such as by interrupting an import."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return error is not None
     return _is_interrupt(error.__cause__) or _is_interrupt(error.__context__)
 
 
 def _describe(error: BaseException) -> str:
-    """Describe an error in one line. The line includes the type of an unexpected error."""
+    """Return the text of an error. For an unexpected error, return the type and the first line of the text."""
     if isinstance(error, VitliteError):
         return str(error)
     if isinstance(error, OSError):

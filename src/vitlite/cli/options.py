@@ -58,7 +58,7 @@ def add_speed_arguments(parser: ArgumentParser) -> None:
         "--calibrate",
         type=expanded,
         metavar="FOLDER",
-        help=f"typical images for --fast --dtype int8; {CALIBRATION_IMAGES} of them are used",
+        help=f"a folder of typical images for --fast --dtype int8; {CALIBRATION_IMAGES} of them are used",
     )
 
 

@@ -1,4 +1,4 @@
-"""The --out option of all commands that draw, and the line that these commands print at the end."""
+"""The --out option of the commands that draw, and the report at the end of these commands."""
 
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def add_out(parser: ArgumentParser) -> None:
-    """Add --out. `vitlite.plots.check_target` checks at the start whether the file can be written."""
+    """Add --out. Commands should pass the file to `vitlite.plots.check_target` before any work is done."""
     parser.add_argument(
         "--out", type=expanded, required=True, metavar="PNG", help="the image to write; an existing file is replaced"
     )
 
 
 def save_and_report(image: "Image", out: str) -> None:
-    """Write an image, and print the path and the size."""
+    """Write an image, and print the path and size of the file."""
     save_image(image, out)
     print(f"wrote {printable(out)}, {image.width} x {image.height} pixels")

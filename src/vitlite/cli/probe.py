@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class LabelledImages(NamedTuple):
-    """Images with known classes.
+    """Images with their classes, split into training and test images.
 
     Attributes:
-        paths: The files.
-        labels: The class of each image (n,).
-        is_test: True for test images (n,).
-        classes: The names of the classes.
+        paths: The paths of the images.
+        labels: The class index of each image (n,).
+        is_test: A mask that is True for test images (n,).
+        classes: The class names.
     """
 
     paths: list[str]
@@ -46,7 +46,7 @@ class LabelledImages(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """The result for one model."""
+    """The probe result of one model."""
 
     name: str
     dim: int
@@ -61,15 +61,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         type=expanded_path,
         metavar="FOLDER",
-        help="a folder per class, a fifth of which is used for testing; or train/ and val/ (or test/) with such "
-        "folders",
+        help="a folder with one subfolder per class, of which a fifth of the images is used for testing; or a folder "
+        "with train/ and val/ (or test/) that contain these subfolders",
     )
     parser.add_argument(
         "--shots",
         type=positives,
         default="1,5,10,25",
         metavar="N,...",
-        help="also fit to this many images per class; default: %(default)s",
+        help="also fit classifiers to this many images per class; default: %(default)s",
     )
     parser.add_argument(
         "--beside",
@@ -77,10 +77,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODEL",
-        help="another model for the same images; repeatable",
+        help="another model to compare on the same images; can be given several times",
     )
     parser.add_argument(
-        "--out", type=expanded, metavar="PNG", help="draw accuracy by --shots; an existing file is replaced"
+        "--out",
+        type=expanded,
+        metavar="PNG",
+        help="a plot of accuracy against --shots to draw; an existing file is replaced",
     )
     parser.add_argument(
         "--save",
@@ -149,7 +152,9 @@ def _find_labelled(data: Path, seed: int) -> LabelledImages:
     parts = data_parts(data)
     if parts and "train" not in parts:
         names = ", ".join(folder.name for folder in parts.values())
-        raise InputError(f"{data} has {names}, but no train folder. Rename the folder of training images to train.")
+        raise InputError(
+            f"{data} contains {names}, but no train folder. Rename the folder of training images to train."
+        )
     train, test = parts.get("train", data), parts.get("val", parts.get("test"))
     classes = class_names(train)
     paths, labels = _read_classes(train, classes)
@@ -189,8 +194,8 @@ def _measure(args: Namespace, images: LabelledImages, progress: ImageProgress) -
     tests = int(is_test.sum())
     if tests in (0, len(rows)):
         raise InputError(
-            f"{tests} of the {len(rows)} readable images are for testing, and the others for fitting; both are needed. "
-            "Provide at least two images of each class."
+            f"The {len(rows)} readable images include {tests} test images and {len(rows) - tests} training images, but "
+            "both are needed. Provide at least two readable images per class."
         )
     result = probe(
         vectors[~is_test], labels[~is_test], vectors[is_test], labels[is_test], shots=args.shots, seed=args.seed
@@ -228,10 +233,10 @@ def _print_table(measured: Sequence[Measurement], classes: Sequence[str], shots:
     rows.append(["vector width", *(str(one.dim) for one in measured)])
     print(with_bold_header(table(["accuracy", *(printable(one.name) for one in measured)], rows)))
     if few[0]:
-        print("per class: mean and standard deviation of five draws")
+        print("rows with images per class show the mean and standard deviation of five random draws")
     too_many = [str(count) for count in shots if count not in few[0]]
     if too_many:
-        print(f"left out: {', '.join(too_many)} per class, because the smallest class has fewer images")
+        print(f"skipped: {', '.join(too_many)} per class, because the smallest class has fewer images")
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""Progress of a long run on stderr."""
+"""Report the progress of a long run on stderr."""
 
 import sys
 import time
@@ -18,12 +18,12 @@ EVERY = 30.0  # seconds between two lines if stderr is not a terminal
 
 
 def say_skipped(skipped: Counter[str]) -> None:
-    """Print how many files in the folders are skipped."""
+    """Print how many files in folders were skipped."""
     number = sum(skipped.values())
     files = "1 file that is not an image" if number == 1 else f"{number} files that are not images"
     print(
-        f"vitlite: skipped {files}: {counted(skipped)}. A file named directly is read whatever its extension. Convert "
-        "HEIC and raw photos first.",
+        f"vitlite: skipped {files}: {counted(skipped)}. To read files with other extensions, pass their paths instead "
+        "of the folder. Convert HEIC and raw photos to JPEG first.",
         file=sys.stderr,
     )
 
@@ -43,18 +43,18 @@ def say_broken(names: Sequence[str], count: int | None = None) -> None:
 
 
 def say_resumed(out: str, done: int) -> None:
-    """Print that an interrupted run continues."""
-    print(f"vitlite: continuing {out}: {done} images are done", file=sys.stderr)
+    """Print that an interrupted run is resumed."""
+    print(f"vitlite: resuming {out}: {done} images are done", file=sys.stderr)
 
 
 class Lines:
-    """Prints occasional lines of progress for a log, if stderr is not a terminal."""
+    """Prints progress for a log at intervals, unless stderr is a terminal."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a line, unless another line was printed in the last half minute."""
+        """Print a line, unless the last line was printed less than 30 seconds ago."""
         now = time.monotonic()
         if now - self.last >= EVERY and not sys.stderr.isatty():
             self.last = now
@@ -62,10 +62,10 @@ class Lines:
 
 
 class Progress:
-    """Shows how many images are done: as a bar on a terminal, otherwise as occasional lines."""
+    """Shows how many images are done, with a bar on a terminal and otherwise with a line every 30 seconds."""
 
     def __init__(self, total: int, *, visible: bool = True) -> None:
-        """Show nothing unless `visible`, and no bar for 50 images or fewer."""
+        """Create the bar, which is hidden for 50 images or fewer. If `visible` is False, show nothing at all."""
         from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
 
         self.total, self.done = total, 0
@@ -73,7 +73,7 @@ class Progress:
         self.lines = Lines() if visible else None
 
     def add(self, images: int) -> None:
-        """Add to the number of images that are done."""
+        """Count further images as done."""
         self.done += images
         self.bar.update(images)
         if self.lines is not None:
@@ -81,7 +81,7 @@ class Progress:
 
 
 class ImageProgress:
-    """Shows the progress of a run over images, and prints the images that cannot be read.
+    """Shows the progress of a run over images, and prints an error for each image that cannot be read.
 
     Args:
         total: The number of images.
@@ -101,7 +101,7 @@ class ImageProgress:
         self.bar = self.progress.bar
 
     def outcomes(self, outcomes: "Outcomes[T]") -> "Outcomes[T]":
-        """Yield every outcome unchanged. At the end, print the counts."""
+        """Yield the outcomes unchanged, print errors as they occur, and print the counts at the end."""
         with closing(outcomes), self.bar:
             for path, outcome in outcomes:
                 if isinstance(outcome, ImageError):

@@ -1,4 +1,4 @@
-"""The output of `vitlite train`: a row or a line of JSON per epoch, and a summary at the end."""
+"""Print the output of `vitlite train`: a table row or a line of JSON per epoch, and a summary at the end."""
 
 import json
 import shlex
@@ -32,7 +32,7 @@ class Report:
     settings: Settings
     out: Path
     as_json: bool  # a line of JSON per epoch on stdout, everything else on stderr
-    rows: int = 0  # that were printed
+    rows: int = 0  # number of epochs printed so far
     lines: Lines = field(default_factory=Lines)
 
     def begin(self) -> None:
@@ -56,12 +56,12 @@ class Report:
                 f"({progress.seconds:.1f} seconds)"
             )
         elif is_finished(run.history, self.settings):
-            _say(f"this run is finished, after {done} of {epochs} epochs; to train again, choose another --out")
+            _say(f"this run already finished after {done} of {epochs} epochs; to train again, choose another --out")
         else:
             _say(f"resuming after epoch {done} of {epochs}")
 
     def step(self, run: Run) -> None:
-        """Print occasional progress within an epoch. On a terminal, a bar shows it instead."""
+        """Print the progress within an epoch at intervals, unless a terminal shows a bar."""
         figures = ", ".join(f"{name} {value}" for name, value in running_figures(run).items())
         progress = run.progress
         self.lines.say(
@@ -69,7 +69,7 @@ class Report:
         )
 
     def epoch(self, history: History) -> None:
-        """Print the new epochs."""
+        """Print the epochs that have not been printed yet."""
         if not self.rows and self.split.held_out:
             write_split(self.out / SPLIT, self.data, self.split.held_out)
         if self.as_json:
@@ -88,19 +88,19 @@ class Report:
             print(_row(_cells(history[i], epochs), widths) + "  best so far" * best, flush=True)
 
     def end(self, history: History) -> None:
-        """Draw the curves, print which epoch is the best and why, and suggest commands that use its weights."""
+        """Draw the curves, explain which epoch is the best, and suggest commands that use the best weights."""
         try:
             draw_curves(history, self.out / CURVES)
         except MissingExtraError as error:
-            _say(f"no {CURVES}: {error}")
-        lines = [f"{why_best(history)} Its weights are in {self.out / BEST}.", "", "Next:"]
+            _say(f"{CURVES} was not drawn. {error}")
+        lines = [f"{why_best(history)} The weights are in {self.out / BEST}.", "", "Next steps:"]
         if len(history) < self.settings.epochs:
             lines.insert(0, f"Stopped early: no improvement in {self.settings.patience} epochs (--patience).")
         lines += [f"  {command}" for command in self._commands()]
         print(printable("\n" + "\n".join(lines)), file=sys.stderr if self.as_json else sys.stdout)
 
     def _commands(self) -> list[str]:
-        """Return commands that use the best epoch, quoted for a shell."""
+        """Return shell commands that use the weights of the best epoch."""
         best, photo = str(self.out / BEST), "PHOTO.jpg"
         photo = next((str(path) for path in self.split.validation.files() if str(path).isprintable()), photo)
         split = ["--split", str(self.out / SPLIT)] if self.split.held_out else []

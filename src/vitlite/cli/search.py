@@ -1,4 +1,4 @@
-"""`vitlite search`: find the images that are most similar to others."""
+"""`vitlite search`: find the images that are most similar to given images."""
 
 import json
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite search`."""
     parser.add_argument(
-        "vectors", type=expanded, metavar="VECTORS", help="the .safetensors file that `vitlite embed` wrote"
+        "vectors", type=expanded, metavar="VECTORS", help="a .safetensors file written by `vitlite embed`"
     )
     add_paths(parser)
     parser.add_argument("--top", type=positive, default=10, metavar="N", help="matches per image; default: %(default)s")
@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--out", type=expanded, metavar="JPG", help="a contact sheet to draw; an existing file is replaced"
     )
     parser.add_argument("--format", choices=("table", "jsonl"), default="table", help="default: %(default)s")
-    add_model_arguments(parser, default="the one that made the vectors")
+    add_model_arguments(parser, default="the model that made the vectors")
 
 
 def run(args: Namespace) -> int:
@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
     if args.out:
         check_not_an_input(Path(args.out), args, chain(queries, vectors.paths))
         check_size(len(queries), min(args.top, len(vectors)))
-    args.quick_decode = vectors.quick_decode  # queries are decoded as the images of the vectors were
+    args.quick_decode = vectors.quick_decode  # decode the queries in the same way as the images of the vectors
     model = _model_of(vectors, args) if args.model is None else open_model(args)
     found = search(vectors, model, queries, args.top)
     for path, matches in zip(queries, found, strict=True):
@@ -61,8 +61,8 @@ def run(args: Namespace) -> int:
         missing = [match.path for matches in found for match in matches if not os.path.exists(match.path)]
         if missing:
             print(
-                f"vitlite: {len(missing)} of the images found do not exist, such as {printable(missing[0])}; they are "
-                "grey on the sheet. Run this command in the folder where embed ran.",
+                f"vitlite: {len(missing)} of the images found do not exist, such as {printable(missing[0])}, and are "
+                "shown in grey. If the paths are relative, run this command in the folder in which embed was run.",
                 file=sys.stderr,
             )
         save_image(contact_sheet(queries, found), args.out)
@@ -71,12 +71,12 @@ def run(args: Namespace) -> int:
 
 
 def _model_of(vectors: "Vectors", args: Namespace) -> "ViT":
-    """Open the model that made the vectors, by the name that the vectors file records."""
+    """Open the model that made the vectors, with the name recorded in the file of vectors."""
     args.model, args.size = vectors.model, args.size or vectors.image_size
     try:
         return open_model(args)
     except VitliteError as error:
         raise InputError(
-            f"Cannot open {vectors.model}, which made the vectors in {args.vectors}: {error} If the model has moved, "
-            "pass --model MODEL. If embed was run with --weights, pass --weights PATH."
+            f"Cannot open the model of {args.vectors}, {vectors.model}: {error} If the model has moved, pass --model "
+            "MODEL. If embed was run with --weights, pass --weights PATH."
         ) from error

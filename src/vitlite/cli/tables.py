@@ -1,4 +1,4 @@
-"""Format text for a terminal: tables, bold type and large numbers."""
+"""Format tables, bold text and large numbers for a terminal."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ GAP = 2  # spaces between columns
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
-    """Return a table: the first column is aligned left, the others right. Columns beyond `width` are left out.
+    """Format a table. The first column is aligned left, the others right. Columns that exceed `width` are omitted.
 
     >>> print(table(["name", "params"], [["vit_tiny_16", "5.7 M"], ["vit_base_16", "86.6 M"]]))
     name         params
@@ -28,7 +28,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | Non
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
-    """Return the width of the terminal that `stream` (default: stdout) writes to, or None if it is not a terminal."""
+    """Return the width of the terminal of `stream` (default: stdout), or None if `stream` is not a terminal."""
     stream = stream or sys.stdout
     if not stream.isatty():
         return None
@@ -44,13 +44,13 @@ def bold(text: str, stream: TextIO | None = None) -> str:
 
 
 def with_bold_header(text: str) -> str:
-    """Return the text of a table. On a terminal, the first line is bold."""
+    """Return the text of a table with the first line in bold if stdout is a terminal."""
     header, newline, rows = text.partition("\n")
     return bold(header) + newline + rows
 
 
 def count(number: float) -> str:
-    """Return a large number in short form.
+    """Format a large number with a unit prefix.
 
     >>> count(86_567_656), count(17_564_000_000), count(512)
     ('86.6 M', '17.6 G', '512')

@@ -1,4 +1,4 @@
-"""`vitlite verify`: hash weights again."""
+"""`vitlite verify`: check weights for damage, by hashing the files again."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -13,12 +13,16 @@ from vitlite.zoo.download import find_cached, stated_hash
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite verify`."""
     parser.add_argument(
-        "targets", type=expanded, nargs="*", metavar="NAME|PATH", help="default: every checkpoint in the cache"
+        "targets",
+        type=expanded,
+        nargs="*",
+        metavar="NAME|PATH",
+        help="checkpoints or files; default: all checkpoints in the cache",
     )
 
 
 def run(args: Namespace) -> int:
-    """Hash files again and compare the hashes. Return 1 if any file is damaged or missing."""
+    """Hash files again and compare the hashes. Return 1 if a file is damaged or missing."""
     targets = args.targets or [record.name for record in registry.RECORDS.values() if _file_of(record) is not None]
     failed = 0
     for target in targets:
@@ -38,10 +42,10 @@ def _file_of(record: registry.Record) -> Path | None:
 
 
 def _verify(target: str) -> str:
-    """Hash a file, and return a line that says it is good.
+    """Hash a file again, and return a line for the report.
 
     Raises:
-        DownloadError: The hash is wrong, or the file does not exist.
+        DownloadError: The hash does not match, or the file does not exist.
     """
     expected = None
     path: Path | None = Path(target)

@@ -1,4 +1,4 @@
-"""The output folder of a job on Ray: Parquet files, and a JSON file that identifies their job."""
+"""Manage the output folder of a Ray job, with Parquet files and a JSON file (the mark) that identifies the job."""
 
 import json
 import secrets
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 MARK = "_vitlite.json"  # readers of Parquet folders skip names that begin with an underscore
 MARK_BEGUN = "_vitlite.json.partial"
 LOCK = "_vitlite.lock"
-READERS = 16  # files that are read at once, because network storage has a high latency
+READERS = 16  # number of files read in parallel, because network storage has a high latency
 
 
 class Output(NamedTuple):
-    """The output folder of a job, which only this job may write.
+    """The output folder of a job, in which no other job may write.
 
     Attributes:
         files: The file system of the folder.
         folder: The path of the folder in that file system.
-        prefix: The prefix of the job's file names, which is different for each folder.
-        schema: The columns of the files, with the job's identity as metadata.
+        prefix: The prefix of the job's file names. Every folder has a different random prefix.
+        schema: The columns of the files, and the identity of the job as metadata.
         done: The paths of the images that are already in the folder.
     """
 
@@ -42,19 +42,19 @@ class Output(NamedTuple):
 
 @contextmanager
 def open_output(files: "FileSystem", folder: str, columns: "pa.Schema", identity: dict[str, Any]) -> Iterator[Output]:
-    """Open the folder of a job: a new folder, or the folder of an earlier run of the same job.
+    """Open a new output folder, or the folder of an earlier run of the same job.
 
-    Incomplete files of a killed run are deleted, if a lock shows that no other process is writing them.
+    On a local disk, a lock keeps other processes out, and incomplete files of a killed run are deleted.
 
     Args:
         files: The file system of the folder.
         folder: The path of the folder in that file system.
         columns: The columns of the output.
-        identity: Everything that determines the results.
+        identity: The values that determine the results.
 
     Raises:
-        InputError: The folder contains files of other programs, or results of another model or other options; or
-            another process is writing to it.
+        InputError: The folder contains files of other programs or results of another job, another process is writing
+            to the folder, or the folder cannot be created.
     """
     from pyarrow.fs import LocalFileSystem
 
@@ -90,7 +90,7 @@ def _names(files: "FileSystem", folder: str) -> list[str]:
 
 
 def _is_marked(files: "FileSystem", folder: str) -> bool:
-    """Return True if a job wrote this folder, and False if it is new or empty.
+    """Return True if the folder contains the mark of a job, and False if the folder is new or empty.
 
     Raises:
         InputError: The folder contains other files.
@@ -104,7 +104,7 @@ def _is_marked(files: "FileSystem", folder: str) -> bool:
 
 
 def _prefix(files: "FileSystem", folder: str, identity: dict[str, Any]) -> str:
-    """Return the prefix of the job's file names: the one in the mark of the folder, or a new one.
+    """Return the prefix of the job's file names from the mark of the folder. In a new folder, write a mark first.
 
     Raises:
         InputError: The mark is damaged or belongs to another job.
@@ -122,10 +122,11 @@ def _prefix(files: "FileSystem", folder: str, identity: dict[str, Any]) -> str:
         mark = json.loads(content)
         prefix, found = str(mark["prefix"]), mark["identity"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InputError(f"{path} is damaged. Choose another --out.") from error
+        raise InputError(f"{path} is damaged, so the job cannot be resumed. Choose another --out.") from error
     if found != identity:
         raise InputError(
-            f"{folder} was written with another model or other options. Repeat that command, or choose another --out."
+            f"{folder} was written with another model or other options. Use the same model and options, or choose "
+            "another --out."
         )
     return prefix
 
@@ -136,7 +137,7 @@ def own_files(files: "FileSystem", folder: str, prefix: str) -> list[str]:
 
 
 def _paths_done(files: "FileSystem", paths: list[str], local: bool) -> "pa.Array":
-    """Return the paths of all images in these output files."""
+    """Return the column `path` of all output files."""
     import pyarrow as pa
 
     with ThreadPoolExecutor(READERS) as readers:
@@ -146,17 +147,18 @@ def _paths_done(files: "FileSystem", paths: list[str], local: bool) -> "pa.Array
 
 
 def _paths_in(files: "FileSystem", local: bool, path: str) -> "pa.ChunkedArray":
-    """Return the column `path` of a file. An incomplete file is deleted and counts as empty."""
+    """Return the column `path` of a file. On a local disk, delete an incomplete file and return no paths."""
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
         with files.open_input_file(path) as file:
             return parquet.read_table(file, columns=["path"])["path"]
-    except pa.ArrowInvalid as error:  # a Parquet file is not readable without its last bytes
+    except pa.ArrowInvalid as error:  # a Parquet file without the last bytes is not readable
         if not local:
             raise InputError(
-                f"{path} is incomplete: its job was killed or is still running. Wait for the job, or delete the file."
+                f"{path} is incomplete, because a job is still writing it or was killed. Wait for that job, or delete "
+                "the file."
             ) from error
     files.delete_file(path)
     return pa.chunked_array([], pa.string())

@@ -1,6 +1,6 @@
-"""Run whole jobs on Ray: write a vector or labels for each of millions of images to Parquet files.
+"""Run whole jobs on Ray, which write vectors or labels of millions of images to Parquet files.
 
-A killed job resumes when it is started again.
+To resume a killed job, start it again.
 """
 
 import sys
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from vitlite.nn.vit import ViT
 
-BLOCK = 256  # paths in a unit of work, which is repeated if an actor is lost
-FILE = 4096  # minimum number of rows in an output file; a killed job loses the rows of unfinished files
+BLOCK = 256  # paths in a unit of work; if an actor is lost, the unit is computed again
+FILE = 4096  # minimum number of rows in an output file; a killed job loses the rows of incomplete files
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Actors:
 
     Attributes:
         batch: The number of images per batch.
-        dtype: The dtype of the computation, such as "bfloat16"; None for the model's own.
-        device: The device, such as "cuda"; None for the model's own.
-        count: The number of actors; None for one per core or, with `device="cuda"`, one per GPU.
+        dtype: The dtype of the computation, such as "bfloat16". Default: the dtype of the model.
+        device: The device, such as "cuda". Default: the device of the model.
+        count: The number of actors. Default: one per core or, with `device="cuda"`, one per GPU.
 
     Raises:
         InputError: `batch` or `count` is not a positive integer.
@@ -54,7 +54,7 @@ class Actors:
 
 
 class Summary(NamedTuple):
-    """The number of images in an output, and how many of these are broken and how many are new."""
+    """The number of images in an output folder, of images that could not be read, and of images added by this run."""
 
     images: int
     broken: int
@@ -62,7 +62,7 @@ class Summary(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """A kind of job.
+    """The parts that differ between embedding and classifying.
 
     Attributes:
         actor: The class of the actors.
@@ -93,14 +93,14 @@ def check_installed() -> None:
 def embed_images(
     model: "ViT", source: Source, out: str, actors: Actors, *, on_resume: Callable[[int], None]
 ) -> Summary:
-    """Write a vector for each image to Parquet files, or resume an earlier run of the same job.
+    """Write the vector of each image to Parquet files, or resume an earlier run of the same job.
 
     Args:
         model: A model with preprocessing that is not optimized.
         source: The result of `find_source`.
-        out: The folder for the files, or its URL.
+        out: The path or URL of the output folder.
         actors: The number of actors and their settings.
-        on_resume: Called if images are already done, with their number.
+        on_resume: Called with the number of images already done, if there are any.
 
     Raises:
         ImageError: The model has no preprocessing.
@@ -108,14 +108,14 @@ def embed_images(
     """
     from vitlite.inference.predict import embed
 
-    embed(model, ())  # raises an error now if the model lacks something
+    embed(model, ())  # raises an error now if the model has no preprocessing
     return _run(_Job(Embedder, {}, {"vector": "float"}, {}), model, source, out, actors, on_resume)
 
 
 def classify_images(
     model: "ViT", source: Source, out: str, actors: Actors, *, top: int, on_resume: Callable[[int], None]
 ) -> Summary:
-    """Write the `top` most probable labels of each image to Parquet files, like `embed_images`.
+    """Write the `top` most probable labels of each image to Parquet files. See `embed_images` for the arguments.
 
     Raises:
         ImageError: The model has no preprocessing.
@@ -124,7 +124,7 @@ def classify_images(
     from vitlite.checkpoints.fingerprint import hash_of_answers
     from vitlite.inference.predict import classify
 
-    classify(model, (), top)  # raises an error now if the model lacks something
+    classify(model, (), top)  # raises an error now if the model has no preprocessing or labels
     identity = {"top": top, "answers": hash_of_answers(model)}
     job = _Job(Classifier, {"top": top}, {"labels": "string", "scores": "float"}, identity)
     return _run(job, model, source, out, actors, on_resume)
@@ -133,7 +133,7 @@ def classify_images(
 def _run(
     job: _Job, model: "ViT", source: Source, out: str, actors: Actors, on_resume: Callable[[int], None]
 ) -> Summary:
-    """Process the images that are not yet in the output, and return a summary of the output."""
+    """Process the images that are not in the output folder yet, and return a summary of the folder."""
     import pyarrow as pa
     import ray.data
 
@@ -156,7 +156,7 @@ def _run(
 
 
 def _answers(rows: "Dataset", job: _Job, model: "ViT", actors: Actors, workers: int) -> "Dataset":
-    """Return the results of the actors for each row, computed lazily."""
+    """Return a lazy dataset with the results of the actors."""
     import ray.data
 
     return rows.map_batches(
@@ -172,7 +172,7 @@ def _answers(rows: "Dataset", job: _Job, model: "ViT", actors: Actors, workers: 
 
 
 def _write(answers: "Dataset", output: Output, writers: int) -> None:
-    """Write rows to new files in the folder."""
+    """Compute the results, and write them to new files in the folder."""
     from ray.data.datasource import FilenameProvider
 
     schema = output.schema

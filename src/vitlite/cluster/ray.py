@@ -1,7 +1,8 @@
 """Actors on Ray: `Embedder` and `Classifier` for Ray Data's `map_batches`.
 
-Ray schedules the work, limits memory, and replaces lost actors and nodes. Only paths pass through it, and each actor
-reads its own images, because `ray.data.read_binary_files` would end the whole job at the first unreadable file.
+Ray schedules the work, limits memory, and replaces lost actors and nodes. In the jobs of `vitlite.cluster.jobs`, Ray
+passes only paths to the actors, which read the images themselves, because `ray.data.read_binary_files` would end the
+whole job at the first unreadable file.
 """
 
 from collections import deque
@@ -24,9 +25,10 @@ T = TypeVar("T")
 
 
 class Embedder:
-    """Add a vector to each image of a table. It reads `path`, and `bytes` if present; it adds `vector` and `error`.
+    """Add the columns `vector` and `error` to tables of images, which have a column `path` and optionally `bytes`.
 
-    Other columns are kept; `bytes` is removed. An image that cannot be read has an error instead of a vector.
+    If there is a column `bytes`, images are read from it, and it is removed. Other columns are kept. An image that
+    cannot be read has an error instead of a vector.
 
         ds = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)
         ds.map_batches(vitlite.cluster.ray.Embedder, fn_constructor_args=(ray.put(model),), batch_format="pyarrow",
@@ -45,11 +47,12 @@ class Embedder:
         """Optimize the actor's own copy of a model.
 
         Args:
-            model: A model with preprocessing that is not optimized. `ray.put(model)` sends its weights once per node.
+            model: A model with preprocessing that is not optimized, or `ray.put(model)`, which sends the weights to
+                each node only once.
             batch: The number of images per batch.
-            dtype: The dtype of the computation, such as "bfloat16"; None for the model's own.
-            device: The device, such as "cuda"; None for the model's own.
-            threads: The number of threads of this process. Pass the actor's `num_cpus`.
+            dtype: The dtype of the computation, such as "bfloat16". Default: the dtype of the model.
+            device: The device, such as "cuda". Default: the device of the model.
+            threads: The number of threads of this process. Pass the `num_cpus` of the actor.
 
         Raises:
             InputError: `batch` or `threads` is not a positive integer.
@@ -69,7 +72,7 @@ class Embedder:
 
 
 class Classifier:
-    """Add labels to each image of a table, like `Embedder`. The new columns are `labels`, `scores` and `error`."""
+    """Add the columns `labels`, `scores` and `error` to tables of images. See `Embedder` for the input."""
 
     def __init__(
         self,
@@ -81,7 +84,19 @@ class Classifier:
         device: str | None = None,
         threads: int = 1,
     ) -> None:
-        """Optimize the actor's own copy of a model. `top` is the number of labels. See `Embedder` for the others."""
+        """Optimize the actor's own copy of a model.
+
+        Args:
+            model: A model with labels and preprocessing that is not optimized, or `ray.put(model)`.
+            top: The number of labels per image.
+            batch: The number of images per batch.
+            dtype: The dtype of the computation. Default: the dtype of the model.
+            device: The device. Default: the device of the model.
+            threads: The number of threads of this process. Pass the `num_cpus` of the actor.
+
+        Raises:
+            InputError: `top`, `batch` or `threads` is not a positive integer.
+        """
         check_count(top, "top")
         check_count(batch, "batch")
         self.model, self.top, self.batch = _prepare(model, dtype, device, threads), top, batch
@@ -100,7 +115,7 @@ class Classifier:
 
 
 def _prepare(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None, threads: int) -> "ViT":
-    """Return an optimized copy of the model for this actor, on the device."""
+    """Return an optimized copy of the model on the device of this actor."""
     import torch
 
     from vitlite.fast.optimize import optimize
@@ -118,19 +133,23 @@ def _prepare(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | Non
 def _work_through(
     table: "pa.Table", work: "Callable[[Iterator[bytes]], Outcomes[T]]"
 ) -> "tuple[pa.Table, list[T | None], pa.Array]":
-    """Return the table without `bytes`, with a result or None, and an error or null, for each image."""
+    """Compute the results for a table of images.
+
+    Returns:
+        The table without `bytes`; the result of each image, or None; the error of each image, or null.
+    """
     import pyarrow as pa
 
     if not isinstance(table, pa.Table) or "path" not in table.column_names:
         given = table.column_names if isinstance(table, pa.Table) else type(table).__name__
         raise InputError(
             f"The actor needs Arrow tables with a column named path, got {given}. "
-            'Pass batch_format="pyarrow" to map_batches and include_paths=True to read_binary_files.'
+            'Pass batch_format="pyarrow" to map_batches, and include_paths=True to read_binary_files if you use it.'
         )
     paths = table["path"].to_pylist()
     results: list[T | None] = [None] * len(paths)
     errors: list[str | None] = [None] * len(paths)
-    rows: list[int] = []  # of the readable images, in the order in which `work` gets them
+    rows: list[int] = []  # rows of the readable images, in the order of `work`
 
     def readable() -> Iterator[bytes]:
         contents = iter(table["bytes"].to_pylist()) if "bytes" in table.column_names else _read_ahead(paths)
@@ -152,7 +171,7 @@ def _work_through(
 
 
 def _read_ahead(paths: Sequence[str | None]) -> Iterator[bytes | Exception]:
-    """Yield the contents of files in order. Files are read in the background while others are decoded."""
+    """Yield the contents of files in order, or errors. Background threads read a few files ahead."""
     reading: deque[Future[bytes | Exception]] = deque()
     with ThreadPoolExecutor(READERS, "vitlite-files") as readers:
         for path in paths:
@@ -164,7 +183,7 @@ def _read_ahead(paths: Sequence[str | None]) -> Iterator[bytes | Exception]:
 
 
 def _read(path: str | None) -> bytes | Exception:
-    """Return the content of a file, or the error if it cannot be read."""
+    """Return the content of a file, or the error if reading fails."""
     import pyarrow as pa
 
     if path is None:

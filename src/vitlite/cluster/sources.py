@@ -1,4 +1,4 @@
-"""The input of a job on Ray: the images of a folder, a list or Parquet files, on disk or at a URL."""
+"""Find the input images of a Ray job in a folder, a list or Parquet files, on disk or at a URL."""
 
 import io
 import math
@@ -25,9 +25,9 @@ class Source(NamedTuple):
     """The images of a job.
 
     Attributes:
-        name: The folder, list or Parquet file that was passed.
-        paths: The paths of the images, without duplicates; None for Parquet files that contain the images themselves.
-        skipped: The number of other files in the folder, by extension.
+        name: The path or URL of the folder, list or Parquet file.
+        paths: The paths of the images, without duplicates. None if Parquet files contain the images themselves.
+        skipped: The number of files in the folder that are not images, by extension.
     """
 
     name: str
@@ -36,11 +36,14 @@ class Source(NamedTuple):
 
 
 def find_source(name: str) -> Source:
-    """Find the images of a folder, of a list or of Parquet files, given as a path or a URL.
+    """Find the images in a folder, a list or Parquet files.
+
+    Args:
+        name: A path or a URL.
 
     Raises:
-        ImageError: There is no such file or folder, or no image in it.
-        InputError: The Parquet files cannot be read or have rows without a path, or the URL scheme is unknown.
+        ImageError: The file or folder does not exist, or contains no images.
+        InputError: The Parquet files cannot be read or have rows without a path, or the URL scheme is not supported.
     """
     from pyarrow.fs import FileType
 
@@ -48,7 +51,7 @@ def find_source(name: str) -> Source:
     files, place = locate(name)
     kind = files.get_file_info(place).type
     if kind == FileType.NotFound:
-        raise ImageError(f"No such folder, list or Parquet file: {name}")
+        raise ImageError(f"There is no folder, list or Parquet file {name}. Check the path or URL.")
     is_folder = kind == FileType.Directory
     inside = _files_below(files, place) if is_folder else [place]
     images, skipped = by_ending(inside, SUFFIXES)
@@ -64,7 +67,7 @@ def find_source(name: str) -> Source:
     if b"\0" in content:
         raise ImageError(
             f"{name} is not a list of images, because it contains binary data. "
-            "Pass a text file with one path per line, or an image with a supported extension."
+            "Pass a text file with one path per line, or a file with the extension of an image."
         )
     lines = io.StringIO(content.decode(errors="surrogateescape"), newline=None)
     paths = read_listing(lines)
@@ -74,11 +77,14 @@ def find_source(name: str) -> Source:
 
 
 def _no_images(name: str) -> ImageError:
-    return ImageError(f"No images found in {name}. Supported in folders: {' '.join(sorted(SUFFIXES))}.")
+    return ImageError(
+        f"No images found in {name}. Pass a folder of images ({' '.join(sorted(SUFFIXES))}), a list of paths, or "
+        "Parquet files."
+    )
 
 
 def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
-    """Return the images of Parquet files with a column `path` and, if they contain the images, `bytes`."""
+    """Return the images of Parquet files with a column `path` and, optionally, a column `bytes` with the images."""
     import pyarrow as pa
     from pyarrow import dataset
 
@@ -87,13 +93,14 @@ def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
         columns = rows.schema.names
         if "path" not in columns:
             raise InputError(
-                f"{name} needs a column named path and, if it contains images, one named bytes. Its columns: {columns}."
+                f"{name} has the columns {columns}, but none named path. Name the column of paths path, and the column "
+                "of image files, if there is one, bytes."
             )
         without_path = rows.count_rows(filter=dataset.field("path").is_null())
         if without_path:
             raise InputError(
-                f"{name} has {without_path} row{'s' * (without_path != 1)} without a path. "
-                f"Remove {'them' if without_path != 1 else 'it'}."
+                f"{name} has {without_path} row{'s' * (without_path != 1)} without a path. Remove all rows in "
+                "which the column path is null."
             )
         if rows.count_rows() == 0:
             raise _no_images(name)
@@ -101,7 +108,7 @@ def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
             return Source(name, None, Counter())
         paths = rows.to_table(columns=["path"])["path"].cast(pa.string()).to_pylist()
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise InputError(f"{name} cannot be read as Parquet: {error}. Write the file again.") from error
+        raise InputError(f"Cannot read {name} as Parquet: {error}. Write the file again.") from error
     return Source(name, _unique(paths), Counter())
 
 
@@ -120,7 +127,7 @@ def _files_below(files: "FileSystem", folder: str) -> list[str]:
 
 
 def _unique(paths: Sequence[str]) -> "pa.Array":
-    """Return the paths without duplicates. They become absolute, because actors have another working folder."""
+    """Return absolute paths without duplicates. Relative paths would fail, because actors run in other folders."""
     import pyarrow as pa
 
     absolute = [path if "://" in path else os.path.abspath(path) for path in paths]
@@ -128,12 +135,13 @@ def _unique(paths: Sequence[str]) -> "pa.Array":
         return pa.chunked_array([absolute], pa.string()).unique()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{error.object} is not valid Unicode, which Ray and Parquet need. Rename it, or use --engine local."
+            f"The path {error.object} is not valid Unicode, which Ray and Parquet need. Rename the file, or use "
+            "--engine local."
         ) from error
 
 
 def remaining(source: Source, done: "pa.Array", unit: int) -> "tuple[Dataset | None, int]":
-    """Return the images that are not done yet, and the maximum number of units of work.
+    """Return the images that are not done yet, or None if there are none, and the maximum number of units of work.
 
     Args:
         source: All images.
@@ -157,10 +165,10 @@ def _without(table: "pa.Table", done: "pa.Array") -> "pa.Table":
 
 
 def _remaining_in_parquet(name: str, done: "pa.Array", unit: int) -> "tuple[Dataset, int]":
-    """Return the remaining images of Parquet files that contain the images. Each task reads one row group.
+    """Return the remaining images of Parquet files that contain the images themselves. Each task reads one row group.
 
-    The tasks reserve no core, because the actors occupy all of them. `ray.data.read_parquet` would need a core to
-    list files.
+    The tasks reserve no core, because the actors occupy all cores. `ray.data.read_parquet` is not used, because it
+    would need a core to list the files.
     """
     import pyarrow as pa
     import ray.data
@@ -214,7 +222,7 @@ def locate(path: str) -> tuple["FileSystem", str]:
     """Return the file system of a path or URL, and the path in this file system.
 
     Raises:
-        InputError: pyarrow does not support the URL's scheme.
+        InputError: pyarrow does not support the scheme of the URL.
     """
     from pyarrow.fs import LocalFileSystem
 
@@ -234,4 +242,6 @@ def _file_system(url: str) -> tuple["FileSystem", str]:
     try:
         return FileSystem.from_uri(url)
     except pa.ArrowException as error:
-        raise InputError(f"Cannot open {url}: {error}. Supported schemes: file, s3, gs, abfs, hdfs.") from error
+        raise InputError(
+            f"Cannot open {url}: {error}. Use a path, or a URL that begins with file, s3, gs, abfs or hdfs."
+        ) from error

@@ -1,7 +1,7 @@
-"""Three ways to compute attention without gradients: torch's kernel, small buffers, or only the class token.
+"""Compute attention without gradients, with torch's kernel, in small buffers, or only for the class token.
 
-All three compute softmax(unit q k^T) v from queries that are already scaled. The unit is 1, or
-ln 2 if powers of two replace powers of e.
+All three functions compute softmax(unit q k^T) v from queries that are already scaled. `unit` is 1, or ln 2 if softmax
+uses powers of two instead of powers of e.
 
 Shapes: b images, n tokens, d width of a head, c width of a token; `qkv` stacks q, k and v.
 """
@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-SCORES = 4 << 20  # bytes of attention scores at a time, so that softmax finds them in cache
+SCORES = 4 << 20  # bytes of attention scores computed at a time, so that they stay in cache for softmax
 TRANSPOSED = 256  # minimum number of tokens for which transposing the keys pays off in float32
-IN_RANGE = 1e-24, 1e24  # sums of powers within these bounds are far from the limits of float32
+IN_RANGE = 1e-24, 1e24  # bounds for sums of powers, far from the limits of float32
 
 
 def attend_fused(qkv: Tensor, unit: float) -> Tensor:
-    """Compute attention with torch's choice of kernel: (3, b, heads, n, d) -> (b, n, heads, d)."""
+    """Compute attention with a kernel that torch chooses: (3, b, heads, n, d) -> (b, n, heads, d)."""
     q, k, v = qkv
     return F.scaled_dot_product_attention(q, k, v, scale=unit).transpose(1, 2)
 
@@ -42,7 +42,7 @@ def attend_in_cache(qkv: Tensor, unit: float) -> Tensor:
 
 
 class HeadGroup(NamedTuple):
-    """Views of the buffers for some heads of one image."""
+    """Views of the buffers for a group of heads of one image."""
 
     q: Tensor  # (heads, n, d)
     k: Tensor  # (heads, d, n)
@@ -54,9 +54,10 @@ class HeadGroup(NamedTuple):
 
 
 def _attend(group: HeadGroup, unit: float) -> None:
-    """Write the attention of some heads into their part of the result.
+    """Compute the attention of a group of heads in place.
 
-    With powers of two, the scores are not shifted by their maximum. If a sum is out of range, softmax recomputes them.
+    With powers of two, the maximum is not subtracted from the scores first. If a sum is therefore out of range, torch's
+    softmax is used instead.
     """
     q, k, v, scores, weights, sums, out = group
     torch.bmm(q, k, out=scores)
@@ -72,10 +73,10 @@ def _attend(group: HeadGroup, unit: float) -> None:
 
 
 class Buffers(NamedTuple):
-    """Memory for attention, with views of it. The views are kept, because creating them takes time."""
+    """Memory for attention, and views of the memory, which are cached because creating views takes time."""
 
     qkv: Tensor  # of one image, (3, heads, n, d)
-    transposed_keys: Tensor | None  # (heads, d, n), if a product with them is faster
+    transposed_keys: Tensor | None  # (heads, d, n), if the product with transposed keys is faster
     groups: list[list[HeadGroup]]  # by image
     out: Tensor  # (b, n, heads, d)
 
@@ -84,7 +85,7 @@ _thread = threading.local()
 
 
 def _buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
-    """Return the buffers of this thread. They are reused, because new pages of memory take as long as a product.
+    """Return the buffers of this thread. They are reused, because allocating memory takes as long as a product.
 
     Args:
         shape: (b, heads, n, d).
@@ -122,11 +123,11 @@ def _new_buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
 
 
 class ClassTokenAttention:
-    """Attention of only the first token, without computing keys and values: (b, n, c) -> (b, 1, heads d).
+    """Attention of the first token only, without computing keys and values: (b, n, c) -> (b, 1, heads d).
 
-    q (W x) = (q W) x, and the weighted mean of W x is W times the weighted mean of x. So the weights of
-    the keys multiply only the query, and the weights of the values only one mean. The bias of the keys shifts all
-    scores equally and is left out.
+    Because q (W x) = (q W) x, the query is multiplied by the weights of the keys. Because the weighted mean of W x is W
+    times the weighted mean of x, only the mean is multiplied by the weights of the values. The bias of the keys is
+    omitted, because it shifts all scores equally.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, heads: int, dtype: torch.dtype, unit: float) -> None:

@@ -19,9 +19,10 @@ from vitlite.fast.measure import (
 )
 from vitlite.nn.vit import ViT
 
-MARGIN = 0.95  # of the time; smaller gains are noise and do not justify rounding or `optimize`
+MARGIN = 0.95  # a faster way must take less than this share of the time; smaller gains may be noise
 EAGER = ("eager", "float32")
-# The call for each way, in Python and on the command line. A later way is advised only if it is faster than all before.
+# The call for each way, in Python and on the command line. A later way is advised only if it is faster than all earlier
+# ways.
 WAYS = {
     EAGER: "the eager model",
     ("optimized", "float32"): "vitlite.optimize(model), on the command line --fast",
@@ -35,7 +36,7 @@ WAYS = {
 
 @dataclass
 class Timing:
-    """The times of one model on one batch in one dtype. Keys are "eager", "optimized" and "products"."""
+    """The measurements of a model for one batch size and dtype. Keys are "eager", "optimized" and "products"."""
 
     model: str
     size: int
@@ -47,13 +48,13 @@ class Timing:
     device: str = "cpu"
 
     def wrong(self) -> dict[str, float]:
-        """Return the differences from eager float32 that are too large for rounding errors."""
+        """Return the differences from eager float32 that are larger than rounding errors can be."""
         limit = (TOLERANCE if self.device == "cpu" else GPU_TOLERANCE)[getattr(torch, self.dtype)]
         return {name: value for name, value in self.differences.items() if not value <= limit}  # also catches NaN
 
 
 def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
-    """Measure one model on one batch, with float32 and bfloat16 in turns, on the device of the model.
+    """Measure a model with one batch size, alternating between float32 and bfloat16.
 
     Raises:
         InputError: `batch` or `rounds` is not a positive integer.
@@ -83,7 +84,10 @@ def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
 
 
 def advice(timings: Sequence[Timing]) -> list[str]:
-    """Return a sentence about the fastest way for each model and batch, and one about the accuracy of bfloat16."""
+    """Return a sentence for each model and batch size that says which way is fastest.
+
+    If bfloat16 is advised, another sentence gives the size of the rounding errors.
+    """
     seconds: dict[str, dict[tuple[str, str], float]] = {}
     for timing in timings:
         case = f"{timing.model} at {timing.size} px, batch {timing.batch}"
@@ -98,10 +102,10 @@ def advice(timings: Sequence[Timing]) -> list[str]:
                 best = way
         gain = f"{of_case[EAGER] / of_case[best]:.1f} times as fast as eager float32"
         if best == EAGER:
-            gain = f"nothing else is faster by {1 - MARGIN:.0%}"
+            gain = f"no other way is more than {1 - MARGIN:.0%} faster"
         sentences.append(f"{case}: use {WAYS[best]}; {gain}.")
         rounds = rounds or best[1] == "bfloat16"
     if rounds:
         largest = max(max(timing.differences.values()) for timing in timings if timing.dtype == "bfloat16")
-        sentences.append(f"bfloat16 rounds: its logits differ by up to {largest:.1%} of the largest logit.")
+        sentences.append(f"In bfloat16, logits differ from float32 by up to {largest:.1%} of the largest logit.")
     return sentences

@@ -1,4 +1,4 @@
-"""The layers of a ViT, rebuilt for inference: with packed weights that include scales, and norms as plain calls.
+"""The layers of a ViT, rebuilt for inference. Weights are packed and include all scales.
 
 Shapes: b images, c channels, h and w patches down and across, p and q pixels of a patch, n tokens, d width of a token.
 """
@@ -29,7 +29,7 @@ class Kernels(NamedTuple):
 
 
 def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Kernels:
-    """Return the fastest kernels for a model. Devices other than the CPU get torch's own."""
+    """Return the fastest kernels for a model. On devices other than the CPU, these are torch's kernels."""
     if device.type != "cpu":
         return Kernels(PlainLinear, attend_fused, 1.0)
     powers = tokens >= LONG and dtype in kernel_choice().powers
@@ -37,18 +37,18 @@ def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Ke
 
 
 class Layers(Protocol):
-    """A builder of the linear layers of a block: "qkv", "proj", "fc1" and "fc2". `int8` has another builder."""
+    """Protocol for builders of the linear layers of a block, which are named "qkv", "proj", "fc1" and "fc2"."""
 
-    dtype: torch.dtype  # of their results, except those added to the residual stream
+    dtype: torch.dtype  # of the layers' results, except results added to the residual stream
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """Return a layer. `then` names the next layer if there is only an activation in between."""
+        """Return a layer. `then` is the name of the next layer, if only an activation lies in between."""
 
     def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """Return the norm (or identity) before a layer, for inputs that are `factor` times too large."""
+        """Return the norm or identity before a layer. `factor` is the factor by which the inputs are too large."""
 
     def divisor(self, name: str) -> Tensor | float:
-        """Return the divisor for the inputs of a layer without a norm before it."""
+        """Return the number by which the inputs of a layer must be divided, if no norm before the layer does so."""
 
 
 class FloatLayers:
@@ -66,7 +66,7 @@ class FloatLayers:
         return plain_norm(norm, self.dtype, factor)
 
     def divisor(self, name: str) -> float:
-        """Return 1."""
+        """Return 1, because floating-point inputs need no divisor."""
         return 1.0
 
 
@@ -91,12 +91,14 @@ class FastPatches(nn.Module):
     def forward(self, images: Tensor, added: Tensor) -> Tensor:
         """Return the tokens.
 
-        `added` is (1, n, d): the prefix tokens, then the sum of position and bias for each patch.
+        Args:
+            images: (b, c, h, w).
+            added: The prefix tokens, followed by the sum of position and bias for each patch (1, n, d).
         """
         images = self.backbone(images.to(self.dtype))
         b, c, p, n = len(images), images.shape[1], self.patch_size, added.shape[1]
         x = images.new_empty((b, n, c * p * p), dtype=self.dtype)
-        x[:, : self.prefix_tokens] = 0  # projects to zero, because `added` contains the prefix tokens
+        x[:, : self.prefix_tokens] = 0  # zeros are projected to zeros, to which `added` adds the prefix tokens
         patches = rearrange(images, "b c (h p) (w q) -> b h w c p q", p=p, q=p)
         x[:, self.prefix_tokens :].view(patches.shape).copy_(patches)
         if self.norm_in is None:
@@ -107,7 +109,7 @@ class FastPatches(nn.Module):
 
 
 class FastAttention(nn.Module):
-    """`Attention` without the output projection. Weights include the scale: (b, n, d) -> (b, n, heads head_dim)."""
+    """`Attention` without the output projection, with scaled weights: (b, n, d) -> (b, n, heads head_dim)."""
 
     def __init__(self, attn: Attention, layers: Layers, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
@@ -125,7 +127,7 @@ class FastAttention(nn.Module):
         self.qkv = layers.linear("qkv", weight, bias)
         self.norm = layers.norm("proj", attn.norm)
         self.class_attend = None
-        if class_token_only and not attn.rotary:  # rotated keys have to be computed
+        if class_token_only and not attn.rotary:  # rotary positions need the keys
             self.class_attend = ClassTokenAttention(weight, bias, attn.heads, layers.dtype, kernels.unit)
 
     def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
@@ -160,7 +162,7 @@ class FastMLP(nn.Module):
 
 
 class FastSwiGLU(nn.Module):
-    """`SwiGLU` without the last layer. Gate and value are separate layers: (b, n, d) -> (b, n, mlp_dim)."""
+    """`SwiGLU` without the last layer, with separate layers for gate and value: (b, n, d) -> (b, n, mlp_dim)."""
 
     factor = 1.0
 
@@ -201,7 +203,7 @@ class FastBlock(nn.Module):
         return self._after_attention(self.attn(self.norm1(x), *rotation), x)
 
     def pooled_tokens(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Return the tokens that the pool reads after the last block, which may be only the class token."""
+        """Compute the last block only for the tokens that the pool needs, which may be just the class token."""
         if self.attn.class_attend is None:
             return self(x, *rotation)
         attended = self.attn.norm(self.attn.class_attend(self.class_norm(x)))
@@ -219,8 +221,8 @@ class FastBlock(nn.Module):
 class FastAttentionPool(nn.Module):
     """`AttentionPool` with a constant query, so that keys and values need not be computed: (b, n, d) -> (b, d).
 
-    q (W x) = (q W) x, and the weighted mean of W x is W times the weighted mean of x. The bias of the keys shifts all
-    scores equally and is left out.
+    This uses the identities of `ClassTokenAttention`. The bias of the keys is omitted, because it shifts all scores
+    equally.
     """
 
     def __init__(self, pool: AttentionPool, dtype: torch.dtype, linear: Linear) -> None:
@@ -247,9 +249,9 @@ class FastAttentionPool(nn.Module):
 
 
 def _rotate_in_place(x: Tensor, rotation: Tensor) -> None:
-    """Rotate queries and keys (b, n, 2, heads, head_dim) by the complex numbers of each token (n, head_dim / 2).
+    """Rotate queries and keys (b, n, 2, heads, head_dim) by the rotation of each token (n, head_dim / 2).
 
-    Two adjacent channels form a complex number, so that a rotation is one product.
+    Two adjacent channels are treated as a complex number, which is multiplied by the rotation.
     """
     pairs = x.view(*x.shape[:-1], -1, 2)
     wide = pairs.to(rotation.dtype.to_real())  # torch has no complex bfloat16
@@ -259,9 +261,9 @@ def _rotate_in_place(x: Tensor, rotation: Tensor) -> None:
 
 
 def _pairs_side_by_side(rows: Tensor, heads: int) -> Tensor:
-    """Reorder the channels of queries and keys, so that two channels that are rotated together are adjacent.
+    """Reorder the channels of queries and keys so that channels that are rotated together are adjacent.
 
-    The scores do not change, because queries and keys are reordered in the same way.
+    Queries and keys are reordered in the same way, so the scores do not change.
     """
     queries_and_keys, values = rows.tensor_split([len(rows) // 3 * 2])
     paired = rearrange(queries_and_keys, "(qk h part d) ... -> (qk h d part) ...", qk=2, h=heads, part=2)
@@ -269,7 +271,7 @@ def _pairs_side_by_side(rows: Tensor, heads: int) -> Tensor:
 
 
 def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
-    """Replace the weight-standardised convolutions of a ResNet stem with plain ones, and return the stem."""
+    """Replace the weight-standardised convolutions of a ResNet stem with plain convolutions, and return the stem."""
     for module in list(backbone.modules()):
         for name, conv in module.named_children():
             if isinstance(conv, StandardConv):
@@ -282,14 +284,14 @@ def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
 
 
 def activation(mlp: MLP) -> tuple[str, float, float]:
-    """Return the oneDNN activation of an MLP, with the factors to multiply by before and after the activation."""
+    """Return the name of an MLP's activation in oneDNN, and the factors to apply before and after the activation."""
     if isinstance(mlp.act, nn.GELU):
         return mlp.act.approximate, 1.0, 1.0
     return "swish", QUICK, 1 / QUICK
 
 
 def layer_scale(scale: nn.Module) -> Tensor | float:
-    """Return the factors of a `LayerScale`, or 1 for an identity."""
+    """Return the factors of a `LayerScale` module, or 1 if the module is an identity."""
     return getattr(scale, "gamma", 1.0)
 
 
@@ -312,12 +314,12 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def plain_norm(norm: nn.Module, dtype: torch.dtype, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """Return a plain call of a LayerNorm, which is faster than a call of the module; or return an identity.
+    """Return a function that computes a LayerNorm, which is faster than calling the module.
 
     Args:
-        norm: A LayerNorm or an identity.
+        norm: A LayerNorm. For any other module, an identity is returned.
         dtype: The dtype for the weights of the norm.
-        factor: The factor by which the input is too large. A norm cancels it, but epsilon must be adjusted.
+        factor: The factor by which the input is too large. The norm cancels this factor if epsilon is adjusted.
     """
     if not isinstance(norm, nn.LayerNorm):
         return lambda x: x

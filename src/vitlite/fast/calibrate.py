@@ -1,4 +1,4 @@
-"""Calibration for int8: record the inputs of every layer for a few images, and choose how to quantise them.
+"""Calibrate int8: record the inputs of every linear layer for a few images, and choose a quantisation for each layer.
 
 Shapes: b images, n tokens, d inputs, k outputs.
 """
@@ -20,23 +20,23 @@ from vitlite.nn.layers import MLP, Block
 from vitlite.nn.vit import ViT
 
 BATCH = 8  # images at a time
-TOKENS = 512  # maximum number of tokens of a layer on which quantisations are compared
+TOKENS = 512  # maximum number of recorded tokens per layer, on which quantisations are compared
 TOKENS_OF_IMAGE = 16
-LARGEST_ERROR = 0.1  # of a layer in int8, relative to the deviation of its outputs; above this, it stays in floats
-BALANCES = (0.5, 0.75, 1.0)  # share of the difference between channels that moves into the weights
-CLIPS = (0.9, 0.8, 0.65, 0.5)  # shares of the observed range; values outside are clipped
+LARGEST_ERROR = 0.1  # relative to the deviation of the outputs; layers with larger errors are not quantised
+BALANCES = (0.5, 0.75, 1.0)  # SmoothQuant's alpha: share of the channels' differences that moves into the weights
+CLIPS = (0.9, 0.8, 0.65, 0.5)  # shares of the observed range that are kept; values outside are clipped
 
 
 @torch.no_grad()
 def calibrated(model: ViT, images: Iterable[Any]) -> list[dict[str, Quantization]]:
-    """Return the quantisations of each block, by layer name. Layers for which int8 is too coarse are left out.
+    """Return the quantisations of each block by layer name, without the layers for which int8 is too coarse.
 
     Args:
         model: An eager model.
         images: Images that `model.preprocess` accepts.
 
     Raises:
-        OptimizedError: There is no image, the output for an image is not finite, or int8 is too coarse for every layer.
+        OptimizedError: There are no images, an output is not finite, or int8 is too coarse for every layer.
     """
     with _recorded_inputs(model) as inputs:
         _run(model, images)
@@ -49,7 +49,7 @@ def calibrated(model: ViT, images: Iterable[Any]) -> list[dict[str, Quantization
 
 
 def fingerprint(quantizations: Sequence[dict[str, Quantization]]) -> str:
-    """Return a short hash of the quantisation of a model. Like the weights, it affects the outputs."""
+    """Return a short hash of a model's quantisation, which affects the outputs and thus identifies vectors."""
     digest = hashlib.sha256()
     for block in quantizations:
         for name, (scale, zero_point, smoothing) in block.items():
@@ -59,7 +59,7 @@ def fingerprint(quantizations: Sequence[dict[str, Quantization]]) -> str:
 
 
 class Inputs:
-    """A record of the inputs of a layer: their range, and some of the tokens."""
+    """The recorded range of a layer's inputs, and some of the tokens."""
 
     def __init__(self) -> None:
         self.low = self.high = torch.zeros(())  # (d,)
@@ -83,7 +83,7 @@ class Inputs:
 
 
 def _some_tokens(image: Tensor) -> Tensor:
-    """Return some tokens of an image (n, d): evenly spaced tokens, and the token with the largest value."""
+    """Return the token with the largest value in an image, followed by evenly spaced tokens: (n, d)."""
     largest = int(image.abs().amax(1).argmax())
     spaced = torch.linspace(0, len(image) - 1, TOKENS_OF_IMAGE - 1, dtype=torch.float64).long()
     return image[[largest, *spaced.tolist()]].clone()
@@ -91,7 +91,7 @@ def _some_tokens(image: Tensor) -> Tensor:
 
 @contextmanager
 def _recorded_inputs(model: ViT) -> Iterator[list[dict[str, Inputs]]]:
-    """Return a context in which the model is in eval mode and records the inputs of the layers of each block."""
+    """Context manager in which the model is in eval mode and the inputs of all linear layers are recorded."""
     inputs: list[dict[str, Inputs]] = []
     hooks = []
     in_training = [module for module in model.modules() if module.training]
@@ -119,11 +119,13 @@ def _run(model: ViT, images: Iterable[Any]) -> None:
         if not vectors.isfinite().all():
             raise OptimizedError(
                 f"The output for one of the calibration images {count + 1} to {count + len(batch)} is not finite. "
-                "Leave this image out."
+                "Find that image with model.embed, and remove it from calibrate= (--calibrate)."
             )
         count += len(batch)
     if not count:
-        raise OptimizedError("There are no calibration images. Pass about 32 typical images: calibrate= (--calibrate).")
+        raise OptimizedError(
+            "There are no calibration images. Pass about 32 typical images as calibrate= (--calibrate)."
+        )
 
 
 def _blocks(model: ViT) -> Sequence[Block]:
@@ -135,17 +137,17 @@ def _layers(block: Block) -> dict[str, nn.Linear]:
 
 
 def _quantize_block(block: Block, inputs: dict[str, Inputs]) -> dict[str, Quantization]:
-    """Return the quantisation of each layer of a block. Layers for which int8 is too coarse are left out."""
+    """Return the quantisation of each layer of a block, without the layers for which int8 is too coarse."""
     scales_behind = {"proj": layer_scale(block.ls1), "fc2": layer_scale(block.ls2)}
     quantizations = {}
     for name, layer in _layers(block).items():
         weight = layer.weight.detach().float()
-        behind = scales_behind.get(name, 1.0)  # the error that matters is in the stream, after the layer scale
+        behind = scales_behind.get(name, 1.0)  # measure the error in the residual stream, behind the layer scale
         weight = weight * (behind[:, None].float() if isinstance(behind, Tensor) else behind)
         if name == "fc2" and isinstance(block.mlp, MLP) and isinstance(block.mlp.norm, nn.Identity):
-            _, _, after = activation(block.mlp)  # the layer before cannot divide channels through the activation
+            _, _, after = activation(block.mlp)  # the activation keeps fc1 from dividing the channels
             best = _best_quantization(inputs[name].multiplied(1 / after), weight * after, smooth=False)
-        else:  # a norm, or the rows of the layer before, divide the channels
+        else:  # the norm or layer before divides the channels
             best = _best_quantization(inputs[name], weight, smooth=True)
         if best is not None:
             quantizations[name] = best
@@ -153,7 +155,7 @@ def _quantize_block(block: Block, inputs: dict[str, Inputs]) -> dict[str, Quanti
 
 
 def _best_quantization(inputs: Inputs, weight: Tensor, smooth: bool) -> Quantization | None:
-    """Return the quantisation with the smallest error, or None if even this error is too large."""
+    """Return the quantisation with the smallest error, or None if this error exceeds `LARGEST_ERROR`."""
     tokens = torch.cat(inputs.tokens)
     expected = tokens @ weight.T
     smoothings: list[Tensor | float] = [1.0]
@@ -179,7 +181,7 @@ def _smoothing(largest: Tensor, largest_weight: Tensor, balance: float) -> Tenso
 
 
 def _quantization(inputs: Inputs, smoothing: Tensor | float, clip: float) -> Quantization:
-    """Return the quantisation that covers a share of the observed range."""
+    """Return the quantisation that covers the share `clip` of the observed range."""
     low = clip * min(0.0, float((inputs.low / smoothing).min()))
     high = clip * max(0.0, float((inputs.high / smoothing).max()))
     scale = max(high - low, torch.finfo(torch.float32).tiny * LARGEST) / LARGEST
@@ -187,7 +189,7 @@ def _quantization(inputs: Inputs, smoothing: Tensor | float, clip: float) -> Qua
 
 
 def _error(tokens: Tensor, weight: Tensor, expected: Tensor, quantization: Quantization) -> float:
-    """Return the error of a product in int8, relative to the standard deviation of the outputs over the tokens."""
+    """Return the error of a layer in int8, relative to the standard deviation of the exact outputs over the tokens."""
     integers, scales = quantize_weight(weight * quantization.smoothing)
     given = quantization.simulate(tokens) / quantization.smoothing
     found = given @ (integers * scales[:, None]).T

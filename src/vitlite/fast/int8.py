@@ -1,8 +1,8 @@
 """Linear layers in int8 for `optimize(dtype=torch.int8)`.
 
-An input x becomes the byte round(x / smoothing / scale) + zero_point, from 0 to 255. A weight becomes a
-byte from -127 to 127. The smoothing differs by channel. The layer before divides by the smoothing, and the weight
-multiplies by it. So quantisation needs one pass over the inputs, or no pass if the product before writes bytes.
+An input x is stored as the byte round(x / smoothing / scale) + zero_point, from 0 to 255. A weight is stored as a byte
+from -127 to 127. Each channel has its own smoothing, by which the previous layer divides and the weight is multiplied.
+Quantisation therefore takes a single pass over the inputs, or none if the previous product writes bytes itself.
 
 Shapes: b images, n tokens, d inputs, k outputs.
 """
@@ -20,11 +20,11 @@ from vitlite.kernels import ACTIVATIONS, ROUNDED, Layer, agrees, random_numbers
 
 LARGEST = 255
 LARGEST_WEIGHT = 127
-EXACT = 1e-4  # error of float32 around the exact sum of bytes, relative to the largest value
+EXACT = 1e-4  # largest rounding error of float32, relative to the largest value
 
 
 class Quantization(NamedTuple):
-    """The conversion of a layer's inputs to bytes."""
+    """The parameters that convert a layer's inputs to bytes."""
 
     scale: float
     zero_point: int
@@ -32,29 +32,34 @@ class Quantization(NamedTuple):
 
     @property
     def divisor(self) -> Tensor | float:
-        """The divisor of the inputs before rounding: (d,), or one number for all channels."""
+        """The number by which the inputs are divided before rounding: (d,), or one number for all channels."""
         return self.smoothing * self.scale
 
     def simulate(self, x: Tensor) -> Tensor:
-        """Quantise inputs (n, d) and convert them back, which shows the rounding errors."""
+        """Quantise inputs (n, d) and convert them back to floats, with the rounding errors."""
         steps = (x / self.smoothing / self.scale + self.zero_point).round().clamp(0, LARGEST) - self.zero_point
         return steps * self.scale * self.smoothing
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a weight (k, d) as integers from -127 to 127, still in float32, and the scale of each row (k,)."""
+    """Return a weight (k, d) rounded to integers from -127 to 127, in float32, and the scale of each row (k,)."""
     scales = weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / LARGEST_WEIGHT
     return (weight / scales[:, None]).round(), scales
 
 
 class Int8Linear:
-    """A linear layer in int8, by oneDNN: (b, n, d) -> (b, n, k). `gives` is the dtype or quantisation of the output."""
+    """A linear layer in int8, computed by oneDNN: (b, n, d) -> (b, n, k).
+
+    `takes` is the quantisation of the input, and `gives` is the dtype or quantisation of the output.
+    """
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, takes: Quantization, gives: torch.dtype | Quantization
     ) -> None:
         integers, scales = quantize_weight(weight.float() * takes.smoothing)
-        packed = torch.ops.onednn.qlinear_prepack(integers.to(torch.int8).contiguous(), None)  # it ignores strides
+        packed = torch.ops.onednn.qlinear_prepack(
+            integers.to(torch.int8).contiguous(), None
+        )  # contiguous, because oneDNN ignores strides
         self._weight = packed, scales, torch.zeros(len(scales), dtype=torch.int64)
         self._bias = None if bias is None else bias.float().contiguous()
         self._takes = takes.scale, takes.zero_point
@@ -69,12 +74,12 @@ class Int8Linear:
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, "none", [], "")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the activation of product plus bias: "swish", or GELU, exact ("none") or approximate ("tanh")."""
+        """Return the product plus the bias after an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
         name, algorithm = ("swish", "") if kind == "swish" else ("gelu", kind)
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, name, [], algorithm)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the product plus the bias plus `other` in float32. With overwrite=True it is faster."""
+        """Return the product plus the bias plus `other` in float32. overwrite=True is faster, and changes `other`."""
         way = "sum" if overwrite else "add"
         other = other.contiguous()  # oneDNN adds strided tensors slowly
         gives = 1.0, 0, torch.float32
@@ -84,9 +89,9 @@ class Int8Linear:
 
 
 class FloatLinear:
-    """A floating-point layer between layers in int8. It adds to a float32 residual stream.
+    """A floating-point layer in a block with int8 layers and a float32 residual stream.
 
-    After the activation, the output is divided by `divisor` for the next layer.
+    After the activation, the output is divided by `divisor`, as the next layer needs it.
     """
 
     def __init__(self, linear: Layer, divisor: Tensor | float) -> None:
@@ -97,32 +102,32 @@ class FloatLinear:
         return self._linear(x)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the activation of product plus bias, divided by `divisor` for the next layer."""
+        """Return the product plus the bias after an activation, divided by `divisor` for the next layer."""
         y = self._linear.activated(x, kind)
         if isinstance(self._divisor, float) and self._divisor == 1.0:
             return y
         return y.float() / self._divisor
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return product plus bias plus `other`."""
+        """Return the product plus the bias plus `other`."""
         return other + self._linear(x)
 
 
 class Int8Layers:
-    """A builder of the linear layers of a block: in int8 for layers with a quantisation, otherwise in floats."""
+    """A builder of the linear layers of a block. Layers with a quantisation use int8, all others floats."""
 
     def __init__(self, quantizations: Mapping[str, Quantization], floats: FloatLayers) -> None:
         self.quantizations, self.floats = quantizations, floats
         self.dtype = floats.dtype
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """Return a layer. It writes bytes if the next layer, `then`, reads bytes."""
+        """Return a layer. If the next layer, `then`, uses int8, an int8 layer writes bytes for it."""
         if name not in self.quantizations:
             return FloatLinear(self.floats.linear(name, weight, bias), self.divisor(then))
         return Int8Linear(weight, bias, self.quantizations[name], self.quantizations.get(then, self.dtype))
 
     def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """Return the norm before a layer, the quantisation of its inputs, or both in one call."""
+        """Return a function that computes the norm before a layer and quantises the result, if the layer uses int8."""
         quantization = self.quantizations.get(name)
         if quantization is None:
             plain = plain_norm(norm, torch.float32, factor)
@@ -135,27 +140,27 @@ class Int8Layers:
             return lambda x: _to_bytes(torch.layer_norm(x.float(), shape, weight, bias, eps))
 
         def quantize(x: Tensor) -> Tensor:
-            if x.dtype is torch.uint8:  # written by the layer before
+            if x.dtype is torch.uint8:  # the previous layer has quantised already
                 return x
             return _to_bytes(x.to(torch.float32, copy=True).add_(half))
 
         return quantize
 
     def divisor(self, name: str) -> Tensor | float:
-        """Return the divisor for the inputs of a layer without a norm before it."""
+        """Return the number by which the inputs of a layer must be divided, if no norm before the layer does so."""
         return self.quantizations[name].divisor if name in self.quantizations else 1.0
 
 
 def _to_bytes(x: Tensor) -> Tensor:
-    """Convert to bytes, and overwrite `x`. Truncation rounds to the nearest byte, because 0.5 was added before."""
+    """Convert to bytes, overwriting `x`. Callers have added 0.5, so that truncation rounds to the nearest byte."""
     return torch.empty_like(x, dtype=torch.uint8).copy_(x.clamp_(0, LARGEST))  # twice as fast as `to`
 
 
 @cache
 def int8_is_right(gives: torch.dtype) -> bool:
-    """Return whether oneDNN has products of bytes here that are exact, even if every byte has the largest value.
+    """Return True if oneDNN computes exact products of bytes on this CPU, also for the largest values.
 
-    CPUs without instructions for products of bytes sum them in 16 bits, which overflow.
+    CPUs without instructions for products of bytes add them in 16 bits, which can overflow.
     """
     weight, bias = random_numbers(64, 48).mul_(30).round_().clamp_(-127, 127), random_numbers(64)
     weight[:2] = torch.tensor([LARGEST_WEIGHT, -LARGEST_WEIGHT])[:, None]
@@ -178,7 +183,7 @@ def int8_is_right(gives: torch.dtype) -> bool:
 
 
 def _writes_bytes(weight: Tensor, bias: Tensor, takes: Quantization, kind: str, given: Tensor, product: Tensor) -> bool:
-    """Return whether a product with activation can write quantised outputs, and whether they are right."""
+    """Return True if a product with an activation writes correct quantised outputs."""
     activated = F.silu(product) if kind == "swish" else F.gelu(product, approximate=kind)
     gives = Quantization(float(activated.max() - activated.min()) / LARGEST, 20)
     expected = (activated / gives.scale + gives.zero_point).round().clamp(0, LARGEST)

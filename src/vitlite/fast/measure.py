@@ -1,7 +1,6 @@
-"""Measure the speed of models. Benchmarks run in turns, and the best of many times counts.
+"""Measure the speed of models. Benchmarks take turns, and the best time of each benchmark counts.
 
-Absolute times on a shared machine mean little, so compare times within one run. Each turn begins with a pause, so that
-the worker threads of the previous benchmark become idle.
+On a shared machine, only compare times from the same run.
 """
 
 import copy
@@ -24,17 +23,17 @@ from vitlite.kernels import LONG, fastest_linear, first_core, float32_products, 
 from vitlite.nn import costs
 from vitlite.nn.vit import ViT
 
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the largest logit; beyond this, the result is wrong
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # largest correct difference, relative to the largest logit
 GPU_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.1}  # torch's convolutions round to three digits on GPUs
 CPU = torch.device("cpu")
-LONG_CALL = 0.3  # seconds; one such call per turn is enough
+LONG_CALL = 0.3  # seconds; longer calls are made only once per turn
 TIME_LIMIT = 60  # seconds for all benchmarks together, after three turns
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile")  # for fast matrix products
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile")  # CPU features for fast matrix products
 
 
 @dataclass
 class Benchmark:
-    """A way to compute the logits, with the best time so far."""
+    """A function to time, and the best time so far."""
 
     name: str
     dtype: torch.dtype
@@ -43,11 +42,11 @@ class Benchmark:
 
 
 def measure(benchmarks: Sequence[Benchmark], rounds: int) -> None:
-    """Run benchmarks in turns, and set the best time of each benchmark.
+    """Run the benchmarks in turn, and store the best time of each benchmark in `best`.
 
-    A turn is a pause, a warm-up call and two timed calls, or one timed call if calls are long. After two turns, a
-    benchmark that is far slower than the fastest of its dtype is skipped. After three turns and a minute, measuring
-    ends.
+    In each turn, a benchmark pauses so that the worker threads of the previous one become idle. Then it makes a warm-up
+    call and two timed calls, or only one timed call if calls are long. Benchmarks that are far slower than the fastest
+    with the same dtype are skipped after two turns. Measuring ends after three turns if a minute has passed.
     """
     start = time.perf_counter()
     is_long = [_seconds(benchmark.run) > LONG_CALL for benchmark in benchmarks]  # this also warms up
@@ -69,19 +68,19 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def eager(model: ViT, images: Tensor, dtype: torch.dtype, name: str = "eager") -> Benchmark:
-    """Return a benchmark of a copy of the model without `optimize`."""
+    """Return a benchmark of an eager copy of the model."""
     converted, given = copy.deepcopy(model).to(dtype), images.to(dtype)
     return Benchmark(name, dtype, synchronized(lambda: converted(given), model.device))
 
 
 def optimized(model: ViT, images: Tensor, dtype: torch.dtype) -> Benchmark:
-    """Return a benchmark of a copy of the model after `optimize`."""
+    """Return a benchmark of an optimized copy of the model."""
     fast = optimize(copy.deepcopy(model), dtype=dtype)
     return Benchmark("optimized", dtype, synchronized(lambda: fast(images), model.device))
 
 
 def synchronized(run: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """Return a function that waits until the device is done, because calls on a GPU are asynchronous."""
+    """Return a function that calls `run` and waits for the device, because calls on a GPU are asynchronous."""
     synchronize = getattr(torch, device.type).synchronize
 
     def run_and_wait() -> Any:
@@ -93,7 +92,7 @@ def synchronized(run: Callable[[], Any], device: torch.device) -> Callable[[], A
 
 
 def memory_of(run: Callable[[], Any], device: torch.device) -> int:
-    """Return the peak GPU memory of a call in bytes, without the weights; 0 if torch does not track memory."""
+    """Return the peak GPU memory of a call in bytes, without the weights, or 0 if torch does not track memory."""
     counts = getattr(torch, device.type)
     if not hasattr(counts, "max_memory_allocated"):
         return 0
@@ -104,14 +103,14 @@ def memory_of(run: Callable[[], Any], device: torch.device) -> int:
 
 
 def products(config: ViTConfig, images: Tensor) -> Benchmark:
-    """Return a benchmark of only the matrix products of a forward pass, which no optimization can beat.
+    """Return a benchmark of the matrix products of a forward pass alone, as a lower limit for the time of the model.
 
-    Large batches are multiplied in slices, as in `optimize`.
+    Large batches are multiplied in slices, because `optimize` computes them in slices too.
     """
     dtype, tokens, heads = images.dtype, config.tokens, config.heads
     batch = math.ceil(len(images) / math.ceil(len(images) / SLICE))
     repeats = config.depth * math.ceil(len(images) / batch)
-    layers = []  # of one block, each with its input
+    layers = []  # pairs of layer and input, for one block
     for layer in costs.layers(config):
         if layer.name.startswith("blocks.") and layer.macs and layer.weight:
             n, k = layer.weight
@@ -142,7 +141,7 @@ def difference(answer: Any, expected: Tensor) -> float:
 
 
 def random_model(config: ViTConfig) -> ViT:
-    """Return a model whose logits depend on every weight. Every call returns the same weights."""
+    """Return a model with random weights that are the same in every call. The head has no zeros, unlike a new head."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ViT(config).eval()
@@ -151,7 +150,7 @@ def random_model(config: ViTConfig) -> ViT:
 
 
 def machine(device: torch.device = CPU) -> dict[str, Any]:
-    """Describe the machine, to put the measured times in context."""
+    """Describe the machine on which times are measured."""
     core = first_core()
     described: dict[str, Any] = {
         "cpu": core.get("model name") or platform.processor() or platform.machine(),

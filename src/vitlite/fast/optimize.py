@@ -1,8 +1,8 @@
 """`optimize`: make a model faster for inference, with the same methods and the same outputs.
 
-On a CPU, weights are packed once in oneDNN's own order, GELU and residuals are fused into the products (`blocks`),
-attention runs as two batched products in buffers that stay in cache (`attention`), and large batches run in slices
-(`slices`). `kernels` contains the rule that decides where oneDNN is used.
+On a CPU, weights are packed once in the memory order of oneDNN, GELU and residuals are fused into the products
+(`blocks`), attention is two batched products in buffers that stay in cache (`attention`), and large batches are
+computed in slices (`slices`). The module `vitlite.kernels` decides where oneDNN is used.
 """
 
 import copy
@@ -49,24 +49,24 @@ _log = getLogger("vitlite")
 def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterable[Any] | None = None) -> ViT:
     """Make a model faster for inference, with the same methods and the same outputs.
 
-    The model is changed in place: its weights become packed weights. Images and outputs keep the dtype of the model;
-    `dtype` is that of the computation. Afterwards the model cannot be trained, moved, copied, exported or saved, so
-    optimize last. torch.compile skips it. Hooks are dropped, and later changes of the old weights have no effect.
+    The model is changed in place, and the weights are replaced by packed weights. Images and outputs keep the dtype of
+    the model. Afterwards, the model cannot be trained, moved, copied, exported or saved, so optimize it last.
+    torch.compile does not compile an optimized model. Hooks are removed. Changing the old weights has no effect.
 
     Args:
-        model: An eager `ViT`. A second call changes nothing.
-        dtype: The dtype of the computation, such as `torch.bfloat16`; by default, that of the model. With
-            `torch.int8`, which needs a CPU, linear layers use int8 if that is accurate enough, and bfloat16 or float32
-            otherwise.
-        calibrate: For int8: about 32 typical images that `model.preprocess` accepts. They determine how each layer is
-            quantised.
+        model: An eager `ViT`. Optimizing a model twice has no effect.
+        dtype: The dtype of the computation, such as `torch.bfloat16`. Default: the dtype of the model. With
+            `torch.int8`, which needs a CPU, linear layers use int8 where it is accurate enough, and bfloat16 or float32
+            elsewhere.
+        calibrate: Only for int8: about 32 typical images, in any form that `model.preprocess` accepts. They determine
+            the quantisation of each layer.
 
     Returns:
         The same object.
 
     Raises:
-        OptimizedError: The model's modules were changed, `dtype` is not supported, or the model is already optimized
-            with other options.
+        OptimizedError: The modules of the model were changed, `dtype` is not supported, or the model is already
+            optimized with other options.
 
     >>> import torch, vitlite
     >>> config = vitlite.ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128, num_classes=5)
@@ -77,7 +77,8 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
     if isinstance(model, OptimizedViT):
         if calibrate is not None or dtype not in (None, model.compute_dtype):
             raise OptimizedError(
-                f"The model is already optimized for {model.compute_dtype}. Create it again to use other options."
+                f"The model is already optimized for {model.compute_dtype}. To use other options, create the model "
+                "again."
             )
         return model
     if type(model) is not ViT:
@@ -95,7 +96,7 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
 
 
 def _check_parameters(model: ViT) -> None:
-    """Check that the weights can be packed: they must be plain parameters on one device and in one dtype."""
+    """Check that the weights are plain parameters with the same device and dtype, so that they can be packed."""
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:
             raise OptimizedError(
@@ -105,11 +106,11 @@ def _check_parameters(model: ViT) -> None:
     places = sorted({f"{parameter.dtype} on {parameter.device}" for parameter in model.parameters()})
     if model.device.type == "meta":
         raise OptimizedError(
-            "The weights are on the meta device, which holds no values. Create the model on a real device."
+            "The weights are on the meta device and have no values. Create the model on another device, such as cpu."
         )
     if len(places) > 1:
         raise OptimizedError(
-            f"The weights differ in device or dtype: {', '.join(places)}. Convert them all to one: "
+            f"The weights have different devices or dtypes: {', '.join(places)}. Convert all of them with "
             "model.to(device, dtype)."
         )
 
@@ -121,11 +122,12 @@ def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
     if dtype not in DTYPES:
         raise OptimizedError(
             f"optimize cannot compute in {dtype}. Pass torch.float32, torch.bfloat16, torch.float16 or torch.int8, or "
-            f"leave dtype out for the model's own, {model.dtype}."
+            f"omit dtype= to use {model.dtype}, the dtype of the model."
         )
     if model.device.type == "cpu" and is_fast_in(dtype) is False:
         warnings.warn(
-            f"This CPU has no instructions for {dtype}. float32 is more accurate and probably faster.", stacklevel=3
+            f"This CPU has no fast instructions for {dtype}. Use float32, which is more accurate and probably faster.",
+            stacklevel=3,
         )
 
 
@@ -152,7 +154,7 @@ def _plan(model: ViT, dtype: torch.dtype, images: Iterable[Any] | None) -> Plan:
         return _plan_int8(model, images)
     if images is not None:
         raise OptimizedError(
-            f"Calibration images are for int8, not for {dtype}. Leave out calibrate= (--calibrate), or pass "
+            f"Calibration images are only used for int8, but dtype is {dtype}. Omit calibrate= (--calibrate), or pass "
             "dtype=torch.int8 (--dtype int8)."
         )
     kernels = fastest_kernels(model.device, dtype, model.config.tokens)
@@ -160,9 +162,9 @@ def _plan(model: ViT, dtype: torch.dtype, images: Iterable[Any] | None) -> Plan:
 
 
 def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
-    """Plan int8, with a float32 residual stream.
+    """Plan a model in int8 with a float32 residual stream.
 
-    Layers that are not in int8 use bfloat16 if the CPU has fast instructions for it, else float32.
+    Layers for which int8 is too coarse use bfloat16 if the CPU has instructions for it, and float32 otherwise.
     """
     if model.device.type != "cpu":
         raise OptimizedError(
@@ -179,8 +181,8 @@ def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
     inner = torch.bfloat16 if is_fast_in(torch.bfloat16) else torch.float32
     if not (kernel_choice().packed and int8_is_right(inner)):
         raise OptimizedError(
-            "int8 needs oneDNN products that are missing or inexact on this CPU, or turned off by "
-            "VITLITE_KERNELS=torch. Use dtype=torch.bfloat16 (--dtype bfloat16) or float32."
+            "int8 needs exact oneDNN products, which this CPU does not support or VITLITE_KERNELS=torch turns off. Use "
+            "dtype=torch.bfloat16 (--dtype bfloat16) or float32."
         )
     quantizations = calibrated(model, images)
     kernels = fastest_kernels(model.device, inner, model.config.tokens)
@@ -190,7 +192,7 @@ def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
 
 
 def kernels_of(model: ViT) -> str:
-    """Describe the kernels that compute the outputs of a model on this machine. A resumed run must use the same.
+    """Describe the kernels that compute a model's outputs on this machine. A resumed run must use the same kernels.
 
     >>> import vitlite
     >>> kernels_of(vitlite.create("vit_nano_4.cifar10", dtype=torch.float64))
@@ -211,7 +213,7 @@ def kernels_of(model: ViT) -> str:
 
 
 def _rebuild(model: ViT, plan: Plan) -> None:
-    """Turn a model into an `OptimizedViT`. The model stays unchanged until all weights are packed."""
+    """Turn a model into an `OptimizedViT` in place. If packing the weights fails, the model is unchanged."""
     config, linear = model.config, plan.kernels.linear
     blocks = cast("Sequence[Block]", model.blocks)
     parts: dict[str, nn.Module] = {
@@ -226,7 +228,7 @@ def _rebuild(model: ViT, plan: Plan) -> None:
     for name in ("norm_pre", "norm", "fc_norm", "pre_logits", "head"):
         parts[name] = copy.deepcopy(model.get_submodule(name)).to(plan.stream)
     own = {
-        "_modules": model._modules | parts,  # a new dict: a shallow copy of the model keeps the old one
+        "_modules": model._modules | parts,  # a new dict, so that shallow copies of the model keep the old modules
         "_plan": plan,
         "_device": model.device,
         "_dtype": model.dtype,
@@ -240,7 +242,7 @@ def _rebuild(model: ViT, plan: Plan) -> None:
 
 def _error(action: str) -> OptimizedError:
     return OptimizedError(
-        f"An optimized model cannot {action}, because its weights are packed for this machine. Do that before "
+        f"An optimized model cannot {action}, because the weights are packed for this machine. Do this before calling "
         "vitlite.optimize, or create the model again (without --fast)."
     )
 
@@ -255,7 +257,7 @@ def _unsupported(action: str) -> Callable[..., Any]:
 
 
 class OptimizedViT(ViT):
-    """A `ViT` after `optimize`: (b, c, h, w) -> (b, k). It is only for inference and does not expose weights."""
+    """A `ViT` after `optimize`, which is only for inference and does not expose the weights: (b, c, h, w) -> (b, k)."""
 
     _plan: Plan
     _device: torch.device
@@ -284,20 +286,20 @@ class OptimizedViT(ViT):
         return self._dtype
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the same as `ViT.forward`: (b, c, h, w) -> (b, k)."""
+        """Return the logits, with slices and packed weights. See `ViT.forward`: (b, c, h, w) -> (b, k)."""
         return self._run(images, lambda part: self.head(self._embed(part)))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return the same as `ViT.embed`: (b, c, h, w) -> (b, d)."""
+        """Return the vectors. See `ViT.embed`: (b, c, h, w) -> (b, d)."""
         return self._run(images, self._embed)
 
     def features(self, images: Tensor, layers: Iterable[int] | int = (), norm: bool = False) -> Features:
-        """Return the same as `ViT.features`."""
+        """Return the tokens of some layers. See `ViT.features`."""
         wanted = self._layers(layers)
         return self._run(images, lambda part: super(OptimizedViT, self).features(part, wanted, norm))
 
     def attention_maps(self, images: Tensor, layers: Iterable[int] | int = (-1,)) -> Tensor:
-        """Return the same as `ViT.attention_maps`: (b, c, h, w) -> (layers, b, heads, n, n)."""
+        """Return attention maps. See `ViT.attention_maps`: (b, c, h, w) -> (layers, b, heads, n, n)."""
         wanted = self._layers(layers)
         return self._run(images, lambda part: super(OptimizedViT, self).attention_maps(part, wanted), batch_axis=1)
 
@@ -313,7 +315,7 @@ class OptimizedViT(ViT):
         return self.norm_pre(self.patch_embed(images, added).to(self._plan.stream)), rotation
 
     def _tables(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the cached tensors for the grid of these images: `_added_to_patches` and `_rotation_of`."""
+        """Return the cached results of `_added_to_patches` and `_rotation_of` for the patch grid of these images."""
         grid = self._grid(images)
         tables = self._tables_of.get(grid)
         if tables is None:
@@ -324,7 +326,7 @@ class OptimizedViT(ViT):
         return tables
 
     def _added_to_patches(self, grid: tuple[int, int]) -> Tensor:
-        """Return the tensor to add to the projected patches, which follow zeros for the prefix tokens: (1, n, d)."""
+        """Return the prefix tokens, followed by the sum of position and bias for each patch: (1, n, d)."""
         patches: Tensor = self.patch_embed.bias.expand(1, math.prod(grid), -1)
         cls: Tensor | None = self.cls_token
         positions = self._positions(grid)
@@ -350,7 +352,7 @@ class OptimizedViT(ViT):
         return (torch.complex(*tables),)
 
     def _run(self, images: Tensor, answer: Callable[[Tensor], Any], batch_axis: int = 0) -> Any:
-        """Return the result of `answer` for the batch, computed in slices.
+        """Compute the result of `answer` for a batch in slices.
 
         Args:
             images: (b, c, h, w).
@@ -363,7 +365,7 @@ class OptimizedViT(ViT):
             if not torch.compiler.is_dynamo_compiling():
                 raise _error("be exported")
             return torch.compiler.disable(OptimizedViT._run_slices)(self, images, answer, batch_axis)  # type: ignore[no-untyped-call]
-        if "torch._dynamo" in sys.modules:  # if it was not imported, nothing is compiled, and importing takes seconds
+        if "torch._dynamo" in sys.modules:  # nothing is compiled before this is imported, which takes seconds
             return _uncompiled()(self, images, answer, batch_axis)
         return self._run_slices(images, answer, batch_axis)
 
@@ -394,12 +396,12 @@ class OptimizedViT(ViT):
             return join(answers, self._dtype, batch_axis)
 
     def _uses_onednn_products(self, tokens: int) -> bool:
-        """Return whether oneDNN computes the products of attention."""
+        """Return True if oneDNN computes the matrix products of attention."""
         in_float32 = self._device.type == "cpu" and self._plan.inner is torch.float32
         return in_float32 and tokens >= LONG and float32_products_are_exact()
 
     def train(self, mode: bool = True) -> "OptimizedViT":
-        """Raise an error in training mode. `eval()` changes nothing."""
+        """Raise an error if `mode` is True. `eval()` has no effect."""
         if mode:
             raise _error("be trained")
         return super().train(False)
@@ -419,6 +421,6 @@ class OptimizedViT(ViT):
 
 @cache
 def _uncompiled() -> Callable[..., Any]:
-    """Return the method with compilation disabled, because torch.compile cannot compile packed weights."""
+    """Return `_run_slices` with compilation disabled, because torch.compile does not support packed weights."""
     method: Callable[..., Any] = torch.compiler.disable(OptimizedViT._run_slices)  # type: ignore[no-untyped-call]
     return method

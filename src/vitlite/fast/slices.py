@@ -1,4 +1,7 @@
-"""Compute large batches in slices, whose temporaries stay in cache. Slices run in sequence or in parallel streams."""
+"""Compute large batches in slices, so that temporary tensors stay in cache.
+
+Slices are computed in sequence or in several parallel streams of one thread each.
+"""
 
 import math
 import os
@@ -13,11 +16,11 @@ from torch import Tensor
 
 from vitlite.nn.vit import Features
 
-STREAM_SLICE = 4  # images at a time in each of several single-threaded streams
-STREAM_MINIMUM = 2  # images per stream from which streams are faster
-SLICE = 8  # images at a time if all threads share one stream
+STREAM_SLICE = 4  # images in a slice if there are several streams
+STREAM_MINIMUM = 2  # minimum number of images per stream for which several streams are faster
+SLICE = 8  # images in a slice if there is one stream, which uses all threads
 _starting = Lock()
-TEMPORARY = 32 << 20  # bytes; above this, glibc maps fresh pages for each temporary
+TEMPORARY = 32 << 20  # bytes; for larger tensors, glibc maps new pages every time
 
 
 def split(images: Tensor, temporary: int) -> tuple[Sequence[Tensor], int]:
@@ -25,7 +28,7 @@ def split(images: Tensor, temporary: int) -> tuple[Sequence[Tensor], int]:
 
     Args:
         images: The batch.
-        temporary: The size of the largest temporary of one image, in bytes.
+        temporary: The size in bytes of the largest temporary tensor for one image.
     """
     threads = torch.get_num_threads()
     streams = threads if 1 < threads <= len(images) // STREAM_MINIMUM else 1
@@ -45,17 +48,17 @@ def compute(slices: Sequence[Tensor], streams: int, run: Callable[[Tensor], Any]
 
 @lru_cache(maxsize=1)
 def _single_threads(count: int, process: int) -> ThreadPoolExecutor:
-    """Start worker threads in which torch is single-threaded. The setting of other threads does not change.
+    """Return a pool of threads in which torch uses one thread. Other threads keep their number of threads.
 
     Args:
-        count: The number of workers.
-        process: The id of this process. A forked process inherits no threads and needs its own workers.
+        count: The number of threads in the pool.
+        process: The id of this process, as a key of the cache. A forked process needs a pool of its own.
     """
     threads = torch.get_num_threads()
     started = Barrier(count + 1)
 
     def start() -> None:
-        torch.get_num_threads()  # the first call in a thread applies the default, so make it before setting the number
+        torch.get_num_threads()  # the first call in a thread sets the default number, so call it before setting 1
         torch.set_num_threads(1)
         started.wait()
 
@@ -63,7 +66,7 @@ def _single_threads(count: int, process: int) -> ThreadPoolExecutor:
     for _ in range(count):
         pool.submit(int)
     started.wait()
-    torch.set_num_threads(threads)  # restores this thread's number and the default for new threads
+    torch.set_num_threads(threads)  # restores the number of this thread and the default of new threads
     return pool
 
 
@@ -76,4 +79,4 @@ def join(answers: list[Any], dtype: torch.dtype, batch_axis: int) -> Any:
     if isinstance(first, tuple):
         fields = [join(list(field), dtype, batch_axis) for field in zip(*answers, strict=True)]
         return Features(*fields) if isinstance(first, Features) else tuple(fields)
-    return first  # sizes of the grid, or None, which are the same for all slices
+    return first  # a grid size or None, which is the same for all slices

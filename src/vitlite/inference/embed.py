@@ -1,4 +1,4 @@
-"""Compute the vectors of many images into a journal, and identify the model that made them."""
+"""Compute the vectors of many images with a journal, and identify the model that made them."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VectorIdentity:
-    """Everything that determines the vectors of a model. Only vectors with the same identity may be compared.
+    """The weights and settings that determine a model's vectors. Only compare vectors with the same identity.
 
     Attributes:
         weights: The sha256 of the weights.
@@ -46,7 +46,7 @@ def identity_of(model: "ViT", *, dtype: str | None = None, fast: bool = False) -
         fast: True if the model is optimized.
 
     Raises:
-        InputError: The model was modified, so that its config and weights no longer describe it.
+        InputError: The model was modified, so the config and the weights no longer determine the vectors.
     """
     from vitlite.checkpoints.fingerprint import hash_of_weights
     from vitlite.images.transform import transform_to_save
@@ -70,19 +70,19 @@ def embed_into(
     Args:
         journal: The journal for the vectors and for the paths of images that cannot be read.
         model: The model that computes the vectors.
-        images: The files. Those that are already in the journal are skipped.
+        images: The files. Files that are already in the journal are skipped.
         batch: The number of images per batch.
-        timings: Collects the seconds of the run.
+        timings: A `Timings` object, to which the seconds of this run are added.
 
     Returns:
-        A generator of pairs: a path, and its vector or error. The images are processed while it is consumed.
+        A generator of pairs: a path, and the vector or the error of the image. Images are processed lazily.
     """
     from vitlite.inference.predict import embed
 
     pending = [image for image in images if image not in journal.rows]
     pending.sort(
         key=lambda image: image.path in journal.failed
-    )  # last, so that the batches equal those of the first run
+    )  # failed images last, so that the batches are the same as without an interruption
     by_path = {image.path: image for image in pending}
     with closing(embed(model, list(by_path), batch, timings)) as outcomes:
         while found := list(islice(outcomes, batch)):

@@ -11,16 +11,16 @@ from vitlite.errors import ImageError, counted, missing_extra
 def find_images(
     sources: Sequence[str], listing: Iterable[str] = (), on_skip: Callable[[Counter[str]], None] = lambda skipped: None
 ) -> list[str]:
-    """Return the image files of the sources, without duplicates.
+    """Return the image files that the sources name, without duplicates.
 
     Args:
-        sources: Files; folders, which are searched for files with image extensions; patterns such as
-            'photos/**/*.jpg'; or '-' for the files of `listing`.
-        listing: Lines that name one file each, such as standard input.
-        on_skip: Called if the folders contain other files, with their number by extension.
+        sources: Any of: files; folders, which are searched for image files; patterns such as 'photos/**/*.jpg'; and
+            '-' for the files in `listing`.
+        listing: Lines with one file name each, such as standard input.
+        on_skip: Called if the folders contain files that are not images, with a count of these files by extension.
 
     Raises:
-        ImageError: There are no images, no file exists, or a folder cannot be read.
+        ImageError: There are no images, none of the files exists, or a folder cannot be read.
         MissingExtraError: Pillow is not installed.
     """
     found: list[str] = []
@@ -39,7 +39,7 @@ def find_images(
             found.append(source)
     found = list(dict.fromkeys(found))
     if not found:
-        raise ImageError("There are no images: the list is empty. Name one file per line.")
+        raise ImageError("The list of images is empty. Pass one file name per line.")
     if not any(map(os.path.exists, found)):
         from vitlite.images.decode import no_such_file  # here, because it imports torch, which `--help` does not need
 
@@ -54,7 +54,7 @@ def find_images(
 
 
 def read_listing(lines: Iterable[str]) -> list[str]:
-    """Return the files of a list that names one file per line."""
+    """Return the file names in a list with one name per line."""
     return [line.rstrip("\r\n") for line in lines if line.strip()]
 
 
@@ -69,8 +69,11 @@ def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
             f"Cannot read the folder {error.filename}: {error.strerror}. Check its path and permissions."
         ) from error
     if not found:
-        there = f" Other files there: {counted(others)}." if others else ""
-        raise ImageError(f"No images found in the folder {folder}. Supported: {' '.join(sorted(SUFFIXES))}.{there}")
+        there = f", only {counted(others)}" if others else ""
+        raise ImageError(
+            f"No images found in the folder {folder}{there}. Choose another folder, or convert the files to one of "
+            f"these formats: {' '.join(sorted(SUFFIXES))}."
+        )
     skipped.update(others)
     return sorted(map(os.path.normpath, found))
 
@@ -114,10 +117,10 @@ def files_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
 
 
 def by_ending(files: Iterable[str], endings: Collection[str]) -> tuple[list[str], Counter[str]]:
-    """Return the files with these extensions (in upper or lower case), and the number of other files by extension.
+    """Return the files with these extensions, and a count of the other files by extension.
 
-    Hidden files with other extensions are not counted. Neither are files such as ._IMG.jpg, in which macOS keeps the
-    attributes of IMG.jpg.
+    Upper and lower case are not distinguished. Hidden files with other extensions are not counted. Neither are files
+    such as ._IMG.jpg, in which macOS keeps the attributes of IMG.jpg.
     """
     found, others = [], Counter[str]()
     for path in files:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IMAGES, VECTORS, ORDERED = "images.jsonl", "vectors.f32", "ordered.f32"  # the files of a journal
-MAX_NAME_BYTES = 99_000_000  # of paths in a .safetensors file, because the library reads headers of up to 100 MB
-CHUNK = 2**14  # rows in memory at a time while the file is written
+MAX_NAME_BYTES = 99_000_000  # for the paths in a .safetensors file; the library reads headers of up to 100 MB
+CHUNK = 2**14  # number of rows written at a time
 
 
 class ImageFile(NamedTuple):
-    """An image file, with its size and time at the start of the run. A changed file counts as another image."""
+    """An image file, with the size and modification time at the start of the run. A changed file is a new image."""
 
     path: str
     size: int
@@ -30,7 +30,7 @@ class ImageFile(NamedTuple):
 
     @classmethod
     def at(cls, path: str) -> "ImageFile":
-        """Return the file in its current state. The size of a missing file is -1."""
+        """Return the file with the current size and modification time, or -1 for both if the file is missing."""
         try:
             stat = os.stat(path)
         except (OSError, ValueError):  # ValueError: a null byte in the name
@@ -41,9 +41,9 @@ class ImageFile(NamedTuple):
 class Journal:
     """The vectors that a run has computed so far, in the folder `<target>.partial`.
 
-    `vectors.f32` contains the raw rows. `images.jsonl` begins with a line about the run. Then each batch has a line
-    that lists its images. The rows of a batch are on disk before its line is written, so a run can always
-    resume after being killed: rows without a complete line are discarded.
+    `vectors.f32` contains the raw rows. The first line of `images.jsonl` identifies the run, and each further line
+    lists the images of a batch. The rows of a batch are on disk before the line is written. A run that was killed
+    discards the rows without a complete line when it resumes.
     """
 
     def __init__(self, target: Path, identity: Mapping[str, Any], dim: int) -> None:
@@ -51,7 +51,7 @@ class Journal:
 
         Args:
             target: The file to write the vectors to.
-            identity: Everything that determines the vectors, as JSON values: see `VectorIdentity`.
+            identity: The values, as JSON, that determine the vectors. See `VectorIdentity`.
             dim: The width of a vector.
 
         Raises:
@@ -61,7 +61,7 @@ class Journal:
         self.folder = target.with_name(target.name + ".partial")
         self.rows: dict[ImageFile, int] = {}
         self.failed: set[str] = set()  # paths of images that could not be read
-        self._count = 0  # rows in vectors.f32, including those of images that changed since
+        self._count = 0  # rows in vectors.f32, including rows of older versions of changed images
         self.folder.mkdir(exist_ok=True)
         end = self._read(json.loads(json.dumps(identity)))
         self._images = open(self.folder / IMAGES, "ab")  # noqa: SIM115  # closed by __exit__
@@ -72,7 +72,7 @@ class Journal:
             self._append_line(dict(identity))
 
     def _read(self, identity: dict[str, Any]) -> int:
-        """Read the journal of an earlier run, and return the position after the last usable line."""
+        """Read the journal of an earlier run. Return the length in bytes of the usable part of images.jsonl."""
         images, vectors = self.folder / IMAGES, self.folder / VECTORS
         if not images.exists():
             return 0
@@ -93,7 +93,7 @@ class Journal:
         return end
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
-        """Parse a line of the journal: the identity in the first line, or a batch."""
+        """Parse a line of images.jsonl. The first line is the identity, and each other line is a batch."""
         try:
             record = dict(json.loads(line))
             if number > 1:
@@ -101,15 +101,15 @@ class Journal:
                 record = {"images": dict.fromkeys(images), "failed": set(record["failed"])}
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             place = f"{self.folder / IMAGES}, line {number}"
-            raise InputError(f"The journal is damaged: {place}. Delete {self.folder} to start over.") from error
+            raise InputError(f"The journal is damaged in {place}. Delete {self.folder} to start over.") from error
         return record
 
     def _check_identity(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         changed = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
         if changed:
             raise InputError(
-                f"{self.folder} belongs to a run with different {', '.join(changed)}. "
-                "Repeat that command to continue it, or delete the folder to start over."
+                f"{self.folder} belongs to a run with different {', '.join(changed)}. Use the same model, options and "
+                "inputs to continue that run, or delete the folder to start over."
             )
 
     def _note(self, images: Iterable[ImageFile], failed: Iterable[str]) -> None:
@@ -122,7 +122,7 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the journal. If it contains vectors, it is kept for the next run."""
+        """Close the journal, and delete the files if there are no vectors to keep for the next run."""
         self._images.close()
         self._vectors.close()
         if not self.rows:
@@ -142,8 +142,8 @@ class Journal:
             self._append_line({"images": images, "failed": failed})
         except OSError as error:
             raise InputError(
-                f"Cannot write {self.folder}: {error.strerror}. The vectors so far are kept. "
-                "Free some space and run the same command again."
+                f"Cannot write {self.folder}: {error.strerror}. The vectors computed so far are kept. Fix the cause, "
+                "and run the same command again to resume."
             ) from error
         self._note(images, failed)
 
@@ -153,18 +153,18 @@ class Journal:
         os.fsync(self._images.fileno())
 
     def finish(self, images: Iterable[ImageFile], metadata: dict[str, str]) -> int:
-        """Write the vectors of `images` to the target, in this order, and remove the journal.
+        """Write the vectors of `images` to the target in this order, so that `__exit__` removes the journal.
 
         Returns:
-            The number of vectors. Images that could not be read are left out.
+            The number of vectors written. Images that could not be read have none.
 
         Raises:
-            InputError: There is no vector, or the target cannot be written. In that case, the journal is kept.
+            InputError: There are no vectors, or the target cannot be written. If writing fails, the journal is kept.
         """
         rows = {image.path: self.rows[image] for image in images if image in self.rows}
         if not rows:
             raise InputError(
-                f"No image could be read, so {self.target} is not written. Check the paths and formats of the images."
+                f"No image could be read, so {self.target} was not written. Check the paths and formats of the images."
             )
         try:
             vectors = self._ordered(list(rows.values()))
@@ -172,14 +172,14 @@ class Journal:
                 WRITERS[self.target.suffix](temporary, list(rows), vectors, metadata)
         except OSError as error:
             raise InputError(
-                f"Cannot write {self.target}: {error.strerror}. The vectors are kept in {self.folder}. "
-                "Free some space and run the same command again."
+                f"Cannot write {self.target}: {error.strerror}. The vectors are kept in {self.folder}. Fix the cause, "
+                "and run the same command again to finish."
             ) from error
-        self.rows = {}  # they are in the target now
+        self.rows = {}  # the target contains the vectors now, so the journal can be removed
         return len(rows)
 
     def _ordered(self, rows: list[int]) -> "np.ndarray":
-        """Return these rows as a memory-mapped array: (n, d)."""
+        """Return rows of vectors.f32, in the given order, as a memory-mapped array: (n, d)."""
         import numpy as np
 
         path = self.folder / VECTORS
@@ -194,7 +194,7 @@ class Journal:
     def _remove(self) -> None:
         for name in (ORDERED, VECTORS, IMAGES):
             (self.folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # it contains files of other programs
+        with suppress(OSError):  # the folder contains files of other programs
             self.folder.rmdir()
 
 
@@ -203,7 +203,7 @@ def open_journal(target: Path, identity: Mapping[str, Any], dim: int) -> Iterato
     """Open the journal of `target`, locked against other processes.
 
     Raises:
-        InputError: Another process is writing `target`, or the journal cannot be used: see `Journal`.
+        InputError: Another process is writing `target`, or the journal cannot be opened or continued.
     """
     with ExitStack() as stack:
         try:
@@ -214,23 +214,23 @@ def open_journal(target: Path, identity: Mapping[str, Any], dim: int) -> Iterato
             raise InputError(f"Another process is writing {target}. Wait for it, or choose another --out.") from error
         except OSError as error:
             raise InputError(
-                f"Cannot write {target}.partial: {error.strerror}. Free some space, or choose another --out."
+                f"Cannot write {target}.partial: {error.strerror}. Fix the cause, or choose another --out."
             ) from error
         yield journal
 
 
 def check_target(target: Path) -> None:
-    """Check that the file can be written, before any work is done.
+    """Check, before any work is done, that a file of vectors can be written.
 
     Raises:
-        InputError: The extension is unknown, or the folder does not exist or is not writable.
+        InputError: The extension is not supported, or the folder does not exist or is not writable.
         MissingExtraError: The library that writes this format is not installed.
     """
     if target.suffix not in WRITERS:
-        raise InputError(f"Cannot write {target}: the name must end in {', '.join(WRITERS)}.")
+        raise InputError(f"Cannot write {target}: unknown extension. Choose a name ending in {', '.join(WRITERS)}.")
     in_the_way = obstacle(target)
     if in_the_way:
-        raise InputError(f"Cannot write {target}: {in_the_way}. Name a file in an existing, writable folder.")
+        raise InputError(f"Cannot write {target}: {in_the_way}. Choose a file in an existing, writable folder.")
     if target.suffix == ".parquet":
         _import_pyarrow()
     try:
@@ -240,7 +240,7 @@ def check_target(target: Path) -> None:
 
 
 def check_names(target: Path, paths: Sequence[str]) -> None:
-    """Check that the paths fit into the header of a .safetensors file, before any work is done.
+    """Check, before any work is done, that the paths fit into the header of a .safetensors file.
 
     Raises:
         InputError: The paths are too long.
@@ -248,8 +248,8 @@ def check_names(target: Path, paths: Sequence[str]) -> None:
     size = len(json.dumps(json.dumps(paths))) if target.suffix == ".safetensors" else 0
     if size > MAX_NAME_BYTES:
         raise InputError(
-            f"The paths of {len(paths)} images take {size} bytes, but a .safetensors file can hold only "
-            f"{MAX_NAME_BYTES}. Write .npz, .npy, .jsonl or .parquet instead."
+            f"The paths of {len(paths)} images take {size:,} bytes, but the limit of a .safetensors file is "
+            f"{MAX_NAME_BYTES:,}. Write .npz, .npy, .jsonl or .parquet instead."
         )
 
 
@@ -308,7 +308,7 @@ def _write_array(file: IO[bytes], dtype: "np.dtype", shape: tuple[int, ...], chu
 
 
 def _write_jsonl(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
-    """Write one line per image: the path, and the vector with the nine digits that float32 needs."""
+    """Write a line of JSON per image, with the path and the vector. Nine digits represent a float32 exactly."""
     with open(target, "w", encoding="utf-8", newline="\n") as file:
         for path, vector in zip(paths, vectors, strict=True):
             numbers = [float(f"{number:.9g}") for number in vector.tolist()]

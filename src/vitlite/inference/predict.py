@@ -222,7 +222,7 @@ def _best_labels(model: "ViT", top: int) -> Callable[[Tensor], list[list[Predict
         why = model.source.report.unlabelled if model.source else ""
         raise InputError(
             f"The model has no labels{f': {why}' if why else ''}. Set model.labels to the names of its {classes} "
-            "classes, or load it with like= (--model NAME --weights PATH)."
+            "classes, or load the weights with like= (--model NAME --weights PATH)."
         )
     return partial(_best, model, labels, top)
 

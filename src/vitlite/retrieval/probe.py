@@ -1,8 +1,8 @@
 """Measure how well vectors separate classes, with a linear classifier and with nearest neighbours.
 
-The classifier is ridge regression on targets of -1 and 1, as in the few-shot experiments of the ViT paper. It is solved
-in closed form. The penalty is the one with the smallest leave-one-out error. The same leave-one-out scores, which the
-classifier was not fitted to, give the temperature that turns scores into probabilities.
+The classifier is ridge regression on targets of -1 and 1, as in the few-shot experiments of the ViT paper. The solution
+has a closed form. The penalty with the smallest leave-one-out error is chosen. The leave-one-out scores also determine
+the temperature that turns scores into probabilities, because no classifier was fitted to them.
 Shapes: n vectors of width d, k classes.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PENALTIES = [10.0**power for power in range(-6, 4)]  # relative to the mean squared singular value
 SHARPNESSES = [10.0 ** (power / 10) for power in range(-20, 41)]
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # votes are weighted by exp(cosine / TEMPERATURE), as in DINO
-QUERIES = 2048  # vectors whose neighbours are computed at a time
+QUERIES = 2048  # query vectors compared at a time
 
 
 class Linear(NamedTuple):
@@ -72,7 +72,7 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracies from 0 to 1 on test images, which no classifier was fitted to.
+    """Accuracies from 0 to 1 on the test images.
 
     Attributes:
         linear: The accuracy of the linear classifier.
@@ -80,7 +80,8 @@ class ProbeResult:
         neighbours: The accuracy of a vote among the nearest neighbours.
         commonest: The accuracy of always predicting the most frequent class.
         classifier: The linear classifier.
-        few: For each number of images per class, the accuracy of the linear classifier for each draw.
+        few: The accuracies of linear classifiers fitted to few images. Keys are numbers of images per class, and each
+            value has one accuracy per random draw.
     """
 
     linear: float
@@ -91,7 +92,7 @@ class ProbeResult:
     few: dict[int, list[float]] = field(default_factory=dict)
 
     def mean_and_deviation(self) -> dict[int, tuple[float, float]]:
-        """Return the mean and standard deviation of `few` over the draws."""
+        """Return the mean and the standard deviation of the accuracies for each key of `few`."""
         return {shots: (mean(shares), pstdev(shares)) for shots, shares in self.few.items()}
 
 
@@ -109,10 +110,11 @@ def probe(
 
     Args:
         vectors: The training vectors, such as the output of `model.embed`.
-        labels: The classes of the training vectors, from 0.
+        labels: The class indices of the training vectors.
         test_vectors: The test vectors.
-        test_labels: The classes of the test vectors.
-        shots: Numbers of images per class to which classifiers are also fitted, except those above the smallest class.
+        test_labels: The class indices of the test vectors.
+        shots: Numbers of images per class. For each number, further classifiers are fitted to that many images of each
+            class. Numbers larger than the smallest class are skipped.
         draws: The number of random draws for each number in `shots`.
         seed: The seed of the draws.
 
@@ -148,28 +150,29 @@ def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: T
     for rows, classes in ((vectors, labels), (test_vectors, test_labels)):
         if rows.ndim != 2 or classes.shape != (len(rows),) or not rows.numel() or classes.dtype != torch.int64:
             raise InputError(
-                f"Expected vectors (n, d) and labels (n,) of int64, got {tuple(rows.shape)} and {tuple(classes.shape)} "
-                f"of {classes.dtype}."
+                f"Expected vectors of shape (n, d) and int64 labels of shape (n,), got {tuple(rows.shape)} and "
+                f"{tuple(classes.shape)} of {classes.dtype}. Pass one class index for each vector."
             )
         check_real(rows)
         if int(classes.min()) < 0:
-            raise InputError(f"Labels must be class indices from 0, got {int(classes.min())}.")
+            raise InputError(f"Labels must not be negative, got {int(classes.min())}. Number the classes from 0.")
     if vectors.shape[1] != test_vectors.shape[1]:
         raise InputError(
             f"Training vectors have width {vectors.shape[1]}, but test vectors have width {test_vectors.shape[1]}. "
             "Use vectors of the same model."
         )
     if len(set(labels.tolist())) < 2:
-        raise InputError("There is only one class, but a probe needs at least two. Add vectors of another class.")
+        raise InputError("The vectors have only one class, but a probe needs at least two. Add another class.")
     unseen = sorted(set(test_labels.tolist()) - set(labels.tolist()))
     if unseen:
         raise InputError(
-            f"The classes {unseen[:8]} of the test labels have no training vectors. Add some, or leave these out."
+            f"The test labels contain classes without training vectors: {unseen[:8]}. Add training vectors of these "
+            "classes, or remove their test vectors."
         )
 
 
 def fit(vectors: Tensor, labels: Tensor, classes: int) -> Linear:
-    """Fit labels (n,) to vectors (n, d) by ridge regression, with the best of `PENALTIES`."""
+    """Fit a linear classifier to vectors (n, d) with labels (n,), with the best of `PENALTIES`."""
     x = vectors.double()
     center, scale = x.mean(0), 1 / x.std(0, correction=0).clamp(min=1e-8)
     targets = 2 * F.one_hot(labels, classes).double() - 1  # (n, k)
@@ -200,7 +203,7 @@ def best_sharpness(scores: Tensor, labels: Tensor) -> float:
     """Return the factor of `SHARPNESSES` for which the softmax of the scores (n, k) has the least cross-entropy.
 
     The targets are smoothed by one image per class, as in Platt 1999. Otherwise the factor would have no upper limit
-    for classes that are told apart without a mistake.
+    for classes that the scores separate perfectly.
     """
     classes = scores.shape[1]
     smoothing = classes / (len(scores) + classes)
@@ -213,7 +216,7 @@ def best_sharpness(scores: Tensor, labels: Tensor) -> float:
 
 
 def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
-    """Return how the nearest neighbours of each query vote for each class: (q, k)."""
+    """Return the weighted votes of each query's nearest neighbours for each class: (q, k)."""
     known = normalized(vectors)
     found = []
     for group in torch.split(queries, QUERIES):
@@ -237,7 +240,7 @@ def _order(count: int, seed: int) -> Tensor:
 def held_out(labels: Tensor, seed: int, share: float = 0.2) -> Tensor:
     """Return a random mask of rows to hold out: (n,).
 
-    It is True for a share of the rows of each class, and for at least one row of a class with two or more.
+    The mask selects a share of each class, and at least one row of every class with two or more rows.
     """
     chosen = labels.new_zeros(len(labels), dtype=torch.bool)
     order = _order(len(labels), seed)
@@ -250,7 +253,7 @@ def held_out(labels: Tensor, seed: int, share: float = 0.2) -> Tensor:
 def _accuracy(scores: Tensor, labels: Tensor) -> float:
     if not scores.isfinite().all():
         raise InputError(
-            "The scores are not finite, because the test vectors are much larger than the training vectors. "
-            "Use vectors of the same model."
+            "The scores of the test vectors are not finite, because some values are far larger than in the training "
+            "vectors. Compute both sets with the same model."
         )
     return float((scores.argmax(1) == labels).double().mean())

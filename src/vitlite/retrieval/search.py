@@ -1,4 +1,4 @@
-"""Find the images with the largest cosine between their vectors and a query, exactly and in constant memory."""
+"""Find the images whose vectors have the largest cosine with a query, by exact search in constant memory."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,24 +15,24 @@ from vitlite.retrieval.store import Vectors
 if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
 
-QUERIES = 256  # queries that are compared with a part of the vectors at a time
+QUERIES = 256  # queries compared at a time
 
 
 class Match(NamedTuple):
-    """An image, with the cosine between its vector and the vector of the query."""
+    """An image found, with the cosine between the vectors of the image and of the query."""
 
     path: str
     score: float
 
 
 def search(vectors: Vectors, model: "ViT", images: Any, top: int = 10) -> list[list[Match]]:
-    """Find the images that are most similar to each query image, most similar first.
+    """Find the images that are most similar to each query image, in order of decreasing similarity.
 
     Args:
         vectors: The result of `open_vectors(path)`.
         model: The model that made the vectors.
-        images: One query image or a list, as for `model.preprocess`.
-        top: The number of matches. If there are fewer vectors, all of them are returned.
+        images: A query image or a list of query images, in any form that `model.preprocess` accepts.
+        top: The number of matches per query. If there are fewer vectors, all of them are returned.
 
     Raises:
         InputError: Another model made the vectors, or `top` is not a positive integer.
@@ -53,15 +53,16 @@ def _embed_all(model: "ViT", images: Iterable[Any]) -> Tensor:
 
 
 def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match]]:
-    """Find the images with the largest cosine between their vectors and each query (q, d), largest first.
+    """Find the images whose vectors have the largest cosine with each query vector (q, d), in decreasing order.
 
     Raises:
-        InputError: The queries have another width, are complex, or are not finite; or `top` is not positive.
+        InputError: The queries have the wrong shape, are complex or not finite, or `top` is not a positive integer.
     """
     check_count(top, "top")
     if queries.ndim != 2 or queries.shape[1] != vectors.dim:
         raise InputError(
-            f"queries must have the shape (n, {vectors.dim}), got {tuple(queries.shape)}. Use the same model."
+            f"queries must have the shape (n, {vectors.dim}), got {tuple(queries.shape)}. Compute the queries with the "
+            "model that made the vectors."
         )
     check_real(queries)
     queries = normalized(queries.detach().cpu())
@@ -83,14 +84,14 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
 
 
 class _Best(NamedTuple):
-    """The largest cosines so far for some queries (q, top), and the rows of the vectors with these cosines (q, top)."""
+    """The largest cosines found so far for some queries (q, top), and the matching rows of the vectors (q, top)."""
 
     scores: Tensor
     rows: Tensor
 
 
 def _update(best: _Best, scores: Tensor, first: int, top: int) -> _Best:
-    """Update the best matches with the cosines (q, n) of further vectors, which begin with row `first`."""
+    """Update the best matches with the cosines (q, n) of the vectors in rows `first` to `first + n - 1`."""
     rows = torch.arange(first, first + scores.shape[1], device="cpu").expand(len(scores), -1)
     all_scores, all_rows = torch.cat([best.scores, scores], dim=1), torch.cat([best.rows, rows], dim=1)
     largest, places = all_scores.topk(min(top, all_scores.shape[1]))
@@ -98,7 +99,7 @@ def _update(best: _Best, scores: Tensor, first: int, top: int) -> _Best:
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of normalized vectors (q, d) and (n, d), computed without autocast: (q, n)."""
+    """Return the cosines of normalized vectors (q, d) and (n, d), without autocast: (q, n)."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b.mT
 
@@ -111,16 +112,16 @@ def check_real(vectors: Tensor) -> None:
     """
     if vectors.is_complex():
         raise InputError(
-            f"Vectors must be real, got {vectors.dtype}. Pass a floating-point dtype such as torch.float32."
+            f"Vectors must be real, got {vectors.dtype}. Convert them to a floating-point dtype such as torch.float32."
         )
     if not vectors.isfinite().all():
-        raise InputError("Vectors must be finite, got NaN or infinity. Leave out the vectors with these values.")
+        raise InputError("Vectors must be finite, got NaN or infinity. Remove the vectors that contain these values.")
 
 
 def normalized(vectors: Tensor) -> Tensor:
     """Return vectors (n, d) in float32, scaled to length 1. Zero vectors stay zero.
 
-    They are divided by the largest value first, so that squares of large values do not overflow.
+    Each vector is first divided by its largest absolute value, so that squares do not overflow.
     """
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     largest = vectors.abs().amax(1, keepdim=True)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 SIDE = 160  # pixels of an image on the sheet
 HEIGHT = 14  # font size of a caption in pixels
-LETTERS = 22  # characters of a caption that fit below an image
+LETTERS = 22  # number of characters per line of a caption
 MAX_ACROSS, MAX_IMAGES = 250, 4000  # a JPEG has at most 65,500 pixels per side, and 4000 images take 1 GB
-PAPER, MISSING = 255.0, 225.0  # grey levels: around an image, and in place of an unreadable one
+PAPER, MISSING = 255.0, 225.0  # grey levels around an image, and in place of an unreadable image
 
 
 def check_size(queries: int, matches: int) -> None:
-    """Check that a sheet is not too large, before any work is done.
+    """Check, before any work is done, that a contact sheet is not too large.
 
     Args:
         queries: The number of rows.
@@ -37,12 +37,12 @@ def check_size(queries: int, matches: int) -> None:
     if max(queries, matches + 1) > MAX_ACROSS or queries * (matches + 1) > MAX_IMAGES:
         raise InputError(
             f"A contact sheet of {queries} images with {matches} matches each is too large. The limit is {MAX_IMAGES} "
-            f"images, {MAX_ACROSS} across or down. Search for fewer at a time, or with a smaller --top."
+            f"images in total and {MAX_ACROSS} per side. Search for fewer images at a time, or use a smaller --top."
         )
 
 
 def contact_sheet(queries: Sequence[str], found: Sequence[Sequence[Match]]) -> "Image":
-    """Draw one row per query: the query, then its matches with their scores."""
+    """Draw a contact sheet with one row per query, which shows the query, the matches and the scores."""
     rows = []
     for query, matches in zip(queries, found, strict=True):
         panels = {_caption("?", query): _thumbnail(query)}
@@ -59,14 +59,14 @@ def contact_sheet(queries: Sequence[str], found: Sequence[Sequence[Match]]) -> "
 
 
 def _caption(prefix: str, image: str) -> str:
-    """Return a caption of two lines: the folder of the image, which is often its class, and the file name."""
+    """Return a caption of two lines, with the folder (often the class) and the file name of an image."""
     path = Path(image)
     folder = shortened(printable(path.parent.name), LETTERS - len(prefix) - 1)
     return f"{prefix} {folder}\n{shortened(printable(path.name), LETTERS)}"
 
 
 def shortened(name: str, most: int) -> str:
-    """Return a name; if it is longer than `most` characters, dots replace the middle.
+    """Shorten a name to at most `most` characters, by replacing the middle with dots.
 
     >>> shortened("IMG_20240131_0777_17.jpg", 16)
     'IMG_202...17.jpg'
@@ -78,7 +78,7 @@ def shortened(name: str, most: int) -> str:
 
 
 def _thumbnail(path: str) -> Tensor:
-    """Return the image in the centre of a square: (SIDE, SIDE, 3), values from 0 to 255."""
+    """Return an image scaled to fit a square: (SIDE, SIDE, 3), values from 0 to 255. Unreadable images are grey."""
     try:
         pixels = rearrange(read_image(path).float(), "h w c -> 1 c h w")
     except ImageError:

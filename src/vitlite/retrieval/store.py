@@ -1,4 +1,4 @@
-"""Open a file of vectors that `vitlite embed` wrote, and read it in parts."""
+"""Open files of vectors written by `vitlite embed`, and read the vectors in parts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 PART = 2**16  # vectors in memory at a time
 DTYPES = ("F64", "F32", "F16", "BF16")
-COMPARED = ("weights", "config", "preprocessing", "quick_decode")  # fields of `VectorIdentity`; not dtype and speed
-UNUSED = ("num_classes", "dropout", "drop_path", "checkpointing")  # fields of the config that do not affect vectors
+COMPARED = ("weights", "config", "preprocessing", "quick_decode")  # fields of `VectorIdentity` that must be equal
+UNUSED = ("num_classes", "dropout", "drop_path", "checkpointing")  # config fields that do not affect the vectors
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Vectors:
 
     Attributes:
         path: The file.
-        paths: The image of each row.
+        paths: The path of the image for each row.
         dim: The width of a vector.
         model: The name of the model that made the vectors.
         identity: The fields of `VectorIdentity`.
@@ -69,7 +69,7 @@ class Vectors:
                     part: Tensor = stored[first : first + rows]
                 part = part.to(torch.promote_types(part.dtype, torch.float32))
                 if not part.isfinite().all():
-                    raise InputError(f"{self.path} has vectors that are not finite. Embed the images again.")
+                    raise InputError(f"{self.path} contains vectors that are not finite. Embed the images again.")
                 yield part
 
     def check_model(self, model: "ViT") -> None:
@@ -84,25 +84,25 @@ class Vectors:
         if differing:
             raise InputError(
                 f"The vectors in {self.path} were made by {self.model}, but this model differs in "
-                f"{', '.join(differing)}. Use that model (without --model and --size, but with --weights if embed was "
-                "run with it), or embed the images again."
+                f"{', '.join(differing)}. Use the model that made the vectors: omit --model and --size, and repeat "
+                "--weights if embed used it. Otherwise, embed the images again."
             )
 
 
 def open_vectors(path: str | PathLike[str]) -> Vectors:
-    """Open a file that `vitlite embed --out NAME.safetensors` wrote.
+    """Open a file of vectors written by `vitlite embed --out NAME.safetensors`.
 
     Raises:
-        InputError: The file was not written by `vitlite embed`, or does not identify the model that made the vectors.
+        InputError: The file cannot be read, or does not contain the vectors, the image paths and the model's identity.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
         raise InputError(
-            f"{path} is not a .safetensors file, and no other format identifies the model. Embed the images again with "
-            "--out NAME.safetensors."
+            f"{path} is not a .safetensors file, which is the only format that identifies the model. Embed the images "
+            "again with --out NAME.safetensors."
         )
     if not path.is_file():
-        raise InputError(f"There is no file {path}. To write it: vitlite embed PATH --out {path}")
+        raise InputError(f"There is no file {path}. Create it with: vitlite embed PATH --out {path}")
     with _open(path) as file:
         metadata, names = file.metadata() or {}, file.keys()
         stored = file.get_slice("vectors") if "vectors" in names else None
@@ -113,7 +113,7 @@ def open_vectors(path: str | PathLike[str]) -> Vectors:
     except (KeyError, TypeError, ValueError, RecursionError):
         valid = False
     if not valid or len(shape) != 2 or shape[0] != len(paths) or shape[1] == 0:
-        raise InputError(f"{path} does not identify its model and images. Embed the images again.")
+        raise InputError(f"{path} is not a file of vectors with a model and image paths. Embed the images again.")
     return Vectors(path, list(paths), shape[1], model, identity)
 
 

@@ -20,7 +20,7 @@ XORSHIFT = 0x2545F4914F6CDD1D  # the multiplier of xorshift*
 
 
 class SampleRandom:
-    """Random numbers, uniform in [0, 1), for each sample of a batch. Each name gives different numbers."""
+    """Uniform random numbers for each sample of a batch. Calls with different names return different numbers."""
 
     def __init__(self, seed: int, epoch: int, samples: Tensor) -> None:
         self.keys = _scramble(_scramble(_scramble(torch.tensor(seed, device="cpu")) + epoch) + samples)  # (b,)
@@ -42,7 +42,7 @@ def shuffled(seed: int, epoch: int, count: int) -> Tensor:
 
 
 def augment(images: Tensor, random: SampleRandom, augmentation: Augmentation) -> Tensor:
-    """Augment images with values from 0 to 1: move, recolour and partly blank them. The shape (b, c, h, w) is kept."""
+    """Apply random geometric, colour and erasing augmentations to images with values from 0 to 1: (b, c, h, w)."""
     images = _move(images, random, augmentation)
     images = _colour(images, random, augmentation)
     blank = _rectangle(random, "erase", images, 0.02, 0.2) & _per_image(random.chance("erase", augmentation.erase))
@@ -57,11 +57,11 @@ def mix(
     random: SampleRandom,
     augmentation: Augmentation,
 ) -> tuple[Tensor, Tensor]:
-    """Mix images (b, c, h, w) and label vectors (b, k) with `others` and `other_labels`. The shapes do not change."""
+    """Mix images (b, c, h, w) and label vectors (b, k) with `others` and `other_labels`, by mixup or cutmix."""
     kind = random("mix")  # mixup below its share, cutmix in the next interval, otherwise neither
     is_mixup = kind < augmentation.mixup
     is_cutmix = (kind >= augmentation.mixup) & (kind < augmentation.mixup + augmentation.cutmix)
-    blend = is_mixup.float() * random("lam", 0.0, 0.5)  # the partner's share in all pixels
+    blend = is_mixup.float() * random("lam", 0.0, 0.5)  # the share of `others` in every pixel
     cut = _rectangle(random, "cutmix", images, 0.05, 0.6) & _per_image(is_cutmix)
     share = torch.where(cut, 1.0, _per_image(blend))  # (b, 1, h, w)
     weight = reduce(share, "b 1 h w -> b 1", "mean")
@@ -69,7 +69,7 @@ def mix(
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """Map 64-bit integers one to one, so that the results of similar integers look unrelated (xorshift*, PCG)."""
+    """Hash 64-bit integers without collisions, with the multipliers of xorshift* and PCG."""
     for multiplier in (MULTIPLIER, XORSHIFT):
         x = (x + 0x1E3779B97F4A7C15) * multiplier
         x = x ^ (x >> 29 & 0x7FFFFFFFF)  # the mask makes the shift unsigned
@@ -77,7 +77,7 @@ def _scramble(x: Tensor) -> Tensor:
 
 
 def _move(images: Tensor, random: SampleRandom, augmentation: Augmentation) -> Tensor:
-    """Flip, shift, rotate, shear and zoom images in one bilinear resampling. Images that do not move are unchanged."""
+    """Flip, shift, rotate, shear and zoom images in one bilinear resampling step."""
     b, _, h, w = images.shape
     grid = F.affine_grid(_affine(h, w, random, augmentation), [b, 1, h, w], align_corners=False)  # (b, h, w, 2)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
@@ -86,8 +86,8 @@ def _move(images: Tensor, random: SampleRandom, augmentation: Augmentation) -> T
 def _affine(h: int, w: int, random: SampleRandom, augmentation: Augmentation) -> Tensor:
     """Return the affine maps from output to input coordinates, both from -1 to 1: (b, 2, 3).
 
-    The order is mirror, shear, rotate and zoom, shift. Angles are measured in pixels, so that they are right for images
-    that are not square.
+    The order is: mirror, shear, rotate and zoom, shift. Angles are computed in pixel units, because the coordinates of
+    images that are not square have different units across and down.
     """
     shift = augmentation.shift
     flip = 1 - 2 * random.chance("flip", augmentation.flip).float()  # -1 where an image is mirrored
@@ -129,7 +129,7 @@ def _rectangle(random: SampleRandom, name: str, images: Tensor, low: float, high
 
 
 def _interval(where: Tensor, length: Tensor, side: int) -> Tensor:
-    """Return a mask of an interval in a side. `where` is its place, from 0 (start) to 1 (end): (b,) -> (b, side)."""
+    """Return a mask of an interval, placed at the start (`where` is 0) to the end (1) of a side: (b,) -> (b, side)."""
     first = rearrange((where * (side - length + 1)).floor(), "b -> b 1")
     places = torch.arange(side, device=first.device)
     return (places >= first) & (places < first + rearrange(length, "b -> b 1"))

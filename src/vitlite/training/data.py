@@ -337,7 +337,7 @@ def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
             f"{folder} contains no images ({' '.join(sorted(SUFFIXES))}){there}. Add images, convert the files to JPEG "
             "or PNG, or remove the folder."
         )
-    return sorted(map(Path, found), key=lambda path: path.parts), others  # by letters, also on Windows
+    return sorted(map(Path, found), key=lambda path: path.parts), others  # in the same order on Windows
 
 
 def listed(names: Sequence[str]) -> str:
@@ -347,7 +347,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def is_cifar10(folder: Path) -> bool:
-    """Return whether a folder contains the binary version of CIFAR-10."""
+    """Return True if a folder contains the binary version of CIFAR-10."""
     return (folder / "test_batch.bin").exists()
 
 

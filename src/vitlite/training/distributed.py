@@ -1,7 +1,7 @@
 """Train or evaluate one model with several processes, started by `torchrun`.
 
-A rank is one of these processes. torch's DistributedDataParallel averages the gradients, over gloo on CPUs and over
-nccl on GPUs. Only rank 0 writes and prints. Without torchrun, these functions act as for a single process.
+Each process is a rank. DistributedDataParallel averages the gradients, over gloo on CPUs and nccl on GPUs. Only rank 0
+writes and prints. Without torchrun, there is one rank.
 """
 
 import os
@@ -24,7 +24,7 @@ _log = getLogger("vitlite")
 
 
 def rank() -> int:
-    """Return the rank of this process: a number from 0."""
+    """Return the rank of this process, counted from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -34,19 +34,19 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this process is rank 0, the only one that writes and prints."""
+    """Return True if this process is rank 0, which writes and prints."""
     return rank() == 0
 
 
 @contextmanager
 def process_group(device: str | None) -> Iterator[None]:
-    """Join the other processes of torchrun. If several processes fail, only the first one reports an error.
+    """Join the process group of torchrun. If several processes fail, only the first one raises its error.
 
     Args:
         device: The device of the models. With "cuda", each process uses its own GPU.
 
     Raises:
-        TrainError: Another process was lost, or there is no GPU for this process.
+        TrainError: The connection to another process was lost, or there is no GPU for this process.
     """
     if not dist.is_torchelastic_launched():
         yield
@@ -62,12 +62,12 @@ def process_group(device: str | None) -> Iterator[None]:
         if is_from_gloo and not isinstance(error, VitliteError):
             reason = str(error).splitlines()[0]
             raise TrainError(
-                f"Rank {rank()} lost another process of this run ({reason}). With `torchrun --max-restarts N`, all "
-                "processes restart and resume from the last state."
+                f"Rank {rank()} lost the connection to another process ({reason}). Run the same command again to "
+                "resume. With `torchrun --max-restarts N`, torchrun restarts all processes itself."
             ) from error
         raise
-    # Gloo's threads need the interpreter lock to free their last tensors. destroy_process_group waits for them while
-    # holding that lock, and hung in torch 2.6. Sleeping releases the lock.
+    # In torch 2.6, destroy_process_group can deadlock: it holds the interpreter lock while it waits for gloo's threads,
+    # which need the lock to free their last tensors. Sleeping releases the lock, so the threads can finish first.
     time.sleep(0.1)
     dist.destroy_process_group()
 
@@ -78,13 +78,14 @@ def _warn_of_hanging_restarts() -> None:
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if shares_store and restarts and os.environ["RANK"] == "0":
         _log.warning(
-            "vitlite: torch may hang after a restart. To prevent it: export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+            "vitlite: torch may hang when torchrun restarts the processes. To prevent this, set the environment "
+            "variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
         )
 
 
 def _join(device: str | None) -> None:
-    # The functions in this module have the group as a default argument, and DistributedDataParallel imports them. If
-    # the group exists by then, they keep it, and its threads abort the process at exit (pytorch/pytorch#190489).
+    # Import torch.distributed.nn before the group exists. Its functions have the current group as a default argument,
+    # and would keep the group alive until its threads abort the process at exit (pytorch/pytorch#190489).
     import torch.distributed.nn
 
     if device is not None and device.startswith("cuda"):
@@ -102,40 +103,45 @@ def _own_gpu(device: str) -> int:
     """
     if device != "cuda":
         raise TrainError(
-            f'torchrun starts one process per GPU, but all would use {device}. Use device="cuda" (--device cuda), '
-            "and choose GPUs with CUDA_VISIBLE_DEVICES."
+            f'With torchrun, each process needs its own GPU, but device is {device}. Pass device="cuda" (--device '
+            "cuda), and choose the GPUs with CUDA_VISIBLE_DEVICES."
         )
     own, available = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if own >= available:
         raise TrainError(
-            f"torchrun started process {own + 1} on this machine, where torch sees {available} GPUs. Start one process "
-            "per GPU (torchrun --nproc-per-node), or use the CPU (--device cpu)."
+            f"torchrun started at least {own + 1} processes on this machine, but torch finds only {available} GPUs. "
+            "Start one process per GPU (torchrun --nproc-per-node), or use the CPU (--device cpu)."
         )
     return own
 
 
 def _is_first_to_fail() -> bool:
-    """Return whether this process was the first to fail. The loss of one process makes the others fail too."""
+    """Return True if this process failed first. The other processes fail because they lose this one."""
     try:
         port = int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(  # type: ignore[attr-defined]
             os.environ["MASTER_ADDR"], port, is_master=False, timeout=timedelta(seconds=5)
         )
-        failed = store.add(f"vitlite failed {os.environ['TORCHELASTIC_RESTART_COUNT']}", 1)  # counts this process too
-    except (dist.DistError, RuntimeError, OSError):  # torchrun is gone too
+        failed = store.add(
+            f"vitlite failed {os.environ['TORCHELASTIC_RESTART_COUNT']}", 1
+        )  # the count includes this process
+    except (dist.DistError, RuntimeError, OSError):  # torchrun has ended
         return True
     return bool(failed == 1)
 
 
 def paired_share(count: int) -> Tensor:
-    """Return the positions of this rank in a batch, each with its mirror position, because `mix` pairs them."""
+    """Return the positions in a batch that this rank processes.
+
+    `mix` combines each image with the image at the mirror position, so both positions go to the same rank.
+    """
     places = torch.arange(count, device="cpu")
     pairs = torch.minimum(places, places.flip(0))  # each pair is numbered by its first position
     return places[pairs % world_size() == rank()]
 
 
 def shard(count: int) -> Tensor:
-    """Return the share of the positions 0 to `count` - 1 that this rank processes."""
+    """Return the positions, from 0 to `count` - 1, that this rank processes."""
     return torch.arange(rank(), count, world_size(), device="cpu")
 
 
@@ -164,13 +170,13 @@ def assert_equal_on_all_ranks(values: Mapping[str, object]) -> None:
     different = [name for name, high, low in zip(values, *extremes.tolist(), strict=True) if high != -low]
     if different:
         raise TrainError(
-            f"The processes have different {', '.join(different)}. All machines must see the same data and the same "
-            "model, and share the folder out= (--out)."
+            f"These values differ between processes: {', '.join(different)}. Give all machines the same data, model "
+            "and options, and the same shared folder as out= (--out)."
         )
 
 
 def wrap_ddp(model: nn.Module) -> nn.Module:
-    """Return the model in a wrapper that averages the gradients of all ranks in the backward pass."""
+    """Wrap a model so that the backward pass averages the gradients of all ranks."""
     return DistributedDataParallel(model) if world_size() > 1 else model
 
 

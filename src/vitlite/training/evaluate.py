@@ -16,8 +16,15 @@ from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.data import ImageData, PreparedImages, listed
 
-MOST_CONFUSED = 4096  # classes in a confusion matrix (134 MB); ImageNet-21k's would take 3.8 GB
-PIXEL_FIELDS = ("size", "resize", "mode", "interpolation", "margin", "cut")  # of a transform: they affect the pixels
+MOST_CONFUSED = 4096  # classes in a confusion matrix (134 MB); for ImageNet-21k it would take 3.8 GB
+PIXEL_FIELDS = (
+    "size",
+    "resize",
+    "mode",
+    "interpolation",
+    "margin",
+    "cut",
+)  # fields of a transform that affect the pixels
 
 
 @dataclass(frozen=True)
@@ -35,12 +42,12 @@ class Measured:
 
     @property
     def recall(self) -> Tensor:
-        """The share of the images of each class that are predicted correctly: (k,). NaN if a class has no images."""
+        """The share of each class's images that are predicted correctly: (k,). NaN for a class without images."""
         return self.correct.float() / self.images
 
     @property
     def precision(self) -> Tensor:
-        """The share of the predictions of each class that are correct: (k,). NaN if a class is never predicted."""
+        """The share of each class's predictions that are correct: (k,). NaN for a class that is never predicted."""
         return self.correct.float() / self.predicted
 
 
@@ -52,21 +59,21 @@ def measure(
     bfloat16: bool = False,
     after_batch: Callable[[int], None] = lambda images: None,
 ) -> Measured:
-    """Measure a model on labelled images. The model ends in eval mode. The processes of torchrun share the images.
+    """Measure a model on labelled images. With torchrun, the images are divided among the processes.
 
     Images that cannot be read are skipped: `data.broken()` names them.
 
     Args:
-        model: A model with preprocessing.
-        data: Images prepared for this model. Their classes are those of the model, in the same order.
+        model: A model with preprocessing. It stays in eval mode.
+        data: Images prepared for this model, with the same classes in the same order.
         batch: Number of images per batch.
-        bfloat16: Compute in bfloat16 (autocast), as in training.
+        bfloat16: If True, compute in bfloat16 with autocast.
         after_batch: Called with the number of images in each batch.
 
     Raises:
-        TrainError: The images do not fit the model, or none can be read.
+        TrainError: The images do not fit the model, or none of them can be read.
         ImageError: An image cannot be read, and the images are `strict`.
-        InputError: The model's output is not finite, or `batch` is not a positive integer.
+        InputError: The output of the model is not finite, or `batch` is not a positive integer.
     """
     check_count(batch, "batch")
     check_data_fits(model, data)
@@ -104,7 +111,7 @@ def measure(
                 confusion.index_add_(0, labels * k + predicted, torch.ones_like(labels))
     sums = (loss, top5, counts, not_finite_rows, confusion, predictions)
     distributed.all_reduce(*(tensor for tensor in sums if tensor.numel()))
-    if not_finite_rows:  # on any rank, and so on all of them
+    if not_finite_rows:  # summed over all ranks, so that all of them raise the error
         raise not_finite(torch.bfloat16 if bfloat16 else model.dtype)
     total = counts[0].sum().item()
     if not total:
@@ -122,22 +129,22 @@ def measure(
 
 
 def check_data_fits(model: ViT, data: ImageData) -> None:
-    """Check that the images have the classes, the size and the preprocessing of the model.
+    """Check that images fit a model.
 
     Raises:
-        TrainError: The classes, the size or the preprocessing differ.
+        TrainError: The classes, the image size or the preprocessing differ.
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
     if len(data.classes) != k:
         raise TrainError(
             f"The images have {len(data.classes)} classes, but the model has {k}. "
-            "Use data with the classes of the model, or another model."
+            "Use images of the model's classes, or create the model with num_classes=."
         )
     labels = model.labels or data.classes
     moved = [f"{name} for {label}" for name, label in zip(data.classes, labels, strict=True) if name != label]
     if moved:
         raise TrainError(
-            f"The classes of the images differ from those of the model: {listed(moved)}. Use "
+            f"The classes of the images and the model differ: {listed(moved)}. If only the order differs, use "
             "data.with_classes(model.labels)."
         )
     if isinstance(data.images, PreparedImages):
@@ -150,15 +157,15 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
                 fields.append("quick_decode")
             if fields:
                 raise TrainError(
-                    f"The images and the model differ in their preprocessing: {', '.join(fields)}. Prepare the images "
-                    "with model.preprocess.pixels."
+                    f"The preprocessing of the images and of the model differs in {', '.join(fields)}. Prepare the "
+                    "images with model.preprocess.pixels."
                 )
     channels, height, width = _shape_of(data)
     if (channels, (height, width)) != (model.config.channels, preprocess.transform.size):
         size = preprocess.transform.size
         raise TrainError(
             f"The images have {channels} channels and {height} x {width} pixels, but the model expects "
-            f"{model.config.channels} channels and {size[0]} x {size[1]} pixels. Prepare them with "
+            f"{model.config.channels} channels and {size[0]} x {size[1]} pixels. Prepare the images with "
             "model.preprocess.pixels."
         )
 

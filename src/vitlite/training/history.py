@@ -1,4 +1,4 @@
-"""The history of a run: one record per epoch, and the choice of the best epoch."""
+"""Choose the best epoch from the history of a run, which has one record per epoch."""
 
 import math
 from collections.abc import Sequence
@@ -10,15 +10,16 @@ History = list[dict[str, Any]]
 
 
 def best_epoch(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the record of the best epoch by validation accuracy, then by validation loss; None without validation.
+    """Return the record of the epoch with the highest validation accuracy, or None without validation.
 
-    By accuracy alone, the first epoch that predicts all images correctly would win, even with low confidence.
+    The validation loss decides between equal accuracies. Otherwise the first epoch that predicts all images correctly
+    would be chosen, although later epochs may be more confident.
     """
     return min((record for record in history if "val_top1" in record), key=_rank, default=None)
 
 
 def is_better(record: dict[str, Any], past: Sequence[dict[str, Any]]) -> bool:
-    """Return whether an epoch is better than all past ones."""
+    """Return True if an epoch is better than all past epochs."""
     best = best_epoch(past)
     return best is None or _rank(record) < _rank(best)
 
@@ -30,7 +31,7 @@ def _rank(record: dict[str, Any]) -> tuple[float, float]:
 
 
 def is_finished(history: Sequence[dict[str, Any]], settings: Settings) -> bool:
-    """Return whether a run has completed all epochs, or has stopped early because of `patience`.
+    """Return True if a run has completed all epochs, or has stopped early because of `patience`.
 
     >>> accuracies = [0.5, 0.7, 0.6, 0.7]  # the last two are not better than the second
     >>> history = [{"epoch": i, "val_top1": top1, "val_loss": 1.0} for i, top1 in enumerate(accuracies, 1)]
@@ -44,7 +45,7 @@ def is_finished(history: Sequence[dict[str, Any]], settings: Settings) -> bool:
 
 
 def why_best(history: Sequence[dict[str, Any]]) -> str:
-    """Return a sentence that says which epoch is the best and why, or an empty string without validation.
+    """Explain in a sentence which epoch is the best. Without validation, return an empty string.
 
     >>> why_best([{"epoch": 1, "val_top1": 1.0, "val_loss": 0.6}, {"epoch": 2, "val_top1": 1.0, "val_loss": 0.1}])
     'Best epoch: 2 of 2, with the highest validation accuracy (100.00%) and, of 2 such epochs, the lowest loss (0.1).'

@@ -1,8 +1,8 @@
 """The optimizers, AdamW and Muon (Jordan et al. 2024), and the learning rate schedule.
 
-Muon moves each matrix along its orthogonalised momentum. In training from scratch, it trains the matrices of the
-blocks, and AdamW trains all other weights. Steps are scaled as in Moonlight (Liu et al. 2025, arXiv 2502.16982), so the
-same learning rate and weight decay suit both.
+Muon updates each matrix with its orthogonalised momentum. If Muon is chosen, it trains the matrices of the blocks, and
+AdamW trains all other weights. Muon's steps are scaled as in Moonlight (Liu et al. 2025, arXiv 2502.16982), so that the
+same learning rate and weight decay suit both optimizers.
 Shapes: b matrices, m rows, n columns.
 """
 
@@ -17,7 +17,7 @@ from vitlite.nn.vit import ViT, stacked_matrices
 from vitlite.training import distributed
 from vitlite.training.settings import Settings
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: drives singular values from (0, 1] to about 1 in 5 rounds
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic polynomial: five rounds map (0, 1] to about 1
 
 
 def learning_rate(settings: Settings, epoch: float) -> float:
@@ -43,14 +43,17 @@ class _Update(NamedTuple):
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon, for matrices only. "parts" of a group is the number of matrices in a weight: 3 if it joins q, k and v."""
+    """The Muon optimizer, for matrices only.
+
+    The option "parts" of a group is the number of matrices stacked in a weight, such as 3 for q, k and v.
+    """
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float = 0.95) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "parts": 1})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every matrix along its orthogonalised Nesterov momentum."""
+        """Update every matrix with its orthogonalised Nesterov momentum."""
         updates: dict[torch.Size, list[_Update]] = {}  # by shape, because one call computes all matrices of a shape
         for group in self.param_groups:
             for weight in group["params"]:
@@ -76,7 +79,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """Set the singular values of each matrix to about 1, by Newton-Schulz iteration: (b, m, n) -> (b, m, n)."""
+    """Return matrices with all singular values close to 1, by Newton-Schulz iteration: (b, m, n) -> (b, m, n)."""
     tall = x.shape[1] > x.shape[2]
     y = (x.mT if tall else x).bfloat16()  # wide, so that y @ y.mT is the smaller product
     y = y / (y.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -88,7 +91,7 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 def _orthogonal_on_all_ranks(x: Tensor) -> Tensor:
-    """Compute `orthogonal` with a share of the matrices on each rank. All ranks have the same gradients."""
+    """Compute `orthogonal`, with the matrices divided among the ranks, which all have the same gradients."""
     if distributed.world_size() == 1:
         return orthogonal(x)
     found = torch.zeros_like(x)
@@ -100,7 +103,7 @@ def _orthogonal_on_all_ranks(x: Tensor) -> Tensor:
 
 
 def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings) -> list[torch.optim.Optimizer]:
-    """Return AdamW and, if the settings ask for it, Muon. Weight decay applies only to matrices."""
+    """Return AdamW, followed by Muon if the settings choose it. Only matrices have weight decay."""
     groups: dict[tuple[bool, int, bool, int], dict[str, Any]] = {}
     for name, weight in weights.items():
         is_matrix = weight.ndim in (2, 4)
@@ -127,7 +130,7 @@ def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings)
 
 
 def depth_of(name: str, blocks: int) -> int:
-    """Return the depth of a weight: 0 for the embedding, 1 for the first block, blocks + 1 for the head."""
+    """Return the depth of a weight: 0 in the embedding, 1 in the first block, `blocks` + 1 in the head."""
     if name.startswith("blocks."):
         return int(name.split(".")[1]) + 1
     if name.startswith(("norm.", "attn_pool", "fc_norm", "pre_logits", "head")):
@@ -142,7 +145,7 @@ def weights_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
 
 
 def state_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Return the names of the tensors that an optimizer keeps for each weight with a gradient."""
+    """Return the names of the tensors in an optimizer's state for one weight."""
     return ("momentum",) if isinstance(optimizer, Muon) else ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -153,7 +156,7 @@ def restore_optimizer(
 
     Args:
         optimizer: A new optimizer.
-        names: The name of each of its weights.
+        names: The names of the weights.
         tensors: The tensors of the state by "kind.name", such as "step.head.bias".
     """
     state: dict[int, dict[str, Tensor]] = {}

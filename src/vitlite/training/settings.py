@@ -40,26 +40,26 @@ def _check_ranges(settings: object, ranges: Mapping[str, Range]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """The random augmentations of training images. A value of 0 turns an augmentation off.
+    """Probabilities and strengths of the random augmentations. 0 turns an augmentation off.
 
     Raises:
         TrainError: A value is not between 0 and 1, or mixup and cutmix add up to more than 1.
     """
 
     flip: float = 0.5  # share of images mirrored
-    shift: float = 0.125  # at most this share of the side, in whole pixels: 4 of 32
+    shift: float = 0.125  # largest shift as a share of the side, rounded to pixels, such as 4 of 32
     warp: float = 0.25  # share of images rotated, sheared and zoomed
-    colour: float = 0.25  # share of images with other brightness, contrast and saturation
-    erase: float = 0.1  # share of images with a rectangle blanked
+    colour: float = 0.25  # share of images with changed brightness, contrast and saturation
+    erase: float = 0.1  # share of images with a rectangle turned grey
     mixup: float = 0.0  # share of images blended with another, Zhang et al. 2018
-    cutmix: float = 0.3  # share of images with a rectangle of another, Yun et al. 2019
+    cutmix: float = 0.3  # share of images with a rectangle from another, Yun et al. 2019
 
     def __post_init__(self) -> None:
         _check_ranges(self, AUGMENTATION_RANGES)
         if self.mixup + self.cutmix > 1 + 1e-9:  # shares such as 0.9 and 0.1 add up to a little more than 1
             raise TrainError(
-                f"mixup and cutmix must add up to at most 1, because an image gets only one of them. Got "
-                f"{self.mixup:g} and {self.cutmix:g}."
+                "mixup and cutmix must add up to at most 1, because an image gets only one of them, but got "
+                f"{self.mixup:g} and {self.cutmix:g}. Lower one of them."
             )
 
 
@@ -81,17 +81,17 @@ class Settings:
     epochs: int
     patience: int = 0  # stop after this many epochs without improvement; 0 never stops early
     batch: int = 128  # largest number of images per step
-    optimizer: Optimizer = "adamw"  # muon trains the matrices of the blocks, and adamw the rest
+    optimizer: Optimizer = "adamw"  # muon trains the matrices of the blocks, and adamw all other weights
     lr: float = 1e-3  # maximum learning rate
-    warmup: float = 1.0  # epochs in which the learning rate rises
-    decay: float = 0.4  # final share of the epochs, in which it falls; before, it does not depend on their number
+    warmup: float = 1.0  # number of epochs in which the learning rate rises
+    decay: float = 0.4  # share of the epochs, at the end, in which the learning rate falls
     weight_decay: float = 0.05
     layer_decay: float = 1.0  # learning rate of each block relative to the next one
     smoothing: float = 0.1  # label smoothing
     clip: float = 1.0  # maximum norm of the gradient
     accumulate: int = 1  # compute each batch in this many parts, to save memory
     ema: float = 0.999  # share of the averaged weights kept at each step
-    balance: bool = False  # weight all classes equally, instead of all images
+    balance: bool = False  # give all classes, instead of all images, the same weight
     frozen: bool = False  # train the head only
     bfloat16: bool = True  # autocast
     seed: int = 0
@@ -103,8 +103,8 @@ class Settings:
             raise TrainError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}.")
         if self.frozen and self.optimizer == "muon":
             raise TrainError(
-                "Muon trains the matrices of the blocks, but frozen trains only the head. Leave out optimizer= "
-                "(--optimizer) or frozen= (--frozen)."
+                "Muon trains the matrices of the blocks, but with frozen=True only the head is trained. Omit "
+                "optimizer= (--optimizer) or frozen= (--frozen)."
             )
 
 
@@ -114,22 +114,22 @@ def usual_epochs(images: int) -> int:
 
 
 def usual_batch(images: int) -> int:
-    """Return the default batch size: small for few images, so that an epoch has several steps."""
+    """Return the default batch size, which is small for few images so that an epoch has several steps."""
     return 16 if images < FEW else 128
 
 
 def usual_optimizer(*, random_weights: bool, frozen: bool) -> Optimizer:
-    """Return "muon" for training from random weights, and "adamw" for fine-tuning or for training only the head."""
+    """Return "muon" for training from random weights, and "adamw" for fine-tuning or training the head only."""
     return "muon" if random_weights and not frozen else "adamw"
 
 
 def usual_lr(optimizer: Optimizer, *, frozen: bool) -> float:
-    """Return the default learning rate, which suits most models."""
+    """Return the default learning rate of an optimizer."""
     if optimizer == "muon":
         return 3e-3
     return 1e-3 if frozen else 3e-4
 
 
 def usual_layer_decay(*, random_weights: bool) -> float:
-    """Return 1 for random weights, and less for fine-tuning, because early blocks should change less than late ones."""
+    """Return the default layer decay. In fine-tuning it is below 1, because early blocks should change less."""
     return 1.0 if random_weights else 0.75

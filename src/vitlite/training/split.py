@@ -1,7 +1,7 @@
-"""Read data for training and evaluation: the parts train, val and test, and the images held out for validation.
+"""Read data for training and evaluation: train, val and test folders, and images held out for validation.
 
-The choice of held-out images depends only on file names and the seed, so a resumed run holds out the same images. The
-list of these images is kept with the run.
+The choice of held-out images depends only on file names and the seed, so a resumed run holds out the same images.
+split.json, in the folder of the run, lists them.
 """
 
 import json
@@ -46,7 +46,7 @@ PARTS = {  # folder names in any case, as Hugging Face's datasets library knows 
 
 
 class Split(NamedTuple):
-    """The data of a run."""
+    """The training and validation images of a run."""
 
     train: ImageData
     validation: ImageData
@@ -69,10 +69,10 @@ class Split(NamedTuple):
 
 
 def data_parts(data: Path) -> dict[str, Path]:
-    """Return the folders train, val and test of the data; an empty dict if the class folders are directly in `data`.
+    """Return the train, val and test folders of the data, or an empty dict if `data` contains the class folders.
 
     Raises:
-        TrainError: There are other folders beside train, val and test, or two folders for the same part.
+        TrainError: There are other folders next to train, val and test, or two folders for the same part.
     """
     names = folders_in(data)
     parts = [name for name in names if name.lower() in PARTS]
@@ -80,15 +80,17 @@ def data_parts(data: Path) -> dict[str, Path]:
     if others:
         if any(folders_in(data / name) for name in parts):
             raise TrainError(
-                f"{data} has the parts {listed(parts)} and other folders: {listed(others)}. Move the others away, or "
-                "move all class folders into train."
+                f"{data} contains {listed(parts)}, but also other folders: {listed(others)}. Move the other folders "
+                "into train if they are classes, or out of the data."
             )
         return {}  # a class may be called test
     found: dict[str, Path] = {}
     for name in parts:
         part = PARTS[name.lower()]
         if part in found:
-            raise TrainError(f"{data} has {found[part].name} and {name}, which both mean {part}. Keep one of them.")
+            raise TrainError(
+                f"{data} contains {found[part].name} and {name}, which both mean {part}. Remove one of these folders."
+            )
         found[part] = data / name
     return found
 
@@ -102,8 +104,8 @@ def training_folder(data: Path) -> Path:
     parts = data_parts(data)
     if parts and "train" not in parts:
         raise TrainError(
-            f"{data} has {listed([folder.name for folder in parts.values()])}, but no train. Rename the folder of "
-            "training images to train, and that of validation images to val."
+            f"{data} contains {listed([folder.name for folder in parts.values()])}, but no train folder. Rename the "
+            "folder of training images to train, and the folder of validation images to val."
         )
     return parts.get("train", data)
 
@@ -117,24 +119,27 @@ def evaluation_folder(data: Path) -> Path:
     parts = data_parts(data)
     if list(parts) == ["train"]:
         raise TrainError(
-            f"{data} has {parts['train'].name}, but no val or test. To evaluate on the training images, pass "
-            f"{parts['train']}."
+            f"{data} contains {parts['train'].name}, but no val or test folder to evaluate on. Add one, or pass "
+            f"{parts['train']} to evaluate on the training images."
         )
     return parts.get("val", parts.get("test", data))
 
 
 def training_classes(data: Path) -> tuple[str, ...]:
-    """Return the names of the classes to train on.
+    """Return the class names for training.
 
     Raises:
-        TrainError: There is no class folder, or only one.
+        TrainError: There are fewer than two class folders.
     """
     if is_cifar10(data):
         return cifar10_classes(data)
     folder = training_folder(data)
     classes = class_names(folder)
     if len(classes) < 2:
-        raise TrainError(f"{folder} has only one class, {classes[0]}. Training needs at least two. Add another folder.")
+        raise TrainError(
+            f"{folder} contains only one class, {classes[0]}, but training needs at least two. Add a folder of images "
+            "of another class."
+        )
     return classes
 
 
@@ -147,15 +152,17 @@ def read_class_list(file: Path) -> tuple[str, ...]:
     try:
         names = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TrainError(f"Cannot read --classes {file}: {error}.") from error
+        raise TrainError(
+            f"Cannot read --classes {file}: {error}. Pass a UTF-8 text file with one class folder per line."
+        ) from error
     classes = tuple(name.strip() for name in names if name.strip())
     if not classes:
-        raise TrainError(f"--classes {file} is empty. It should name one class folder per line.")
+        raise TrainError(f"--classes {file} is empty. Pass a file that names one class folder per line.")
     return classes
 
 
 def stand_for(folders: Sequence[str], labels: Sequence[str]) -> bool:
-    """Return whether the folders are named after all labels of a model, or after all class indices."""
+    """Return True if there is a folder for every label of a model, or one for every class index."""
     try:
         return sorted(class_indices(folders, labels)) == list(range(len(labels)))
     except TrainError:
@@ -174,8 +181,8 @@ def read_training_data(
     """Read the training images and the validation images.
 
     Args:
-        data: A folder with train/ and val/; with only train/ or with class folders, of which a share is held out; or
-            CIFAR-10.
+        data: A folder that contains train/ and val/, only train/, only class folders, or CIFAR-10's .bin files.
+            Without val/, a share of the images is held out.
         preprocess: The preprocessing of the model.
         classes: The names of the class folders, in the order of the classes.
         share: The share of each class to hold out if there is no val/ (default: 0.2).
@@ -187,7 +194,7 @@ def read_training_data(
     """
     val = None if is_cifar10(data) else data_parts(data).get("val")
     if share is not None and (val or is_cifar10(data)):
-        raise TrainError(f"{data} has validation images already. Leave out share= (--val-share).")
+        raise TrainError(f"{data} already contains validation images. Omit share= (--val-share).")
     if is_cifar10(data):
         read, channels = cifar10_reader(preprocess), preprocess.model.config.channels
         return Split(read_cifar10(data, "train", read, channels), read_cifar10(data, "val", read, channels), [])
@@ -230,7 +237,7 @@ def _hash(path: Path) -> str:
 
 
 def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[ImageData, ImageData]:
-    """Split images into training and validation images. Validation gets a share of each class, at least one image.
+    """Split images into training and validation images, with a share of each class, at least one image, in validation.
 
     Raises:
         TrainError: A class has only one image, or `share` is not from 0.01 to 0.9.
@@ -246,20 +253,20 @@ def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[Imag
                 f"The class {name} has only one image, but training and validation each need at least one. Add images."
             )
         if rows:
-            # The hash gives each image a random place that does not depend on the other images.
+            # Sorting by hash is a shuffle in which the place of an image does not depend on the other images.
             rows.sort(key=lambda row: sha256(f"{seed} {names[row]}".encode(errors="surrogateescape")).digest())
             held[rows[: min(max(round(share * len(rows)), 1), len(rows) - 1)]] = True
     return data.subset(~held), data.subset(held)
 
 
 def write_split(path: Path, data: Path, held_out: Sequence[str]) -> None:
-    """Write the list of held-out images, which `read_split` reads."""
+    """Write the list of held-out images for `read_split`."""
     content = {"classes in": str(training_folder(data).resolve()), "held out": list(held_out)}
     storage.write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_split(path: Path) -> tuple[Path, list[str]]:
-    """Read the list of held-out images. Return the folder that contains the class folders, and the names of the images.
+    """Return the folder of the class folders and the names of the held-out images, as written by `write_split`.
 
     Raises:
         TrainError: The file cannot be read, or is not a list of held-out images.
@@ -283,7 +290,7 @@ def check_evaluation_data(data: Path, split: Path | None = None) -> None:
     if split is not None:
         read_split(split)
         if is_cifar10(data):
-            raise TrainError(f"{data} is CIFAR-10, which has its own test images. Leave out split= (--split).")
+            raise TrainError(f"{data} is CIFAR-10, which has its own test images. Omit split= (--split).")
     if not is_cifar10(data):
         class_names(evaluation_folder(data) if split is None else training_folder(data))
 
@@ -296,18 +303,18 @@ def read_evaluation_data(
     *,
     strict: bool = False,
 ) -> ImageData:
-    """Read the test images of CIFAR-10, or the images in the class folders of val/, of test/ or of `data` itself.
+    """Read the test images of CIFAR-10, or the class folders in val/, in test/ or directly in `data`.
 
     Args:
         data: The folder.
-        model: The model. Its preprocessing prepares the images, and its labels are the classes.
-        split: The split.json of a run, to evaluate only on the images that it held out.
-        folders: The names of the class folders, in the order of the model's classes, if the folders are named after
-            neither labels nor indices.
-        strict: If True, an image that cannot be read will be an error.
+        model: The model whose preprocessing and labels are used.
+        split: The split.json of a run. If given, only the images held out in that run are read.
+        folders: The names of the class folders, in the order of the model's classes. Only needed if the names are
+            neither labels nor class indices.
+        strict: If True, an image that cannot be read is an error.
 
     Raises:
-        TrainError: The data are damaged, or have other classes than the model.
+        TrainError: The data are damaged, or their classes are not the classes of the model.
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
     classes = tuple(model.labels or map(str, range(k)))
@@ -330,8 +337,8 @@ def _held_out(data: ImageData, split: Path) -> ImageData:
     labels |= {name: data.classes.index(folder) for name in missing if (folder := Path(name).parts[0]) in data.classes}
     if len(missing) == len(wanted) or not labels.keys() >= set(wanted):
         raise TrainError(
-            f"{split} names {len(missing)} images that are not in the data ({listed(missing)}). Pass the data that "
-            "the run was trained on."
+            f"{split} lists {len(missing)} images that are not in the data ({listed(missing)}). Pass the folder that "
+            "was used for training."
         )
     held_out = data.with_files(wanted, [labels[name] for name in wanted])
     used = set(held_out.files())
@@ -340,9 +347,10 @@ def _held_out(data: ImageData, split: Path) -> ImageData:
 
 
 def _in_order(data: ImageData, classes: Sequence[str], k: int) -> ImageData:
-    """Return the images with the class names `classes`. Their classes are already in the order of the model."""
+    """Rename the classes of the data, which must already be in the order of the model's classes."""
     if len(data.classes) != k:
         raise TrainError(
-            f"The data have {len(data.classes)} classes, but the model has {k}. Fine-tune the model on them first."
+            f"The data have {len(data.classes)} classes, but the model has {k}. Fine-tune the model on these classes "
+            "first (vitlite train)."
         )
     return replace(data, classes=tuple(classes))

@@ -1,4 +1,4 @@
-"""A training run that can be saved and resumed. Its state is one file, which is replaced atomically."""
+"""Save and resume a training run. The state is one file, which is replaced atomically."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -26,13 +26,13 @@ from vitlite.training.settings import Settings
 
 STATE, LOG, LOCK = RUN_STATE, "log.jsonl", "train.lock"
 IMAGES = "images.json"  # the list of the images with which the run began
-LAST, BEST = "last", "best"  # the folders of the weights of the last epoch and of the best one
+LAST, BEST = "last", "best"  # folders with the weights of the last and of the best epoch
 CONTENT, CHECKSUM = "vitlite.run", "vitlite.checksum"  # in the metadata of the state file
 
 
 @dataclass
 class Progress:
-    """The position of a run, with sums over the steps of the current epoch."""
+    """The position of a run, and sums over the finished steps of the current epoch."""
 
     epoch: int = 0  # finished epochs
     step: int = 0  # finished steps of the current epoch
@@ -50,14 +50,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Everything that must stay the same so that a run can be resumed, as JSON values."""
+    """The values, as JSON, that must be the same when a run is resumed."""
 
     settings: dict[str, Any]  # without patience, which only decides when a run ends
     config: dict[str, Any]
     transform: dict[str, Any]
     classes: list[str]
-    weights: str  # sha256 of their file, or a hash of the frozen weights, which are not part of the state
-    images: str  # their number, and a hash of the labels and of the pixels or the names of the files
+    weights: str  # sha256 of the weights file, or a hash of the frozen weights, which are not part of the state
+    images: str  # the number of images, and a hash of the labels and of the pixels or file names
     validation: str | None
 
     @classmethod
@@ -77,7 +77,7 @@ class RunIdentity:
         return cls(**json.loads(json.dumps(asdict(identity))))
 
     def differences(self, saved: "RunIdentity") -> list[str]:
-        """Describe the fields that differ from those of a saved run, with both values."""
+        """Describe each field that differs from a saved run, with the old and the new value."""
         found = []
         for field in fields(self):
             old, new = getattr(saved, field.name), getattr(self, field.name)
@@ -107,10 +107,10 @@ def read_state(path: Path) -> State:
     with _damage_explained(path):
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # Copies, because the file will be replaced and must not stay mapped.
+            # Cloned so that the file does not stay mapped into memory when it is replaced.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if metadata[CHECKSUM] != _checksum(metadata[CONTENT], tensors):
-            raise ValueError("its checksum does not match its content")
+            raise ValueError("the checksum does not match the content")
         content = json.loads(metadata[CONTENT])
         identity, progress = RunIdentity(**content["identity"]), Progress(**content["progress"])
         return State(identity, progress, content["history"], tensors)
@@ -143,8 +143,8 @@ class Run:
         self.model, self.data, self.settings = model, data, settings
         self.transform = preprocess_of(model).transform
         if type(model) is ViT:
-            check_savable(model, "train")  # fail now rather than after the first epoch
-        self.steps = -(-len(data) // settings.batch)  # of an epoch, rounded up
+            check_savable(model, "train")  # raises an error now rather than after the first epoch
+        self.steps = -(-len(data) // settings.batch)  # per epoch, rounded up
         self.class_weights = class_weights(data, balance=settings.balance)  # (k,)
         self.progress = Progress()
         self.history: History = []
@@ -157,7 +157,7 @@ class Run:
         self.optimizers = optimizers(model, self.weights, settings)
         self.matmul_context = _matmul_context(model, settings)
         distributed.assert_equal_on_all_ranks(asdict(self.identity) | {"patience": settings.patience})
-        self.network = distributed.wrap_ddp(model)  # gives all ranks the random weights of the first
+        self.network = distributed.wrap_ddp(model)  # copies the weights of rank 0 to all ranks
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -174,7 +174,7 @@ class Run:
         return tensors
 
     def save(self, path: Path) -> None:
-        """Write everything that a resumed run needs."""
+        """Write the state from which the run can be resumed."""
         if not distributed.is_main():
             return
         tensors = self.tensors()
@@ -197,7 +197,7 @@ class Run:
                 self.model.save(folder)
 
     def resume(self, path: Path) -> bool:
-        """Restore a saved state. Return False if it was saved before the first step.
+        """Restore a saved state. If it was saved before the first step, restore nothing and return False.
 
         Raises:
             TrainError: The file is the state of another run, or is damaged.
@@ -221,24 +221,25 @@ class Run:
         identity, epochs = saved.identity, self.settings.epochs
         done = saved.progress.epoch + saved.progress.step / self.steps
         if done <= min(identity.settings["epochs"], epochs) * (1 - self.settings.decay):
-            # The learning rate does not depend on the number of epochs until it begins to fall.
+            # The learning rate has not begun to fall, so the number of epochs has had no effect and may change.
             identity = replace(identity, settings=identity.settings | {"epochs": epochs})
         differences = self.identity.differences(identity)
         if differences:
             raise TrainError(
-                f"{out} contains another run: {'; '.join(differences)}. Use the same arguments to resume it, or start "
-                f"a new run with another out= (--out), perhaps from the weights in {out / LAST}."
+                f"{out} contains another run: {'; '.join(differences)}. Use the same arguments to resume "
+                "that run, or start a new run with another out= (--out). The new run can start from the weights in "
+                f"{out / LAST}."
             )
 
     def average(self, step: int) -> None:
-        """Move the averages towards the weights. The first steps move them faster."""
+        """Move the averages towards the weights, faster in the first steps of a run."""
         keep = min(self.settings.ema, (1 + step) / (10 + step))
         weights = [weight.detach() for weight in self.weights.values()]
         torch._foreach_lerp_(list(self.averages.values()), weights, 1 - keep)
 
     @contextmanager
     def averaged(self) -> Iterator[ViT]:
-        """Return a context in which the model has its averaged weights."""
+        """Context manager in which the model has the averaged weights."""
         self.swap_averages()
         try:
             yield self.model
@@ -246,17 +247,17 @@ class Run:
             self.swap_averages()
 
     def swap_averages(self) -> None:
-        """Swap the weights of the model with their averages."""
+        """Swap the model's weights and the averaged weights."""
         for name, weight in self.weights.items():
             weight.data, self.averages[name] = self.averages[name], weight.data
 
 
 def class_weights(data: ImageData, *, balance: bool) -> Tensor:
-    """Return, for each class, the weight of its images in the loss: (k,). The mean over all images is 1.
+    """Return the weight of each class in the loss: (k,). The mean weight over all images is 1.
 
     Args:
         data: The training images.
-        balance: If True, all classes with images have the same total weight. An epoch still sees each image once.
+        balance: If True, the images of each class have the same total weight. If False, every image has weight 1.
     """
     count = torch.bincount(data.labels, minlength=len(data.classes))
     if not balance:
@@ -266,9 +267,9 @@ def class_weights(data: ImageData, *, balance: bool) -> Tensor:
 
 
 def _matmul_context(model: ViT, settings: Settings) -> AbstractContextManager[Any]:
-    """Return a context in which float32 steps on a CPU use oneDNN if its results are exact.
+    """Return a context in which float32 matrix products on a CPU use oneDNN, if oneDNN is exact.
 
-    Speed is not a criterion, because a resumed run must compute exactly as before.
+    The choice does not depend on speed, so that a resumed run computes exactly the same results.
     """
     if model.device.type != "cpu" or settings.bfloat16:
         return nullcontext()
@@ -282,7 +283,7 @@ def _damage_explained(path: Path) -> Iterator[None]:
     except Exception as error:  # a damaged file makes readers raise nearly anything
         raise TrainError(
             f"{path} is damaged or not the state of a run ({type(error).__name__}: {error}). Start a new run with "
-            f"another out= (--out), perhaps from the weights in {path.parent / LAST}."
+            f"another out= (--out). It can start from the weights in {path.parent / LAST}, if they exist."
         ) from None
 
 
@@ -292,6 +293,6 @@ def _write_errors_explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise TrainError(
-            f"Cannot write {path}: {error}. The last state of the run is intact. Free some space and run the same "
-            "command again to resume."
+            f"Cannot write {path}: {error.strerror or error}. The last saved state is intact. Fix the cause, and run "
+            "the same command again to resume."
         ) from error

@@ -58,10 +58,10 @@ def train(
     """Train a model, or resume the run in `out`.
 
     Args:
-        model: A model in float32, with preprocessing and as many classes as the data. If its labels are not the
-            classes of the data, it gets a new head.
-        data: The images to train on. Another image of the same class takes the place of one that cannot be read;
-            `data.broken()` names these images. If the images are `strict`, the first one is an error.
+        model: A model in float32, with preprocessing and as many classes as the data. The head is replaced if the
+            labels of the model are not the classes of the data.
+        data: The images to train on. An image that cannot be read is replaced by another image of the same class, and
+            `data.broken()` names it. If the images are `strict`, it is an error.
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
         settings: The settings of the run.
         validation: Images of the same classes, used to measure the model after each epoch. `best` is the checkpoint
