@@ -47,7 +47,7 @@ def test_margin(run: Run, tmp_path: Path) -> None:
     refused = run(*words)
     code, out, err = run(*words, "--margin", "down")
     assert (code, err) == (0, "")
-    assert "half of an odd margin is rounded down, which moves the crop of some images by a pixel" in out
+    assert "half of an odd margin is rounded down, so the crop of some images moves by a pixel" in out
     assert vitlite.load(tmp_path / "hf").preprocess.transform.margin == "down"
     assert type(transformers.AutoImageProcessor.from_pretrained(tmp_path / "hf")).__name__.endswith("ImageProcessor")
     assert refused[0] == 1

@@ -56,7 +56,7 @@ def test_a_killed_embed_resumes_to_the_same_bytes(run: Run, model: Path, tmp_pat
     assert not out.exists()
     code, _, err = run(*words, out)
     assert code == 1
-    assert "continuing" in err
+    assert "resuming" in err
     assert "005.bmp" in err  # said again
     assert out.read_bytes() == whole.read_bytes()
     assert not partial.exists()

@@ -37,7 +37,7 @@ def test_options_of_the_other_engine(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "--format cannot be used with --engine ray, which writes Parquet" in capsys.readouterr().err
     assert main(["classify", str(tmp_path), "--engine", "ray"]) == 1
     assert main(["embed", "a.png", "b.png", "--engine", "ray", "--out", "vectors"]) == 1
-    assert capsys.readouterr().err.count("needs one folder, list or Parquet file as PATH, and a folder as --out") == 2
+    assert capsys.readouterr().err.count("needs exactly one PATH and a folder for the results") == 2
 
 
 @pytest.mark.parametrize(
