@@ -78,7 +78,7 @@ def add_strict(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="stop at the first image that cannot be read; default: skip it, name it, and end with exit code 1",
+        help="stop at the first image that cannot be read; default: skip the image, report it, and exit with code 1",
     )
 
 

@@ -29,11 +29,11 @@ def say_skipped(skipped: Counter[str]) -> None:
 
 
 def say_broken(names: Sequence[str], count: int | None = None) -> None:
-    """Print which images could not be read.
+    """Print the names of images that could not be read.
 
     Args:
-        names: Their names; the first eight are printed.
-        count: Their number. Default: the number of names.
+        names: The names of these images, of which the first eight are printed.
+        count: The number of these images. Default: the number of names.
     """
     count = len(names) if count is None else count
     if count:
@@ -87,7 +87,7 @@ class ImageProgress:
         total: The number of images.
         bar: If True, show a bar on a terminal.
         strict: If True, the first image that cannot be read is an error.
-        verb: What is done with the images, such as "classified", to print how many were done.
+        verb: The word for a processed image in the final count, such as "classified".
     """
 
     def __init__(self, total: int, *, bar: bool, strict: bool = False, verb: str = "") -> None:

@@ -38,8 +38,8 @@ class PreparedImages:
         sources: The files or tensors.
         read: Turns a source into an image.
         folder: `names` returns paths relative to this folder.
-        strict: If True, the first image that cannot be read is an error.
-        broken: Why images could not be read so far, by row. They are not tried again.
+        strict: If True, the first image that cannot be read raises an error.
+        broken: The errors of images that could not be read, by row. These images are not read again.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PreparedImages:
         return len(self.sources)
 
     def try_rows(self, rows: Sequence[int]) -> list[Tensor | None]:
-        """Return the images of these rows. Those that cannot be read are None; each of them is logged once.
+        """Return the images of these rows, or None for images that cannot be read, each of which is logged once.
 
         Raises:
             ImageError: An image cannot be read, and `strict` is True.
@@ -200,7 +200,7 @@ class ImageData:
         return ImageData(self.images, torch.tensor(indices, device="cpu")[self.labels], tuple(classes))
 
     def with_files(self, names: Sequence[str], labels: Sequence[int]) -> "ImageData":
-        """Return other images of the same folder and classes, by their names. They need not exist."""
+        """Return the images with the given names in the same folder, with the same classes. They need not exist."""
         images = self.images
         assert isinstance(images, PreparedImages), "images in memory have no files"
         paths = [(images.folder or Path()) / name for name in names]
@@ -297,7 +297,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str], *, strict: boo
         read: A function that returns the pixels of a file, such as `model.preprocess.pixels`. It is called from
             several threads.
         classes: The folder names, in the order of the classes. A class may have no folder.
-        strict: If True, an image that cannot be read will be an error.
+        strict: If True, an image that cannot be read raises an error.
 
     Raises:
         TrainError: A folder is not named after one of the classes, or contains no images.

@@ -1,4 +1,4 @@
-"""The list of the images of a run, with which the run can be resumed although some of them are gone or broken since.
+"""The list of a run's images, with which the run can be resumed if some images are missing or broken by then.
 
 The list is a file in the folder of the run. Images in memory have no such list: their pixels identify them.
 """
@@ -33,7 +33,7 @@ def _entry(data: ImageData) -> Entry:
 def images_of_run(
     out: Path, data: ImageData, validation: ImageData | None = None
 ) -> tuple[ImageData, ImageData | None]:
-    """Return the images with which the run in `out` began. Those that are gone since count as broken.
+    """Return the images with which the run in `out` began. Images that have been removed since then count as broken.
 
     Args:
         out: The folder of a run. If no run has begun there, the images are returned unchanged.
@@ -41,8 +41,8 @@ def images_of_run(
         validation: The validation images that are there now.
 
     Raises:
-        TrainError: Images were added or changed since, or other images are held out.
-        ImageError: An image is gone, and the images are `strict`.
+        TrainError: Images were added or changed after the run began, or other images are held out.
+        ImageError: An image is missing, and the images are `strict`.
     """
     now = {name: part for name, part in (("train", data), ("validation", validation)) if part and part.files()}
     if not has_begun(out / STATE) or not (out / IMAGES).exists():
@@ -67,14 +67,14 @@ def images_of_run(
 
 
 def _holds_out_others(now: dict[str, ImageData], begun: dict[str, ImageData]) -> bool:
-    """Return whether the same images are split differently."""
+    """Return True if the run has the same images, but holds out others."""
     return _classes(now).keys() == _classes(begun).keys() and any(
         set(now[name].files()) != set(begun[name].files()) for name in now
     )
 
 
 def _check_added(out: Path, now: dict[str, ImageData], begun: dict[str, ImageData]) -> None:
-    """Check that there are no other images than those of the run."""
+    """Check that the data contain only images of the run."""
     classes, recorded = _classes(now), _classes(begun)
     added = [str(path) for path, label in classes.items() if recorded.get(path) != label]
     if added:
@@ -85,7 +85,7 @@ def _check_added(out: Path, now: dict[str, ImageData], begun: dict[str, ImageDat
 
 
 def _check_sizes(out: Path, data: ImageData, sizes: list[int]) -> None:
-    """Check that the images still have the recorded sizes in bytes. Those that cannot be read now may differ."""
+    """Check that the images still have the recorded sizes in bytes, except for images that cannot be read now."""
     for row, path in enumerate(data.files()):
         size = file_size(path)
         if size not in (-1, sizes[row]) and len(data.readable(torch.tensor([row], device="cpu"))[0]):

@@ -187,7 +187,7 @@ def read_training_data(
         classes: The names of the class folders, in the order of the classes.
         share: The share of each class to hold out if there is no val/ (default: 0.2).
         seed: The seed for the choice of held-out images.
-        strict: If True, an image that cannot be read will be an error.
+        strict: If True, an image that cannot be read raises an error.
 
     Raises:
         TrainError: `share` is given although there is a val folder, or the data cannot be read or split.
@@ -330,7 +330,7 @@ def read_evaluation_data(
 
 
 def _held_out(data: ImageData, split: Path) -> ImageData:
-    """Return the images that a run held out. Those that are gone since count as broken."""
+    """Return the images that a run held out. Images that have been removed since then count as broken."""
     wanted = read_split(split)[1]
     labels = dict(zip(data.names(), data.labels.tolist(), strict=True))
     missing = [name for name in wanted if name not in labels]
