@@ -25,7 +25,7 @@ def test_attention_and_positions(run: Run, model: Path, images: Path, tmp_path: 
     for layer in (-1, 0):  # also where it is the usual one
         words = ("--rollout", "--layer", layer, "--out", out)
         assert "not allowed with argument" in run("attention", images / "a.png", "--model", model, *words)[2]
-    assert "has 7" in run("attention", images / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
+    assert "got 7" in run("attention", images / "a.png", "--model", model, "--layer", 7, "--out", out)[2]
     assert run("positions", model, "--out", out)[0] == 0
     code, _, err = run("positions", model, "--out", tmp_path / "none" / "map.png")
     assert code == 1
