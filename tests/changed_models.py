@@ -68,7 +68,7 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # modified models, and
     ),
     "too few labels": (lambda m: setattr(m, "labels", ("ant", "bee")), "has 2 labels but 3 classes"),
     "NaN": (lambda m: m.norm.bias.data.fill_(float("nan")), r"norm\.bias has values that are not finite"),
-    "eight bits": (lambda m: m.norm.to(torch.float8_e4m3fn), r"norm\.\w+ is of type .*float8_e4m3fn"),
+    "eight bits": (lambda m: m.norm.to(torch.float8_e4m3fn), r"norm\.\w+ has the dtype .*float8_e4m3fn"),
     "a subclass": (lambda m: setattr(m, "__class__", Halved), "it is a Halved, not a ViT"),
     "quantised weights": (
         lambda m: quantise(m.get_submodule(QKV)),

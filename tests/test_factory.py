@@ -85,7 +85,7 @@ def test_wrong_names_and_places(tmp_path: Path) -> None:
         create("vit_tiny_16", weights=True)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"config must be a vitlite.ViTConfig, got \{'heads': 3\}"):
         load(tmp_path, config={"heads": 3})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"Pass like= or config=, not both"):
+    with pytest.raises(ConfigError, match=r"like= and config= cannot be combined"):
         load(tmp_path, like=DEIT, config=TINY)
 
 
@@ -147,7 +147,7 @@ def test_random_weights_are_asked_for() -> None:
 def test_a_device_that_is_not_here_is_answered(device: Any, weights: Any) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"The device {re.escape(repr(device))} cannot be used here: .*--device cpu",
+        match=rf"Cannot use the device {re.escape(repr(device))}: .*--device cpu",
     ):
         create("vit_nano_4", weights=weights, device=device)
 
@@ -198,7 +198,7 @@ def test_like_is_create_with_weights(shared: Path) -> None:
 
 def test_a_preset_states_the_shape_alone(shared: Path) -> None:
     weights = shared / "weights" / "deit_tiny_16.timm.safetensors"
-    text = r"do not determine norm_eps, gelu, pool \(the preset vit_tiny_16 gives only the shape\)\. Pass like="
+    text = r"do not determine norm_eps, gelu, pool \(the preset vit_tiny_16 determines only the shape\)\. Pass like="
     with pytest.raises(ConfigError, match=text):
         create("vit_tiny_16", weights=weights)
     with pytest.raises(ConfigError, match=text):
@@ -231,7 +231,7 @@ def test_a_preset_never_fills_in_what_a_file_leaves_open(kind: str, tmp_path: Pa
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
     for options in ({}, {"pool": "cls"}, {"pool": "mean"}):
         with pytest.raises(
-            ConfigError, match=r"do not determine .*norm_eps, gelu.*the preset vit_nano_4 gives only the shape"
+            ConfigError, match=r"do not determine .*norm_eps, gelu.*the preset vit_nano_4 determines only the shape"
         ):
             create("vit_nano_4", weights=tmp_path / "vit.safetensors", **options)
 
@@ -283,7 +283,7 @@ def test_a_fine_tune_with_as_many_classes_has_its_own_labels(tmp_path: Path) -> 
     save_file(tensors | {"head.weight": tensors["head.weight"].flip(0).contiguous()}, file)
     ours = create(name, weights=file, num_classes=10)
     assert ours.labels is None
-    assert ours.source.report.unlabelled.startswith("num_classes= was given, so its classes are not taken for those of")
+    assert ours.source.report.unlabelled.startswith("num_classes was passed, so the classes may differ from those of")
     convert(file, tmp_path / "converted", "vitlite", like=name, num_classes=10)
     assert load(tmp_path / "converted").labels is None
     assert create(name, num_classes=10).labels == trained.labels
@@ -305,7 +305,7 @@ def test_a_fine_tune_of_timm_with_other_classes(tmp_path: Path, capsys: pytest.C
     assert ours.labels is None
     assert ours.preprocess.transform == transform_from_record(registry.find(name), (224, 224))
     assert not ours.source.report.reinitialised
-    with pytest.raises(CheckpointError, match=r"If it is a fine-tune with 3 classes, pass num_classes=3 \(--num-cl"):
+    with pytest.raises(CheckpointError, match=r"For a model fine-tuned on 3 classes, pass num_classes=3 \(--num-cl"):
         create(name, weights=file)
     renewed = create(name, weights=file, num_classes=1000)
     assert renewed.labels is None
@@ -343,7 +343,7 @@ def test_a_conversion_neither_makes_a_head_nor_drops_one(target: str, classes: i
 def test_of_a_fine_tune_without_a_head_none_is_made(tmp_path: Path) -> None:
     name, file = "vit_nano_4.cifar10", tmp_path / "headless.safetensors"
     save_file(create(name, num_classes=0).state_dict(), file)
-    with pytest.raises(CheckpointError, match=r"headless\.safetensors has 0 classes, not 3"):
+    with pytest.raises(CheckpointError, match=r"headless\.safetensors has 0 classes, got num_classes=3"):
         convert(file, tmp_path / "folder", "vitlite", like=name, num_classes=3)
     convert(file, tmp_path / "folder", "vitlite", like=name, num_classes=0)
     assert load(tmp_path / "folder").config.num_classes == 0
@@ -492,7 +492,7 @@ def test_the_kernel_takes_other_channels_as_timm_does(channels: int, file: Path)
 def test_what_cannot_change_is_refused(tmp_path: Path) -> None:
     normed = TINY.replace(patch_norm=True, fc_norm=True)
     save_file(state_of(normed), tmp_path / "vit.safetensors")
-    with pytest.raises(ConfigError, match="normalize patches of 3 channels"):
+    with pytest.raises(ConfigError, match="channels cannot be changed from 3"):
         load(tmp_path / "vit.safetensors", config=normed, channels=1)
     with pytest.raises(ConfigError, match="would change the width of a trained layer"):
         load(tmp_path / "vit.safetensors", config=normed, pool="cls_and_mean", num_classes=3)
@@ -528,7 +528,7 @@ def test_labels_that_do_not_fit_the_head_are_not_used_and_it_is_said_why(file: P
     (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
     model = load(tmp_path / "saved")
     assert model.labels is None
-    why = f"there are 2 labels for {model.config.num_classes} classes"
+    why = f"there are 2 labels but {model.config.num_classes} classes"
     assert model.source.report.unlabelled == why
     with pytest.raises(InputError, match=f"The model has no labels: {why}. "):
         model.predict(torch.zeros(3, 32, 32))
@@ -639,15 +639,15 @@ def test_a_fine_tune_does_not_borrow_the_labels_of_what_it_began_with(tag: dict[
 @pytest.mark.parametrize(("changes", "text"), [
     ({"architecture": "vit_base_patch16_rope_ape_224"}, "timm's architecture vit_base_patch16_rope_ape_224 is not"),
     ({"architecture": "vit_base_patch16_rpn_224"}, "timm's architecture vit_base_patch16_rpn_224 is not"),
-    ({"architecture": "mine"}, "timm's architecture mine is not supported. If these weights are"),
+    ({"architecture": "mine"}, "timm's architecture mine is not supported. If the weights are"),
     ({"model_args": {"act_layer": "relu"}}, "act_layer is 'relu'; vitlite supports gelu, gelu_tanh, quick_gelu"),
-    ({"model_args": {"norm_layer": "rmsnorm"}}, "model_args has norm_layer 'rmsnorm'; vitlite supports 'layernorm'"),
-    ({"model_args": {"pool_include_prefix": True}}, "model_args has pool_include_prefix True; vitlite supports False"),
-    ({"model_args": {"block_fn": "ResPostBlock"}}, "model_args has block_fn 'ResPostBlock'; vitlite supports models"),
-    ({"model_args": {"mlp_layer": "Mlp"}}, "model_args has mlp_layer 'Mlp'; vitlite supports models without"),
-    ({"model_args": {"attn_layer": "diff"}}, "model_args has attn_layer 'diff'; vitlite supports models without"),
-    ({"model_args": {"embed_layer": "hybrid"}}, "model_args has embed_layer 'hybrid'"),
-    ({"model_args": {"sparkle": 3}}, "model_args has the unknown key sparkle, which may"),
+    ({"model_args": {"norm_layer": "rmsnorm"}}, "model_args.norm_layer is 'rmsnorm'; vitlite supports 'layernorm'"),
+    ({"model_args": {"pool_include_prefix": True}}, "model_args.pool_include_prefix is True; vitlite supports False"),
+    ({"model_args": {"block_fn": "ResPostBlock"}}, "model_args.block_fn is 'ResPostBlock'; vitlite supports only"),
+    ({"model_args": {"mlp_layer": "Mlp"}}, "model_args.mlp_layer is 'Mlp'; vitlite supports only models without"),
+    ({"model_args": {"attn_layer": "diff"}}, "model_args.attn_layer is 'diff'; vitlite supports only models without"),
+    ({"model_args": {"embed_layer": "hybrid"}}, "model_args.embed_layer is 'hybrid'"),
+    ({"model_args": {"sparkle": 3}}, "model_args.sparkle is an unknown key that may"),
     ({"model_args": {"global_pool": "avgmax"}, "global_pool": "token"}, "global_pool is avgmax and token; vitlite"),
     ({"global_pool": "max"}, "global_pool is max; vitlite supports token or avg"),
 ])  # fmt: skip
@@ -664,9 +664,9 @@ def test_what_timm_computes_otherwise_is_refused_by_name(changes: dict[str, Any]
     ({"model_type": "clip", "architectures": ["CLIPForImageClassification"]}, "architectures contains CLIPForImage"),
     ({"model_type": "clip", "vision_config": {"model_type": "siglip_vision_model"}}, "vision_config has model_type"),
     ({"model_type": "vit", "hidden_act": "gelu_10"}, "hidden_act is 'gelu_10'; vitlite supports gelu, gelu_python"),
-    ({"model_type": "vit", "auto_map": {"AutoModel": "m.M"}}, "it has auto_map {'AutoModel': 'm.M'}; vitlite supports"),
-    ({"model_type": "vit", "rope_theta": 100}, "it has the unknown key rope_theta, which may"),
-    ({"model_type": "vit", "quantization_config": {}}, "it has quantization_config {}; vitlite supports models"),
+    ({"model_type": "vit", "auto_map": {"AutoModel": "m.M"}}, "auto_map is {'AutoModel': 'm.M'}; vitlite supports {}"),
+    ({"model_type": "vit", "rope_theta": 100}, "rope_theta is an unknown key that may"),
+    ({"model_type": "vit", "quantization_config": {}}, "quantization_config is {}; vitlite supports only models"),
 ])  # fmt: skip
 def test_what_transformers_computes_otherwise_is_refused_by_name(
     about: dict[str, Any], text: str, tmp_path: Path
@@ -821,7 +821,10 @@ def test_a_repository_of_transformers_with_shards(hub: Hub, tmp_path: Path) -> N
 
 def test_a_repository_without_safetensors(hub: Hub) -> None:
     hub.publish("me/old", pytorch_model_bin=b"x", config_json=b"{}")
-    with pytest.raises(DownloadError, match=r"me/old has no model.safetensors, whole or in shards. If it has a pickle"):
+    with pytest.raises(
+        DownloadError,
+        match=r"me/old has no model.safetensors and no model.safetensors.index.json. If there is a pickle",
+    ):
         load("me/old")
     with pytest.raises(DownloadError):
         load("me/nothing")

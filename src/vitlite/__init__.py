@@ -26,7 +26,7 @@ _MODULES = {
     "optimize": "fast.optimize",
     "set_threads": "inference.threads",
 }
-_HINTS = {  # names that other libraries have
+_HINTS = {  # replacements for names from other libraries
     "AutoImageProcessor": "Use model.preprocess(image).",
     "create_model": "Use vitlite.create(name).",
     "create_transform": "Use model.preprocess(image).",
@@ -37,7 +37,7 @@ _HINTS = {  # names that other libraries have
 }
 
 
-def __getattr__(name: str) -> Any:  # import on first use, so that the command line starts without torch
+def __getattr__(name: str) -> Any:  # import on first use; the command line starts without torch
     if name not in _MODULES:
         hint = f". {_HINTS[name]}" if name in _HINTS else ""
         raise AttributeError(f"module 'vitlite' has no attribute {name!r}{hint}")

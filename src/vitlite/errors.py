@@ -1,8 +1,8 @@
 """The exceptions that vitlite raises.
 
-Each one is also a subclass of the built-in exception that a caller expects (`ValueError`, `OSError`, ...). The text
-says what failed and with which value, and then what to do. The command line prints the same text, so it names both the
-argument and the option: "Pass image_size= (--size)."
+Each exception also inherits from a built-in exception such as `ValueError` or `OSError`. The message says what failed,
+with which value, and what to do. The command line prints the same message, so the message names both the Python
+argument and the command-line option: "Pass image_size= (--size)."
 """
 
 import copy
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-LONGEST = 4000  # characters of an error's text
+LONGEST = 4000  # characters of an error message
 E = TypeVar("E", bound="VitliteError")
 
 
@@ -19,8 +19,7 @@ class VitliteError(Exception):
     r"""Base class of vitlite's errors.
 
     Args:
-        text: What failed and with which value, and then what to do. Names and values from files need no escaping:
-            unprintable characters are escaped here, and a text that is too long is shortened.
+        text: The message. Unprintable characters are escaped, and a long message is shortened.
 
     >>> str(VitliteError("There is no file \x1b[31mred. Check the path."))
     'There is no file \\x1b[31mred. Check the path.'
@@ -34,7 +33,7 @@ class VitliteError(Exception):
         return self.text
 
     def within(self: E, context: str) -> E:
-        """Return the same error with context, such as the name of the file, before the text.
+        """Return the same error with context before the message, such as the name of a file.
 
         >>> str(CheckpointError("The header is damaged.").within("mine.safetensors"))
         'mine.safetensors: The header is damaged.'
@@ -43,7 +42,7 @@ class VitliteError(Exception):
         error.text = printable(f"{context}: {self.text}")
         return error
 
-    def __reduce__(self) -> tuple[Any, ...]:  # subclasses may have constructors with other arguments
+    def __reduce__(self) -> tuple[Any, ...]:  # the constructor of a subclass may have other arguments
         return _rebuild, (type(self), self.__dict__)
 
 
@@ -61,7 +60,7 @@ def printable(text: str) -> str:
     - blocks.0
     """
     if len(text) > LONGEST:
-        start, end = text[: LONGEST * 3 // 4], text[-LONGEST // 4 :]  # the end says what to do
+        start, end = text[: LONGEST * 3 // 4], text[-LONGEST // 4 :]  # keep the end, which says what to do
         text = f"{start} ... ({len(text) - LONGEST} characters left out) ... {end}"
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
@@ -95,7 +94,7 @@ class OptimizedError(VitliteError, RuntimeError):
 
 
 class ExportError(VitliteError, RuntimeError):
-    """A model that cannot be exported, or whose exported file gives other results."""
+    """A model that cannot be exported, or an exported file that gives different results."""
 
 
 class TrainError(VitliteError, RuntimeError):
@@ -115,19 +114,19 @@ def check_count(number: Any, name: str) -> None:
     """Check that an argument is a positive integer.
 
     Raises:
-        InputError: The argument is not a positive integer. True is not accepted.
+        InputError: The argument is not a positive integer, or is a boolean.
     """
     if type(number) is not int or number < 1:
         raise InputError(f"{name} must be a positive integer, got {number!r}.")
 
 
 def not_finite(dtype: object) -> InputError:
-    """Return the error for outputs with NaN or infinity, for example after an overflow in float16."""
-    return InputError(f"The model's outputs are not finite in {dtype}. Use float32 or bfloat16 (--dtype).")
+    """Return the error for model outputs with NaN or infinity, for example after an overflow in float16."""
+    return InputError(f"The outputs of the model are not finite in {dtype}. Use float32 or bfloat16 (--dtype).")
 
 
 def counted(endings: Counter[str]) -> str:
-    """Return the number of files for each extension, most frequent first.
+    """Return the number of files for each extension as text, most frequent first.
 
     >>> counted(Counter({".heic": 12, "": 1}))
     '12 .heic, 1 without an extension'
@@ -139,6 +138,6 @@ def counted(endings: Counter[str]) -> str:
 
 
 def closest(name: str, names: Iterable[str], count: int = 4) -> str:
-    """Return ' Did you mean a, b?' for a name that does not exist, or '' if no name is close."""
+    """Return ' Did you mean a, b?' for an unknown name, or '' if no known name is similar."""
     near = difflib.get_close_matches(str(name)[:200], list(names), n=count, cutoff=0.5)
     return f" Did you mean {', '.join(near)}?" if near else ""

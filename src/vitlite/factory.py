@@ -1,8 +1,8 @@
-"""`create` and `load` turn a name or a path into a model.
+"""Create a model from a name (`create`) or a path (`load`).
 
 Each step is in a separate module: `zoo.registry` finds the record, `checkpoints.reader` finds the file,
-`checkpoints.resolve` determines the config, and `checkpoints.build` fills the model. This module adds the labels and
-the preprocessing.
+`checkpoints.resolve` determines the config, and `checkpoints.build` builds the model and loads the weights. This module
+adds the labels and the preprocessing.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ Place = str | PathLike[str]
 
 
 class LoadOptions(NamedTuple):
-    """The options that `create` and `load` share: changes to the checkpoint's config, and device and dtype."""
+    """The options that `create` and `load` share: changes to the config of the checkpoint, the device and the dtype."""
 
     num_classes: int | None
     image_size: ImageSize | None
@@ -72,22 +72,23 @@ def create(
     """Create a named model with trained weights in eval mode, or with random weights in train mode.
 
     Args:
-        name: A checkpoint of `list_models()`, a preset, or timm's full name. A preset means its default checkpoint
-            or, if `weights` is a path, only a shape (see `like` in `load`).
-        weights: "default" for the weights of the checkpoint, downloaded once and verified, or None for random weights.
+        name: A checkpoint from `list_models()`, a preset, or timm's full name. A preset selects its default checkpoint.
+            If `weights` is a path, a preset determines only the shape of the network.
+        weights: "default" downloads and verifies the weights of the checkpoint, once. None initialises random weights.
             A path or a repository ("owner/name") is the same as `load(weights, like=name)`.
-        num_classes: If different from that of the weights, the model gets a head of zeros and no labels. 0: no head.
-        image_size: If different from that of the weights, the position table is resized as `config.resample` states.
-        patch_size: If different from that of the weights, the patch kernel and the position table are resized. FlexiViT
-            was trained for this; other weights become less accurate.
-        pool: The pooling, if different from that of the weights. Requires `num_classes`.
-        channels: The number of image channels. For 1, the channels of the patch kernel are summed. For other numbers,
-            they are repeated in turn and scaled by old / new channels.
-        drop_path: For training: the stochastic depth rate of the last block, rising linearly from 0 in the first block.
-        checkpointing: For training: recompute blocks in the backward pass, which is slower but takes less memory.
-            Neither this nor `drop_path` changes the outputs in eval mode.
+        num_classes: The number of classes. If the weights have a different number, the new head is initialised to zero
+            and the model has no labels. 0 removes the head.
+        image_size: The image size. If the weights have a different size, the position table is resized.
+        patch_size: The patch size. If the weights have a different size, the patch kernel and the position table are
+            resized. FlexiViT was trained for this; other weights become less accurate.
+        pool: The pooling. If the weights have a different pooling, `num_classes` is required.
+        channels: The number of image channels. For 1 channel, the channels of the patch kernel are summed. For other
+            numbers, the channels are repeated in turn and multiplied by old / new number of channels.
+        drop_path: The stochastic depth rate of the last block, rising linearly from 0 in the first block. It affects
+            only training.
+        checkpointing: If True, recompute blocks in the backward pass. Training is then slower but takes less memory.
         device: The device of the weights. None means torch's default device.
-        dtype: The dtype of the weights. None means torch's default (float32) whatever the dtype of the file.
+        dtype: The dtype of the weights. None means torch's default dtype (float32), not the dtype of the file.
 
     Raises:
         UnknownNameError: The name does not exist, or is a preset without a default checkpoint.
@@ -99,7 +100,7 @@ def create(
     3
     """
     options = LoadOptions(
-        num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, _device(device), _dtype(dtype)
+        num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, as_device(device), _dtype(dtype)
     )
     if weights is None:
         config = registry.network(name)
@@ -109,10 +110,11 @@ def create(
         from vitlite.checkpoints.hub import fetch_record
 
         record = registry.find(name)
-        return _open(fetch_record(record), metadata_from_record(record), options, record.name)
+        return _load_model(fetch_record(record), metadata_from_record(record), options, record.name)
     if not isinstance(weights, (str, PathLike)):
         raise ConfigError(f"weights must be a path, 'owner/name', 'default' or None, got {weights!r}.")
-    return _load_like(weights, name, options)
+    given, checkpoint = metadata_like(name, num_classes)
+    return _load_model(locate(weights), given, options, checkpoint)
 
 
 def load(
@@ -130,58 +132,66 @@ def load(
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
 ) -> ViT:
-    """Load any plain ViT from a disk or the Hub, in eval mode. The other options are those of `create`.
+    """Load the weights of a plain ViT from a file, a folder or the Hub, in eval mode.
 
-    A config.json beside the weights takes priority, and `like` supplies what is missing there. The config.json of a
-    fine-tune may differ from `like` in pool, epsilon and GELU, and its labels and preprocessing are used if it has any.
-    All other fields that both state must agree, also with the tensors. For a fine-tune with other classes than `like`,
-    pass the number of its classes as `num_classes`; the head is then kept.
+    A config.json beside the weights takes priority over `like`, which supplies missing fields. The config.json of a
+    fine-tuned model may differ from `like` in pooling, epsilon and GELU, and may have its own labels and preprocessing.
+    All other fields must agree with `like` and with the tensors. If a fine-tuned model has a different number of
+    classes than `like`, pass this number as `num_classes` to keep the trained head.
 
     Args:
-        source: A repository of the Hub ("owner/name", "owner/name@revision"), a folder, a .safetensors or .npz file,
+        source: A repository of the Hub ("owner/name" or "owner/name@revision"), a folder, a .safetensors or .npz file,
             or the index.json of shards. A config.json in the folder, or beside a model.safetensors, is read.
         like: The checkpoint of the zoo that the weights are or were made from. A preset determines only the shape.
         config: The complete config of the weights, instead of `like`.
+        num_classes: The number of classes. All other options are described in `create`.
 
     Raises:
-        DownloadError, CheckpointError: As in `create`.
-        ConfigError: An option is invalid or does not fit the weights, or a field of their config is unknown.
+        DownloadError: The weights cannot be downloaded.
+        CheckpointError: The file is damaged, or is not a plain ViT with this config.
+        ConfigError: An option is invalid or does not fit the weights, or the config is incomplete.
     """
     options = LoadOptions(
-        num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, _device(device), _dtype(dtype)
+        num_classes, image_size, patch_size, pool, channels, drop_path, checkpointing, as_device(device), _dtype(dtype)
     )
     if like is not None:
         if config is not None:
-            raise ConfigError("Pass like= or config=, not both.")
-        return _load_like(source, like, options)
+            raise ConfigError("like= and config= cannot be combined. Pass only one.")
+        given, checkpoint = metadata_like(like, num_classes)
+        return _load_model(locate(source), given, options, checkpoint)
     if str(source) in registry.NAMES and "/" not in str(source) and not path_of(source).exists():
         raise UnknownNameError(f"{str(source)!r} is a model name. Use vitlite.create({str(source)!r}).")
     if config is not None and not isinstance(config, ViTConfig):
         raise ConfigError(f"config must be a vitlite.ViTConfig, got {config!r}.")
     given = Metadata() if config is None else metadata_from_config(config)
-    return _open(locate(source), given, options)
+    return _load_model(locate(source), given, options)
 
 
-def _load_like(source: Place, like: str, options: LoadOptions) -> ViT:
+def metadata_like(like: str, num_classes: int | None) -> tuple[Metadata, str | None]:
+    """Return the metadata of the preset or checkpoint `like`, and the name of the checkpoint.
+
+    If the caller passes `num_classes`, the labels of the checkpoint are left out, because a fine-tuned model may have
+    other classes.
+    """
     if isinstance(like, str) and like in PRESETS:
-        return _open(locate(source), metadata_from_preset(like), options)
+        return metadata_from_preset(like), None
     record = registry.find(like)
     given = metadata_from_record(record)
-    if options.num_classes is not None:  # then a fine-tune has classes of its own
+    if num_classes is not None:
         fields = {name: value for name, value in given.fields.items() if name != "num_classes"}
-        why = f"num_classes= was given, so its classes are not taken for those of {record.name}"
+        why = f"num_classes was passed, so the classes may differ from those of {record.name}"
         given = replace(given, fields=fields, labels=None, labels_error=why)
-    return _open(locate(source), given, options, record.name)
+    return given, record.name
 
 
-def _open(location: Location, given: Metadata, options: LoadOptions, name: str | None = None) -> ViT:
-    """Read a file, build its model, and attach labels and preprocessing.
+def _load_model(location: Location, given: Metadata, options: LoadOptions, name: str | None = None) -> ViT:
+    """Read a weights file, build the model, and attach labels and preprocessing.
 
     Args:
-        location: The location of the file.
-        given: The metadata from the caller. Metadata beside the file takes priority.
+        location: The location of the weights.
+        given: The metadata from the caller. Metadata beside the weights takes priority.
         options: The options from the caller.
-        name: The name of the checkpoint in the zoo.
+        name: The name of the checkpoint in the zoo, if the caller passed one.
     """
     with open_weights(location.path) as file:
         if len(file.files) == 1:
@@ -199,7 +209,7 @@ def _open(location: Location, given: Metadata, options: LoadOptions, name: str |
         build_options = BuildOptions(target, new_head, options.device, options.dtype)
         scan = not all(storage.was_scanned(path) for path in file.files)
         model, report = build(file, mapping, config, build_options, provenance, scan=scan)
-        if scan and not report.dropped and not report.resampled:  # then every value of the file was scanned
+        if scan and not report.dropped and not report.resampled:  # all values were checked
             for path in file.files:
                 storage.mark_scanned(path)
     if target.num_classes and not new_head:
@@ -213,64 +223,78 @@ def _open(location: Location, given: Metadata, options: LoadOptions, name: str |
         if options.image_size is not None:
             transform = transform.scaled(target.size)
         model.preprocess = transform.in_whole_patches(target.patch_size)
-    model.__dict__["_sample"] = sample_of(model)  # by which `hash_of_weights` knows whether they are still the file's
+    model.__dict__["_sample"] = sample_of(model)  # for `hash_of_weights`
     return model.eval()
 
 
 def _check_changes(config: ViTConfig, target: ViTConfig, options: LoadOptions) -> None:
-    """Check that the changes to the config do not invalidate the trained weights.
+    """Check that the trained weights can be adapted to the changed config.
 
     Raises:
-        ConfigError: A change cannot be made to these weights.
+        ConfigError: The weights do not allow a change.
     """
     if target.pool != config.pool and config.num_classes and options.num_classes is None:
         raise ConfigError(
-            f"The head was trained with pool={config.pool!r} and does not fit pool={target.pool!r}. Leave pool= out, "
-            "or pass num_classes= (--num-classes) for a new head, or 0 for none."
+            f"The head was trained with pool={config.pool!r} and does not fit pool={target.pool!r}. Leave out pool=, "
+            "or pass num_classes= (--num-classes) to create a new head."
         )
     if target.pool != config.pool and target.pool == "map":
-        raise ConfigError("pool='map' needs its own trained weights, which the file does not have. Leave pool= out.")
+        raise ConfigError("pool='map' needs a trained pooling layer, which these weights do not have. Leave out pool=.")
     if target.pooled_dim != config.pooled_dim and (config.fc_norm or config.pre_logits):
-        raise ConfigError(f"pool={target.pool!r} would change the width of a trained layer. Leave pool= out.")
+        raise ConfigError(f"pool={target.pool!r} would change the width of a trained layer. Leave out pool=.")
     if target.patch_size != config.patch_size and (config.patch_norm or config.stem is not None):
-        what = "a norm of the pixels of a patch" if config.patch_norm else "a stem"
-        raise ConfigError(f"These weights have {what}, so patch_size cannot be changed. Leave patch_size= out.")
+        layer = "a norm of the pixels of each patch" if config.patch_norm else "a stem"
+        raise ConfigError(f"The patch size cannot be changed in a model with {layer}. Leave out patch_size=.")
     if target.channels != config.channels and config.patch_norm:
-        raise ConfigError(f"These weights normalize patches of {config.channels} channels. Leave channels= out.")
+        raise ConfigError(
+            f"The number of channels cannot be changed from {config.channels} in a model with a norm of the pixels of "
+            "each patch. Leave out channels=."
+        )
 
 
 def _labels(own: Metadata, given: Metadata, location: Location, num_classes: int) -> tuple[tuple[str, ...] | None, str]:
-    """Return the labels, or None and the reason. Labels in `own`, the metadata beside the file, take priority."""
+    """Return the labels and "", or None and the reason why there are none.
+
+    Labels in `own`, the metadata beside the weights, take priority over labels in `given`.
+    """
     labels = own.labels
     error = own.labels_error
     if labels is None and not error and not own.is_vitlite:
         labels, error = given.labels, given.labels_error
-        # A folder that names timm's architecture has the labels of that checkpoint, if it is its own repository.
+        # timm's own repositories have no labels in config.json. The registry knows the labels of these repositories.
         alias = registry.ALIASES.get(own.architecture)
         if labels is None and alias is not None and registry.RECORDS[alias].repo == location.repo:
             labels = registry.RECORDS[alias].labels
     if labels is not None and len(labels) != num_classes:
-        return None, f"there are {len(labels)} labels for {num_classes} classes"
+        return None, f"there are {len(labels)} labels but {num_classes} classes"
     return labels, (error if labels is None else "")
 
 
-def _device(device: torch.device | str | int | None) -> torch.device:
-    """Return the device of the model after checking that it exists on this machine."""
+def as_device(device: torch.device | str | int | None) -> torch.device:
+    """Return a device, or torch's default device for None.
+
+    Raises:
+        ConfigError: torch cannot use the device on this machine.
+    """
     if device is None:
-        return torch.empty(0).device  # torch.get_default_device of 2.6 does not see a `with torch.device(...)`
+        return torch.empty(0).device  # torch.get_default_device of torch 2.6 ignores `with torch.device(...)`
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, ImportError, TypeError) as error:  # depending on how torch was built
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:  # depends on the build of torch
         reason = str(error).partition("\n")[0].rstrip(". ")
         raise ConfigError(
-            f"The device {device!r} cannot be used here: {reason}. To run on the CPU, pass device='cpu' (--device cpu)."
+            f"Cannot use the device {device!r}: {reason}. To run on the CPU, pass device='cpu' (--device cpu)."
         ) from error
     return found
 
 
 def _dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype of the weights after checking that it is a floating-point type."""
+    """Return a dtype, or torch's default dtype for None.
+
+    Raises:
+        ConfigError: The dtype is not a supported floating-point type.
+    """
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if dtype not in FLOATS.values():
         raise ConfigError(

@@ -1,9 +1,8 @@
-"""Linear layers and attention products by oneDNN, which torch contains but does not always use.
+"""Compute linear layers and attention products with oneDNN, which torch contains but does not always use.
 
-In float32, torch leaves products to MKL, which is far slower on some CPUs. `kernel_choice` decides
-which kernels a CPU uses. Nothing is timed, so every process on a machine gives the same bits. The operators are private
-to torch. Before its first use in a process, each one is compared with the public one. VITLITE_KERNELS=torch turns all
-of them off.
+For float32, torch uses MKL, which is far slower on some CPUs. `kernel_choice` selects the kernels for a CPU by a fixed
+rule, so that all processes on a machine compute the same bits. The operators are private to torch. Each operator is
+compared with the public operator before its first use in a process. VITLITE_KERNELS=torch disables all of them.
 
 Shapes: b images, n tokens, d inputs, k outputs.
 """
@@ -24,12 +23,12 @@ from torch.nn import Parameter
 
 from vitlite.errors import ConfigError
 
-ACTIVATIONS = ("none", "tanh", "swish")  # the two formulas of GELU, and x sigmoid(x), which quick GELU is made of
-EXACT = 1e-5  # error of a float32 product, relative to its largest value
-ROUNDED = 1e-2  # the same for bfloat16
-LONG = 128  # tokens from which the faster attention kernels are worth their overhead per call
-ONEDNN = "bf16"  # torch's setting that leaves float32 products to oneDNN
-# Instructions for fast products in a narrow dtype, by their names in Linux and in torch.
+ACTIVATIONS = ("none", "tanh", "swish")  # exact GELU, approximate GELU, and x * sigmoid(x) for quick GELU
+EXACT = 1e-5  # maximum error of float32 results, relative to the largest value
+ROUNDED = 1e-2  # maximum error of bfloat16 results, relative to the largest value
+LONG = 128  # tokens; for shorter sequences, the overhead of the faster attention kernels is too large
+ONEDNN = "bf16"  # the setting of torch.backends.mkldnn with which oneDNN computes float32 products
+# From a dtype to CPU features with fast products in this dtype, as Linux and torch name the features.
 FAST_WITH = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16", "sve_bf16"},
     torch.float16: {"avx512_fp16", "amx_fp16", "avx_ne_convert", "asimdhp", "fp16_arith"},
@@ -60,40 +59,40 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 class KernelChoice(NamedTuple):
-    """The kernels that replace torch's own; none by default."""
+    """The kernels to use instead of torch's own. By default, there are none."""
 
-    linear: bool = False  # of an eager model, in float32
-    packed: tuple[torch.dtype, ...] = ()  # linear layers of an optimized model, by dtype
-    powers: tuple[torch.dtype, ...] = ()  # powers of two instead of a softmax, by dtype
-    products: bool = False  # of attention, in float32
+    linear: bool = False  # float32 linear layers of an eager model
+    packed: tuple[torch.dtype, ...] = ()  # dtypes in which an optimized model uses `PackedLinear`
+    powers: tuple[torch.dtype, ...] = ()  # dtypes in which attention computes powers of two instead of a softmax
+    products: bool = False  # float32 products of attention
 
 
 @cache
 def kernel_choice() -> KernelChoice:
-    """Return the kernels for this CPU. If the choice is wrong for a machine, change this function.
+    """Return the kernels to use on this CPU. To correct the choice for a CPU, change this function.
 
     Raises:
         ConfigError: VITLITE_KERNELS has an unknown value.
     """
     setting = os.environ.get("VITLITE_KERNELS", "")
     if setting not in ("", "torch"):
-        raise ConfigError(f"VITLITE_KERNELS is {setting!r}. Set it to 'torch' for torch's own kernels, or unset it.")
+        raise ConfigError(f"VITLITE_KERNELS is {setting!r}. Set VITLITE_KERNELS to 'torch', or unset it.")
     capability = torch.backends.cpu.get_cpu_capability()
-    if setting == "torch" or capability not in ("AVX2", "AVX512"):  # ARM and old CPUs were not measured
+    if setting == "torch" or capability not in ("AVX2", "AVX512"):  # not measured on ARM and old CPUs
         return KernelChoice()
-    # On Windows: "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD", for example.
+    # PROCESSOR_IDENTIFIER exists on Windows, for example "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD".
     vendor = first_core().get("vendor_id") or os.environ.get("PROCESSOR_IDENTIFIER", "")
     has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)()
     return KernelChoice(
         # MKL is slow on AMD: oneDNN takes 0.4 to 0.9 of its time (Zen 4 and 5). On Intel, both take the same time.
         linear=vendor.endswith(("AuthenticAMD", "HygonGenuine")),
-        # With GELU and residual fused, oneDNN is also faster on Intel (0.95). bfloat16 products are always oneDNN's,
-        # and packed weights save a copy per call (0.9).
+        # With fused GELU and residual, oneDNN takes 0.95 of MKL's time on Intel, too. In bfloat16, torch always uses
+        # oneDNN, and packed weights save a copy per call (0.9 of the time).
         packed=(torch.float32, torch.bfloat16),
-        # A power and a sum take half the time of a softmax. The sums do not fit in float16.
+        # A power and a sum take half the time of a softmax. In float16, the sum would overflow.
         powers=(torch.float32, torch.bfloat16),
-        # oneDNN takes 0.85 of MKL's time on AMD and 0.75 on Intel. With AMX it may round to bfloat16. Without AVX-512,
-        # torch ignores the setting.
+        # oneDNN takes 0.85 of MKL's time on AMD and 0.75 on Intel. On CPUs with AMX, oneDNN may round to bfloat16. On
+        # CPUs without AVX-512, torch ignores the setting.
         products=capability == "AVX512" and not has_amx,
     )
 
@@ -111,7 +110,7 @@ def first_core(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 
 def is_fast_in(dtype: torch.dtype) -> bool | None:
-    """Return whether this CPU has instructions for products in a dtype, or None if this is unknown."""
+    """Return whether this CPU has fast products in a dtype, or None if the CPU features are unknown."""
     if dtype not in FAST_WITH:
         return True
     core = first_core()
@@ -125,11 +124,11 @@ def is_fast_in(dtype: torch.dtype) -> bool | None:
 
 
 def should_use_linear(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `linear` should be used: in plain float32 inference, if it is faster on this CPU."""
+    """Return whether to call `linear` instead of F.linear: for plain float32 inference on CPUs where it is faster."""
     return (
         x.dtype is weight.dtype is torch.float32
         and x.is_cpu
-        and {type(x), type(weight)} <= {Tensor, Parameter}  # not traced, faked, sharded or quantised
+        and {type(x), type(weight)} <= {Tensor, Parameter}  # no fake, sharded or quantised tensors
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
@@ -140,8 +139,8 @@ def should_use_linear(x: Tensor, weight: Tensor) -> bool:
 
 
 def is_transforming() -> bool:
-    """Return whether torch.func or forward-mode AD is active. Private operators would silently drop tangents."""
-    # If a version of torch lacks this function, assume that a transform is active, so that our kernels stay off.
+    """Return whether torch.func or forward-mode AD is active, because private operators silently drop tangents."""
+    # If torch does not have this function, assume that a transform is active and leave the kernels off.
     interpreter: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: True)
     return interpreter() is not None or getattr(forward_ad, "_current_level", 0) >= 0
 
@@ -168,7 +167,7 @@ def linear_is_faster() -> bool:
 
 
 class Layer(Protocol):
-    """A linear layer, optionally followed by an activation or a sum."""
+    """The methods of a linear layer that may be followed by an activation or an addition."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
     def activated(self, x: Tensor, kind: str) -> Tensor: ...
@@ -230,7 +229,7 @@ def fastest_linear(dtype: torch.dtype) -> Linear:
 
 @cache
 def packing_is_right(dtype: torch.dtype) -> bool:
-    """Return whether the operators of `PackedLinear` exist in this torch and give the same results as float64."""
+    """Return whether the operators of `PackedLinear` exist in this version of torch and agree with float64."""
     x, other = random_numbers(3, 17, 48).to(dtype), random_numbers(3, 17, 64).to(dtype)
     weight, bias = random_numbers(64, 48).to(dtype), random_numbers(64).to(dtype)
     tolerance = EXACT if dtype is torch.float32 else ROUNDED
@@ -250,16 +249,16 @@ def packing_is_right(dtype: torch.dtype) -> bool:
 
 
 class _Float32Products:
-    """A context in which torch uses oneDNN for float32 products.
+    """A context manager in which torch uses oneDNN for float32 products.
 
-    The setting is global to the process. It changes when the first thread enters, and is restored when the last one
-    leaves. Meanwhile, products in other threads are also true float32, summed in oneDNN's order.
+    The setting of torch applies to all threads. It changes when the first thread enters the context and is restored
+    when the last thread leaves. Products in other threads also use oneDNN meanwhile, and are still true float32.
     """
 
     def __init__(self) -> None:
-        self.matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)  # missing in older torch
+        self.matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)  # None in older versions of torch
         self.lock = threading.Lock()
-        self.threads = 0  # inside the context
+        self.threads = 0  # number of threads inside the context
         self.before = ""
 
     def __enter__(self) -> None:
@@ -272,7 +271,7 @@ class _Float32Products:
     def __exit__(self, *error: object) -> None:
         with self.lock:
             self.threads -= 1
-            if self.threads == 0 and self.matmul.fp32_precision == ONEDNN:  # unless the program changed it meanwhile
+            if self.threads == 0 and self.matmul.fp32_precision == ONEDNN:  # otherwise, the caller changed it
                 self.matmul.fp32_precision = self.before
 
 
@@ -281,9 +280,9 @@ float32_products = _Float32Products()
 
 @cache
 def float32_products_are_exact() -> bool:
-    """Return whether oneDNN can be used for attention on this CPU and computes in true float32.
+    """Return whether to use oneDNN for attention on this CPU, where it must compute in true float32.
 
-    The setting permits bfloat16, but without AMX, bfloat16 has no advantage and oneDNN uses float32.
+    The setting `ONEDNN` permits rounding to bfloat16, but oneDNN only rounds on CPUs with AMX.
     """
     if float32_products.matmul is None or not kernel_choice().products:
         return False
@@ -300,21 +299,21 @@ def float32_products_are_exact() -> bool:
 
 
 def agrees(compute: Callable[[], Tensor], expected: Tensor, tolerance: float) -> bool:
-    """Return whether a private operator exists in this torch and computes the expected result.
+    """Return whether a private operator exists in this version of torch and computes the expected result.
 
     Args:
         compute: A function that uses the operator.
         expected: The expected result, in float64.
-        tolerance: The largest error, relative to the largest value of the result.
+        tolerance: The maximum error, relative to the largest value of the result.
     """
     try:
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
             found = compute()
-    except (AttributeError, RuntimeError):  # not in this build of torch, or not on this CPU
+    except (AttributeError, RuntimeError):  # this build of torch or this CPU does not have the operator
         return False
     return bool((found.double() - expected).abs().max() < tolerance * expected.abs().max())
 
 
 def random_numbers(*shape: int) -> Tensor:
-    """Return normal random numbers that are the same on each call, without torch's global generator."""
+    """Return the same normally distributed numbers on each call, without changing torch's global generator."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")

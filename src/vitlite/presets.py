@@ -1,4 +1,4 @@
-"""The named presets, each the shape of a Vision Transformer in the papers. This module does not import torch."""
+"""Named presets: the sizes of the Vision Transformers in the papers. This module does not import torch."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ def _preset(
     )
 
 
-# Base, Large and Huge are rows of Table 1 of Dosovitskiy et al. 2021, r, r26 and r50 its hybrids as Steiner et al. 2022
-# built them; the others follow DeiT, DINOv2, DINOv3 and SigLIP, and timm's own sizes (wee, little, mediumd, so150m).
+# Base, Large and Huge are from Table 1 of Dosovitskiy et al. 2021. The hybrids r, r26 and r50 are those of Steiner et
+# al. 2022. The others are from DeiT, DINOv2, DINOv3, SigLIP and timm (wee, little, mediumd, so150m).
 PRESETS = {
     #                               image patch  dim depth heads    mlp
     "vit_base_16": _preset(           224,   16,  768,   12,   12,  3072),
@@ -73,5 +73,5 @@ def preset(name: str) -> ViTConfig:
     12
     """
     if name not in PRESETS:
-        raise UnknownNameError(f"No preset {name!r}.{closest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
+        raise UnknownNameError(f"There is no preset {name!r}.{closest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
     return PRESETS[name]

@@ -1,7 +1,7 @@
-"""Write files atomically, read JSON of other programs, and manage locks, cache folders and verified hashes.
+"""Write files atomically, read JSON files, and manage locks, cache folders and verified hashes.
 
-The verified-file cache has one small JSON file per hashed file. The hash is valid as long as the file's size,
-modification time and inode are unchanged. If the cache is damaged or not writable, files are hashed again.
+The verified-file cache contains one small JSON file for each hashed file. A cached hash is valid until the size, the
+modification time or the inode of the file changes. If the cache is damaged or not writable, files are hashed again.
 VITLITE_VERIFY=always ignores the cache.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Literal
 from vitlite.errors import CheckpointError, DownloadError
 
 PARTIAL = ".partial"  # the suffix of temporary files
-MAX_JSON = 16 * 2**20  # bytes; the names of the classes of ImageNet-21k take 2 million
+MAX_JSON = 16 * 2**20  # bytes; the class names of ImageNet-21k take 2 million
 MAX_DEPTH = 32
 
 # The source of the hash that a file was compared with: the registry, the Hub, or only the first download.
@@ -27,10 +27,10 @@ Verified = Literal["record", "hub", "first use"]
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder, and move the file written there to `path` at the end.
+    """Yield a temporary path in the folder of `path`, and move the file from there to `path` at the end.
 
-    If writing fails or the process is killed, the old file is kept. mkstemp and safetensors create files that only the
-    owner can read, so the temporary file is created here, with the mode that the umask allows.
+    If writing fails or the process is killed, the old file is kept. The new file has the default permissions of the
+    user, unlike files that mkstemp or safetensors create.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     temporary.touch()
@@ -46,18 +46,18 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file atomically. The text is written in UTF-8, with its line endings unchanged."""
-    with atomic_write(path) as temporary:  # backslashreplace: file names that are not UTF-8 still fit into JSON
+    """Write a text file atomically, in UTF-8 and without changing line endings."""
+    with atomic_write(path) as temporary:  # backslashreplace: the text may contain file names that are not UTF-8
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a JSON file atomically."""
+    """Write a JSON file atomically."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file that another program wrote. The size and nesting of the file are limited.
+    """Read a JSON object from a file of limited size and nesting.
 
     Raises:
         CheckpointError: The file cannot be read, is too large or too deeply nested, or is not a JSON object.
@@ -86,27 +86,27 @@ def read_json(path: Path) -> dict[str, Any]:
             ]
         if level:
             raise RecursionError
-    except (ValueError, RecursionError) as error:  # ValueError: also text that is not UTF-8, and very long numbers
+    except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, or a very long number
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise CheckpointError(f"{path} is not valid JSON: {reason}.") from None
     return value
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove the temporary files of `path` that killed processes left. The caller must hold the lock for `path`."""
+    """Remove temporary files of `path` from killed processes. The caller must hold the lock for `path`."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}{PARTIAL}"):
         leftover.unlink(missing_ok=True)
 
 
 def obstacle(path: Path) -> str:
-    """Return the reason why `path` cannot be written, as part of a sentence, or "" if it can."""
+    """Return the reason why the file `path` cannot be written, as a clause, or "" if it can be written."""
     if os.path.exists(path) and not os.path.isfile(path):
         return "it is not a regular file"
     return folder_obstacle(path.parent) if os.path.isdir(path.parent) else f"there is no folder {path.parent}"
 
 
 def folder_obstacle(folder: Path) -> str:
-    """Return the reason why `folder`, which need not exist yet, cannot be written to, or "" if it can."""
+    """Return the reason why `folder` cannot be created or written to, as a clause, or "" if it can."""
     existing = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), folder)
     if not os.path.isdir(existing):
         return f"{existing} is not a folder"
@@ -115,31 +115,31 @@ def folder_obstacle(folder: Path) -> str:
 
 @contextmanager
 def lock(path: Path, *, timeout: float | None = None) -> Iterator[None]:
-    """Hold a lock file, which is removed at the end.
+    """Hold a lock. The lock file is removed at the end.
 
     Args:
-        path: The lock file, in an existing folder.
-        timeout: The number of seconds to wait for another process that holds the lock; None waits without a limit.
+        path: The lock file. The folder must exist.
+        timeout: The maximum number of seconds to wait for the lock. None waits without a limit.
 
     Raises:
-        TimeoutError: Another process still holds the lock.
+        TimeoutError: Another process held the lock during this time.
         OSError: The lock file cannot be created.
     """
     from huggingface_hub.utils import WeakFileLock
 
-    with WeakFileLock(path, timeout=None if timeout is None else max(timeout, 0.01)):  # at 0 it does not even try
+    with WeakFileLock(path, timeout=None if timeout is None else max(timeout, 0.01)):  # 0 would fail without trying
         try:
             yield
         finally:
-            with suppress(OSError):  # Windows removes it when it is released
+            with suppress(OSError):  # on Windows, filelock has removed the file
                 path.unlink()
 
 
 def cache_folder() -> Path:
-    """Return the folder of downloaded weights: VITLITE_CACHE/hub if it is set, otherwise the Hub's own cache.
+    """Return the folder of downloaded weights: VITLITE_CACHE/hub if the variable is set, otherwise the Hub's cache.
 
     Raises:
-        DownloadError: No variable is set, and there is no home folder.
+        DownloadError: No environment variable gives a folder, and there is no home folder.
     """
     variable = os.environ.get
     if variable("VITLITE_CACHE"):
@@ -167,13 +167,13 @@ class WrongBytesError(DownloadError):
 
     def __init__(self, path: Path, expected: str, got: str) -> None:
         super().__init__(
-            f"Wrong bytes in {path}: expected hash {expected}, got {got}. Download the file again; if the new copy is "
+            f"Wrong bytes in {path}: expected hash {expected}, got {got}. Download the file again. If the new copy is "
             "wrong as well, try another network or another HF_ENDPOINT."
         )
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file. The file is read only if it has changed since it was last hashed.
+    """Return the sha256 of a file. An unchanged file is hashed only once.
 
     Raises:
         DownloadError: The file cannot be read.
@@ -187,7 +187,7 @@ def sha256_of(path: Path) -> str:
 
 
 def check_sha256(path: Path, expected: str | None) -> str:
-    """Return the sha256 of a file. If `expected` is given, check that it is the same.
+    """Return the sha256 of a file, and compare it with `expected` unless this is None.
 
     Raises:
         WrongBytesError: The hash is not the expected one.
@@ -200,10 +200,10 @@ def check_sha256(path: Path, expected: str | None) -> str:
 
 
 def hash_again(path: Path, expected: str | None = None) -> str:
-    """Return the sha256 of a file. The file is read even if the hash is known.
+    """Return the sha256 of a file without using a cached hash.
 
     Raises:
-        WrongBytesError: The hash is not the expected one, or has changed although the file seems unchanged.
+        WrongBytesError: The hash is not the expected one, or differs from the cached hash of an unchanged file.
         DownloadError: The file cannot be read.
     """
     known = _remembered(path, ignore_setting=True)
@@ -217,7 +217,7 @@ def hash_again(path: Path, expected: str | None = None) -> str:
 
 
 def was_scanned(path: Path) -> bool:
-    """Return whether all tensors of a file were found to be finite and the file has not changed since then."""
+    """Return whether the cache records that all tensors of a file are finite."""
     return bool(_remembered(path).get("finite"))
 
 
@@ -245,7 +245,7 @@ def _hash_file(path: Path) -> tuple[os.stat_result, str]:
 
 
 def _remembered(path: Path, *, ignore_setting: bool = False) -> dict[str, Any]:
-    """Return the cache entry of a file, or {} if it is missing or outdated, or if VITLITE_VERIFY is set."""
+    """Return the cache entry of a file, or {} if the entry is missing, outdated or ignored (VITLITE_VERIFY)."""
     setting = os.environ.get("VITLITE_VERIFY") or ""
     if setting not in ("", "always"):
         raise DownloadError(f"VITLITE_VERIFY must be 'always' or unset, got {setting!r}.")
@@ -261,7 +261,7 @@ def _remembered(path: Path, *, ignore_setting: bool = False) -> dict[str, Any]:
 
 
 def remember(path: Path, stat: os.stat_result, sha256: str, *, finite: bool = False) -> None:
-    """Write the cache entry of a file. `stat` must have been read before the file was hashed."""
+    """Write the cache entry of a file. The caller must read `stat` before it hashes the file."""
     with suppress(OSError):
         entry = _entry_of(path)
         entry.parent.mkdir(parents=True, exist_ok=True)

@@ -128,7 +128,7 @@ def test_no_tensors_are_written_for_what_timm_pools_otherwise(changes: dict[str,
     """It would take them, and answer with what it pools: of its Eva, by attention, all tokens."""
     tiny_model(**changes).save(tmp_path / "ours")
     pool = changes.get("pool", DISTILLED["pool"])
-    said = f"timm has no model that computes the same results as this one, which has pool='{pool}'."
+    said = f"timm has no model with pool='{pool}', so the results would differ."
     with pytest.raises(CheckpointError, match=re.escape(said)):
         convert(tmp_path / "ours", tmp_path / "vit.safetensors", "timm")
     assert not (tmp_path / "vit.safetensors").exists()
@@ -266,7 +266,7 @@ def test_names_that_rotary_networks_share_are_not_lost_in_other_names(tmp_path: 
     old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for name, x in state.items()}
     torch.save(old, tmp_path / "deit.pth")
     for config in (None, TINY.replace(layer_scale=0.1, cls_position=False)):
-        with pytest.raises(ConfigError, match=r"do not determine whether it is a plain ViT: DeiT III has scales"):
+        with pytest.raises(ConfigError, match=r"do not determine whether this is a plain ViT: DeiT III has scales"):
             convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=config)
     args = {"img_size": 32, "patch_size": 8, "num_heads": 4, **TIMM_SIZES}
     named = {"architecture": "deit3_small_patch16_224", "model_args": args}
@@ -295,7 +295,7 @@ def test_pickle_with_several_networks_needs_a_key(keys: tuple[str, str], tmp_pat
     convert(tmp_path / "vit.pth", tmp_path / "vit.safetensors", "timm", key=keys[1])
     written = load_file(tmp_path / "vit.safetensors")
     assert torch.equal(written["head.bias"], states[keys[1]]["module.head.bias"])
-    with pytest.raises(ConfigError, match=r"is not a pickle, so key= does not apply\. Leave out key="):
+    with pytest.raises(ConfigError, match=r"is not a pickle\. Leave out key="):
         convert(tmp_path / "vit.safetensors", tmp_path / "again.safetensors", "timm", key=keys[1])
 
 
@@ -336,7 +336,7 @@ def test_simple_vit_opens_with_its_positions_written_into_it(tmp_path: Path) -> 
 
 def test_a_whole_model_in_a_pickle_is_named(tmp_path: Path) -> None:
     torch.save(tiny_model(), tmp_path / "whole.pth")
-    with pytest.raises(CheckpointError, match=r"contains vitlite\.\S+ beside tensors, .* in Python: torch\.save"):
+    with pytest.raises(CheckpointError, match=r"contains the object vitlite\.\S+, .* in Python: torch\.save"):
         convert(tmp_path / "whole.pth", tmp_path / "out.safetensors", "timm")
 
 
@@ -406,7 +406,7 @@ def test_an_adapter_beside_a_pickle_is_not_left_out(tmp_path: Path) -> None:
     torch.save(dict(tiny_model().state_dict()), tmp_path / "pytorch_model.bin")
     (tmp_path / "adapter_config.json").write_text("{}")
     for place in (tmp_path, tmp_path / "pytorch_model.bin"):
-        with pytest.raises(CheckpointError, match=r"has an adapter beside its weights"):
+        with pytest.raises(CheckpointError, match=r"contains an adapter"):
             convert(place, tmp_path / "out.safetensors", "timm")
 
 
@@ -460,7 +460,7 @@ def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
         (weights, "linked/../run"),
         ("run/pytorch_model.bin", "run"),  # whose config.json is read
     ):
-        with pytest.raises(CheckpointError, match=r" is an input and cannot be the output"):
+        with pytest.raises(CheckpointError, match=r"would overwrite its input"):
             convert(tmp_path / source, tmp_path / target, "timm")
         assert everything(tmp_path) == before
 
@@ -486,7 +486,7 @@ class Evil:
 def test_pickles_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"model": Evil()}, tmp_path / "evil.pth")
-    with pytest.raises(CheckpointError, match=r"evil.pth contains .* beside tensors, which could run code"):
+    with pytest.raises(CheckpointError, match=r"evil.pth contains the object .*, which could run code"):
         convert(tmp_path / "evil.pth", tmp_path / "out.safetensors", "timm")
     assert not (tmp_path / "evil").exists()
     torch.save({"step": 3}, tmp_path / "none.pth")
@@ -533,9 +533,7 @@ def test_transformers_stretches_the_oblong_table_of_a_dinov2_as_if_it_were_a_squ
 
 def test_transformers_takes_no_mean_over_a_class_token(tmp_path: Path) -> None:
     tiny_model(pool="mean", num_classes=0).save(tmp_path / "ours")
-    with pytest.raises(
-        CheckpointError, match="no model that computes the same results as this one, which has pool='mean'"
-    ):
+    with pytest.raises(CheckpointError, match="no model with pool='mean'"):
         convert(tmp_path / "ours", tmp_path / "theirs", "transformers")
 
 
@@ -555,7 +553,7 @@ def test_parts_that_the_library_lacks_are_refused(options: dict[str, Any], to: A
     model.save(tmp_path / "ours")
     with pytest.raises(
         CheckpointError,
-        match=f"{to} has no model that computes the same results as this one, which has .*{next(iter(options))}=",
+        match=f"{to} has no model with .*{next(iter(options))}=",
     ):
         convert(tmp_path / "ours", tmp_path / "theirs", to)
 
@@ -569,7 +567,7 @@ def test_names_that_vitlite_cannot_use_are_not_replaced_by_others(to: str, tmp_p
         **small, image_size=16, patch_size=8, id2label=labels, problem_type="multi_label_classification"
     )
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
-    with pytest.raises(CheckpointError, match=r"names of the classes would be lost: .*problem_type is multi_label"):
+    with pytest.raises(CheckpointError, match=r"class names .* cannot be used: .*problem_type is multi_label"):
         convert(tmp_path / "theirs", tmp_path / "out", to)
     assert not (tmp_path / "out").exists()
     convert(tmp_path / "theirs", tmp_path / "alone.safetensors", to)

@@ -42,11 +42,11 @@ def test_each_format_is_detected_with_every_prefix(each: CheckpointFormat) -> No
 def test_no_format_or_two_is_an_error_that_lists_names() -> None:
     with pytest.raises(
         CheckpointError,
-        match=r"no ViT that vitlite knows: conv#.weight, fc.bias, ... Known formats: timm, timm-",
+        match=r"do not fit any known format: conv#.weight, fc.bias, ... Known formats: timm, timm-",
     ):
         detect_format(["conv1.weight", "conv2.weight", "fc.bias"])
     both = first_block(FORMATS["timm"]) | first_block(FORMATS["torchvision"])
-    with pytest.raises(CheckpointError, match=r"more than one ViT \(timm, torchvision\): attn_pool"):
+    with pytest.raises(CheckpointError, match=r"fit more than one format \(timm, torchvision\): attn_pool"):
         detect_format(both)
 
 
@@ -115,11 +115,13 @@ def test_shapes_of_no_format_and_files_without_a_first_block() -> None:
     theirs = rename_tensors(FORMATS["transformers"], "", ViT(TINY).state_dict())
     odd = {key: tuple(tensor.shape) for key, tensor in theirs.items()}
     odd["encoder.layer.0.attention.attention.query.weight"] = (16, 17)
-    with pytest.raises(CheckpointError, match=r"query.weight, .*key.weight, .* do not fit this format"):
+    with pytest.raises(CheckpointError, match=r"query.weight, .*key.weight, .* do not fit the checkpoint format"):
         map_keys(odd)
     for name in AXES:
         key = name.replace("#", "0")
-        with pytest.raises(CheckpointError, match=rf"^{key}: shapes .* do not fit this format: {name} of a ViT has"):
+        with pytest.raises(
+            CheckpointError, match=rf"^{key}: shapes .* do not fit the checkpoint format: {name} must have"
+        ):
             map_keys(shapes | {key: (4,)})
     del shapes["patch_embed.proj.weight"]
     with pytest.raises(

@@ -126,7 +126,7 @@ def test_shards(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="more than one shard contains"):
         load(tmp_path, config=TINY)
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"b.safetensors cannot be read: No such file"):
+    with pytest.raises(CheckpointError, match=r"Cannot read .*b.safetensors: No such file"):
         load(tmp_path, config=TINY)
     index["weight_map"] = dict.fromkeys(names, "../a.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -141,7 +141,7 @@ def test_shards_that_lack_a_tensor_of_their_index(tmp_path: Path) -> None:
     save_file({name: state[name] for name in names if not name.startswith("head.")}, tmp_path / "a.safetensors")
     index = {"weight_map": dict.fromkeys(names, "a.safetensors")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"index\.json lists head\.bias, but no shard contains it"):
+    with pytest.raises(CheckpointError, match=r"index\.json lists head\.bias, which no shard contains"):
         load(tmp_path, config=TINY)
 
 
@@ -150,10 +150,10 @@ def test_single_shard_is_an_error(tmp_path: Path) -> None:
     tensors = {name: tensor for name, tensor in trained().state_dict().items() if not name.startswith("head.")}
     save_file(tensors, tmp_path / "model-00001-of-00002.safetensors")
     for place in (tmp_path, tmp_path / "model-00001-of-00002.safetensors"):
-        with pytest.raises(CheckpointError, match=r"is one of 2 shards, which form a model only together"):
+        with pytest.raises(CheckpointError, match=r"is only one of 2 shards of a model"):
             load(place, config=TINY)
     torch.save(tensors, tmp_path / "pytorch_model-00001-of-00002.bin")
-    with pytest.raises(CheckpointError, match=r"is one of 2 shards, which form a model only together"):
+    with pytest.raises(CheckpointError, match=r"is only one of 2 shards of a model"):
         convert(tmp_path / "pytorch_model-00001-of-00002.bin", tmp_path / "out.safetensors", "timm")
     (tmp_path / "pytorch_model-00001-of-00002.bin").unlink()
     (tmp_path / "model-00001-of-00002.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")

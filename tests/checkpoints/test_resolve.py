@@ -32,7 +32,7 @@ def bare(model: torch.nn.Module, path: Path) -> str:
 
 
 def test_unknown_fields_are_listed(tmp_path: Path) -> None:
-    ask = "Pass like= (--model NAME --weights PATH) with the name of the checkpoint that it is or was made from, or a "
+    ask = "Pass like= (--model NAME --weights PATH) with the checkpoint that the weights are or were made from, or a "
     ask += "complete config=."
     path = tmp_path / "vit.safetensors"
     text = bare(trained(), path)
@@ -70,7 +70,7 @@ def test_config_is_complete(tmp_path: Path) -> None:
         ({"dim": 32, "heads": 4}, "dim is 16 in the tensors and 32 in config="),
         (
             {"image_size": 24},
-            r"image_size is 24 in config=, which does not give the 5 rows of the position table with patches of 8",
+            r"image_size is 24 in config=, which does not fit the 5 rows of the position table with patches of 8 pixels",
         ),
         ({"heads": 2, "head_dim": 4}, "attention has a width of 16 in the tensors, but 2 heads of width 4 in config="),
         ({"layer_scale": 1e-5}, "layer_scale is absent in the tensors and 1e-05 in config="),
@@ -89,7 +89,7 @@ def test_heads_of_a_config_json_must_divide_attention(tmp_path: Path) -> None:
         about["model_args"] |= {"img_size": 16, "patch_size": 8}
         (tmp_path / "config.json").write_text(json.dumps(about))
         with pytest.raises(
-            CheckpointError, match=rf"a width of 16 in the tensors, which does not divide into {heads} heads"
+            CheckpointError, match=rf"a width of 16 in the tensors, which is not divisible by the {heads} heads"
         ):
             load(tmp_path)
 
@@ -120,7 +120,7 @@ def test_open_clip_may_pool_the_mean(tmp_path: Path) -> None:
     for name, tensor in rename_tensors(FORMATS["openai"], "visual.", state).items():
         theirs[name] = tensor.flatten() if "class_embedding" in name else tensor.contiguous()
     save_file(theirs, path)
-    with pytest.raises(ConfigError, match=r"pool: open_clip's may be the class token or a mean"):
+    with pytest.raises(ConfigError, match=r"pool: models of open_clip use the class token or a mean"):
         load(path)
     assert load(path, config=ours.config.replace(pool="cls")).config.pool == "cls"
     assert torch.allclose(load(path, config=ours.config)(IMAGES), ours(IMAGES), atol=1e-5)
@@ -198,7 +198,7 @@ def test_registers_with_rows_in_the_table_are_not_taken_for_patches(tmp_path: Pa
 def test_pool_without_a_class_token_is_asked_for(pool: Any, tmp_path: Path) -> None:
     kind = dict(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=7, class_token=False)
     theirs = timm.models.VisionTransformer(**kind, global_pool=pool, fc_norm=False)
-    assert "pool: without a class token it may be the mean, the maximum" in bare(theirs, tmp_path / "vit.safetensors")
+    assert "pool: models without a class token use the mean, the maximum" in bare(theirs, tmp_path / "vit.safetensors")
 
 
 ROTARY = ("vit_small_patch16_rope_224", "vit_small_patch16_rope_ape_224", "vit_small_patch16_dinov3")
@@ -220,7 +220,7 @@ def test_a_rotary_network_is_not_loaded_as_a_plain_one(name: str, tmp_path: Path
             load(tmp_path / "vit.safetensors", config=config)
 
 
-NOT_TOLD = r"do not determine whether it is a plain ViT: "
+NOT_TOLD = r"do not determine whether this is a plain ViT: "
 
 
 def renamed(state: dict[str, Any], words: dict[str, str]) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def test_meta_s_deit_iii_has_the_names_of_rotary_networks(tmp_path: Path) -> Non
     config = TINY.replace(layer_scale=0.1, cls_position=False)
     state = trained(config).state_dict()
     save_file(renamed(state, {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}), tmp_path / "vit.safetensors")
-    with pytest.raises(ConfigError, match=NOT_TOLD + "DeiT III has scales called gamma_1 and a position table, but"):
+    with pytest.raises(ConfigError, match=NOT_TOLD + "DeiT III has scales named gamma_1 and a position table, but"):
         load(tmp_path / "vit.safetensors", config=config)
     save_file(state, tmp_path / "vit.safetensors")  # as timm calls them in a plain ViT, and nowhere else
     assert torch.equal(load(tmp_path / "vit.safetensors", config=config)(IMAGES), trained(config)(IMAGES))
@@ -258,10 +258,10 @@ PUBLISHED = {  # networks with the names of plain ViTs, and what is said of them
     "vit_base_patch16_rope_ape_224": "DeiT III has scales .*RoPE-ViT",
     "vit_pe_lang_large_patch14_448": "DeiT III has scales .* the Perception Encoder",
     "vit_pe_spatial_gigantic_patch14_448": "DeiT III has scales .* the Perception Encoder",
-    "vit_pe_core_base_patch16_224": "the Perception Encoder has a norm before the blocks",
-    "vit_pe_core_gigantic_patch14_448": "the Perception Encoder has a norm before the blocks",
-    "vit_pe_spatial_base_patch16_512": "the Perception Encoder has a norm before the blocks",
-    "eva02_enormous_patch14_clip_224": ".*biases called q_bias and v_bias .* which is a post-norm network",
+    "vit_pe_core_base_patch16_224": "a norm before the blocks, without .* Perception Encoder",
+    "vit_pe_core_gigantic_patch14_448": "a norm before the blocks, without .* Perception Encoder",
+    "vit_pe_spatial_base_patch16_512": "a norm before the blocks, without .* Perception Encoder",
+    "eva02_enormous_patch14_clip_224": ".*biases named q_bias and v_bias .* a post-norm network",
     "vit_base_patch16_rpn_224": "without a class token, .* which is a post-norm network",
 }
 
@@ -288,7 +288,7 @@ def test_meta_s_own_perception_encoder_is_asked_about(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "vit.safetensors", config=config)(IMAGES), trained(config)(IMAGES))
     without = {name: x.contiguous() for name, x in state.items() if not name.startswith("ln_post")}
     save_file(without, tmp_path / "vit.safetensors")
-    with pytest.raises(ConfigError, match=NOT_TOLD + "the Perception Encoder has a norm before the blocks"):
+    with pytest.raises(ConfigError, match=NOT_TOLD + "a norm before the blocks, without .* Perception Encoder"):
         load(tmp_path / "vit.safetensors", config=config.replace(final_norm=False))
 
 
@@ -299,11 +299,11 @@ def test_an_eva_giant_is_known_by_its_name_and_by_a_config(tmp_path: Path) -> No
     with torch.no_grad():
         assert near(load(tmp_path)(IMAGES), theirs(IMAGES))
     bare = (tmp_path / "model.safetensors").rename(tmp_path / "bare.safetensors")
-    with pytest.raises(ConfigError, match=NOT_TOLD + ".*biases called q_bias"):
+    with pytest.raises(ConfigError, match=NOT_TOLD + ".*biases named q_bias"):
         load(bare, config=TINY.replace(pool="mean", fc_norm=True, mlp_dim=32))
 
 
-POOLED = NOT_TOLD + "attention pooling beside a class token or registers reads only the patches in timm's"
+POOLED = NOT_TOLD + "with a class token or registers, attention pooling reads only the patches in timm.s"
 
 
 def test_no_answer_tells_whether_attention_pools_all_tokens(tmp_path: Path) -> None:
@@ -348,9 +348,7 @@ def test_flattened_patches_do_not_tell_their_sides(tmp_path: Path) -> None:
     for patch, channels in ((8, 3), ((16, 4), 3), (4, 12)):
         theirs = vit_pytorch.ViT(patch_size=patch, channels=channels, **sizes).eval()
         save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
-        with pytest.raises(
-            ConfigError, match=r"do not determine .*\(patch_size: pixels are flattened, so patches of other"
-        ):
+        with pytest.raises(ConfigError, match=r"do not determine .*\(patch_size: in a flattened patch, side and"):
             load(tmp_path / "vit.safetensors")
         if not isinstance(patch, tuple):
             config = ViTConfig(
@@ -375,6 +373,6 @@ def test_the_class_token_of_most_formats_always_has_a_row(tmp_path: Path) -> Non
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "vit.safetensors")
     with pytest.raises(ConfigError, match="do not determine image_size"):
         load(tmp_path / "vit.safetensors")
-    with pytest.raises(CheckpointError, match=r"image_size is 24 in config=, which does not give the 9 rows of the"):
+    with pytest.raises(CheckpointError, match=r"image_size is 24 in config=, which does not fit the 9 rows of the"):
         load(tmp_path / "vit.safetensors", config=config.replace(image_size=24))
     assert load(tmp_path / "vit.safetensors", config=config).config.cls_position

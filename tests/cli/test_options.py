@@ -52,7 +52,7 @@ def test_calibration_images_are_spread_over_the_folder(tmp_path: Path, there: in
         (["--dtype", "int8"], "--dtype int8 needs --fast and --calibrate. Add --fast --calibrate FOLDER"),
         (["--dtype", "int8", "--fast"], "--dtype int8 needs --fast and --calibrate. Add --fast --calibrate FOLDER"),
         (["--fast", "--calibrate", "images"], "--calibrate is only used with --fast --dtype int8"),
-        (["--device", "tpu"], "cannot be used here"),
+        (["--device", "tpu"], "Cannot use the device"),
         (["--model", "./nothing"], "There is no file or folder nothing"),
     ],
 )

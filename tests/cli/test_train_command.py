@@ -267,7 +267,7 @@ def test_an_unavailable_device_is_an_error(tmp_path, capsys):
         pytest.skip("needs a machine without a GPU")
     words = ("--model", "vit_nano_4", "--weights", "none", "--epochs", "1", "--device", "cuda")
     assert main(["train", str(tmp_path / "nothing"), "--out", str(tmp_path / "out"), *words]) == 1
-    assert "The device 'cuda' cannot be used here" in capsys.readouterr().err
+    assert "Cannot use the device 'cuda'" in capsys.readouterr().err
 
 
 def draw_shapes(folder: Path, counts: dict[str, int]) -> Path:

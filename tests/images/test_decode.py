@@ -62,7 +62,7 @@ def test_suffixes_are_those_of_pillow(suffix):
 
 @pytest.mark.parametrize("kind", ["TGA", "ICO", "PCX", "SGI", "DDS", "PDF", "ICNS"])
 def test_other_formats_are_refused(kind):
-    with pytest.raises(ImageError, match=r"it is damaged, or its format is not supported\. Supported: JPEG, PNG"):
+    with pytest.raises(ImageError, match=r"the file is damaged, or the format is not supported\. Supported: JPEG, PNG"):
         read_image(encoded(kind, Image.fromarray(noise(16, 16))))
 
 
@@ -77,9 +77,7 @@ def test_a_file_name_starts_no_program(tmp_path):
     code = f"from vitlite.images.decode import read_image; read_image({str(file)!r})"
     environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert (
-        f"Cannot read {file} as an image: it is damaged, or its format is not supported. Supported: JPEG" in done.stderr
-    )
+    assert f"Cannot read {file} as an image: the file is damaged, or the format is not supported" in done.stderr
     assert not (tmp_path / "started").exists()
 
 
@@ -116,11 +114,11 @@ def test_an_open_file_is_read_from_its_beginning_and_stays_open():
         ("null\0byte", "Cannot read null.*byte as an image: "),
         (
             b"bytes",
-            "Cannot read the 5 bytes as an image: it is damaged, or its format is not supported. Supported: JPEG, PNG",
+            "Cannot read the 5 bytes as an image: the file is damaged, or the format is not supported. Supported",
         ),
-        (b"", "Cannot read the 0 bytes as an image: it is damaged"),
+        (b"", "Cannot read the 0 bytes as an image: the file is damaged"),
         (io.StringIO("text"), "Cannot read .* as an image: "),
-        ("https://a.b/c.jpg?d=1", "https://a.b/c.jpg.d=1 is a URL. Download it first"),
+        ("https://a.b/c.jpg?d=1", "https://a.b/c.jpg.d=1 is a URL. Download the image first"),
         (None, "An image must be a path, bytes, .* a Pillow image, an array or a tensor, got NoneType. Pass several"),
         (Image.new("La", (9, 9)), "Cannot read the La image as an image: conversion from La"),
     ],
@@ -250,7 +248,7 @@ def test_modes_in_which_white_is_not_known(mode):
     image = Image.fromarray(noise(40, 40, 1)).convert(mode)
     with pytest.raises(ImageError, match=f"the {mode} image as an image: mode '{mode}' has no defined white l"):
         decode(image, 3)
-    with pytest.raises(ImageError, match="has no defined white level"):
+    with pytest.raises(ImageError, match="the range of the pixels is unknown in mode"):
         read_image(encoded("TIFF", image))
 
 
@@ -298,7 +296,7 @@ def test_channels():
     grey = torch.from_numpy(noise(9, 8, 1))
     for image in (grey, grey[None], grey[..., None]):  # one channel stands for three
         assert torch.equal(decode(image, 3), grey.expand(3, 9, 8))
-    with pytest.raises(ImageError, match=r"the model needs 5 channels, but images have 1 or 3\. Pass an array"):
+    with pytest.raises(ImageError, match=r"Pillow cannot convert it to the model.s 5 channels\. Pass an array"):
         decode(Image.fromarray(noise(9, 8)), 5)
 
 
@@ -312,11 +310,11 @@ def test_channels():
         (np.linspace(-2, 1, 243).reshape(9, 9, 3), "got -2 to 1"),
         (np.full((9, 9, 3), np.nan), "got nan to nan"),
         (torch.full((3, 9, 9), torch.inf), "got inf to inf"),
-        (np.zeros((9, 9, 3), np.int64), r"must be uint8, or float from 0 to 1, got torch.int64"),
+        (np.zeros((9, 9, 3), np.int64), r"must be uint8, or floats from 0 to 1, got torch.int64"),
         (np.zeros((9, 9, 3), bool), "got torch.bool"),
         (np.zeros((9, 9, 3), ">u2"), "got >u2"),
         (np.zeros((9, 9, 3), object), "got object"),
-        (np.zeros((3, 9, 3), np.uint8), r"\(3, 9, 3\) may mean \(c, h, w\) or \(h, w, c\)"),
+        (np.zeros((3, 9, 3), np.uint8), r"\(3, 9, 3\) is ambiguous: \(c, h, w\) or \(h, w, c\)"),
         (np.zeros((9, 9, 4), np.uint8), r"needs 3 channels, .* shape \(9, 9, 4\).*alpha channel: image\[..., :3\]"),
         (np.zeros((9, 9, 2), np.uint8), r"needs 3 channels, but the image has the shape \(9, 9, 2\)\.$"),
         (np.zeros((0, 9, 3), np.uint8), r"got \(0, 9, 3\)"),

@@ -78,7 +78,7 @@ def test_sources_without_images_are_errors(tmp_path: Path) -> None:
         ([str(tmp_path)], "No images found in the folder"),
         ([str(tmp_path / "*.png")], r"No file matches .*\*\.png"),
         (["none.png", "neither.png"], "No such file: none.png"),
-        (["https://host/a.png"], r"is a URL\. Download it first"),
+        (["https://host/a.png"], r"is a URL\. Download the image first"),
         (["-"], "The list of images is empty"),
     ):
         with pytest.raises(ImageError, match=reason):

@@ -61,7 +61,7 @@ def named_by_timm(
 ) -> Path:
     """A folder of timm's: these tensors beside a config.json that names their network, of which no field tells."""
     save_file(dict(state), folder / "bare.safetensors")
-    with pytest.raises(ConfigError, match="do not determine whether it is a plain ViT"):
+    with pytest.raises(ConfigError, match="do not determine whether this is a plain ViT"):
         load(folder / "bare.safetensors", config=config)
     (folder / "bare.safetensors").rename(folder / "model.safetensors")
     args = {"img_size": config.image_size, "patch_size": config.patch_size, "num_heads": config.heads}
@@ -216,15 +216,15 @@ def test_a_folder_of_the_hybrid_that_transformers_had(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value", "text"), [
-    ("layer_type", "preactivation", "has layer_type 'preactivation'; vitlite supports 'bottleneck'"),
-    ("global_padding", "VALID", "has global_padding 'VALID'; vitlite supports 'same' or 'SAME'"),
+    ("layer_type", "preactivation", "layer_type is 'preactivation'; vitlite supports 'bottleneck'"),
+    ("global_padding", "VALID", "global_padding is 'VALID'; vitlite supports 'same' or 'SAME'"),
     ("global_padding", None, "backbone_config must contain global_padding"),
-    ("embedding_dynamic_padding", False, "embedding_dynamic_padding False; vitlite supports True"),
+    ("embedding_dynamic_padding", False, "embedding_dynamic_padding is False; vitlite supports True"),
     ("out_features", ["stage1"], r"out_features is \['stage1'\]; vitlite supports only the last stage"),
-    ("num_groups", 16, "has num_groups 16; vitlite supports 32"), ("model_type", "resnet", "has model_type 'resnet'"),
-    ("sharpness", 2, "has the unknown key sharpness"),
+    ("num_groups", 16, "num_groups is 16; vitlite supports 32"), ("model_type", "resnet", "model_type is 'resnet'"),
+    ("sharpness", 2, "sharpness is an unknown key"),
     ("depths", [2, 2], r"stem is \(1, 2\) in the tensors and \(2, 2\) in config.json"),
-    ("use_timm_backbone", True, "has use_timm_backbone True; vitlite supports False"),
+    ("use_timm_backbone", True, "use_timm_backbone is True; vitlite supports False"),
 ])  # fmt: skip
 def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, text: str, tmp_path: Path) -> None:
     Hybrid().save(tmp_path, **{name: value})
@@ -233,14 +233,14 @@ def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, tex
 
 
 @pytest.mark.parametrize(("option", "changes", "text"), [
-    ("DINOv3", {"rope_theta": 10000.0}, r"has rope_theta 10000.0; vitlite supports 100.0 or 100"),
+    ("DINOv3", {"rope_theta": 10000.0}, r"rope_theta is 10000.0; vitlite supports 100.0 or 100"),
     ("DINOv3", {"hidden_act": "silu"}, "hidden_act is 'silu'; vitlite supports gelu,"),
     ("DINOv3", {"use_gated_mlp": True, "hidden_act": "silu"}, "mlp is gelu in the tensors and swiglu in config.json"),
     ("DINOv3, gated", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; for a gated MLP, vitlite supports silu"),
     ("DINOv3, gated", {"hidden_act": None}, "hidden_act is None; for a gated MLP, vitlite supports silu"),
-    ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "architectures contains DINOv3ViTBackbone; for model_type"),
+    ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "architectures contains DINOv3ViTBackbone, which"),
     ("DINOv2, gated", {"use_swiglu_ffn": False}, "mlp is swiglu in the tensors and gelu in config.json"),
-    ("SigLIP", {"vision_use_head": False}, "has vision_use_head False; vitlite supports True"),
+    ("SigLIP", {"vision_use_head": False}, "vision_use_head is False; vitlite supports True"),
     ("SigLIP", {"model_type": "siglip2_vision_model"}, "model_type siglip2_vision_model is not supported"),
     ("SigLIP, classifier", {"model_type": "siglip2"}, "transformers' model_type siglip2 is not supported"),
 ])  # fmt: skip
@@ -288,7 +288,7 @@ def test_a_head_of_dinov2_that_reads_one_token_is_refused(tmp_path: Path) -> Non
     state["classifier.weight"] = state["classifier.weight"][:, :32].clone()
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(
-        ConfigError, match="pool: transformers' own classifier reads two vectors, and this one reads one"
+        ConfigError, match="pool: the head of transformers' DINOv2 reads two vectors, but this head reads one"
     ):
         load(tmp_path)
 
@@ -776,7 +776,7 @@ def test_patches_of_other_than_three_channels_need_their_size(tmp_path: Path) ->
     path = tmp_path / "vit.safetensors"
     with pytest.raises(ConfigError, match="do not determine patch_size"):  # 192 = 12 * 4² = 3 * 8²
         load(path)
-    with pytest.raises(CheckpointError, match="image_size is 32 in config=, which does not give the 65 rows"):
+    with pytest.raises(CheckpointError, match="image_size is 32 in config=, which does not fit the 65 rows"):
         completed(path, image_size=32, heads=4, patch_size=8)
     ours = load(path, config=completed(path, image_size=32, heads=4, patch_size=4, pool="cls"))
     with torch.no_grad():

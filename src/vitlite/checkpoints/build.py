@@ -1,6 +1,6 @@
-"""Build a model and fill it from an open weights file, strictly, with a report on every tensor.
+"""Build a model and load the weights from an open file, strictly, with a report on every tensor.
 
-The model is built on the meta device and takes over the tensors as they are read, so that memory is allocated once.
+The model is built on the meta device and assigned the tensors from the file, so that memory is allocated only once.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from vitlite.nn.vit import ViT, model_on_meta
 from vitlite.storage import Verified
 
 MAX_DIFF = 40  # lines
-SMALL = 10_000  # elements; smaller weights, such as biases, norms and tokens, are sampled whole
+SMALL = 10_000  # elements; `sample_of` returns smaller weights, such as biases and norms, completely
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class LoadReport:
 
     Attributes:
         format: The checkpoint format of the file, such as "timm".
-        loaded: Our tensors that were taken from the file, with their shapes.
-        resampled: Our tensors that were adapted, with their shapes before and after: the position table or the kernel.
-        reinitialised: Our tensors that were set to zero because the caller asked for another head.
-        dropped: Tensors of the file that are not used, by their names in the file.
-        supplied: Our tensors that are not in the file because its format implies their values, such as zero biases.
-        provenance: Where the value of each field of the config came from, and what was assumed about the network.
-        unlabelled: Why the model has no labels although the file comes with some.
+        loaded: The tensors of the model that were loaded unchanged, and their shapes.
+        resampled: The tensors of the model that were resized, and their shapes before and after.
+        reinitialised: The tensors of the model that were set to zero, because the caller asked for a new head.
+        dropped: The tensors of the file that are not used.
+        supplied: The tensors of the model that are not in the file, because the format implies the values.
+        provenance: The source of each field of the config, and the assumptions about the network.
+        unlabelled: The reason why existing labels were not used, or "".
     """
 
     format: str
@@ -54,13 +54,13 @@ class Source:
     """The origin of a model's weights, as `model.source`.
 
     Attributes:
-        path: The weights file, or the index of its shards.
-        sha256: The hash of the file. For shards, the hash of their hashes, joined in the order of their names.
-        verified: What the hash was compared with, or None for a local file, which has no expected hash.
-        report: What became of every tensor.
-        name: The checkpoint of the zoo that was loaded, or that was passed as `like`.
-        repo: The repository on the Hub.
-        commit: The commit of the repository.
+        path: The weights file, or the index of the shards.
+        sha256: The hash of the file. For shards, the hash of the concatenated hashes of all shards.
+        verified: The source of the expected hash, or None for a local file.
+        report: The report on every tensor.
+        name: The checkpoint of the zoo that was loaded or passed as `like`, or None.
+        repo: The repository on the Hub, or None.
+        commit: The commit of the repository, or None.
     """
 
     path: Path
@@ -73,10 +73,10 @@ class Source:
 
 
 class BuildOptions(NamedTuple):
-    """The model to build. Its config may differ from that of the file if the caller asked for changes."""
+    """The model to build. The config contains the changes that the caller asked for."""
 
     config: ViTConfig
-    new_head: bool  # zeros instead of the trained head
+    new_head: bool  # True: a head of zeros instead of the trained head
     device: torch.device
     dtype: torch.dtype
 
@@ -90,20 +90,20 @@ def build(
     *,
     scan: bool,
 ) -> tuple[ViT, LoadReport]:
-    """Build a model and fill it from a file.
+    """Build a model and load the weights from a file.
 
     Args:
-        file: An open file. It must have exactly the tensors that `config` needs.
-        mapping: Where our tensors are in the file.
-        config: The config of the file.
+        file: The open file.
+        mapping: The mapping from the tensors of the model to the tensors of the file.
+        config: The config of the weights, which must need exactly the tensors of the file.
         options: The model to build.
-        provenance: Where the fields of the config came from, for the report.
+        provenance: The source of each field of the config, for the report.
         scan: If True, check that all values are finite.
 
     Raises:
-        CheckpointError: The file does not fit its config, or is damaged.
+        CheckpointError: The tensors do not fit the config, or the file is damaged.
     """
-    with torch.device("cpu"):  # files are read there, whatever the default device is
+    with torch.device("cpu"):  # reading must not depend on the default device
         model = model_on_meta(options.config)
         check_tensors(file, mapping, model if options.config == config else model_on_meta(config))
         for name in mapping.dropped:
@@ -113,7 +113,7 @@ def build(
         state: dict[str, Tensor] = {}
         resampled: dict[str, tuple[Shape, Shape]] = {}
         position = {name: i for i, name in enumerate(file.entries)}
-        parts: dict[str, Tensor] = {}  # of the file, kept in case the next of our tensors needs them too
+        parts: dict[str, Tensor] = {}  # tensors that the next tensor may also need
         in_file_order = sorted(([position[part] for part in t.parts], name) for name, t in mapping.tensors.items())
         for _, name in in_file_order:
             tensor = mapping.tensors[name]
@@ -138,15 +138,15 @@ def build(
 
 
 def parameter_shapes(model: ViT) -> dict[str, Shape]:
-    """Return the shapes of the parameters of a model by name. A model has no buffers."""
+    """Return the shape of each parameter of a model by name. There are no buffers."""
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
-    """Compare the tensors found in a file with those of a model.
+    """Compare the tensors in a file with the tensors that a model needs.
 
     Raises:
-        CheckpointError: They differ. The text lists the differences, with the tensor names of the file.
+        CheckpointError: There are differences. The message lists them with the tensor names of the file.
     """
     expected = parameter_shapes(model)
     lines: list[tuple[str, str]] = []
@@ -165,30 +165,34 @@ def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
     if len(lines) > MAX_DIFF:
         diff.append(f"... and {len(lines) - MAX_DIFF} more")
     raise CheckpointError(
-        f"{file.path} ({mapping.format.name} format) does not fit its config: - is missing, + is there instead\n"
+        f"{file.path} ({mapping.format.name} format) does not fit the config (- missing, + unexpected):\n"
         + "\n".join(diff)
     )
 
 
 def _check_periods(file: WeightsFile, name: str) -> None:
-    """Check that the rotation periods in a file are DINOv3's. Some files contain them rounded to bfloat16."""
+    """Check that the rotation periods in a file are those of DINOv3, which may be rounded to bfloat16.
+
+    Raises:
+        CheckpointError: The file contains other periods.
+    """
     periods = file.read(name).float()
     expected = 100 ** (torch.arange(len(periods), dtype=torch.float32) / len(periods))
     if not torch.allclose(periods, expected, rtol=2**-8, atol=0):
         raise CheckpointError(
-            f"{file.path}: {name} are not those of DINOv3, {expected.tolist()[:4]}, ..., but "
-            f"{periods.tolist()[:4]}, ... vitlite supports no other rotation."
+            f"{file.path}: the rotation periods {name} are not those of DINOv3: expected {expected.tolist()[:4]}, ..., "
+            f"got {periods.tolist()[:4]}, ... vitlite does not support these weights."
         )
 
 
 def _combine(tensor: MappedTensor, parts: dict[str, Tensor], patch_size: int | None) -> Tensor:
-    """Return one of our tensors, made from tensors of the file. A tensor used unchanged is removed from `parts`."""
+    """Return a tensor of the model, made from tensors of the file. A tensor used unchanged is removed from `parts`."""
     if tensor.op == "identity":
         return torch.eye(tensor.shape[0])
     if not parts:
         return torch.zeros(tensor.shape)
     if tensor.op == "same" and tensor.row is None:
-        return parts.pop(tensor.parts[0])  # not kept twice if it changes type
+        return parts.pop(tensor.parts[0])  # free the memory if the dtype changes
     values = [parts[name] if tensor.row is None else parts[name][tensor.row] for name in tensor.parts]
     return OPS[tensor.op](values, patch_size).contiguous()
 
@@ -207,7 +211,10 @@ def _adapt(name: str, value: Tensor, config: ViTConfig, target: ViTConfig) -> Te
 
 
 def adapt_channels(kernel: Tensor, channels: int) -> Tensor:
-    """Adapt a kernel to another number of channels like timm: sum over channels for 1, otherwise repeat and rescale."""
+    """Adapt a kernel to another number of channels. The computation is the same as in timm.
+
+    For one channel, the kernel is summed over all channels. Otherwise, the channels are repeated and rescaled.
+    """
     old = kernel.shape[1]
     if channels == 1:
         return kernel.sum(1, keepdim=True)
@@ -216,14 +223,13 @@ def adapt_channels(kernel: Tensor, channels: int) -> Tensor:
 
 
 def resample_kernel(kernel: Tensor, patch_size: int, method: Resample = "timm") -> Tensor:
-    """Resize a patch-embedding kernel so that it maps a resized patch to what it mapped the original to: (d, c, p, p).
+    """Resize a patch kernel so that a resized patch gives the same token as the original patch: (d, c, p, p).
 
-    Resizing is a linear map, and the kernel is multiplied by the pseudo-inverse of its matrix (Beyer et al. 2023,
-    section 3.4). Patches are resized bilinearly if the position table is, as FlexiViT was trained, and otherwise
-    bicubically, as in timm.
+    The kernel is multiplied by the pseudo-inverse of the matrix that resizes a patch (Beyer et al. 2023, section 3.4).
+    Patches are resized bilinearly if the position table is resized bilinearly (FlexiViT), otherwise bicubically (timm).
     """
     old = kernel.shape[-1]
-    pixels = torch.eye(old * old, dtype=torch.float64).view(-1, 1, old, old)  # each alone in a patch
+    pixels = torch.eye(old * old, dtype=torch.float64).view(-1, 1, old, old)  # one patch for each pixel
     mode = RESAMPLE[method]["mode"]
     resized = F.interpolate(pixels, size=(patch_size, patch_size), mode=mode, antialias=mode == "bicubic")
     inverse = torch.linalg.pinv(resized.flatten(1).T)  # (p p of old, p p of new)
@@ -240,21 +246,21 @@ def _check_finite(file: WeightsFile, tensor: MappedTensor, value: Tensor) -> Non
 
 
 def is_finite(values: Tensor) -> bool:
-    """Return whether all values are finite. A finite sum proves it in a fifth of the time."""
+    """Return whether all values are finite. The sum is checked first, because this takes a fifth of the time."""
     narrow = values.dtype in (torch.float16, torch.bfloat16)
     total = values.sum(dtype=torch.float32) if narrow else values.sum()
     return bool(total.isfinite()) or bool(values.isfinite().all())
 
 
 def sample_of(model: ViT) -> Tensor:
-    """Return some elements of each weight outside the head. They show whether the weights have changed.
+    """Return some elements of each weight outside the head, to detect later changes of the weights.
 
-    Hashing a whole ViT-B would add a third of a second to every load.
+    Hashing all weights of a ViT-B would add a third of a second to every load.
     """
     parts = []
     for name, weight in model.named_parameters():
         if not name.startswith("head."):
-            step = 1 if weight.numel() <= SMALL else max(weight.shape[-1] - 1, 1)  # no row is left out
+            step = 1 if weight.numel() <= SMALL else max(weight.shape[-1] - 1, 1)  # includes an element of every row
             parts.append(weight.detach().flatten()[::step])
     sample = torch.cat(parts) if parts else torch.empty(0, device="cpu")
     return sample if sample.is_meta else sample.cpu()

@@ -1,4 +1,4 @@
-"""Compare a model with a fresh one of the same config, before it is saved, optimized or identified."""
+"""Compare a model with a new model of the same config, before saving, optimizing or hashing the model."""
 
 from torch import nn
 
@@ -9,13 +9,13 @@ from vitlite.nn.vit import ViT, model_on_meta
 def check_unmodified(model: ViT, task: str, error: type[VitliteError] = CheckpointError) -> None:
     """Check that a model has the modules and tensors that its config describes.
 
-    The comparison covers the types and settings of modules and the names and shapes of tensors. It does not cover
-    hooks, replaced methods or values.
+    The types and settings of modules and the names and shapes of tensors are compared. Hooks, replaced methods and
+    values are not compared.
 
     Args:
         model: The model.
-        task: What the caller is about to do, such as "save". It becomes part of the error message.
-        error: The type of error to raise.
+        task: The verb for the error message, such as "save".
+        error: The type of the error.
 
     Raises:
         VitliteError: The model differs from its config.
@@ -23,13 +23,13 @@ def check_unmodified(model: ViT, task: str, error: type[VitliteError] = Checkpoi
     difference = find_difference(model)
     if difference:
         raise error(
-            f"Cannot {task} a modified model: {difference}. For a new head, call model.reset_head(num_classes) and "
-            "load its weights; merge LoRA layers first."
+            f"Cannot {task} a modified model: {difference}. To change the head, call "
+            "model.reset_head(num_classes). Merge adapters such as LoRA first."
         )
 
 
 def find_difference(model: ViT) -> str:
-    """Return the first difference between a model and its config as a clause, or an empty string."""
+    """Return the first difference between a model and its config as a clause, or "" if there is none."""
     if type(model) is not ViT:
         return f"it is a {type(model).__name__}, not a ViT"
     fresh = model_on_meta(model.config)

@@ -29,8 +29,6 @@ from vitlite.checkpoints.metadata import (
     PREPROCESSOR,
     Metadata,
     metadata_from_config,
-    metadata_from_preset,
-    metadata_from_record,
     read_metadata,
 )
 from vitlite.checkpoints.pickles import without_pickle
@@ -57,20 +55,18 @@ from vitlite.checkpoints.save import (
 )
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.factory import load
+from vitlite.factory import load, metadata_like
 from vitlite.images.transform import Margin, Preprocess
 from vitlite.nn.vit import ViT
-from vitlite.presets import PRESETS
 from vitlite.storage import folder_obstacle, obstacle
-from vitlite.zoo import registry
 
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
-TORCHVISION = dict(FORMATS["torchvision"].fixed) | {  # the fields that torchvision's model fixes
+TORCHVISION = dict(FORMATS["torchvision"].fixed) | {  # the field values that torchvision's model cannot change
     "channels": 3, "class_token": True, "registers": 0, "positions": "learned", "head_dim": None, "mlp": "gelu",
     "final_norm": True, "stem": None,
 }  # fmt: skip
-WITHOUT_SHAPE = {"heads": 1, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"}  # no shape of a tensor depends on these
+WITHOUT_SHAPE = {"heads": 1, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"}  # fields that no shape depends on
 
 
 def convert(
@@ -84,31 +80,31 @@ def convert(
     margin: Margin | None = None,
     key: str | None = None,
 ) -> None:
-    """Convert weights to the format of another library. Values and dtypes are kept.
+    """Convert weights to the format of another library. The values and dtypes of the tensors do not change.
 
     Args:
-        source: A file or folder, as for `vitlite.load`, or a pickle (.pth, .bin), which is opened with
+        source: A file or folder that `vitlite.load` accepts, or a pickle (.pth, .bin), which is opened with
             weights_only=True.
-        target: A .safetensors file for only the tensors, or a folder for a complete model with config.json.
-        to: The library. For vitlite, the tensors have timm's names.
-        config: As in `vitlite.load`.
-        like: As in `vitlite.load`. A folder gets the preprocessing of this checkpoint, and its labels unless
-            `num_classes` is passed.
+        target: A .safetensors file, which will contain only tensors, or a folder for a complete model.
+        to: The library to convert to. For "vitlite", the tensors have timm's names.
+        config: The complete config of the weights, instead of `like`.
+        like: The checkpoint of the zoo that the weights are or were made from. In a folder, the preprocessing of this
+            checkpoint is written, and the labels unless `num_classes` is passed.
         num_classes: The number of classes of a model that was fine-tuned from `like`.
-        margin: How the library rounds half of an odd margin: "down" for transformers, "nearest" for timm. Pass it to
-            accept a rounding that differs from the source's and moves some crops by a pixel.
-        key: The network in a pickle that contains several, such as "teacher".
+        margin: How `to` rounds half of an odd margin: "down" for transformers, "nearest" for timm. Needed if the source
+            rounds differently. Some crops then move by one pixel.
+        key: The network to take from a pickle that contains several networks, such as "teacher".
 
     Raises:
-        CheckpointError: `source` is not a plain ViT or would be overwritten, or the library has no model that computes
-            the same results.
+        CheckpointError: `source` is not a plain ViT, `target` would overwrite other files, or the library has no model
+            that computes the same results.
         ConfigError: The target is a folder, but the config of `source` is unknown.
         UnknownNameError: There is no checkpoint named `like`.
     """
     if to not in get_args(Target):
         raise ConfigError(f"Cannot convert to {to!r}. Supported: {', '.join(get_args(Target))}.")
     if config is not None and like is not None:
-        raise ConfigError("Both config= and like= were given, but each states the whole config. Leave one out.")
+        raise ConfigError("config= and like= cannot be combined, because each is a complete config. Pass only one.")
     source, target = path_of(source, "source"), path_of(target, "target")
     only_tensors = target.suffix == ".safetensors"
     check_target(source, target)
@@ -118,7 +114,10 @@ def convert(
         head = map_keys(file.shapes).tensors.get("head.weight")
         own_classes = head.shape[0] if head else 0
         if num_classes not in (None, own_classes):
-            raise CheckpointError(f"{source} has {own_classes} classes, not {num_classes}. Conversion keeps the head.")
+            raise CheckpointError(
+                f"{source} has {own_classes} classes, got num_classes={num_classes}. Conversion cannot change the "
+                f"head; pass num_classes={own_classes} (--num-classes)."
+            )
         if only_tensors:
             model = _load_for_tensors(file, path, to, _given(config, like, num_classes))
         else:
@@ -136,11 +135,11 @@ def convert(
 
 
 def check_target(source: Path, target: Path) -> None:
-    """Check that the target can be written and would not overwrite an input or another model.
+    """Check that the target can be written without overwriting an input or another model.
 
     Raises:
-        CheckpointError: It cannot be written, or would overwrite other files.
-        ConfigError: The target is a pickle.
+        CheckpointError: The target cannot be written, or other files would be overwritten.
+        ConfigError: The target has the extension of a pickle.
     """
     if target.suffix in PICKLES:
         raise ConfigError(
@@ -157,7 +156,7 @@ def check_target(source: Path, target: Path) -> None:
     written = [target] if is_file else [target / name for name in (WEIGHTS, CONFIG, PREPROCESSOR)]
     for file in written:
         if any(file.exists() and other.exists() and file.samefile(other) for other in read):
-            raise CheckpointError(f"{file} is an input and cannot be the output. Pass another target.")
+            raise CheckpointError(f"The conversion would overwrite its input {file}. Pass another target.")
     if is_file and target.name == WEIGHTS and (target.parent / CONFIG).exists():
         raise CheckpointError(
             f"Cannot write {target}: the {CONFIG} beside it describes other weights. Pass another target."
@@ -170,7 +169,7 @@ def check_target(source: Path, target: Path) -> None:
 
 
 def _common_dtype(file: WeightsFile) -> torch.dtype | None:
-    """Return the narrowest dtype that represents all values of a file, or None if it has no floating-point tensors."""
+    """Return the smallest dtype that holds all values of a file exactly, or None without floating-point tensors."""
     common: torch.dtype | None = None
     for entry in file.entries.values():
         if entry.dtype in FLOATS:
@@ -180,12 +179,12 @@ def _common_dtype(file: WeightsFile) -> torch.dtype | None:
 
 
 def _given(config: ViTConfig | None, like: str | None, num_classes: int | None) -> Metadata:
-    """Return the metadata of the source that the caller passed as `config` or `like`."""
+    """Return the metadata of the checkpoint `like` or of `config`."""
     if like is not None:
-        given = metadata_from_preset(like) if like in PRESETS else metadata_from_record(registry.find(like))
-    else:
-        given = Metadata() if config is None else metadata_from_config(config)
-    return given if num_classes is None else replace(given, fields={**given.fields, "num_classes": num_classes})
+        return metadata_like(like, num_classes)[0]
+    if config is None:
+        return Metadata()
+    return metadata_from_config(config if num_classes is None else config.replace(num_classes=num_classes))
 
 
 def _load_for_tensors(
@@ -194,7 +193,7 @@ def _load_for_tensors(
     to: Target,
     given: Metadata,
 ) -> ViT:
-    """Load a model only for its tensors. Unknown config fields that do not affect shapes get arbitrary values."""
+    """Load a model for its tensors only. Unknown fields that do not affect shapes get arbitrary values."""
     mapping = map_keys(file.shapes)
     fixed = FORMATS[to].fixed if to in FORMATS else {}
     made_up: dict[str, Any] = {name: value for name, value in WITHOUT_SHAPE.items() if name not in fixed}
@@ -202,7 +201,7 @@ def _load_for_tensors(
         made_up["pool"] = "mean"
     folder = metadata_folder(path)
     own = Metadata() if folder is None else read_metadata(folder, file.metadata.get(ID))
-    if to in ("timm", "vitlite"):  # the position table is written unchanged
+    if to in ("timm", "vitlite"):  # the position table does not change
         given = replace(given, usual_image_size=_any_image_size(mapping))
     mapping, resolved = understand(file, own, given, made_up)
     options = BuildOptions(resolved.config, False, torch.device("cpu"), _common_dtype(file) or torch.float32)
@@ -210,7 +209,7 @@ def _load_for_tensors(
 
 
 def _any_image_size(mapping: KeyMapping) -> tuple[int, int]:
-    """Return an image size that fits the position table, with a height of one patch."""
+    """Return an image size that fits the position table: one row of patches."""
     patch: int = patch_geometry(mapping.tensors)["patch_size"]
     rows = mapping.tensors["pos_embed"].shape[1] if "pos_embed" in mapping.tensors else 1
     has_row = "cls_token" in mapping.tensors and "reg_token" not in mapping.tensors and mapping.format.cls_rows[0]
@@ -218,19 +217,23 @@ def _any_image_size(mapping: KeyMapping) -> tuple[int, int]:
 
 
 def _check_labels(model: ViT) -> None:
-    """Check that the conversion would not lose the names of the classes."""
+    """Check that no class names beside the source were unusable.
+
+    Raises:
+        CheckpointError: The converted model would have no class names, although the source has some.
+    """
     unlabelled = model.source.report.unlabelled if model.source else ""
     if unlabelled:
         raise CheckpointError(
-            f"The names of the classes would be lost: {unlabelled}. Convert to a .safetensors file, which contains "
-            "only the tensors, or to vitlite (--to vitlite)."
+            f"The class names of the source cannot be used: {unlabelled}. Correct them in config.json. To convert "
+            "without class names, pass a .safetensors file as the target, or convert to vitlite (--to vitlite)."
         )
 
 
 def _set_margin(model: ViT, margin: Margin) -> None:
     transform = getattr(model.preprocess, "transform", None)
     if transform is None:
-        raise ConfigError("The source has no preprocessing. Leave out margin= (--margin).")
+        raise ConfigError("The source has no preprocessing, so margin does not apply. Leave out margin= (--margin).")
     model.preprocess = Preprocess(replace(transform, margin=margin), model)
 
 
@@ -243,7 +246,9 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
     name = format_for_timm(model.config)
     reason = timm_cannot_read(model.config, transform, name) if to == "timm" else ""
     if reason:
-        raise CheckpointError(f"{reason} Convert to a .safetensors file (only the tensors), or use --to vitlite.")
+        raise CheckpointError(
+            f"{reason} Convert to a .safetensors file, which contains only the tensors, or to vitlite (--to vitlite)."
+        )
     tensors = _rename(model, to)
     contents: dict[str, dict[str, Any]] = {}
     if to == "timm":
@@ -254,7 +259,7 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
 
 
 def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
-    """Return the tensors of a model under the names that a library uses.
+    """Return the tensors of a model with the names that a library uses.
 
     Raises:
         CheckpointError: The library has no model that computes the same results.
@@ -269,7 +274,7 @@ def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
         name = format_for_timm(config)
         return tensors if name == "timm" else rename_tensors(FORMATS[name], "", tensors)
     if "pos_embed" in tensors and config.class_token and not config.cls_position and not config.registers:
-        tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # these formats have a row for the class token
+        tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # these formats need a row for the class token
     if to == "transformers":
         kind = model_type(config)
         _check_arithmetic(config, computed_by(kind, config), to)
@@ -277,7 +282,7 @@ def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
             FORMATS[format_for_transformers(config)], f"{kind}." if config.num_classes else "", tensors
         )
     _check_arithmetic(config, TORCHVISION | {"image_size": config.size[0]}, to)
-    if not config.qkv_bias:  # torchvision always has biases
+    if not config.qkv_bias:  # torchvision's model always has these biases
         for block in range(config.depth):
             weight = tensors[f"blocks.{block}.attn.qkv.weight"]
             tensors[f"blocks.{block}.attn.qkv.bias"] = weight.new_zeros(len(weight))
@@ -288,12 +293,12 @@ def _check_arithmetic(config: ViTConfig, computed: Mapping[str, Any], to: Target
     """Check that a library has a model that computes the same results.
 
     Args:
-        config: The config of our model.
-        computed: The values of the fields that cannot be changed in the library's model.
+        config: The config of the model to convert.
+        computed: The field values that the library's model cannot change.
         to: The library, for the error message.
 
     Raises:
-        CheckpointError: It has no such model.
+        CheckpointError: The library has no such model.
     """
     differing = [
         f"{name}={getattr(config, name)!r}" for name, value in computed.items() if getattr(config, name) != value
@@ -304,6 +309,5 @@ def _check_arithmetic(config: ViTConfig, computed: Mapping[str, Any], to: Target
 
 def _computes_otherwise(to: Target, fields: str) -> CheckpointError:
     return CheckpointError(
-        f"{to} has no model that computes the same results as this one, which has {fields}. Convert to vitlite "
-        "instead (--to vitlite)."
+        f"{to} has no model with {fields}, so the results would differ. Convert to vitlite instead (--to vitlite)."
     )

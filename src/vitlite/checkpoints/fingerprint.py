@@ -1,4 +1,4 @@
-"""Identify weights by the hash of their file or, if they were modified after loading, of the tensors in memory."""
+"""Identify weights by the hash of the weights file or, after a modification, by the hash of the tensors in memory."""
 
 import ctypes
 import json
@@ -15,7 +15,7 @@ from vitlite.nn.vit import ViT
 
 
 def bytes_of(tensor: Tensor) -> "ctypes.Array[ctypes.c_char]":
-    """Return the bytes of a tensor in row-major order without numpy, and without a copy if contiguous on a CPU."""
+    """Return the bytes of a tensor in row-major order, without numpy. A contiguous tensor on the CPU is not copied."""
     plain = tensor.detach().cpu().resolve_neg().contiguous()
     memory = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())
     memory.owner = plain  # type: ignore[attr-defined]  # keeps the tensor alive
@@ -23,10 +23,10 @@ def bytes_of(tensor: Tensor) -> "ctypes.Array[ctypes.c_char]":
 
 
 def hash_of_weights(model: ViT) -> str:
-    """Return an identifier of all weights except the head, that is, of those that determine the vectors.
+    """Return an identifier of the weights that determine the embeddings: all weights except the head.
 
-    The identifier is the sha256 of the weights file if the weights came from one and are unmodified, and otherwise a
-    hash of the tensors. An optimized model has the identifier of the original model.
+    For unmodified weights from a file, the identifier is the sha256 of the file. Otherwise, it is a hash of the
+    tensors. An optimized model has the identifier of the original model.
 
     Raises:
         InputError: The modules or tensors of the model differ from its config.
@@ -40,7 +40,7 @@ def hash_of_weights(model: ViT) -> str:
 
 
 def hash_of_file(model: ViT) -> str | None:
-    """Return the sha256 of the file that the weights came from, or None if there is no file or they were modified."""
+    """Return the sha256 of the file that the weights came from, or None without a file or after a modification."""
     loaded: Tensor | None = model.__dict__.get("_sample")
     if model.source is None or loaded is None or find_difference(model):
         return None
@@ -49,7 +49,7 @@ def hash_of_file(model: ViT) -> str | None:
 
 
 def hash_of_answers(model: ViT) -> str:
-    """Return a hash of the weights of the head and the labels, which turn vectors into named classes."""
+    """Return a hash of the head and the labels, which turn embeddings into named classes."""
     return _hash_of(model.head.named_parameters(), json.dumps(model.labels))
 
 

@@ -1,4 +1,4 @@
-"""Download weights, and the files that describe them, from the Hub into its cache."""
+"""Download weights and their config files from the Hub into its cache."""
 
 import re
 from functools import partial
@@ -13,10 +13,10 @@ REPOSITORY = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?")
 
 
 def fetch_record(record: registry.Record) -> Location:
-    """Return the weights of a checkpoint of the zoo, from the package or the cache, or download them from the Hub.
+    """Return the weights of a checkpoint of the zoo. They come from the package, from the cache or from the Hub.
 
     Raises:
-        DownloadError: The weights cannot be downloaded, or their hash is not the one in the record.
+        DownloadError: The weights cannot be downloaded, or have a different hash than in the record.
     """
     if record.file:
         return Location(registry.DATA / record.file, sha256=record.sha256, verified="record")
@@ -25,7 +25,7 @@ def fetch_record(record: registry.Record) -> Location:
 
 
 def fetch_repository(source: str) -> Location | None:
-    """Return the weights of the repository "owner/name" or "owner/name@revision"; None if `source` has neither form.
+    """Return the weights of a repository "owner/name" or "owner/name@revision". For any other `source`, return None.
 
     Raises:
         DownloadError: The repository has no weights that vitlite can read, or cannot be reached.
@@ -38,7 +38,7 @@ def fetch_repository(source: str) -> Location | None:
     weights = fetch_first(WEIGHTS) or fetch_first(INDEX)
     if weights is None:
         raise DownloadError(
-            f"{repo} has no {WEIGHTS}, whole or in shards. If it has a pickle (.bin, .pth), download and convert it: "
+            f"{repo} has no {WEIGHTS} and no {INDEX}. If there is a pickle (.bin, .pth), download and convert it: "
             "vitlite convert FILE OUT.safetensors --to timm"
         )
     commit = weights.commit or revision  # all files of one commit
@@ -54,7 +54,7 @@ def fetch_repository(source: str) -> Location | None:
 
 
 def _fetch_shards(repo: str, commit: str | None, index: download.Downloaded) -> Verified:
-    """Download the shards that an index lists. Return the weakest verification among the index and the shards."""
+    """Download the shards that an index lists. Return the weakest verification of all files."""
     _, shards = files_of(index.path)
     fetched = [index]
     for shard in shards:

@@ -1,8 +1,8 @@
-"""Map the tensor names of each library to ours, and infer the geometry of a ViT from the shapes.
+"""Map the tensor names of each library to vitlite's names, and infer the geometry of a ViT from the shapes.
 
-The names are in data/formats.txt, with one section per checkpoint format. `map_keys` finds our tensors in a file,
-`rename_tensors` does the reverse, and `infer_geometry` reads fields of the config from the shapes. `map_keys` and
-`infer_geometry` do not need the values of the tensors.
+data/formats.txt contains the names, with one section per checkpoint format. `map_keys` maps the names in a file to
+vitlite's names, `rename_tensors` does the reverse, and `infer_geometry` infers fields of the config from the shapes.
+`map_keys` and `infer_geometry` do not need the values of the tensors.
 """
 
 import json
@@ -23,16 +23,16 @@ from vitlite.checkpoints.reader import Shape
 from vitlite.config import Pool, Resample, stem_stride
 from vitlite.errors import CheckpointError
 
-# A file is of a format if two of these tensors of its first block have the names of that format.
+# A file has a format if at least two of these tensors have the names of the format.
 FIRST_BLOCK = [f"blocks.#.{part}.weight" for part in ("norm1", "norm2", "mlp.fc1")]
-STEM_UNIT = "patch_embed.backbone.stages.#.blocks.#.conv1.weight"  # each unit of a hybrid's stem has one
+STEM_UNIT = "patch_embed.backbone.stages.#.blocks.#.conv1.weight"  # one in each unit of a stem
 MAY_LACK_POSITIONS = ("timm", "dinov3", "transformers-dinov3")  # formats of models with computed or rotary positions
-AXES = {  # number of axes of the tensors that the config is read from
+AXES = {  # the number of axes of the tensors that determine the config
     "cls_token": 3, "reg_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.#.attn.qkv.weight": 2,
     "blocks.#.mlp.fc1.weight": 2, "blocks.#.mlp.fc2.weight": 2, "attn_pool.latent": 3, "pre_logits.weight": 2,
     "head.weight": 2,
 }  # fmt: skip
-PARTS = {  # fields of the config that are True if the model has this tensor
+PARTS = {  # from a tensor to the field of the config that is True if the tensor exists
     "qkv_bias": "blocks.0.attn.qkv.bias",
     "pre_norm": "norm_pre.weight",
     "patch_norm": "patch_embed.norm.weight",
@@ -42,7 +42,7 @@ PARTS = {  # fields of the config that are True if the model has this tensor
 }
 
 
-# ---- How tensors of a file become ours
+# ---- Convert tensors of a file to vitlite's tensors
 
 
 def _patch_side(length: int, patch_size: int | None) -> int:
@@ -53,9 +53,7 @@ def _patch_side(length: int, patch_size: int | None) -> int:
         for side in (math.isqrt(length // 3), math.isqrt(length)):
             if side and length in (3 * side**2, side**2):
                 return side
-    raise ValueError(
-        f"a flattened patch of {length} values has neither 3 channels nor 1. Pass a config with patch_size"
-    )
+    raise ValueError(f"a flattened patch of {length} values has neither 3 channels nor 1. Pass patch_size in config=")
 
 
 def _patches(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
@@ -81,26 +79,27 @@ def _heads_qkv(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate queries, keys and values, or gate and value. The model splits the result into equal parts."""
+    """Concatenate queries, keys and values, or gate and value. All parts must have the same shape."""
     if len({part.shape for part in parts}) > 1:
         raise ValueError(f"parts of equal shape are expected, got {', '.join(str(tuple(x.shape)) for x in parts)}")
     return torch.cat(tuple(parts))
 
 
 def _rows_of(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
-    """Add the token's rows of the position table to a token. `parts`: token, table, tokens with earlier rows."""
+    """Add rows of the position table to a token. `parts`: the token, the table, and the tokens with earlier rows."""
     token, table, *before = parts
     first = sum(other.shape[1] for other in before)
     return token + table[:, first : first + token.shape[1]]
 
 
 def _rows_after(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
-    """Return the rows of the position table after the rows of the tokens. `parts`: the table, then the tokens."""
+    """Return the rows of the position table for patches. `parts`: the table, and the tokens with earlier rows."""
     table, *tokens = parts
     return table[:, sum(token.shape[1] for token in tokens) :]
 
 
-# The last column of data/formats.txt: one or more of their tensors, and the patch size if it is known -> ours.
+# The operations in the last column of data/formats.txt. Each function takes tensors of the file and the patch size (None
+# if unknown), and returns a tensor of vitlite.
 OPS: dict[str, Callable[[Sequence[Tensor], int | None], Tensor]] = {
     "same": lambda parts, _: parts[0],
     "joined": lambda parts, _: _joined(parts),
@@ -123,7 +122,11 @@ OPS: dict[str, Callable[[Sequence[Tensor], int | None], Tensor]] = {
 
 
 def _without_keys(bias: Tensor, count: int) -> Sequence[Tensor]:
-    """Return the biases of queries and values, for a library in which keys have no bias."""
+    """Return the biases of queries and values, for a format in which keys have no bias.
+
+    Raises:
+        CheckpointError: The bias of the keys is not zero.
+    """
     queries, keys, values = bias.chunk(3)
     if keys.any():
         raise CheckpointError(
@@ -132,7 +135,8 @@ def _without_keys(bias: Tensor, count: int) -> Sequence[Tensor]:
     return queries, values
 
 
-# The inverse, for formats that are written: one of our tensors and the number of theirs -> theirs.
+# The inverse operations, for formats that vitlite writes. Each function takes a tensor of vitlite and the number of
+# tensors to return.
 INVERSE_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
     "same": lambda x, _: [x],
     "joined": lambda x, count: x.chunk(count),
@@ -149,7 +153,7 @@ INVERSE_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
 
 
 class Rule(NamedTuple):
-    """The name of one tensor in a format. Each '#' is an index: of a block or, in the stem, of a stage and a unit."""
+    """The names of one tensor in vitlite and in a format. '#' stands for an index of a block, stage or unit."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -158,7 +162,10 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFormat:
-    """The names that one library gives to the tensors of a ViT. data/formats.txt explains the fields."""
+    """A checkpoint format: the tensor names of one library, and what its code implies about the config.
+
+    data/formats.txt explains the fields.
+    """
 
     name: str
     rules: list[Rule] = field(default_factory=list)
@@ -168,6 +175,9 @@ class CheckpointFormat:
     needs: str | None = None
     without: Sequence[str] = ()
     written_only: bool = False
+    # Values that the library's code implies. Tensors overrule these values, because other models saved under the same
+    # names may differ, for example a ViT with registers. Metadata that contradict a `fixed` field are an error, except
+    # for the `assumed` fields, which are only defaults.
     fixed: Mapping[str, Any] = field(default_factory=dict)
     assumed: Sequence[str] = ()
     pools: Sequence[Pool] = ("cls", "mean", "mean_with_cls", "cls_and_mean")
@@ -179,12 +189,12 @@ class CheckpointFormat:
     bare_proj: bool = False
 
     def full_name(self, prefix: str, theirs: str, numbers: Sequence[int]) -> str:
-        """Return the name of a tensor in a file. '^' marks a name that never has the prefix."""
+        """Return the name of a tensor in a file. A name that starts with '^' in the table has no prefix."""
         name = theirs[1:] if theirs.startswith("^") else prefix + theirs
         return _numbered(name, numbers) if numbers else name
 
     def spell(self, prefix: str, ours: str) -> tuple[str, ...]:
-        """Return the names in a file for one of our tensors, or our own name if the format has no name for it."""
+        """Return the names in a file for a tensor of vitlite. A tensor without such names keeps its own name."""
         row, numbers = _row_and_numbers(ours)
         for rule in self.rules:
             if rule.ours == row:
@@ -192,7 +202,7 @@ class CheckpointFormat:
         return (ours,)
 
     def find_prefix(self, names: Container[str]) -> str | None:
-        """Return the longest prefix before the names of a first block in this format, or None without such a block."""
+        """Return the longest prefix with which the names contain a first block in this format, or None."""
         for prefix in sorted(("", *self.prefixes), key=len, reverse=True):
             if self.needs is not None and self.full_name(prefix, self.needs, ()) not in names:
                 continue
@@ -209,7 +219,7 @@ class CheckpointFormat:
         return None
 
     def drops(self, prefix: str, name: str) -> bool:
-        """Return whether a tensor is known not to be part of the ViT."""
+        """Return whether the format lists a tensor as not part of the ViT."""
         if name.startswith(prefix):
             return re.fullmatch(self.dropped, name.removeprefix(prefix)) is not None
         return re.fullmatch(self.outside, name) is not None
@@ -225,17 +235,17 @@ def _numbered(name: str, numbers: Sequence[int]) -> str:
 
 
 def _row_and_numbers(ours: str) -> tuple[str, list[int]]:
-    """Split one of our names: "blocks.3.norm1.bias" -> ("blocks.#.norm1.bias", [3])."""
+    """Replace the numbers in a name: "blocks.3.norm1.bias" -> ("blocks.#.norm1.bias", [3])."""
     return re.sub(r"\.\d+\.", ".#.", ours), [int(number) for number in re.findall(r"\.(\d+)\.", ours)]
 
 
 def _stacked(name: str) -> str:
-    """Return big_vision's name of the tensor that stacks the named tensor of all blocks."""
+    """Return the name of the tensor in which big_vision stacks a tensor of all blocks."""
     return re.sub(r"/encoderblock_\d+/", "/encoderblock/", name)
 
 
 def _parse_row(line: str, flax: bool) -> list[Rule]:
-    """Parse a row of the table. A name without an ending means both a weight and a bias."""
+    """Parse a row of the table. A name without an ending stands for a weight and a bias."""
     ours, theirs, op = (*line.split(), "same")[:3]
     stem, _, several = theirs.partition("{")
     names = [stem + name for name in several.rstrip("}").split(",")]
@@ -264,7 +274,7 @@ def _parse_format(name: str, section: str, earlier: Mapping[str, CheckpointForma
 
 
 def _read_table() -> tuple[dict[str, CheckpointFormat], dict[str, str]]:
-    """Return the formats by name, and the reasons by pattern for tensor names that are not supported."""
+    """Return the formats by name, and the reasons why tensor names are not supported, by pattern."""
     text = (Path(__file__).parent / "data" / "formats.txt").read_text(encoding="utf-8")
     sections, _, unsupported = text.partition("[unsupported]\n")
     formats: dict[str, CheckpointFormat] = {}
@@ -281,39 +291,42 @@ def _read_table() -> tuple[dict[str, CheckpointFormat], dict[str, str]]:
 FORMATS, UNSUPPORTED = _read_table()
 
 
-# ---- From a file to our names
+# ---- From the names in a file to vitlite's names
 
 
 class MappedTensor(NamedTuple):
-    """How one of our tensors is made from tensors of the file. Without parts, the format implies its values."""
+    """How to make a tensor of the model from tensors of the file. Without `parts`, the format implies the values."""
 
     parts: tuple[str, ...]
     op: str
     shape: Shape
-    row: int | None = None  # the block, if big_vision stacked all blocks in one tensor
+    row: int | None = None  # the block, for a tensor that stacks all blocks (big_vision)
 
 
 class KeyMapping(NamedTuple):
-    """Where our tensors are in a file, which of its tensors are not part of the ViT, and which are unknown."""
+    """The mapping from vitlite's tensor names to the tensors of a file.
+
+    `dropped` lists the tensors of the file that are not part of the ViT, and `unknown` lists unexpected tensors.
+    """
 
     format: CheckpointFormat
     prefix: str
-    patch_size: int | None  # if the caller or a config.json states it
+    patch_size: int | None  # from the metadata; None: unknown
     tensors: dict[str, MappedTensor]
     dropped: list[str]
     unknown: list[str]
 
     @property
     def parts(self) -> list[str]:
-        """The names of the tensors of the file that are used."""
+        """The names of all tensors of the file that the model uses."""
         return sorted({part for tensor in self.tensors.values() for part in tensor.parts})
 
 
 def detect_format(names: Collection[str]) -> tuple[CheckpointFormat, str]:
-    """Return the only format that fits the tensor names, and the prefix of the names.
+    """Return the format that fits the tensor names, and the prefix of the names.
 
     Raises:
-        CheckpointError: No format fits, or more than one does.
+        CheckpointError: No format fits, or more than one format fits.
     """
     readable = [each for each in FORMATS.values() if not each.written_only]
     fitting = []
@@ -325,25 +338,25 @@ def detect_format(names: Collection[str]) -> tuple[CheckpointFormat, str]:
         return fitting[0]
     seen = ", ".join(sorted({re.sub(r"\d+", "#", name) for name in names})[:12])
     if fitting:
-        which = f"more than one ViT ({', '.join(each.name for each, _ in fitting)})"
+        problem = f"fit more than one format ({', '.join(each.name for each, _ in fitting)})"
     else:
-        which = "no ViT that vitlite knows"
+        problem = "do not fit any known format"
     known = ", ".join(each.name for each in readable)
-    raise CheckpointError(f"The tensor names are those of {which}: {seen}, ... Known formats: {known}.")
+    raise CheckpointError(f"The tensor names {problem}: {seen}, ... Known formats: {known}.")
 
 
 def map_own_names(shapes: Mapping[str, Shape]) -> KeyMapping:
-    """Return the mapping for a file in which every tensor has our own name, as in timm."""
+    """Return the mapping for a file in which all tensors have vitlite's names."""
     tensors = {name: MappedTensor((name,), "same", shape) for name, shape in shapes.items()}
     return KeyMapping(FORMATS["timm"], "", None, tensors, [], [])
 
 
 def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyMapping:
-    """Find our tensors in a file by names and shapes.
+    """Map the tensor names of a file to vitlite's names.
 
     Args:
-        shapes: Shapes of the tensors of the file.
-        patch_size: Required for vit-pytorch files, which flatten patches, unless images have 1 or 3 channels.
+        shapes: The shapes of the tensors of the file.
+        patch_size: The patch size. Required for vit-pytorch, which flattens patches, unless there are 1 or 3 channels.
 
     Raises:
         CheckpointError: The file is not a ViT in a known format, or its shapes do not fit the format.
@@ -356,15 +369,15 @@ def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyM
             ours = _numbered(rule.ours, numbers)
             parts = tuple(checkpoint_format.full_name(prefix, name, numbers) for name in rule.theirs)
             row = None
-            if parts[0] not in shapes:  # big_vision stacks all blocks
+            if parts[0] not in shapes:  # a stack of all blocks (big_vision)
                 parts = tuple(_stacked(part) for part in parts)
                 row = numbers[0] if numbers else None
             if ours not in tensors and all(part in shapes for part in parts):
                 tensors[ours] = MappedTensor(
                     parts, rule.op, _resulting_shape(rule, parts, shapes, row, patch_size), row
                 )
-    used = {part for tensor in tensors.values() for part in tensor.parts}  # empty tokens, too
-    for token in ("cls_token", "reg_token"):  # vit-pytorch and transformers store an empty one if there is none
+    used = {part for tensor in tensors.values() for part in tensor.parts}  # includes empty tokens
+    for token in ("cls_token", "reg_token"):  # vit-pytorch and transformers store an empty tensor for no token
         if token in tensors and 0 in tensors[token].shape:
             del tensors[token]
     _add_implied_tensors(checkpoint_format, tensors)
@@ -372,14 +385,14 @@ def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyM
     dropped = [name for name in unused if checkpoint_format.drops(prefix, name)]
     unknown = [name for name in unused if not checkpoint_format.drops(prefix, name)]
     mapping = KeyMapping(checkpoint_format, prefix, patch_size, tensors, dropped, unknown)
-    # If tokens only may have rows in the position table, `understand` decides once the image size is known.
+    # With `may_fold`, the image size determines whether tokens have rows in the table, so `understand` decides.
     return mapping if checkpoint_format.may_fold else fold_token_rows(mapping)
 
 
 def _numbers(
     checkpoint_format: CheckpointFormat, prefix: str, shapes: Mapping[str, Shape]
 ) -> dict[int, list[tuple[int, ...]]]:
-    """Return the numbers for each '#' in a rule: none, those of a block, or those of a stage and a unit of the stem."""
+    """Return the numbers for '#' in a rule: no numbers, the blocks, or the pairs of stage and unit of the stem."""
     block_rules = [rule for rule in checkpoint_format.rules if rule.ours.count("#") == 1]
     stems = {prefix + rule.theirs[0].partition("#")[0] for rule in block_rules}
     number = re.compile(f"(?:{'|'.join(re.escape(stem) for stem in stems)})(\\d+)")
@@ -404,22 +417,24 @@ def _numbers(
 def _resulting_shape(
     rule: Rule, parts: Sequence[str], shapes: Mapping[str, Shape], row: int | None, patch_size: int | None
 ) -> Shape:
-    """Return the shape of the tensor that a rule makes, computed on the meta device."""
+    """Return the shape of the tensor that a rule makes, which is computed on the meta device."""
     theirs = [shapes[part] if row is None else shapes[part][1:] for part in parts]
     try:
         shape = theirs[0]
         if rule.op != "same":
             shape = tuple(OPS[rule.op]([torch.empty(each, device="meta") for each in theirs], patch_size).shape)
         if len(shape) != AXES.get(rule.ours, len(shape)):
-            raise ValueError(f"{rule.ours} of a ViT has {AXES[rule.ours]} axes")
+            raise ValueError(f"{rule.ours} must have {AXES[rule.ours]} axes")
     except (RuntimeError, IndexError, TypeError, ValueError, EinopsError) as error:
         reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"{', '.join(parts)}: shapes {theirs} do not fit this format: {reason}.") from None
+        raise CheckpointError(
+            f"{', '.join(parts)}: the shapes {theirs} do not fit the checkpoint format: {reason}."
+        ) from None
     return shape
 
 
 def _add_implied_tensors(checkpoint_format: CheckpointFormat, tensors: dict[str, MappedTensor]) -> None:
-    """Add tensors that are not in the file because the library's code implies them: zero biases, an identity."""
+    """Add tensors that are not in the file because the format implies the values, such as zero biases."""
     if checkpoint_format.bare_head and "head.weight" in tensors:
         tensors["head.bias"] = MappedTensor((), "zeros", tensors["head.weight"].shape[:1])
     if checkpoint_format.bare_proj and not any(".attn.proj." in name for name in tensors):
@@ -431,14 +446,14 @@ def _add_implied_tensors(checkpoint_format: CheckpointFormat, tensors: dict[str,
 
 
 def _tokens_with_rows(mapping: KeyMapping) -> list[str]:
-    """Return the tokens that have, or may have, rows in the position table; empty for a model without registers."""
+    """Return the tokens that have or may have rows in the position table. Without registers, return no tokens."""
     if not {"reg_token", "pos_embed"} <= mapping.tensors.keys():
         return []
     return [name for name in mapping.format.folds if name in mapping.tensors]
 
 
 def fold_token_rows(mapping: KeyMapping) -> KeyMapping:
-    """Add the tokens' rows of the position table to the tokens, so that our table covers only the patches."""
+    """Add the rows of the class token and the registers to these tokens, so that the table covers only the patches."""
     tokens = _tokens_with_rows(mapping)
     if not tokens:
         return mapping
@@ -456,14 +471,14 @@ def fold_token_rows(mapping: KeyMapping) -> KeyMapping:
 
 
 def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Return the fields of the config that names and shapes determine, and four values that help to find others.
+    """Return the fields of the config that names and shapes determine, and four other values.
 
     The four values are `attention_dim`, the width of all heads together; `position_rows`, the number of rows of the
-    position table; `token_rows`, how many of these rows may belong to tokens before the patches; and `rotary`, which is
-    "dinov3" or "other" if the absence of a table indicates rotary attention.
+    position table; `token_rows`, the number of rows that may belong to tokens before the patches; and `rotary`, which
+    is "dinov3" or "other" if the file probably has rotary positions, otherwise None.
 
     Raises:
-        CheckpointError: A part that every ViT has is missing, or a part belongs to another network.
+        CheckpointError: The file lacks a tensor that every ViT has, or contains a tensor of another network.
     """
     _check_supported(mapping)
     tensors = mapping.tensors
@@ -483,7 +498,7 @@ def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str
     }
     for name, part in PARTS.items():
         geometry[name] = part in tensors
-    if "norm.weight" in tensors or "fc_norm.weight" in tensors:  # without either, it may have been lost
+    if "norm.weight" in tensors or "fc_norm.weight" in tensors:  # without both, final_norm is unknown
         geometry["final_norm"] = True
     if geometry["position_rows"]:
         geometry["positions"] = "learned"
@@ -500,7 +515,11 @@ def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str
 
 
 def _check_supported(mapping: KeyMapping) -> None:
-    """Raise CheckpointError if a part that every ViT has is missing, or a part belongs to another network."""
+    """Check that the file has the tensors of every ViT and none of another network.
+
+    Raises:
+        CheckpointError: A tensor is missing, or belongs to another network.
+    """
     for name in mapping.unknown:
         for pattern, reason in UNSUPPORTED.items():
             if re.fullmatch(pattern, name):
@@ -523,7 +542,7 @@ def _check_supported(mapping: KeyMapping) -> None:
 
 
 def patch_geometry(tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
-    """Return the stem, the patch size, the number of channels and the width of a token."""
+    """Return the fields stem, patch_size, channels and dim, inferred from the shapes."""
     dim, channels, patch, across = tensors["patch_embed.proj.weight"].shape
     if patch != across or patch == 0:
         raise CheckpointError(f"The patches are {patch} x {across} pixels; vitlite supports only square patches.")
@@ -540,14 +559,14 @@ def patch_geometry(tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
 
 
 def first_kernel(stem: tuple[int, ...] | None) -> str:
-    """Return the name of the convolution kernel that is applied to the pixels."""
+    """Return the name of the first convolution kernel, which is applied to the pixels."""
     if stem is None:
         return "patch_embed.proj.weight"
     return f"patch_embed.backbone.{'stem.' if stem else ''}conv.weight"
 
 
 def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the field `pool` if the tensors determine it, otherwise an empty dictionary."""
+    """Return the field `pool`, or an empty dictionary if the tensors do not determine the pooling."""
     if "attn_pool.latent" in mapping.tensors:
         return {"pool": "map"}
     if not geometry["class_token"]:
@@ -555,18 +574,18 @@ def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapp
     head = mapping.tensors.get("head.weight")
     if head and head.op == "two_heads":
         return {"pool": "cls_and_distillation"}
-    # The head of a distilled DeiT saved by vitlite reads two tokens, too: the class token and the only register.
+    # In a distilled DeiT that vitlite saved, the head also reads two tokens: the class token and the only register.
     may_be_distilled = mapping.format.name == "timm" and geometry["registers"] == 1
     reads_two = head and head.shape[1] == 2 * geometry["dim"] and not geometry["pre_logits"]
     if reads_two and "cls_and_mean" in mapping.format.pools and not may_be_distilled:
         return {"pool": "cls_and_mean"}
     if mapping.format.bare_proj and len(shapes["cls_token"]) == 2:
-        return {"pool": "cls"}  # since 1.16.1, vit-pytorch has a class token only to pool it
+        return {"pool": "cls"}  # since 1.16.1, vit-pytorch has a class token only with pool="cls"
     return {}
 
 
 def _infer_rotation(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whether the file indicates rotary positions, by DINOv3's periods or the lack of a position table."""
+    """Return the value `rotary` and, if the file contains DINOv3's periods, the fields positions and heads."""
     periods = [name for name in mapping.dropped if name.endswith(".periods")]
     if periods:
         head_width = 4 * math.prod(shapes[periods[0]])  # a period for every four channels
@@ -577,13 +596,13 @@ def _infer_rotation(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: 
     return {"rotary": "dinov3" if geometry["class_token"] and geometry["registers"] else "other"}
 
 
-# ---- From our names to those of a library
+# ---- From vitlite's names to the names of a library
 
 
 def rename_tensors(
     checkpoint_format: CheckpointFormat, prefix: str, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return our tensors under the names of another format.
+    """Return the tensors of a model with the names of a format.
 
     Raises:
         CheckpointError: The format has no name for one of the tensors.
@@ -595,7 +614,7 @@ def rename_tensors(
     tensors = dict(tensors)
     if checkpoint_format.folds and not checkpoint_format.may_fold and {"reg_token", "pos_embed"} <= tensors.keys():
         rows = sum(tensors[name].shape[1] for name in checkpoint_format.folds)
-        tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, rows, 0))  # the tokens keep what was added to them
+        tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, rows, 0))  # their positions are already in the tokens
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         rule = rule_of[_row_and_numbers(name)[0]]

@@ -1,27 +1,27 @@
-"""Published networks that are not plain ViTs, although their tensors have the names and shapes of one."""
+"""Detect published networks that are not plain ViTs but have the tensor names and shapes of one."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from vitlite.checkpoints.key_mapping import KeyMapping
 
-# No config field distinguishes these. Each text says what was found and which other networks have it.
+# Each text describes the tensors and the networks that have such tensors.
 LOOK_ALIKES = {
-    "scales": "DeiT III has scales called gamma_1 and a position table, but so do networks with rotary positions "
+    "scales": "DeiT III has scales named gamma_1 and a position table, but so do networks with rotary positions "
     "(RoPE-ViT, the Perception Encoder)",
-    "biases": "EVA's giant models have biases called q_bias and v_bias and a position table, but so does EVA-02-CLIP "
-    "enormous, which is a post-norm network",
-    "norms": "the Perception Encoder has a norm before the blocks, and no norm or attention pooling after them; its "
-    "positions are rotary, too",
-    "nothing": "without a class token, scales and biases of queries, keys and values, it may be timm's "
-    "vit_base_patch16_rpn_224, which is a post-norm network",
-    "pooled": "attention pooling beside a class token or registers reads only the patches in timm's plain ViTs, but "
-    "all tokens in its test_vit3 and in its Eva models, such as DINOv3",
+    "biases": "EVA's giant models have biases named q_bias and v_bias and a position table, but so does EVA-02-CLIP "
+    "enormous, a post-norm network",
+    "norms": "a norm before the blocks, without a norm after them or with attention pooling, is also found in the "
+    "Perception Encoder, which has rotary positions",
+    "nothing": "without a class token, layer scale, and biases of queries, keys and values, the file may be timm's "
+    "vit_base_patch16_rpn_224, a post-norm network",
+    "pooled": "with a class token or registers, attention pooling reads only the patches in timm's plain ViTs, but "
+    "all tokens in timm's test_vit3 and in DINOv3",
 }
 
 
 def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any]) -> str:
-    """Describe networks with such tensor names and shapes that are not plain ViTs, or return "" if there are none."""
+    """Return a description of other networks with these tensor names and shapes, or "" if none are known."""
     if mapping.format.name not in ("timm", "openai"):
         return ""
     pools_by_attention = geometry.get("pool") == "map"

@@ -1,7 +1,7 @@
-"""Read the metadata of a checkpoint: everything that is known besides its tensors.
+"""Read the metadata of a checkpoint: the config, the labels, the preprocessing and the format.
 
-A record of the zoo, a config.json, a preset and a `ViTConfig` all become a `Metadata`. The modules in
-`formats` read the files of other libraries. They are imported only if there is such a file.
+The metadata of a record of the zoo, a config.json, a preset and a `ViTConfig` all have the type `Metadata`. The modules
+in `formats` read the files of other libraries and are imported only if there is such a file.
 """
 
 import math
@@ -19,29 +19,29 @@ from vitlite.storage import read_json
 from vitlite.zoo.registry import Record
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
-PROCESSOR = "processor_config.json"  # transformers': its image processor counts before PREPROCESSOR
+PROCESSOR = "processor_config.json"  # transformers'; takes priority over PREPROCESSOR
 ADAPTER = "adapter_config.json"  # peft's
 BESIDE_WEIGHTS = (CONFIG, PREPROCESSOR, PROCESSOR, ADAPTER)
-ID = "vitlite_id"  # the same in config.json and in the header of the weights that it was written for
-CONFIG_ARGUMENT = "config="  # the source of what a caller's config states
-SHAPE = ("patch_size", "dim", "depth", "heads", "mlp_dim")  # the fields that a preset states about a file
+ID = "vitlite_id"  # the key of the id that a config.json shares with the header of its weights
+CONFIG_ARGUMENT = "config="  # the source of fields from the argument `config`
+SHAPE = ("patch_size", "dim", "depth", "heads", "mlp_dim")  # the fields that a preset determines
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """The information from one source about a checkpoint, besides its tensors."""
+    """The information about a checkpoint from one source, other than the tensors."""
 
-    source: str = ""  # as errors and the load report name it: "config.json", "the record of vit_base_16.dino"
-    fields: Mapping[str, Any] = field(default_factory=dict)  # of a `ViTConfig`
-    names_network: bool = False  # it names the class of the network, so that look-alikes are excluded
-    usual_image_size: int | tuple[int, int] | None = None  # used if `fields` has none and the position table fits it
-    format: str | None = None  # of the checkpoint
+    source: str = ""  # the name of the source in errors: "config.json", "the record of vit_base_16.dino"
+    fields: Mapping[str, Any] = field(default_factory=dict)  # fields of `ViTConfig`
+    names_network: bool = False  # True: the source names the class of the network, which excludes look-alikes
+    usual_image_size: int | tuple[int, int] | None = None  # used if `fields` has no size and the position table fits
+    format: str | None = None  # the checkpoint format
     transform: TransformConfig | None = None
-    transform_error: str = ""  # why the preprocessing beside the weights cannot be used
+    transform_error: str = ""  # why the preprocessing of the source cannot be used
     labels: tuple[str, ...] | None = None
-    labels_error: str = ""  # why the class names beside the weights cannot be used
-    is_vitlite: bool = False  # vitlite wrote it, so that what it leaves out is meant to be absent
-    architecture: str = ""  # timm's name with its tag
+    labels_error: str = ""  # why the class names of the source cannot be used
+    is_vitlite: bool = False  # True: written by vitlite, so that missing labels are not taken from elsewhere
+    architecture: str = ""  # timm's name of the architecture, with the tag of the checkpoint
 
 
 def metadata_from_record(record: Record) -> Metadata:
@@ -87,27 +87,28 @@ def transform_from_record(record: Record, size: tuple[int, int]) -> TransformCon
 def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
     """Read config.json and preprocessor_config.json beside the weights.
 
-    vitlite's section of config.json is used if it was written for these weights, that is, if the section and the header
-    of the weights have the same id or both have no id. Otherwise another library has rewritten one of the files, and
-    only the entries that this library reads are used.
+    vitlite's section of config.json is used if config.json and the header of the weights have the same id, or both have
+    none. Otherwise, another library has rewritten one of the files, and only the entries of this library are used.
 
     Args:
         folder: The folder of the weights.
         weights_id: The `vitlite_id` in the header of the weights.
 
     Raises:
-        CheckpointError: A file is damaged, or describes other weights or a model that vitlite does not support.
+        CheckpointError: A file is damaged, was written for other weights, or describes an unsupported model.
     """
     if os.path.lexists(folder / ADAPTER):
         raise CheckpointError(
-            f"{folder} has an adapter beside its weights ({ADAPTER}), which vitlite would ignore. Merge it with "
-            "peft: model.merge_and_unload().save_pretrained(FOLDER). To use the weights alone, move the adapter away."
+            f"{folder} contains an adapter ({ADAPTER}), which vitlite does not support. Merge the adapter with peft: "
+            "model.merge_and_unload().save_pretrained(FOLDER). To ignore the adapter, move it to another folder."
         )
     config = _read_table(folder / CONFIG)
     config_id = config.get(ID)
     try:
         if config_id != weights_id and None not in (config_id, weights_id):
-            raise CheckpointError("it was written for other weights than those beside it. Save the model again.")
+            raise CheckpointError(
+                "the file was written for other weights. Save the model again, or copy the original weights and config.json."
+            )
         if "vitlite" in config and config_id == weights_id:
             from vitlite.checkpoints.formats.vitlite import metadata_from_vitlite
 
@@ -121,14 +122,14 @@ def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
 
             return metadata_from_transformers(config, _read_preprocessor(folder))
         if "vitlite" in config:
-            raise CheckpointError("it was not written for the weights beside it. Save the model again.")
+            raise CheckpointError("the file was not written for these weights. Save the model again.")
     except CheckpointError as error:
         raise error.within(str(folder / CONFIG)) from None
     return Metadata()
 
 
 def _read_preprocessor(folder: Path) -> Mapping[str, Any]:
-    """Return the preprocessing in the files of transformers, or an empty mapping if there are none."""
+    """Return the preprocessing config in the files of transformers, or an empty mapping if there are no files."""
     processor = _read_table(folder / PROCESSOR).get("image_processor")
     return processor if isinstance(processor, dict) else _read_table(folder / PREPROCESSOR)
 

@@ -1,4 +1,4 @@
-"""Read pickles (.pth, .bin) for `vitlite convert` with torch.load(weights_only=True), which does not run their code."""
+"""Read pickles (.pth, .bin) for `vitlite convert` with torch.load(weights_only=True), which runs no code."""
 
 import re
 import shutil
@@ -27,26 +27,26 @@ from vitlite.checkpoints.reader import (
 from vitlite.checkpoints.save import write_tensors
 from vitlite.errors import CheckpointError, ConfigError, VitliteError
 
-SCRIPT_OPTIONS = SimpleNamespace, "argparse.Namespace"  # training scripts save their options beside the weights
-MAX_DEPTH = 4  # of nested dictionaries
-COMPILED = "_orig_mod."  # torch.compile adds it to names
+SCRIPT_OPTIONS = SimpleNamespace, "argparse.Namespace"  # scripts save their options with the weights
+MAX_DEPTH = 4  # number of nested dictionaries
+COMPILED = "_orig_mod."  # torch.compile adds this prefix to tensor names
 
 
 @contextmanager
 def without_pickle(source: Path, key: str | None = None) -> Iterator[Path]:
-    """Yield a path that `load` accepts: the source or, for a pickle, a temporary folder with its tensors and JSON.
+    """Yield a path that `load` accepts: the source or, for a pickle, a temporary copy as safetensors.
 
     Args:
         source: A file or a folder.
-        key: The ViT to take from a pickle that contains several.
+        key: The network to take from a pickle that contains several networks.
 
     Raises:
-        CheckpointError: The pickle contains no ViT, several ViTs, or more than tensors and plain values.
+        CheckpointError: The pickle contains no ViT, more than one ViT, or objects other than tensors and plain values.
     """
     path = weights_in(source) if source.is_dir() else source
     if path.suffix not in PICKLES:
         if key is not None:
-            raise ConfigError(f"{path} is not a pickle, so key= does not apply. Leave out key= (--key).")
+            raise ConfigError(f"key= applies only to pickles, and {path} is not a pickle. Leave out key= (--key).")
         yield source
         return
     check_not_a_shard(path)
@@ -58,7 +58,7 @@ def without_pickle(source: Path, key: str | None = None) -> Iterator[Path]:
         for beside in BESIDE_WEIGHTS:
             if described_by is not None and (described_by / beside).exists():
                 shutil.copyfile(described_by / beside, folder / beside)
-        del tensors  # otherwise they would be in memory twice
+        del tensors  # free the memory before loading the copy
         try:
             yield folder
         except VitliteError as error:
@@ -69,11 +69,12 @@ def without_pickle(source: Path, key: str | None = None) -> Iterator[Path]:
 def read_pickle(path: Path, key: str | None = None) -> dict[str, Tensor]:
     """Return the tensors of the ViT in a pickle.
 
-    Training scripts often save more than the network. The ViT is the dictionary whose keys are tensor names of a ViT.
-    If there are several, such as a student and a teacher, the caller selects one with `key`.
+    Training scripts save the network together with other objects. The ViT is the dictionary whose keys are tensor names
+    of a ViT. If there is more than one, such as a student and a teacher, `key` selects the ViT.
 
     Raises:
-        CheckpointError: There is no ViT or more than one, or the file is damaged or contains more than tensors.
+        CheckpointError: The file is damaged, contains no ViT or more than one ViT, or contains objects other than
+            tensors and plain values.
     """
     with naming_damage(path):
         try:
@@ -84,8 +85,8 @@ def read_pickle(path: Path, key: str | None = None) -> dict[str, Tensor]:
             if foreign is None:
                 raise
             raise CheckpointError(
-                f"{path} contains {foreign[1]} beside tensors, which could run code. If you trust the file, save only "
-                "its tensors, in Python: torch.save(torch.load(PATH, weights_only=False).state_dict(), NEW)."
+                f"{path} contains the object {foreign[1]}, which could run code. If you trust the file, save only the "
+                "tensors in Python: torch.save(torch.load(PATH, weights_only=False).state_dict(), NEW)."
             ) from None
     found = _find_vits(content)
     if key is None and len(found) > 1:
@@ -98,13 +99,13 @@ def read_pickle(path: Path, key: str | None = None) -> dict[str, Tensor]:
         )
     tensors = next(iter(found.values())) if key is None else found[key]
     size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
-    if size > 10 * path.stat().st_size + MAX_UNPACKED:  # a huge tensor may be one repeated number
+    if size > 10 * path.stat().st_size + MAX_UNPACKED:  # a small file may expand to huge tensors
         raise CheckpointError(f"{path} is damaged: it would unpack to {size} bytes. Download it again.")
     return tensors
 
 
 def _find_vits(content: Any, key: str = "", depth: int = 0) -> dict[str, dict[str, Tensor]]:
-    """Return the dictionaries that contain the tensors of a ViT, by their path of keys, joined with dots."""
+    """Return the dictionaries with the tensors of a ViT, by their keys, joined with dots if nested."""
     if not isinstance(content, Mapping) or depth > MAX_DEPTH:
         return {}
     named = {name: value for name, value in content.items() if isinstance(name, str)}

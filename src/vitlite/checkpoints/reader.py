@@ -1,7 +1,7 @@
-"""Read weights files: first the names, shapes and dtypes of the tensors, then the values on request.
+"""Read weights files: first the names, shapes and dtypes of all tensors, then the values of each tensor on request.
 
-The safetensors library checks a file. The bytes are then read here, each tensor once and into its own memory. A memory
-map would need less code, but a program that overwrites the file would change a model in use.
+The safetensors library checks the header. This module then reads the values, each tensor into its own memory. The
+library would map the file into memory, and a program that overwrites the file would then change the model.
 """
 
 import ctypes
@@ -29,14 +29,14 @@ from vitlite.zoo import registry
 Shape = tuple[int, ...]
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-RUN_STATE = "state.safetensors"  # of a training run; its models are in folders beside it
+RUN_STATE = "state.safetensors"  # the state of a training run; the models are in folders beside this file
 READABLE = (".safetensors", ".npz")
-USUAL_PICKLE = "pytorch_model.bin"  # as timm and transformers name it
+USUAL_PICKLE = "pytorch_model.bin"  # the name in repositories of timm and transformers
 PICKLES = (".bin", ".pth", ".pt", ".th", ".ckpt", ".tar")  # .pth.tar is common for ImageNet models
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NUMPY_FLOATS = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|V2": "BF16"}  # numpy has no name for bfloat16
 
-# Limits that keep a damaged or hostile file from taking unlimited time and memory.
+# Limits on the time and memory that a damaged or hostile file can take.
 MAX_HEADER = MAX_JSON
 MAX_TENSORS = 20_000  # a ViT with 40 blocks has 500
 MAX_NAME = 500
@@ -46,24 +46,24 @@ SHARD = re.compile(r"-\d{5}-of-(\d{5})\.\w+$")
 
 
 class Entry(NamedTuple):
-    """A tensor in a file whose values have not been read yet."""
+    """A tensor in a file, without the values."""
 
     shape: Shape
-    dtype: str  # as safetensors writes it
+    dtype: str  # safetensors' name of the dtype, a key of `FLOATS` if supported
     read: Callable[[], Tensor]
 
 
 class WeightsFile(NamedTuple):
     """The tensors of an open weights file, or of all shards of an index."""
 
-    path: Path  # the file, or the index
-    files: Sequence[Path]  # that hold the tensors
-    entries: Mapping[str, Entry]  # in the order of the file
+    path: Path  # the weights file, or the index of the shards
+    files: Sequence[Path]  # the files that contain the tensors
+    entries: Mapping[str, Entry]  # the tensors by name, in file order
     shapes: Mapping[str, Shape]
     metadata: Mapping[str, str]  # from the header of a safetensors file
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the type of a tensor."""
+        """Return the dtype of a tensor."""
         return FLOATS[self.entries[name].dtype]
 
     def read(self, name: str) -> Tensor:
@@ -76,13 +76,17 @@ class WeightsFile(NamedTuple):
             return self.entries[name].read()
 
     def check_dtypes(self, names: Sequence[str]) -> None:
-        """Raise CheckpointError if the dtype of one of the named tensors is not floating-point."""
+        """Check that tensors have a floating-point dtype.
+
+        Raises:
+            CheckpointError: A tensor has another dtype.
+        """
         for name in names:
             dtype = self.entries[name].dtype
             if dtype not in FLOATS:
                 raise CheckpointError(
-                    f"{name} is of type {dtype}, but vitlite reads {', '.join(FLOATS)}. Quantised weights and integers "
-                    "are not supported; use a file with a floating-point type."
+                    f"{name} has the dtype {dtype}; vitlite supports {', '.join(FLOATS)}. Use a file with weights that "
+                    "are not quantised."
                 )
 
 
@@ -90,7 +94,7 @@ class Location(NamedTuple):
     """Weights on the local disk."""
 
     path: Path
-    metadata: Path | None = None  # the folder whose config.json describes them
+    metadata: Path | None = None  # the folder of the config.json that describes the weights
     repo: str | None = None
     commit: str | None = None
     sha256: str | None = None
@@ -98,7 +102,9 @@ class Location(NamedTuple):
 
 
 def locate(source: str | PathLike[str]) -> Location:
-    """Return the location of weights on the local disk. A path that exists takes priority over a repository of the Hub.
+    """Return the location of weights on the local disk, after downloading a repository of the Hub.
+
+    An existing path takes priority over a repository of the same name.
 
     Args:
         source: A path, "owner/name" or "owner/name@revision".
@@ -109,7 +115,7 @@ def locate(source: str | PathLike[str]) -> Location:
         DownloadError: The repository has no weights that vitlite can read, or cannot be reached.
     """
     path = path_of(source)
-    if os.path.lexists(path):  # also a broken link: a repository of the same name would be another model
+    if os.path.lexists(path):  # a broken link is an error, too
         return Location(path, metadata_folder(path))
     location = None
     if path.suffix not in (*READABLE, *PICKLES, ".json") and not isinstance(source, PathLike):
@@ -118,7 +124,7 @@ def locate(source: str | PathLike[str]) -> Location:
         location = fetch_repository(source)
     if location is None:
         raise CheckpointError(
-            f"There is no file or folder {path}, and it is not a repository of the Hub (owner/name or "
+            f"There is no file or folder {path}. Pass an existing path or a repository of the Hub (owner/name or "
             f"owner/name@revision).{closest(str(source), registry.NAMES)}"
         )
     return location
@@ -140,7 +146,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                 if file.suffix == ".npz":
                     found = _open_npz(file, stack)
                 else:
-                    found, metadata = _open_safetensors(file, stack)  # only single files have an id
+                    found, metadata = _open_safetensors(file, stack)  # only used for single files
                 if len(found) > MAX_TENSORS or any(len(name) > MAX_NAME for name in found):
                     raise ValueError(f"more than {MAX_TENSORS} tensors, or names longer than {MAX_NAME} characters")
             twice = sorted(entries.keys() & found.keys())
@@ -151,7 +157,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
             missing = _weight_map(path).keys() - entries.keys()
             if missing:
                 raise CheckpointError(
-                    f"{path} lists {min(missing)}, but no shard contains it. Download the index and all shards again."
+                    f"{path} lists {min(missing)}, which no shard contains. Download the index and all shards again."
                 )
         shapes = {name: entry.shape for name, entry in entries.items()}
         yield WeightsFile(path, files, entries, shapes, metadata)
@@ -167,7 +173,7 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
         path = weights_in(path)
     if path.suffix in PICKLES:
         raise CheckpointError(
-            f"{path} is a pickle, which can run code when it is opened. Convert it to safetensors first: "
+            f"{path} is a pickle, which can run code when opened. Convert the file to safetensors first: "
             f"vitlite convert {path} OUT.safetensors --to timm"
         )
     check_not_a_shard(path)
@@ -194,7 +200,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def weights_in(folder: Path) -> Path:
-    """Return the weights file with a usual name in a folder, or otherwise the only weights file, even a pickle."""
+    """Return the weights file in a folder: a file with a usual name, or the only weights file or pickle."""
     for name in (WEIGHTS, INDEX, USUAL_PICKLE):
         if (folder / name).exists():
             return folder / name
@@ -211,27 +217,31 @@ def weights_in(folder: Path) -> Path:
 
 
 def check_not_a_shard(path: Path) -> None:
-    """Raise CheckpointError if a file is, according to its name, one of several shards."""
+    """Check that the name of a file is not that of a shard.
+
+    Raises:
+        CheckpointError: The file is one of several shards.
+    """
     match = SHARD.search(path.name)
     if match and int(match[1]) > 1:
         raise CheckpointError(
-            f"{path} is one of {int(match[1])} shards, which form a model only together. Pass their index, {INDEX}, "
-            "or the folder. Shards in .bin files must be saved again as safetensors by the library that wrote them."
+            f"{path} is only one of {int(match[1])} shards of a model. Pass the folder, or the index {INDEX}. If the "
+            "shards are .bin files, save the model again as safetensors with the library that wrote them."
         )
 
 
 def metadata_folder(path: Path) -> Path | None:
-    """Return the folder whose config.json describes the weights, or None for a file with an unusual name."""
+    """Return the folder whose config.json describes the weights, or None if the file has an unusual name."""
     if path.is_dir():
         return path
     return path.parent if path.name in (WEIGHTS, INDEX, USUAL_PICKLE) else None
 
 
 def path_of(place: Any, what: str = "weights") -> Path:
-    """Return a path given by the caller, with ~ expanded.
+    """Return a path from the caller, with ~ expanded.
 
     Raises:
-        ConfigError: It is not a path, or it is empty. Python would treat an empty path as the current folder.
+        ConfigError: The argument is not a path, or is empty. For Python, an empty path is the current folder.
     """
     if not isinstance(place, (str, PathLike)) or not str(place).strip():
         raise ConfigError(f"{what} must be a path, got {place!r}.")
@@ -240,14 +250,16 @@ def path_of(place: Any, what: str = "weights") -> Path:
 
 @contextmanager
 def naming_damage(file: Path) -> Iterator[None]:
-    """Turn any exception about a damaged file into a CheckpointError that names the file."""
+    """Turn an exception from reading a file into a CheckpointError with the name of the file."""
     try:
         yield
     except VitliteError:
         raise
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}.") from None
-    except Exception as error:  # damaged files make readers raise nearly anything
+        raise CheckpointError(
+            f"Cannot read {file}: {error.strerror or error}. Check the path and the permissions."
+        ) from None
+    except Exception as error:  # for damaged files, readers raise errors of many types
         reason = f"{type(error).__name__}: {error}"[:500]
         raise CheckpointError(f"{file} is damaged or not a {file.suffix} file ({reason}). Download it again.") from None
 
@@ -271,7 +283,11 @@ def _open_safetensors(file: Path, stack: ExitStack) -> tuple[dict[str, Entry], d
 
 
 def metadata_of(file: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file after the library has checked its types, shapes and offsets."""
+    """Return the metadata of a safetensors file. The library also checks the dtypes, shapes and offsets of all tensors.
+
+    Raises:
+        Exception: The file is damaged. `naming_damage` handles the exceptions of the library.
+    """
     try:
         opened: Any = safetensors.safe_open(file, framework="pt", backend="pread")
     except TypeError:  # before safetensors 0.8
@@ -293,7 +309,7 @@ def _read_bytes(opened: FileIO, start: int, shape: Shape, dtype: str) -> Tensor:
 
 
 def _open_npz(file: Path, stack: ExitStack) -> dict[str, Entry]:
-    """Return the arrays of an .npz file, the format in which Google publishes its ViTs."""
+    """Return the arrays of an .npz file, the format of Google's ViTs."""
     try:
         import numpy as np
     except ImportError:

@@ -1,6 +1,6 @@
-"""Resolve the config of a checkpoint: sizes from the tensors, the rest from the metadata and the checkpoint format.
+"""Determine the config of a checkpoint from three sources: the tensors, the metadata and the checkpoint format.
 
-If several of these sources state a field, they must agree. If no source states a field, the error asks for it.
+If more than one source determines a field, the values must agree. A field that no source determines is an error.
 """
 
 import math
@@ -25,14 +25,14 @@ from vitlite.zoo import registry
 
 TENSORS = "the tensors"
 REQUIRED = ("patch_size", "image_size", "positions", "heads", "norm_eps", "mlp", "gelu", "pool", "final_norm")
-RUNTIME = ("resample", "dropout", "drop_path", "checkpointing")  # how a model is run; weights do not depend on them
-FINE_TUNED = ("pool", "norm_eps", "gelu", "cls_position", "layer_scale")  # may differ from what like= names
-SQUARE = ("torchvision", "google")  # formats of libraries that take square images only
-MEAN_WITHOUT_CLS = ("transformers", "transformers-siglip-classifier")  # formats that average if there is no class token
-LISTED = 4  # candidates that an error names
-ASSUMED = {  # for the report: networks with the same tensor names, of which no weights are published
-    "timm": {"norms": "assumed: before attention and MLP. timm's ResPostBlock has the same names, and them after"},
-    "vit-pytorch": {"tokens": "assumed: all go through all blocks. vit-pytorch's ats_vit has the same names"},
+RUNTIME = ("resample", "dropout", "drop_path", "checkpointing")  # fields that do not depend on the weights
+FINE_TUNED = ("pool", "norm_eps", "gelu", "cls_position", "layer_scale")  # fields that may differ from `like`
+SQUARE = ("torchvision", "google")  # formats of libraries that support only square images
+MEAN_WITHOUT_CLS = ("transformers", "transformers-siglip-classifier")  # formats that imply mean pooling without a cls
+LISTED = 4  # number of candidates in an error
+ASSUMED = {  # assumptions for the load report, because unpublished networks have the same tensor names
+    "timm": {"norms": "assumed: before attention and MLP. In timm's ResPostBlock, norms of the same names come after"},
+    "vit-pytorch": {"tokens": "assumed: all tokens go through all blocks. vit-pytorch's ats_vit drops some"},
 }
 
 
@@ -44,41 +44,41 @@ class Value(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """The config of a checkpoint, and where each value came from: {"heads": "config.json", "dim": "the tensors"}."""
+    """The config of a checkpoint, and the source of each field, such as {"heads": "config.json"}."""
 
     config: ViTConfig
     provenance: Mapping[str, str]
 
 
 class Evidence(NamedTuple):
-    """The information in the tensors of a file and in its format."""
+    """The information from the names and shapes of the tensors in a file."""
 
     format: CheckpointFormat
-    geometry: Mapping[str, Any]  # of `infer_geometry`
-    ambiguous: Mapping[str, str]  # fields that more than one kind of model with such tensors may have, and why
+    geometry: Mapping[str, Any]  # the result of `infer_geometry`
+    ambiguous: Mapping[str, str]  # the fields that the tensors only suggest, and the reasons
 
 
 def understand(
     file: WeightsFile, own: Metadata, given: Metadata | None = None, defaults: Mapping[str, Any] | None = None
 ) -> tuple[KeyMapping, Resolved]:
-    """Map the tensor names of a file to ours, and resolve its config.
+    """Map the tensor names of a file to vitlite's names, and determine the config.
 
     Args:
         file: The open file.
-        own: The metadata beside the file, which has priority.
-        given: The metadata from the caller. `like=` supplies fields that are missing in `own`. A fine-tune may differ
-            from `like` in the fields `FINE_TUNED` only. `config=` may differ from `own` in the fields `RUNTIME` only.
+        own: The metadata beside the file.
+        given: The metadata from the caller. Metadata from `like` supply fields that are missing in `own`, and may
+            differ from `own` in `RUNTIME` and `FINE_TUNED` only. A `config` may differ from `own` in `RUNTIME` only.
         defaults: Values for fields that would otherwise be unknown.
 
     Raises:
         CheckpointError: The file is not a plain ViT, or the metadata contradict the tensors.
-        ConfigError: A field remains unknown.
+        ConfigError: No source determines a field.
     """
     given = given or Metadata()
     try:
         if own == Metadata() and given.fields.keys() == set(FIELDS) and (given.format or "").startswith("timm"):
             config = ViTConfig(**given.fields)
-            if file.shapes == parameter_shapes(model_on_meta(config)):  # just what the record describes, with our names
+            if file.shapes == parameter_shapes(model_on_meta(config)):  # an exact match
                 file.check_dtypes(list(file.shapes))
                 return map_own_names(file.shapes), Resolved(config, dict.fromkeys(FIELDS, given.source))
         patch_size = own.fields.get("patch_size", given.fields.get("patch_size"))
@@ -100,7 +100,7 @@ def understand(
         provenance = {name: value.source for name, value in values.items()}
         if not names_network:
             provenance |= _assumptions(evidence, config)
-        # The position table has rows for the tokens, too: they are added to the tokens.
+        # In vitlite, registers have no rows in the position table. Add their rows to the tokens instead.
         if geometry["token_rows"] and geometry["position_rows"] != math.prod(config.grid):
             mapping = fold_token_rows(mapping)
     except (CheckpointError, ConfigError) as error:
@@ -111,15 +111,15 @@ def understand(
 def resolve_fields(
     evidence: Evidence, own: Metadata, given: Metadata, defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Value]:
-    """Return the value of each field that the tensors, the checkpoint format or the metadata state.
+    """Return the value of each field that the tensors, the checkpoint format or the metadata determine.
 
     Raises:
-        CheckpointError: Two of them disagree about a field.
+        CheckpointError: Two sources disagree about a field.
     """
     checkpoint_format, geometry, ambiguous = evidence
     values, disagreements = _stated_fields(own, given, checkpoint_format)
     for name in FIELDS:
-        if name not in geometry or name == "layer_scale":  # geometry has only whether there is a layer scale
+        if name not in geometry or name == "layer_scale":  # for layer_scale, geometry has only a flag
             continue
         measured = Value(geometry[name], TENSORS)
         if name in values and values[name].value != measured.value:
@@ -129,7 +129,7 @@ def resolve_fields(
     for name in checkpoint_format.fixed.keys() - ambiguous.keys() - set(checkpoint_format.assumed):
         fixed = Value(checkpoint_format.fixed[name], f"the {checkpoint_format.name} format")
         known = values.setdefault(name, fixed)
-        if known.value != fixed.value and known.source != TENSORS:  # tensors overrule what the format's code does
+        if known.value != fixed.value and known.source != TENSORS:  # tensors overrule the format
             disagreements[name] = _difference(name, fixed, known)
     _resolve_layer_scale(values, disagreements, has_scale=geometry["layer_scale"])
     if disagreements:
@@ -148,14 +148,14 @@ def _difference(name: str, one: Value, other: Value) -> str:
 def _stated_fields(
     own: Metadata, given: Metadata, checkpoint_format: CheckpointFormat
 ) -> tuple[dict[str, Value], dict[str, str]]:
-    """Return the value of each field in the metadata, and a description of each field with two different values."""
+    """Return the value of each field in the metadata, and a clause about each field with two different values."""
     values = {name: Value(value, own.source) for name, value in own.fields.items()}
     is_config = given.source == CONFIG_ARGUMENT
     may_differ = RUNTIME if is_config else (*RUNTIME, *FINE_TUNED)
     disagreements = {}
     for name, value in given.fields.items():
         if name == "resample" and given.format and _library(given.format) != _library(checkpoint_format.name):
-            continue  # the library that wrote this file has its own
+            continue  # the library of this file resizes position tables differently
         known = values.get(name)
         if known is None or (is_config and name in RUNTIME):
             values[name] = Value(value, given.source)
@@ -172,12 +172,12 @@ def _disagreement(disagreements: Mapping[str, str], given: Metadata, num_classes
     in_order = [disagreements[name] for name in FIELDS if name in disagreements]
     text = f"Checkpoint and config disagree: {'; '.join(in_order)}."
     if given.format and list(disagreements) == ["num_classes"]:
-        text += f" If it is a fine-tune with {num_classes} classes, pass num_classes={num_classes} (--num-classes)."
+        text += f" For a model fine-tuned on {num_classes} classes, pass num_classes={num_classes} (--num-classes)."
     return CheckpointError(text)
 
 
 def _resolve_layer_scale(values: dict[str, Value], disagreements: dict[str, str], *, has_scale: bool) -> None:
-    """Check that tensors and metadata agree on layer scale. Only metadata can state its initial value."""
+    """Check that tensors and metadata agree on the existence of layer scale, and set the initial value."""
     stated = values.get("layer_scale")
     if stated is not None and (stated.value is not None) != has_scale:
         there = "present" if has_scale else "absent"
@@ -185,7 +185,7 @@ def _resolve_layer_scale(values: dict[str, Value], disagreements: dict[str, str]
     if not has_scale:
         values["layer_scale"] = Value(None, TENSORS)
     elif stated is None:
-        values["layer_scale"] = Value(1e-5, "assumed: only training from the start uses it")
+        values["layer_scale"] = Value(1e-5, "assumed: used only for random weights")
 
 
 def _fill_in_defaults(values: dict[str, Value], evidence: Evidence, defaults: Mapping[str, Any]) -> None:
@@ -205,10 +205,10 @@ def _fill_in_defaults(values: dict[str, Value], evidence: Evidence, defaults: Ma
 
 
 def _read_position_table(values: dict[str, Value], evidence: Evidence, own: Metadata, given: Metadata) -> None:
-    """Set image_size and cls_position from the number of rows of the position table and the stated image size.
+    """Set image_size and cls_position from the number of rows of the position table and the image size in the metadata.
 
     Raises:
-        CheckpointError: The table does not fit the stated size.
+        CheckpointError: The number of rows does not fit the image size in the metadata.
     """
     checkpoint_format, geometry, _ = evidence
     rows = geometry["position_rows"]
@@ -233,8 +233,8 @@ def _read_position_table(values: dict[str, Value], evidence: Evidence, own: Meta
     if "image_size" in values:
         size = values["image_size"]
         raise CheckpointError(
-            f"Checkpoint and config disagree: image_size is {size.value} in {size.source}, which does not "
-            f"give the {rows} rows of the position table with patches of {patch}. To run it at another size, pass "
+            f"Checkpoint and config disagree: image_size is {size.value} in {size.source}, which does not fit the "
+            f"{rows} rows of the position table with patches of {patch} pixels. To run the model at another size, pass "
             "image_size= (--size)."
         )
 
@@ -244,7 +244,7 @@ def _usual_sizes(*sources: Metadata) -> list[Value]:
 
 
 def _possible_token_rows(checkpoint_format: CheckpointFormat, geometry: Mapping[str, Any]) -> Sequence[int]:
-    """Return the possible numbers of position rows of the class token and the registers, most likely first."""
+    """Return how many rows of the position table may belong to the class token and the registers, likeliest first."""
     if geometry["token_rows"]:
         return [0, geometry["token_rows"]]
     if not geometry["class_token"] or geometry["registers"]:
@@ -258,7 +258,7 @@ def _patches_in(size: int | tuple[int, int], patch: int) -> int:
 
 
 def _set_cls_position(values: dict[str, Value], geometry: Mapping[str, Any], *, has_row: bool) -> None:
-    if geometry["registers"]:  # their rows, and that of a class token beside them, are added to the tokens
+    if geometry["registers"]:  # their rows are added to the tokens
         values["cls_position"] = Value(False, TENSORS)
     elif geometry["class_token"]:
         stated = values.get("cls_position")
@@ -274,15 +274,15 @@ def _set_cls_position(values: dict[str, Value], geometry: Mapping[str, Any], *, 
 
 
 def _resolve_heads(values: dict[str, Value], geometry: Mapping[str, Any]) -> None:
-    """Check that the number of heads divides the width of attention. Set head_dim if this width is not dim."""
+    """Check that the number of heads divides the width of attention. Set head_dim if the width differs from dim."""
     if "heads" not in values:
         return
     heads, width, dim = values["heads"], geometry["attention_dim"], values["dim"].value
     stated = values.pop("head_dim", Value(None, ""))
     if type(heads.value) is not int or heads.value < 1 or width % heads.value:
         raise CheckpointError(
-            f"Checkpoint and config disagree: attention has a width of {width} in the tensors, which does not divide "
-            f"into {heads.value} heads in {heads.source}."
+            f"Checkpoint and config disagree: attention has a width of {width} in the tensors, which is not divisible "
+            f"by the {heads.value} heads in {heads.source}."
         )
     if stated.value is not None and stated.value * heads.value != width:
         raise CheckpointError(
@@ -294,7 +294,7 @@ def _resolve_heads(values: dict[str, Value], geometry: Mapping[str, Any]) -> Non
 
 
 def _check_pool(values: Mapping[str, Value], checkpoint_format: CheckpointFormat) -> None:
-    """Check that the library of this format supports the pool. Otherwise the tensors may have another meaning."""
+    """Check that the library that defines the checkpoint format supports the pooling."""
     pool = values.get("pool")
     if pool is None or not values["class_token"].value or pool.value in ("map", *checkpoint_format.pools):
         return
@@ -306,31 +306,31 @@ def _check_pool(values: Mapping[str, Value], checkpoint_format: CheckpointFormat
     )
 
 
-# ---- What remains unknown
+# ---- Unknown and ambiguous fields
 
 
 def _ambiguous_fields(
     mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any], *, names_network: bool
 ) -> dict[str, str]:
-    """Return the fields that metadata must state although the tensors suggest a value, with the reasons."""
+    """Return the fields that the tensors suggest but do not determine, and the reasons."""
     name, tensors = mapping.format.name, mapping.tensors
     ambiguous = {}
     kernel = tensors["patch_embed.proj.weight"]
     if mapping.patch_size is None and len(shapes[kernel.parts[0]]) == 2:
-        ambiguous["patch_size"] = "pixels are flattened, so patches of other sides and channels have as many"
+        ambiguous["patch_size"] = "in a flattened patch, side and number of channels cannot be told apart"
     if name == "openai":
-        ambiguous["pool"] = "open_clip's may be the class token or a mean"
+        ambiguous["pool"] = "models of open_clip use the class token or a mean"
     elif geometry.get("pool") == "mean" and not mapping.format.bare_proj and name not in MEAN_WITHOUT_CLS:
-        ambiguous["pool"] = "without a class token it may be the mean, the maximum, both, or by attention"
+        ambiguous["pool"] = "models without a class token use the mean, the maximum, both, or attention"
     elif name.startswith("transformers-dinov2") and geometry["num_classes"] and geometry.get("pool") is None:
-        ambiguous["pool"] = "transformers' own classifier reads two vectors, and this one reads one"
+        ambiguous["pool"] = "the head of transformers' DINOv2 reads two vectors, but this head reads one"
     scale = tensors.get("blocks.0.ls1.gamma")
     if scale is not None and scale.parts[0].endswith("gamma_1") and geometry["position_rows"]:
-        ambiguous["positions"] = "DeiT III calls its scales gamma_1, and so do networks with rotary attention"
+        ambiguous["positions"] = "DeiT III and networks with rotary positions both have scales named gamma_1"
     gate = tensors["blocks.0.mlp.fc1.weight"].parts[0]
-    any_gate = name in ("timm", "transformers-dinov3") and not gate.endswith("w12.weight")  # which is Meta's name
+    any_gate = name in ("timm", "transformers-dinov3") and not gate.endswith("w12.weight")  # Meta's gate, always SiLU
     if geometry["mlp"] == "swiglu" and any_gate and not names_network:
-        ambiguous["mlp"] = "a gate may be of any activation; vitlite's is of SiLU, 'swiglu'"
+        ambiguous["mlp"] = "the activation of the gate is unknown; vitlite supports SiLU, mlp='swiglu'"
     return ambiguous
 
 
@@ -338,13 +338,13 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
     """Check that the file is a plain ViT rather than a network with the same tensors.
 
     Raises:
-        CheckpointError: The positions are rotary but not DINOv3's, or the metadata contradict DINOv3's.
-        ConfigError: The tensors are not enough to decide.
+        CheckpointError: The network has rotary positions other than DINOv3's, or the metadata contradict the tensors.
+        ConfigError: The tensors do not determine the network.
     """
     if alike:
         raise ConfigError(
-            f"The tensors do not determine whether it is a plain ViT: {alike}. Pass like= (--model NAME --weights "
-            "PATH) with the name of a similar checkpoint, or put the config.json of its library beside the file."
+            f"The tensors do not determine whether this is a plain ViT: {alike}. Pass like= (--model NAME --weights "
+            "PATH) with the name of a similar checkpoint, or put the original config.json beside the file."
             f"{_named(candidates(evidence, own))}"
         )
     rotary, positions = evidence.geometry["rotary"], values.get("positions")
@@ -352,25 +352,26 @@ def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: M
         return
     if rotary == "other":
         raise CheckpointError(
-            "It has layer scale and no position table, like models whose rotary positions are not DINOv3's "
-            "(RoPE-ViT, EVA-02, Perception Encoder). vitlite does not support them."
+            "The tensors contain layer scale but no position table, so this is probably RoPE-ViT, EVA-02 or the "
+            "Perception Encoder. vitlite does not support their rotary positions; use timm for these weights."
         )
     if positions is None:
         return
     if rotary == "dinov3" and positions.value != "rope":
         raise CheckpointError(
-            "Checkpoint and config disagree: the tensors are like DINOv3's (a class token, registers, layer scale, no "
-            f"position table), which needs positions='rope', but positions is {positions.value} in {positions.source}."
+            f"Checkpoint and config disagree: positions is {positions.value} in {positions.source}, but the tensors "
+            "are those of DINOv3 (a class token, registers, layer scale, no position table). Set positions='rope'."
         )
     if rotary is None and positions.value == "rope" and positions.source != TENSORS:
         raise CheckpointError(
-            f"positions is rope in {positions.source}, but the tensors are not like DINOv3's (a class token, "
-            "registers, layer scale, no position table), and vitlite supports no other rotary positions."
+            f"Checkpoint and config disagree: positions is rope in {positions.source}, but the tensors are not those "
+            "of DINOv3 (a class token, registers, layer scale, no position table). vitlite supports rotary positions "
+            "only for DINOv3."
         )
 
 
 def _unknown_fields(values: Mapping[str, Value]) -> list[str]:
-    """Return the required fields without a value. `gelu` is not required if all MLPs are gated."""
+    """Return the required fields that have no value. If all MLPs are gated, `gelu` is not required."""
     unknown = [name for name in REQUIRED if name not in values]
     gated = "mlp" not in values or values["mlp"].value == "swiglu"
     if "gelu" in unknown and gated and ("pool" not in values or values["pool"].value != "map"):
@@ -381,18 +382,18 @@ def _unknown_fields(values: Mapping[str, Value]) -> list[str]:
 def _unknown_error(evidence: Evidence, own: Metadata, given: Metadata, unknown: Sequence[str]) -> ConfigError:
     reasons = [f"{name}: {evidence.ambiguous[name]}" for name in unknown if name in evidence.ambiguous]
     if given.usual_image_size is not None and not given.names_network:  # a preset
-        reasons.append(f"{given.source} gives only the shape")
+        reasons.append(f"{given.source} determines only the shape")
     why = f" ({'; '.join(reasons)})" if reasons else ""
     return ConfigError(
         f"The tensors do not determine {', '.join(unknown)}{why}. Pass like= (--model NAME --weights PATH) with the "
-        f"name of the checkpoint that it is or was made from, or a complete config=.{_named(candidates(evidence, own))}"
+        f"checkpoint that the weights are or were made from, or a complete config=.{_named(candidates(evidence, own))}"
     )
 
 
 def candidates(evidence: Evidence, own: Metadata) -> list[str]:
-    """Return the checkpoints of the zoo with the same tensor names and shapes that the metadata do not exclude."""
+    """Return the checkpoints of the zoo that have the same tensor names and shapes and agree with the metadata."""
     library = _library(evidence.format.name)
-    ambiguous = {name: why for name, why in evidence.ambiguous.items() if name != "mlp"}  # a record states the gate
+    ambiguous = {name: why for name, why in evidence.ambiguous.items() if name != "mlp"}  # records contain the gate
     names = []
     for record in registry.RECORDS.values():
         if _library(record.format) != library:
@@ -416,11 +417,11 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _assumptions(evidence: Evidence, config: ViTConfig) -> dict[str, str]:
-    """Return, for the load report, the assumptions about a file whose metadata do not name its network."""
+    """Return the assumptions for the load report of a file whose metadata do not name the network."""
     name = evidence.format.name.removesuffix(" before 1.0")
     assumed = dict(ASSUMED.get(name, {}))
     if name == "timm" and config.positions == "learned" and config.layer_scale is None:
-        assumed["rotation"] = "assumed: none. timm's Eva may have rotary attention beside a position table"
-    if config.positions == "rope" and evidence.geometry["rotary"] is not None:  # without periods
-        assumed["rotation"] = "assumed: DINOv3's, with periods from 1 to 100. The file has no periods"
+        assumed["rotation"] = "assumed: none. timm's Eva may have both a position table and rotary positions"
+    if config.positions == "rope" and evidence.geometry["rotary"] is not None:
+        assumed["rotation"] = "assumed: DINOv3's, with periods from 1 to 100. The file contains no periods"
     return assumed

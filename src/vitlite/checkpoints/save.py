@@ -1,6 +1,6 @@
 """Save a model to a folder, or upload it to the Hugging Face Hub.
 
-The tensors have timm's names. config.json is for vitlite, and also for timm if it can build the model.
+The tensors have timm's names. config.json describes the model for vitlite and, if timm can build it, for timm.
 """
 
 import hashlib
@@ -42,12 +42,12 @@ STORED_AS = {  # names of dtypes in safetensors files
 def save(model: ViT, folder: str | PathLike[str]) -> None:
     """Save a model as model.safetensors and config.json, with its labels and preprocessing.
 
-    `vitlite.load(folder)` loads the model, in torch's default dtype unless a dtype is passed. If timm can build such a
-    model, `timm.create_model("local-dir:" + folder, pretrained=True)` also loads it. If not, a warning says why.
+    `vitlite.load(folder)` loads the model. If timm can build the model,
+    `timm.create_model("local-dir:" + folder, pretrained=True)` also loads it. Otherwise, a warning gives the reason.
 
     Raises:
-        CheckpointError: The model was modified, so its config does not describe it, or the folder contains a model that
-            vitlite did not write. Nothing was written.
+        CheckpointError: The config does not describe the model, because the model was modified; or the folder contains
+            a model that vitlite did not write. Nothing was written.
     """
     folder, transform = path_of(folder, "save"), transform_to_save(model)
     check_overwrite(folder)
@@ -57,22 +57,22 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     _warn_once(timm_cannot_read(model.config, transform))
 
 
-@cache  # a training run saves its best model repeatedly
+@cache  # warn only once, although training saves a model repeatedly
 def _warn_once(reason: str) -> None:
     if reason:
         _log.warning(
-            "Only vitlite can open this folder, not timm or transformers: %s For their own formats, use vitlite "
+            "timm and transformers cannot load this folder: %s To write a folder for another library, use vitlite "
             "convert.",
             reason,
         )
 
 
 def check_savable(model: ViT, task: str = "save") -> None:
-    """Check that the model would be the same after saving and loading. Call this before writing or training.
+    """Check that saving and loading would give the same model.
 
     Raises:
-        CheckpointError: Modules or tensors differ from the config, the number of labels differs from the number of
-            classes, or values are not finite.
+        CheckpointError: The modules or tensors differ from the config, the number of labels differs from the number of
+            classes, or a value is not finite.
     """
     check_unmodified(model, task)
     if model.labels is not None and len(model.labels) != model.config.num_classes:
@@ -88,26 +88,30 @@ def check_values(tensors: Mapping[str, Tensor]) -> None:
     """Check that tensors are plain, finite, and of a floating-point dtype that `load` supports.
 
     Raises:
-        CheckpointError: A tensor does not meet these conditions.
+        CheckpointError: A tensor is a subclass of `Tensor` or on the meta device, has another dtype, or is not finite.
     """
     for name, tensor in tensors.items():
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
             kind = "on the meta device" if tensor.is_meta else f"a {type(tensor).__name__}"
             raise CheckpointError(
-                f"{name} is {kind}, but only plain tensors can be written. Gather sharded weights first, and save a "
+                f"{name} is {kind}, but only plain tensors can be saved. Gather sharded weights first, or save the "
                 "model before quantising it."
             )
         if tensor.dtype not in FLOATS.values():
-            raise CheckpointError(f"{name} is of type {tensor.dtype}; vitlite supports {', '.join(FLOATS)}.")
+            supported = ", ".join(str(dtype) for dtype in FLOATS.values())
+            raise CheckpointError(
+                f"{name} has the dtype {tensor.dtype}, which cannot be saved. Convert the model to one of {supported}, "
+                "for example with model.float()."
+            )
         if not is_finite(tensor.detach()):
-            raise CheckpointError(f"{name} has values that are not finite. Replace NaN and infinity before saving.")
+            raise CheckpointError(f"{name} contains NaN or infinity. Replace these values before saving.")
 
 
 def check_overwrite(folder: Path) -> None:
-    """Check that a folder contains no model of another program. A model that vitlite wrote may be replaced.
+    """Check that saving to a folder would overwrite only files that vitlite wrote.
 
     Raises:
-        CheckpointError: The folder contains such a model, or the path is not a folder.
+        CheckpointError: The folder contains a model of another program, or the path is not a folder.
     """
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder. Pass a new folder.")
@@ -131,15 +135,15 @@ def _is_ours(file: Path) -> bool:
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write weights and the JSON files that describe them, all with the same id.
+    """Write weights and the JSON files that describe the weights, all with the same id.
 
-    All files are complete before the first one is replaced. If the process is killed between two replacements, the ids
-    differ, and loading is an error.
+    All new files are complete before the first old file is replaced. If the process is killed between two
+    replacements, the ids differ, and `load` raises an error.
 
     Args:
         folder: The folder, which is created if needed.
         tensors: The tensors by name.
-        contents: The content of each JSON file by file name. If empty, only the tensors are written.
+        contents: The content of each JSON file by file name. If there are none, only the tensors are written.
 
     Raises:
         CheckpointError: Another process is writing to the folder, or the folder is not writable.
@@ -157,11 +161,13 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[
                     text = json.dumps({**content, **metadata}, indent=2, ensure_ascii=False) + "\n"
                     stack.enter_context(atomic_write(folder / name)).write_text(text, encoding="utf-8", newline="")
                 write_tensors(folder / WEIGHTS, tensors, metadata)
-            for name in (CONFIG, PREPROCESSOR):  # of the previous model
+            for name in (CONFIG, PREPROCESSOR):  # remove the files of the previous model
                 if name not in contents:
                     (folder / name).unlink(missing_ok=True)
         except TimeoutError:
-            raise CheckpointError(f"Another process is writing to {folder}. Wait until it has finished.") from None
+            raise CheckpointError(
+                f"Another process is writing to {folder}. Wait until that process has finished, or pass another folder."
+            ) from None
 
 
 @contextmanager
@@ -171,32 +177,34 @@ def explaining_write_errors(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"Cannot write {place}: {error.strerror or error}. Nothing was changed. Free some space, or pass another "
-            "path."
+            f"Cannot write {place}: {error.strerror or error}. Existing files were kept. Check the permissions and the "
+            "free space, or pass another path."
         ) from None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file atomically.
+    """Write a safetensors file atomically, without numpy.
 
-    The safetensors library's own function needs numpy, which vitlite does not require.
+    The function of the safetensors library needs numpy, which is not a dependency of vitlite.
 
     Args:
         path: The file. An existing file is replaced.
         tensors: The tensors by name, on any device.
-        metadata: Strings for the header.
+        metadata: Strings to store in the header.
 
     Raises:
-        CheckpointError: A tensor is not plain, or its dtype is not supported in safetensors files.
+        CheckpointError: A tensor is a subclass of `Tensor`, or safetensors does not support its dtype.
     """
-    in_file_order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # aligned without gaps
+    # Aligned without gaps, because the largest items come first.
+    in_file_order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     for name in in_file_order:
         tensor = tensors[name]
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in STORED_AS:
             raise CheckpointError(
-                f"Cannot write {name}: {type(tensor).__name__} of {tensor.dtype}. Use a plain tensor of another dtype."
+                f"Cannot write {name}, a {type(tensor).__name__} of {tensor.dtype}. Convert it to a plain float32 "
+                "tensor."
             )
         start, end = end, end + tensor.numel() * tensor.itemsize
         header[name] = {"dtype": STORED_AS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
@@ -209,13 +217,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | None = None) -> str:
-    """Upload a model with a model card to the Hugging Face Hub. The repository is created if needed.
+    """Upload a model and a model card to the Hugging Face Hub. The repository is created if it does not exist.
 
     Args:
-        model: The model. It is saved as in `save`.
-        repo: "owner/name". An existing README.md is kept.
+        model: The model to save and upload.
+        repo: "owner/name". If the repository has a README.md, no model card is uploaded.
         private: If True, a new repository is private.
-        token: An access token. Default: HF_TOKEN, or the token of your login.
+        token: An access token. By default, HF_TOKEN or the token from `hf auth login`.
 
     Returns:
         The URL of the commit.
@@ -225,7 +233,7 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
         DownloadError: The repository name is invalid, or the Hub cannot be reached or rejects the upload.
     """
     if is_offline():
-        raise DownloadError(f"Cannot upload to {endpoint()}/{repo}: HF_HUB_OFFLINE is set. Set it to 0.")
+        raise DownloadError(f"Cannot upload to {endpoint()}/{repo}: HF_HUB_OFFLINE is set. Unset HF_HUB_OFFLINE.")
     from huggingface_hub import HfApi
 
     hub = HfApi(endpoint=endpoint(), token=token)
@@ -236,7 +244,7 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
             if not hub.file_exists(repo, CARD):
                 (Path(folder) / CARD).write_text(card(model, repo), encoding="utf-8", newline="")
             commit = hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload with vitlite")
-        except Exception as error:  # requests, httpx and the client have no base class in common
+        except Exception as error:  # requests, httpx and the client share no base class
             raise DownloadError(
                 f"Cannot upload to {endpoint()}/{repo}: {str(error).strip().splitlines()[0]}. Check the name and the "
                 "network, and log in with `hf auth login` or use a token with write permission."
@@ -245,7 +253,7 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
 
 
 def card(model: ViT, repo: str) -> str:
-    """Return the model card of a repository: the usage, the config and the origin of the weights."""
+    """Return the text of the model card: the usage, the config and the origin of the weights."""
     tag, task = "image-feature-extraction", "turns images into vectors"
     call = 'model.embed(model.preprocess("image.jpg"))'
     if model.config.num_classes:

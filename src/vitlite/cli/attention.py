@@ -6,7 +6,7 @@ from pathlib import Path
 from vitlite.cli.options import add_model_arguments, expanded, open_model
 from vitlite.cli.plot_options import add_out, save_and_report
 from vitlite.errors import InputError
-from vitlite.images.decode import no_such_file
+from vitlite.images.decode import missing_image_error
 from vitlite.plots import check_target, draw_attention
 
 
@@ -24,7 +24,7 @@ def run(args: Namespace) -> int:
     """Draw the attention of a model on an image."""
     check_target(args.out)
     if not Path(args.image).exists():
-        raise no_such_file(args.image)
+        raise missing_image_error(args.image)
     if Path(args.out).exists() and Path(args.out).samefile(args.image):
         raise InputError(f"--out {args.out} is the input image, which would be overwritten. Choose another file.")
     drawn = draw_attention(open_model(args), args.image, layer=args.layer, rolled_out=args.rollout)

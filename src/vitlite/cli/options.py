@@ -191,15 +191,11 @@ def check_device(device: str | None) -> None:
     """Check that torch can use a device.
 
     Raises:
-        ConfigError: The device cannot be used.
+        ConfigError: torch cannot use the device.
     """
-    import torch
+    from vitlite import factory  # imports torch
 
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # depending on how torch was built
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise ConfigError(f"The device {device!r} cannot be used here: {reason}. Use --device cpu.") from error
+    factory.as_device(device)
 
 
 def expanded(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Read images: turn files, bytes, Pillow images, arrays and tensors into 8-bit pixels.
+"""Convert files, bytes, Pillow images, arrays and tensors to 8-bit pixels.
 
-Pillow opens and converts files, and decides how to read unusual or damaged ones. If Pillow fails, an `ImageError` gives
-the name of the file and the reason. Shapes: c channels, h and w pixels.
+Pillow opens and decodes files, including unusual or damaged files. If Pillow fails, an `ImageError` gives the name of
+the file and the reason. Shapes: c channels, h and w pixels.
 """
 
 import io
@@ -19,21 +19,21 @@ from vitlite.errors import ImageError, missing_extra
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = {  # the supported formats, by Pillow's name, with their file extensions
+FORMATS = {  # from Pillow's name of each supported format to its file extensions
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
-    "GIF": (".gif",),  # the first frame
+    "GIF": (".gif",),  # only the first frame is read
     "BMP": (".bmp",),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     "WEBP": (".webp",),
     "TIFF": (".tif", ".tiff"),
     "JPEG2000": (".jp2",),
-    "AVIF": (".avif",),  # Pillow 11.3 or newer; last, because older versions raise KeyError here
+    "AVIF": (".avif",),  # needs Pillow 11.3; last, because older versions raise a KeyError here
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 BYTES = (bytes, bytearray, memoryview)
 ORIENTATION = 0x0112  # the EXIF tag
-SIDEWAYS = 5  # from this EXIF orientation on, height and width are swapped
+SIDEWAYS = 5  # EXIF orientations from 5 to 8 swap height and width
 LARGE = 25_000_000  # pixels; larger images are decoded one at a time, because each takes 100 MB or more
 _decoding_large_image = Lock()
 
@@ -46,7 +46,7 @@ def read_image(file: str | PathLike[str] | bytes | BinaryIO, channels: int = 3) 
         channels: 3 for RGB or 1 for grey.
 
     Returns:
-        A uint8 tensor (h, w, channels), turned upright.
+        A uint8 tensor (h, w, channels), rotated as the EXIF orientation says.
 
     Raises:
         ImageError: The file is missing, damaged, too large, or not in one of the `FORMATS`.
@@ -63,14 +63,15 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
     Args:
         image: A path, bytes, open file, Pillow image, array or tensor.
         channels: The number of channels of the result.
-        at_least: A height and width. A JPEG file may be decoded at 1/2, 1/4 or 1/8 of its size if neither side becomes
-            shorter than `at_least`. None decodes the full size.
+        at_least: The smallest acceptable height and width. A JPEG file is then decoded at 1/2, 1/4 or 1/8 of its size
+            if both sides stay at least this long. None decodes the full size.
 
     Returns:
-        An upright Pillow image in mode "RGB" or "L" or, for arrays and tensors, a uint8 tensor (c, h, w).
+        A Pillow image in mode "RGB" or "L", rotated as the EXIF orientation says. For arrays and tensors, a uint8
+        tensor (c, h, w).
 
     Raises:
-        ImageError: `image` is not an image, or cannot be read.
+        ImageError: `image` has an unsupported type, or cannot be read.
         MissingExtraError: Pillow is needed but not installed.
     """
     is_pillow = hasattr(image, "getexif")
@@ -85,12 +86,12 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
     except ImageError as error:
         raise error.within(f"Cannot read {_name(image)} as an image") from error
     except (UnidentifiedImageError, KeyError) as error:  # KeyError: an old Pillow without AVIF
-        reason = f"it is damaged, or its format is not supported. Supported: {', '.join(FORMATS)}."
+        reason = f"the file is damaged, or the format is not supported. Supported: {', '.join(FORMATS)}."
         raise ImageError(f"Cannot read {_name(image)} as an image: {reason}") from error
-    except Exception as error:  # Pillow's decoders raise almost anything for a damaged file
+    except Exception as error:  # for damaged files, Pillow's decoders raise errors of many types
         name = _name(image)
         if isinstance(error, OSError) and "://" in name:
-            raise no_such_file(name) from error
+            raise missing_image_error(name) from error
         reason = "no such file" if isinstance(error, FileNotFoundError) else str(error) or type(error).__name__
         raise ImageError(f"Cannot read {name} as an image: {reason}") from error
 
@@ -111,11 +112,11 @@ def _name(image: Any) -> str:
     )
 
 
-def no_such_file(name: str) -> ImageError:
-    """Return the error for an image file that does not exist, or for a URL instead of a file."""
-    if "://" in name:
-        return ImageError(f"{name} is a URL. Download it first, and pass the file or its bytes.")
-    return ImageError(f"No such file: {name}")
+def missing_image_error(path: str) -> ImageError:
+    """Return the error for an image path that does not exist, with a hint if the path is a URL."""
+    if "://" in path:
+        return ImageError(f"{path} is a URL. Download the image first, and pass the path of the file or its bytes.")
+    return ImageError(f"No such file: {path}")
 
 
 def to_tensor(image: "Image") -> Tensor:
@@ -133,12 +134,12 @@ def _open(file: Any, channels: int, at_least: tuple[int, int] | None) -> "Image"
     from PIL import Image
 
     source = io.BytesIO(file) if isinstance(file, BYTES) else file
-    with Image.open(source, formats=list(FORMATS)) as image:
+    with Image.open(source, formats=list(FORMATS)) as image:  # closes only the file; the pixels stay valid
         pixels = image.width * image.height
-        if Image.MAX_IMAGE_PIXELS and pixels > Image.MAX_IMAGE_PIXELS:  # Pillow itself only warns up to twice this
+        if Image.MAX_IMAGE_PIXELS and pixels > Image.MAX_IMAGE_PIXELS:  # Pillow only warns below twice the limit
             raise ImageError(
-                f"it has {pixels} pixels, but at most {Image.MAX_IMAGE_PIXELS} are allowed. "
-                "For trusted files, increase PIL.Image.MAX_IMAGE_PIXELS."
+                f"the image has {pixels} pixels, more than the limit of {Image.MAX_IMAGE_PIXELS}. "
+                "If you trust the file, increase PIL.Image.MAX_IMAGE_PIXELS."
             )
         if at_least:
             sideways = image.getexif().get(ORIENTATION, 1) >= SIDEWAYS
@@ -149,17 +150,17 @@ def _open(file: Any, channels: int, at_least: tuple[int, int] | None) -> "Image"
 
 
 def _convert(image: "Image", channels: int) -> "Image":
-    """Turn a Pillow image upright and convert it to mode "RGB" or "L". Alpha is dropped, as in timm."""
+    """Apply the EXIF orientation and convert to mode "RGB" or "L". An alpha channel is dropped."""
     from PIL import Image, ImageOps
 
     if channels not in (1, 3):
-        raise ImageError(f"the model needs {channels} channels, but images have 1 or 3. Pass an array or a tensor.")
+        raise ImageError(f"Pillow cannot convert it to the model's {channels} channels. Pass an array or a tensor.")
     mode = "RGB" if channels == 3 else "L"
-    # Asked before exif_transpose, which drops the format.
-    in_32_bits = image.mode == "I" and image.format in ("PNG", "PPM")  # 16-bit grey, as some versions of Pillow open it
+    # Some versions of Pillow open 16-bit grey images in mode "I". exif_transpose drops the format, so check it first.
+    in_32_bits = image.mode == "I" and image.format in ("PNG", "PPM")
     if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16") or in_32_bits:  # scale the levels; Pillow's convert() would clip them at 255
+    if image.mode.startswith("I;16") or in_32_bits:  # scale to 0..255; Pillow's convert() would clip
         import numpy
 
         levels = numpy.array(image, dtype=numpy.uint32)
@@ -167,40 +168,46 @@ def _convert(image: "Image", channels: int) -> "Image":
         levels //= 257
         image = Image.fromarray(levels.astype(numpy.uint8))
     elif image.mode in ("I", "F"):
-        raise ImageError(f"mode {image.mode!r} has no defined white level. Scale the pixels to 0..1 and pass an array.")
+        raise ImageError(
+            f"the range of the pixels is unknown in mode {image.mode!r}. Scale the pixels to 0..1 and pass an array."
+        )
     elif image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # the same colours, without a warning from Pillow
+        image = image.convert("RGBA")  # gives the same colours, but no warning
     return image if image.mode == mode else image.convert(mode)
 
 
 def _from_array(image: Any, channels: int) -> Tensor:
-    """Convert an array or tensor, (h, w), (h, w, c) or (c, h, w), uint8 or floats in 0..1, to uint8 (c, h, w)."""
+    """Convert an array or tensor (h, w), (h, w, c) or (c, h, w) to a uint8 tensor (c, h, w).
+
+    Raises:
+        ImageError: The shape or dtype is not supported, or floats are outside 0..1.
+    """
     if not isinstance(image, Tensor):
         import numpy
 
         array = numpy.asarray(image)
         if array.dtype.kind == "f":
-            array = array.astype(numpy.float32)  # torch does not support big-endian and long double
+            array = array.astype(numpy.float32)  # torch has no big-endian or long double
         try:
-            image = torch.from_numpy(array.copy())  # torch does not support read-only arrays and negative strides
+            image = torch.from_numpy(array.copy())  # torch needs a writable array with positive strides
         except (TypeError, ValueError) as error:
-            raise ImageError(f"An image array must be uint8, or float from 0 to 1, got {array.dtype}.") from error
+            raise ImageError(f"An image array must be uint8, or floats from 0 to 1, got {array.dtype}.") from error
     pixels = _channels_first(image.detach().cpu(), channels)
     if pixels.is_floating_point():
         low, high = (value.item() for value in pixels.float().aminmax())
-        if not (low >= -0.5 / 255 and high <= 1 + 0.5 / 255):  # half a level of tolerance; NaN is an error, too
+        if not (low >= -0.5 / 255 and high <= 1 + 0.5 / 255):  # tolerates rounding; fails for NaN
             raise ImageError(
-                f"A float image must have values from 0 to 1, got {low:.4g} to {high:.4g}. Divide by 255 or pass "
+                f"An image of floats must have values from 0 to 1, got {low:.4g} to {high:.4g}. Divide by 255 or pass "
                 "uint8. If the image is already normalised, pass it to the model directly."
             )
         pixels = (pixels.float() * 255).round().clamp(0, 255).to(torch.uint8)
     elif pixels.dtype != torch.uint8:
-        raise ImageError(f"An image array must be uint8, or float from 0 to 1, got {pixels.dtype}.")
+        raise ImageError(f"An image array must be uint8, or floats from 0 to 1, got {pixels.dtype}.")
     return pixels.expand(channels, -1, -1)
 
 
 def _channels_first(image: Tensor, channels: int) -> Tensor:
-    """Return the image as (c, h, w). If 3 channels are needed, a single channel is repeated."""
+    """Return the image as (c, h, w). For a model with 3 channels, c may also be 1."""
     shape = tuple(image.shape)
     if len(shape) not in (2, 3) or 0 in shape:
         raise ImageError(f"An image must have the shape (h, w, c), (c, h, w) or (h, w), got {shape}.")
@@ -209,8 +216,8 @@ def _channels_first(image: Tensor, channels: int) -> Tensor:
     accepted = (1, 3) if channels == 3 else (channels,)
     first, last = image.shape[0] in accepted, len(shape) == 3 and shape[2] in accepted
     if first and last:
-        raise ImageError(f"The shape {shape} may mean (c, h, w) or (h, w, c). Pass a Pillow image instead.")
+        raise ImageError(f"The shape {shape} is ambiguous: (c, h, w) or (h, w, c). Pass a Pillow image instead.")
     if not first and not last:
-        hint = " To drop an alpha channel: image[..., :3]." if 4 in shape else ""
+        hint = " Drop an alpha channel with image[..., :3]." if 4 in shape else ""
         raise ImageError(f"The model needs {channels} channels, but the image has the shape {shape}.{hint}")
     return rearrange(image, "h w c -> c h w") if last else image

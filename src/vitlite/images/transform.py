@@ -1,7 +1,7 @@
-"""Preprocess images in the same way as when the weights were trained.
+"""Preprocess images in the same way as in training.
 
-A `TransformConfig` describes the transform, and a `Preprocess` applies it for one model. Every image is first converted
-to 8-bit pixels, and Pillow resizes it, so that a file, an array and a tensor of the same image give the same bits.
+A `TransformConfig` describes the preprocessing, and a `Preprocess` applies it for one model. All images are converted
+to 8-bit pixels and resized by Pillow. A file, an array and a tensor of the same image therefore give the same bits.
 Shapes: b images, c channels, h and w pixels.
 """
 
@@ -24,20 +24,20 @@ Interpolation = Literal["bilinear", "bicubic"]
 Margin = Literal["nearest", "down"]
 P = TypeVar("P", bound="Preprocess")
 
-SIDE = 2**16  # pixels; the longest side in a TransformConfig
-RESIZED = 2**26  # pixels; the largest result of resizing, 256 MB
-NUMBERS = {  # accepted ranges, finite in float32
+SIDE = 2**16  # pixels; the maximum height or width in a TransformConfig
+RESIZED = 2**26  # pixels; the maximum size of a resized image, 256 MB
+NUMBERS = {  # the valid range of each field; all results are finite in float32
     "mean": (-1e6, 1e6),
     "std": (1e-6, 1e6),
     "scale": (1e-9, 1e6),
     "share": (1e-6, 1.0),
 }
-DRAFT = 2  # quick_decode keeps both sides at least this many times as long as the resized ones
+DRAFT = 2  # quick_decode decodes at this many times the resized height and width, or more
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformConfig:
-    """The preprocessing that the weights were trained with: resize, crop the centre, scale, normalise.
+    """The preprocessing of a model: resize, crop the centre, scale, normalise.
 
     >>> torchvision = TransformConfig(size=(224, 224), resize=(256, 256), mode="center", interpolation="bilinear",
     ...                               mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -47,16 +47,15 @@ class TransformConfig:
 
     size: tuple[int, int]  # height and width of the model's input
     resize: tuple[int, int]  # height and width before the crop
-    mode: Mode  # "center" keeps the aspect ratio and covers `resize`; "squash" stretches to it
+    mode: Mode  # "center" keeps the aspect ratio and covers `resize`; "squash" does not keep it
     interpolation: Interpolation
-    mean: tuple[float, ...]  # one number per channel, or one for all
-    std: tuple[float, ...]
-    scale: float = 1 / 255  # multiplies the pixels, 0..255, before mean and std
-    margin: Margin = (
-        "nearest"  # rounding of half an odd margin: nearest even (torchvision, timm) or down (transformers)
-    )
-    cut: tuple[int, int] | None = None  # size of the crop if the model gets only its upper left part, `size`
-    share: float | None = field(default=None, compare=False)  # share of each side that the crop keeps, if known
+    mean: tuple[float, ...]  # one number per channel, or one number for all channels
+    std: tuple[float, ...]  # one number per channel, or one number for all channels
+    scale: float = 1 / 255  # factor for the pixels (0 to 255) before mean and std
+    # How half of an odd margin is rounded: "nearest" even number (torchvision, timm) or "down" (transformers).
+    margin: Margin = "nearest"
+    cut: tuple[int, int] | None = None  # height and width of the crop if the model uses only its upper left part
+    share: float | None = field(default=None, compare=False)  # ratio of crop size to resized size; None: unknown
 
     def __post_init__(self) -> None:
         for name in ("mean", "std", "cut"):
@@ -65,7 +64,7 @@ class TransformConfig:
         _check_sizes(self)
         _check_values(self)
         if self.share is not None and _before_crop(self.cropped, self.share) != self.resize:
-            object.__setattr__(self, "share", None)  # dataclasses.replace changed the sizes
+            object.__setattr__(self, "share", None)  # outdated, because dataclasses.replace changed the sizes
 
     @property
     def cropped(self) -> tuple[int, int]:
@@ -73,7 +72,7 @@ class TransformConfig:
         return self.cut or self.size
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields except `share`, which does not affect the pixels, for JSON."""
+        """Return the fields that affect the pixels, as a dictionary that can be written as JSON."""
         fields = asdict(self)
         del fields["share"]
         if self.cut is None:
@@ -81,9 +80,9 @@ class TransformConfig:
         return fields
 
     def in_whole_patches(self, patch: int) -> "TransformConfig":
-        """Return the transform with `size` reduced to the upper left part of the crop that whole patches cover.
+        """Return the transform with `size` rounded down to multiples of the patch size.
 
-        In timm and transformers, the patch convolution ignores the same pixels at the right and the bottom.
+        The model then uses the upper left part of the crop. timm and transformers ignore the same pixels.
 
         >>> TransformConfig(size=(384, 384), resize=(384, 384), mode="squash", interpolation="bicubic",
         ...                 mean=(0.5,), std=(0.5,)).in_whole_patches(14).size
@@ -96,10 +95,10 @@ class TransformConfig:
         return replace(self, size=size, cut=self.cropped)
 
     def scaled(self, size: tuple[int, int]) -> "TransformConfig":
-        """Return the transform for another input size. The crop keeps the same share of the image.
+        """Return the transform for another input size, with the same ratio of crop size to resized size.
 
         >>> TransformConfig(size=(224, 224), resize=(248, 248), mode="center", interpolation="bicubic",
-        ...                 mean=(0.5,), std=(0.5,)).scaled((384, 384)).resize  # as timm computes it with 0.9
+        ...                 mean=(0.5,), std=(0.5,)).scaled((384, 384)).resize  # in timm: crop_pct=0.9
         (426, 426)
         """
         if self.cut is not None and size == self.size:
@@ -108,13 +107,13 @@ class TransformConfig:
         if share:
             return replace(self, size=size, cut=None, resize=_before_crop(size, share), share=share)
         (crop_height, crop_width), (height, width) = self.cropped, self.resize
-        resize = height * size[0] // crop_height, width * size[1] // crop_width  # each side has its own share
+        resize = height * size[0] // crop_height, width * size[1] // crop_width  # the ratios of the sides differ
         return replace(self, size=size, cut=None, resize=resize)
 
     def crop_share(self) -> float | None:
-        """Return the share of each side that the crop keeps, or None if the two shares differ.
+        """Return the ratio of crop size to resized size, or None if no single ratio fits height and width.
 
-        The result is `share` if known, otherwise the number with the fewest digits that gives `resize` from `size`.
+        The ratio is `share` if known, otherwise the number with the fewest digits that fits.
         """
         if self.share:
             return self.share
@@ -126,7 +125,7 @@ class TransformConfig:
         return None
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width that an image of the given size has after resizing and before the crop."""
+        """Return the height and width of an image of the given size after resizing, before the crop."""
         rows, columns = self.resize
         if self.mode == "squash":
             return rows, columns
@@ -134,18 +133,18 @@ class TransformConfig:
             if height <= width:
                 return rows, int(rows * width / height)
             return int(rows * height / width), rows
-        ratio = min(height / rows, width / columns)  # timm's ResizeKeepRatio rounds it
+        ratio = min(height / rows, width / columns)  # timm's ResizeKeepRatio rounds
         return round(height / ratio), round(width / ratio)
 
     def crop_box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return (left, top, right, bottom) of the part of a resized image that is passed to the model."""
-        half = round if self.margin == "nearest" else int  # of an odd margin
+        """Return the part of a resized image that is passed to the model, as (left, top, right, bottom)."""
+        half = round if self.margin == "nearest" else int  # int rounds down
         top, left = half((height - self.cropped[0]) / 2), half((width - self.cropped[1]) / 2)
         return left, top, left + self.size[1], top + self.size[0]
 
 
 def _before_crop(size: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return the size before a crop that keeps `share` of each side, computed as in timm."""
+    """Return the resized height and width for a crop size and a share. timm rounds down, too."""
     return math.floor(size[0] / share), math.floor(size[1] / share)
 
 
@@ -187,7 +186,7 @@ def _check_values(transform: TransformConfig) -> None:
 
 
 class Target(NamedTuple):
-    """The properties of a model that a `Preprocess` needs. A pickled `Preprocess` contains them, not the model."""
+    """The properties of a model that a `Preprocess` needs. It replaces the model in a pickled `Preprocess`."""
 
     config: Any
     device: torch.device
@@ -198,21 +197,22 @@ class Target(NamedTuple):
 class Preprocess:
     """Turn an image or a list of images into a batch (b, c, h, w) on the device and in the dtype of a model.
 
-    An image is a path, the bytes of a file, an open file, a Pillow image, or an array or tensor of shape
-    (h, w, c), (c, h, w) or (h, w) with uint8 or floats from 0 to 1. A 4-D array or tensor is a list of images.
+    An image is a path, the bytes of a file, an open file, a Pillow image, an array or a tensor. Arrays and tensors have
+    the shape (h, w, c), (c, h, w) or (h, w) and contain uint8 or floats from 0 to 1. Arrays and tensors with four
+    dimensions are batches of images.
 
     A subclass may override `pixels` and `batch`. Pickling keeps only the config, device and dtype of the model.
     """
 
     transform: TransformConfig
-    model: Any  # a ViT; its config, device and dtype are read at each call
+    model: Any  # a ViT or a `Target`
     quick_decode: bool = False  # decode large JPEG files at a reduced size, at least twice the size after resizing
 
     def __call__(self, images: Any) -> Tensor:
         """Return a batch for the model.
 
         Raises:
-            ImageError: An image cannot be read. The text names the image and the reason.
+            ImageError: An image cannot be read.
         """
         several = image_list(images)
         if several is None:
@@ -226,9 +226,9 @@ class Preprocess:
         return self.batch(prepared)
 
     def one(self, image: Any) -> Tensor:
-        """Turn one image into a tensor (c, h, w) in the dtype of the model, always on the CPU.
+        """Turn one image into a tensor (c, h, w) on the CPU, in the dtype of the model.
 
-        Use this method as a transform of torchvision's datasets, also in the workers of a `DataLoader`:
+        This method can be a transform of a torchvision dataset, even with the workers of a `DataLoader`:
         `ImageFolder("photos", transform=model.preprocess.one)`.
         """
         target = Target(self.model.config, torch.device("cpu"), self.model.dtype)
@@ -241,18 +241,18 @@ class Preprocess:
         return resize_and_crop(decode(image, self.model.config.channels, at_least), self.transform)
 
     def batch(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Stack and normalise results of `pixels`: a list of (c, h, w) -> (b, c, h, w) on the device of the model."""
+        """Stack and normalise images from `pixels`: (c, h, w) each -> (b, c, h, w) on the device of the model."""
         if not pixels:
-            raise ImageError("There are no images in this batch. Pass at least one.")
+            raise ImageError("The batch is empty. Pass at least one image.")
         images = torch.stack(list(pixels)).to(self.model.device)
         return normalise(images, self.transform, self.model.config.channels).to(self.model.dtype)
 
     def with_quick_decode(self: P) -> P:
-        """Return a copy that reads large JPEG files several times faster, but with slightly different pixels."""
+        """Return a copy that decodes large JPEG files several times faster, with slightly different pixels."""
         return self.replace(quick_decode=True)
 
     def replace(self: P, **fields: Any) -> P:
-        """Return a copy with some fields changed. Attributes that a subclass has added are kept."""
+        """Return a copy with some fields changed. The attributes of a subclass are copied as well."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__ | fields)
         return copy
@@ -272,18 +272,20 @@ class MissingPreprocess:
         raise self.error()
 
     def error(self) -> ImageError:
-        """Return the error that says why there is no preprocessing, and what to do."""
+        """Return the error that is raised when images have to be preprocessed."""
         return ImageError(
-            f"{self.reason}. Set model.preprocess = vitlite.images.TransformConfig(...), or load the weights with the "
-            "name of a checkpoint that has the same preprocessing: like= (--model NAME --weights PATH)."
+            f"{self.reason}. Set model.preprocess = vitlite.images.TransformConfig(...), or pass the name of a "
+            "checkpoint with the same preprocessing: like= (--model NAME --weights PATH)."
         )
 
 
 def as_preprocess(value: Any) -> Any:
-    """Return the value to store as `model.preprocess`. For a `Preprocess`, this does not include the model.
+    """Return the object that a model stores when `model.preprocess` is set.
+
+    A stored `Preprocess` has no model, so that there is no reference cycle.
 
     Raises:
-        ImageError: The value is not of an accepted type.
+        ImageError: The value has an unsupported type.
     """
     if value is None:
         return MissingPreprocess()
@@ -299,10 +301,10 @@ def as_preprocess(value: Any) -> Any:
 
 
 def preprocess_of(model: Any) -> Preprocess:
-    """Return the preprocessing of a model, for callers that use `pixels` and `batch`.
+    """Return the preprocessing of a model, which must be a `Preprocess`.
 
     Raises:
-        ImageError: The model has no preprocessing, or the preprocessing is a function.
+        ImageError: The model has no preprocessing, or the preprocessing is another callable.
     """
     preprocess = model.preprocess
     if isinstance(preprocess, MissingPreprocess):
@@ -310,42 +312,40 @@ def preprocess_of(model: Any) -> Preprocess:
     if not isinstance(preprocess, Preprocess):
         raise ImageError(
             f"model.preprocess is a {type(preprocess).__name__}, but a vitlite.images.Preprocess is needed. "
-            "Call model(model.preprocess(...)) instead, or write a subclass of Preprocess."
+            "Write a subclass of Preprocess, or call model(model.preprocess(images))."
         )
     return preprocess
 
 
 def transform_to_save(model: Any) -> TransformConfig | None:
-    """Return the transform that is saved with a model's weights, or None if the model has no preprocessing.
+    """Return the transform to save with the weights of a model, or None if the model has no preprocessing.
 
     Raises:
-        ImageError: The preprocessing is a function, which cannot be saved.
+        ImageError: The preprocessing is not a `Preprocess`, so it cannot be saved.
     """
     if isinstance(model.preprocess, MissingPreprocess):
         return None
     if not isinstance(model.preprocess, Preprocess):
         raise ImageError(
-            f"model.preprocess is a {type(model.preprocess).__name__}, which cannot be saved. Set it to a "
-            "TransformConfig, or to None to save the model without preprocessing."
+            f"model.preprocess is a {type(model.preprocess).__name__}, which cannot be saved. Set model.preprocess to "
+            "a TransformConfig, or to None to save the model without preprocessing."
         )
     return model.preprocess.transform
 
 
 def image_list(images: Any) -> list[Any] | None:
-    """Return the images in a list, a tuple or a 4-D batch as a list, or None for a single image."""
+    """Return a list of the images in a list, a tuple or a 4-D batch. Return None for a single image."""
     if isinstance(images, (list, tuple)) or getattr(images, "ndim", None) == 4:
         return list(images)
     return None
 
 
 def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tensor:
-    """Resize and crop a Pillow image or a uint8 tensor (c, h, w) as `transform` specifies.
-
-    Return a uint8 tensor (c, rows, columns).
+    """Resize and crop a Pillow image or a uint8 tensor (c, h, w). Return a uint8 tensor (c, rows, columns).
 
     Raises:
         ImageError: The image is so long and narrow that the resized image would be too large.
-        MissingExtraError: A tensor has to be resized, and Pillow is not installed.
+        MissingExtraError: Resizing a tensor needs Pillow, which is not installed.
     """
     if isinstance(image, Tensor):
         height, width = image.shape[1:]
@@ -362,39 +362,39 @@ def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tens
     from PIL.Image import Resampling
 
     height, width = transform.resized(image.height, image.width)
-    rows = max(height, image.height)  # of the image that is resized horizontally, or of the result
+    rows = max(height, image.height)  # of the larger image, before or after vertical resizing
     if rows * width > RESIZED:
         raise ImageError(
-            f"An image of {image.height} x {image.width} pixels is too long and narrow: resizing would make it "
-            f"{rows} x {width} pixels. Crop it first."
+            f"An image of {image.height} x {image.width} pixels is too long and narrow: it would be resized to "
+            f"{rows} x {width} pixels. Crop the image first."
         )
     left, top, right, bottom = transform.crop_box(height, width)
     resample = Resampling[transform.interpolation.upper()]
-    # Two calls, because Pillow 13 may resize vertically first, which rounds differently than in training.
+    # Resize the width first. Pillow 13 may choose the other order, which rounds differently than in training.
     across = image.resize((width, image.height), resample).crop((left, 0, right, image.height))
     down = across.resize((right - left, height), resample).crop((0, top, right - left, bottom))
     return to_tensor(down)
 
 
 def normalise(pixels: Tensor, transform: TransformConfig, channels: int) -> Tensor:
-    """Return images (b, c, h, w), uint8 or floats from 0 to 255, with scale, mean and std applied, in float32.
+    """Apply scale, mean and std to images and return them in float32.
 
     Args:
-        pixels: The resized and cropped images.
+        pixels: Resized and cropped images (b, c, h, w), in uint8 or floats from 0 to 255.
         transform: The transform with scale, mean and std.
         channels: The number of channels of the model.
 
     Raises:
-        ImageError: The transform is for another number of channels.
+        ImageError: The transform is for a different number of channels.
     """
     per_channel = []
     for values in (transform.mean, transform.std):
-        if len(set(values)) == 1:  # the same for every channel, however many there are
+        if len(set(values)) == 1:  # fits any number of channels
             values = values[:1]
         elif len(values) != channels:
             raise ImageError(
-                f"The transform has mean and std for {len(values)} channels, but the model needs {channels}. "
-                f"Set model.preprocess to a TransformConfig for {channels}, or correct its config.json."
+                f"model.preprocess has mean and std for {len(values)} channels, but the model has {channels}. "
+                f"Set model.preprocess to a TransformConfig for {channels} channels."
             )
         per_channel.append(torch.tensor(values, dtype=torch.float32, device=pixels.device)[:, None, None])
     mean, std = per_channel

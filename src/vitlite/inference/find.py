@@ -41,9 +41,9 @@ def find_images(
     if not found:
         raise ImageError("The list of images is empty. Pass one file name per line.")
     if not any(map(os.path.exists, found)):
-        from vitlite.images.decode import no_such_file  # here, because it imports torch, which `--help` does not need
+        from vitlite.images.decode import missing_image_error  # imports torch, which `--help` does not need
 
-        raise no_such_file(found[0])
+        raise missing_image_error(found[0])
     try:
         import PIL  # noqa: F401
     except ImportError as error:

@@ -11,13 +11,13 @@ from vitlite.config import ViTConfig
 
 
 class Layer(NamedTuple):
-    """One layer of the network, or one tensor of tokens. `blocks.*` means all blocks together."""
+    """The size and cost of one layer or learned tensor. The name `blocks.*` stands for the sum over all blocks."""
 
     name: str
-    weight: tuple[int, ...]  # shape; () where it has none
+    weight: tuple[int, ...]  # shape of the weight; () for a layer without one
     output: tuple[int, ...]  # shape of the output for one image
-    params: int  # in all blocks, biases included
-    macs: int  # for one image, in all blocks
+    params: int  # weights and biases
+    macs: int  # multiply-adds for one image
 
 
 def layers(config: ViTConfig) -> list[Layer]:
@@ -66,7 +66,7 @@ def _patches(c: ViTConfig, patches: int) -> Iterator[Layer]:
 
 
 def _stem(c: ViTConfig) -> Iterator[Layer]:
-    """Count the ResNet of a hybrid: one row for the root, and one for all units of each stage."""
+    """Count the ResNet of a hybrid. The convolution and norm of the root have a row each, and so has each stage."""
     if c.stem is None:
         return
     height, width = c.size[0] // 2, c.size[1] // 2
@@ -78,7 +78,7 @@ def _stem(c: ViTConfig) -> Iterator[Layer]:
         out, stride = 256 * 2**stage, 1 if stage == 0 else 2
         inner = out // 4
         after = cells // stride**2
-        first = cells * before * inner + after * (9 * inner**2 + inner * out + before * out)  # and its projection
+        first = cells * before * inner + after * (9 * inner**2 + inner * out + before * out)  # with projection
         other = after * (2 * inner * out + 9 * inner**2)
         weights = before * inner + before * out + units * (9 * inner**2 + inner * out) + (units - 1) * out * inner
         norms = 2 * (units * (2 * inner + out) + out)
@@ -138,7 +138,7 @@ def _output(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _attention_pool(c: ViTConfig, patches: int) -> Iterator[Layer]:
-    """Count SigLIP's pooling, in which one query attends to all patches and an MLP follows."""
+    """Count SigLIP's attention pooling: one query attends to all patches, and an MLP follows."""
     d = c.dim
     yield _tensor("attn_pool.latent", (1, 1, d), (1, d))
     yield _linear("attn_pool.q", (d, d), (1,))
@@ -151,7 +151,7 @@ def _attention_pool(c: ViTConfig, patches: int) -> Iterator[Layer]:
 
 
 def _linear(name: str, weight: tuple[int, ...], rows: tuple[int, ...], *, bias: bool = True) -> Layer:
-    """Count the product of a weight and inputs of shape `rows`."""
+    """Count a linear layer or convolution that is applied at `rows` positions."""
     width, size = weight[0], math.prod(weight)
     learned = size + width if bias else size
     return Layer(name, weight, (*rows, width), learned, math.prod(rows) * size)
@@ -164,5 +164,5 @@ def _norm(name: str, output: tuple[int, ...]) -> Layer:
 
 
 def _tensor(name: str, weight: tuple[int, ...], output: tuple[int, ...]) -> Layer:
-    """Count a learned tensor that is concatenated with tokens, added or multiplied."""
+    """Count a learned tensor that has no matrix product, such as a token or a position table."""
     return Layer(name, weight, output, math.prod(weight), 0)

@@ -1,6 +1,6 @@
-"""Positions of patches: learned tables resampled to other grids, sines and cosines, and rotations.
+"""Encode the positions of patches: learned tables, fixed sines and cosines, and rotary positions.
 
-Shapes: h and w patches down and across, d width of a token. A table has a row for each token, (1, rows, d).
+Shapes: h and w patches down and across, d width of a token. A table has one row per token, (1, rows, d).
 """
 
 import math
@@ -17,8 +17,8 @@ from vitlite.config import Resample
 
 Grid = tuple[int, int]
 
-# The arguments of F.interpolate that each library uses. big_vision's scipy.ndimage.zoom(order=1) is bilinear with
-# aligned corners, and FlexiViT's tf.image.resize is bilinear without.
+# The arguments with which F.interpolate reproduces each library. "jax" is big_vision, which calls
+# scipy.ndimage.zoom(order=1). "tensorflow" is FlexiViT, which calls tf.image.resize.
 RESAMPLE: dict[Resample, dict[str, Any]] = {
     "timm": {"mode": "bicubic", "antialias": True, "align_corners": False},
     "transformers": {"mode": "bicubic", "antialias": False, "align_corners": False},
@@ -29,16 +29,16 @@ RESAMPLE: dict[Resample, dict[str, Any]] = {
 
 
 def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
-    """Return a position table resampled to another grid, (1, rows, d). Rows of tokens before the patches are kept."""
+    """Return a position table resampled to another grid, (1, rows, d). Only the rows of patches change."""
     prefix = table.shape[1] - grid[0] * grid[1]
     image = rearrange(table[:, prefix:].float(), "1 (h w) d -> 1 h w d", h=grid[0], w=grid[1])
-    # torch.compile has no backward of the antialiased bicubic for dynamic sizes, and ONNX resizes differently.
+    # torch.compile has no backward pass for antialiased bicubic with dynamic sizes. ONNX resizes differently.
     if torch.onnx.is_in_onnx_export() or (torch.compiler.is_compiling() and torch.is_grad_enabled()):
         resized = _resize_by_matmul(image, new, **RESAMPLE[method])
     else:
-        if image.device.type == "mps":  # has no antialiased bicubic
+        if image.device.type == "mps":  # antialiased bicubic is not implemented
             image = image.cpu()
-        # torch's antialiasing is wrong for a result one patch wide unless the memory is channels last.
+        # For a grid one patch wide, torch's antialiasing is wrong unless the memory format is channels last.
         image = image.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
         resized = F.interpolate(image, size=new, **RESAMPLE[method]).permute(0, 2, 3, 1)
     patches = rearrange(resized, "1 h w d -> 1 (h w) d").to(table.device, table.dtype)
@@ -46,7 +46,7 @@ def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -
 
 
 def _resize_by_matmul(image: Tensor, new: Grid, mode: str, antialias: bool, align_corners: bool) -> Tensor:
-    """Resize like F.interpolate, with matrix products: (1, h, w, d) -> (1, h, w, d).
+    """Compute F.interpolate by matrix products: (1, h, w, d) -> (1, h, w, d).
 
     >>> by_torch = F.interpolate(torch.arange(6.0).view(1, 1, 2, 3), (3, 2), mode="bicubic", antialias=True)
     >>> table = torch.arange(6.0).view(1, 2, 3, 1)
@@ -89,7 +89,7 @@ def _cubic(x: Tensor, a: float) -> Tensor:
 
 
 def sincos_positions(grid: Grid, dim: int) -> Tensor:
-    """Return MAE's fixed positions, which are sines and cosines of the column and then of the row: (1, h w, d)."""
+    """Return MAE's fixed positions, sines and cosines of the column, then of the row: (1, h w, d)."""
     steps = torch.arange(dim // 4, dtype=torch.float64, device="cpu")  # mps has no float64
     frequencies = 10000 ** -(steps / (dim // 4))
     rows, columns = (torch.arange(side, device="cpu")[:, None] * frequencies for side in grid)  # (h or w, d/4)
@@ -117,29 +117,29 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate channel pairs (one from each half) by the angles of the token: (b, heads, n, d) -> (b, heads, n, d)."""
     first, second = x.chunk(2, dim=-1)
     rotated = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
-    return rotated.to(x.dtype)  # cosines and sines are in full precision
+    return rotated.to(x.dtype)  # cosines and sines are at least float32
 
 
 @dataclass(eq=False)
 class PositionTables:
-    """A cache of the position tables of one model, computed once for each grid in inference.
+    """A cache of the position tables of one model. In inference, each table is computed once per grid.
 
-    The tables are not copied or pickled with the model. Threads may share the cache: when full, its dictionary is
-    replaced, not emptied.
+    Copies and pickles of the model start with an empty cache. A full cache is replaced by a new dictionary, because
+    another thread may be reading the old one.
     """
 
-    LARGEST: ClassVar[int] = 16  # grids
+    LARGEST: ClassVar[int] = 16  # number of grids in a full cache
 
-    resampled: tuple[Tensor, dict[Any, Tensor]] | None = None  # a copy of the learned table, and its versions
+    resampled: tuple[Tensor, dict[Any, Tensor]] | None = None  # copy of the learned table; its resampled versions
     fixed: dict[Any, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type["PositionTables"], tuple[()]]:
         return PositionTables, ()
 
     def learned(self, table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
-        """Return a learned table, resampled to another grid: (1, rows, d)."""
+        """Return a learned table resampled to another grid: (1, rows, d)."""
         learns = table.requires_grad and torch.is_grad_enabled()
-        if learns or table.device.type != "cpu" or not _is_plain_parameter(table):  # a GPU would have to synchronise
+        if learns or table.device.type != "cpu" or not _is_plain_parameter(table):  # comparing would block a GPU
             return resample_positions(table, grid, new, method)
         if self.resampled is None or not _is_same(self.resampled[0], table):
             self.resampled = table.detach().clone(), {}
@@ -148,7 +148,7 @@ class PositionTables:
             if len(tables) >= self.LARGEST:
                 tables = {}
                 self.resampled = copy, tables
-            with torch.inference_mode(False), torch.no_grad():  # an inference tensor would break a later backward
+            with torch.inference_mode(False), torch.no_grad():  # backward fails on inference tensors
                 tables[new, method] = resample_positions(table, grid, new, method)
         return tables[new, method]
 
@@ -162,9 +162,9 @@ class PositionTables:
         return self._fixed_tables(like, (grid, cls_row), compute)[0]
 
     def rotation(self, like: Tensor, grid: Grid, prefix: int, width: int) -> tuple[Tensor, ...]:
-        """Return the cosines and the sines of `rotation_angles`, each (n, width/2) and at least float32.
+        """Return the cosines and sines of `rotation_angles`, each (n, width/2), in float32 or float64.
 
-        The first `prefix` tokens are not rotated: their angle is zero.
+        The angles of the first `prefix` tokens are zero, so that only patches are rotated.
         """
 
         def compute() -> tuple[Tensor, ...]:
@@ -191,5 +191,5 @@ def _is_same(copy: Tensor, table: Tensor) -> bool:
 
 
 def _is_plain_parameter(weight: Tensor) -> bool:
-    """Return whether a weight is a plain parameter that no compiler, torch.func, or fake or sharded mode replaced."""
+    """Return whether a weight is a plain parameter, not a tensor of a compiler, of torch.func or of FSDP."""
     return type(weight) is nn.Parameter and not torch.compiler.is_compiling() and not weight.is_inference()

@@ -1,4 +1,4 @@
-"""The ResNet before the patch projection in the hybrids of the ViT paper, like BiT's but with post-activation.
+"""The ResNet before the patch projection in the hybrids of the ViT paper. It is BiT's ResNet with post-activation.
 
 Shapes: b images, c channels, h and w cells of the feature map down and across.
 """
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from vitlite.config import ViTConfig
 
-GROUPS = 32  # of the group norms
+GROUPS = 32  # number of groups in each group norm
 
 
 class StandardConv(nn.Conv2d):
     """A convolution with standardised filters: (b, c, h, w) -> (b, d, h / stride, w / stride).
 
-    The padding is "same" as in TensorFlow. If it is odd, the larger half is on the right and at the bottom.
+    The padding is TensorFlow's "same": an odd number of pixels has the larger half at the right and the bottom.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
@@ -56,7 +56,7 @@ class Unit(nn.Module):
 
 
 class Stage(nn.Module):
-    """A sequence of units of one width. Except in the first stage, the first unit halves the feature map."""
+    """A sequence of units of the same width. Except in the first stage, the first unit halves the feature map."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, units: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def root(channels: int) -> nn.Sequential:
             conv=StandardConv(channels, 64, 7, 2),
             norm=nn.GroupNorm(GROUPS, 64),
             act=nn.ReLU(),
-            border=nn.ConstantPad2d((0, 1, 0, 1), -math.inf),  # "same" padding of a maximum
+            border=nn.ConstantPad2d((0, 1, 0, 1), -math.inf),  # "same" padding before max pooling
             pool=nn.MaxPool2d(3, 2),
         )
     )

@@ -13,18 +13,22 @@ LARGEST_SIDE = 100_000  # pixels
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a library's config that describe its network.
+    """The keys that may occur in a library's config, and how vitlite treats each key.
 
-    An unlisted key is an error, because it may change what the model computes.
+    An unknown key is an error, because it may change what the model computes.
     """
 
-    fields: Mapping[str, str]  # keys that set a field of `ViTConfig`, and the name of that field
-    only: Mapping[str, Sequence[Any]]  # keys and their supported values; any other value changes the numbers
-    ignored: frozenset[str]  # keys that do not change the numbers, or whose effect shows in the tensors
-    ignored_endings: tuple[str, ...] = ()
+    fields: Mapping[str, str]  # from a key to the field of `ViTConfig` that it sets
+    only: Mapping[str, Sequence[Any]]  # from a key to the values that vitlite supports
+    ignored: frozenset[str]  # keys that do not change the results, or whose effect is visible in the tensors
+    ignored_endings: tuple[str, ...] = ()  # a key with one of these endings is ignored as well
 
-    def read(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return the fields that a config sets. A key with the value null counts as missing.
+    def read(self, config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+        """Return the fields of `ViTConfig` that a config sets. A key with the value null counts as missing.
+
+        Args:
+            config: The config of another library.
+            where: The prefix of key names in errors, such as "model_args.".
 
         Raises:
             CheckpointError: A key is unknown, or the value of a key is not supported.
@@ -37,39 +41,39 @@ class Keys:
                 stated[self.fields[name]] = value
             elif name not in self.only:
                 raise CheckpointError(
-                    f"{where} has the unknown key {name}, which may change the results. If it has no effect on these "
-                    "weights, remove it."
+                    f"{where}{name} is an unknown key that may change the results. If it has no effect on these "
+                    "weights, remove it from the file."
                 )
             elif not any(type(value) is type(valid) and value == valid for valid in self.only[name]):
-                valid = " or ".join(map(repr, self.only[name])) or "models without it"
-                raise CheckpointError(f"{where} has {name} {value!r}; vitlite supports {valid}.")
+                valid = " or ".join(map(repr, self.only[name])) or f"only models without {name}"
+                raise CheckpointError(f"{where}{name} is {value!r}; vitlite supports {valid}.")
         return stated
 
 
 def is_integer(value: Any, least: int = 0, most: int = 10_000_000) -> bool:
-    """Return whether a value is an integer from `least` to `most`. A boolean is not an integer here."""
+    """Return whether a value is an integer from `least` to `most`, and not a boolean."""
     return type(value) is int and least <= value <= most
 
 
 def is_number(value: Any, most: float = 1e6) -> bool:
-    """Return whether a value is a number of magnitude up to `most`. A boolean is not a number here."""
+    """Return whether a value is a number from `-most` to `most`, and not a boolean."""
     return type(value) in (int, float) and abs(value) <= most
 
 
 def is_strings(value: Any) -> bool:
-    """Return whether a value is a list of strings, or an object whose values are strings."""
+    """Return whether a value is a list or a dictionary of strings of at most 1,000 characters."""
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [None]
     return all(isinstance(each, str) and len(each) <= 1000 for each in values)
 
 
 def is_size(value: Any) -> bool:
-    """Return whether a value is a size in pixels, or a pair of height and width."""
+    """Return whether a value is a side in pixels, or a list of height and width."""
     sides = value if isinstance(value, list) else [value, value]
     return len(sides) == 2 and all(is_integer(side, 1, LARGEST_SIDE) for side in sides)
 
 
 def is_channels(value: Any) -> bool:
-    """Return whether a value is a list with one number per channel."""
+    """Return whether a value is a list of numbers, one for each channel."""
     return isinstance(value, list) and 1 <= len(value) <= 1000 and all(is_number(each) for each in value)
 
 
@@ -88,7 +92,12 @@ STRING, FLAG, COUNT, NUMBER, SIZE, STRINGS, CHANNELS, LIST, TABLE = KINDS
 
 
 def check_types(config: Mapping[str, Any], kinds: Mapping[str, str], where: str = "") -> None:
-    """Check the types of the values that vitlite reads. Each of them may also be null.
+    """Check the types of the values that vitlite reads. Any value may be null.
+
+    Args:
+        config: The config of another library.
+        kinds: The type of each key, one of `KINDS`.
+        where: The prefix of key names in errors, such as "model_args.".
 
     Raises:
         CheckpointError: A value has the wrong type.
@@ -100,9 +109,10 @@ def check_types(config: Mapping[str, Any], kinds: Mapping[str, str], where: str 
 
 
 def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[tuple[str, ...] | None, str]:
-    """Return the labels in the order of the classes, or None and the reason why they cannot be used.
+    """Return the labels in class order and "", or None and the reason why there are none.
 
-    The names are a list, or a mapping from class numbers such as "0".
+    Args:
+        names: The labels in class order, or a mapping from class indices to labels such as {"0": "cat"}.
     """
     if not names:
         return None, ""
@@ -110,12 +120,15 @@ def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[tu
         return tuple(names), ""
     missing = [number for number in range(len(names)) if str(number) not in names]
     if missing:
-        return None, f"there are {len(names)} labels, but no label for class {missing[0]}"
+        return None, f"there are {len(names)} labels, but none for class {missing[0]}"
     return tuple(names[str(number)] for number in range(len(names))), ""
 
 
 def in_whole_patches(size: int | Sequence[int], patch: int) -> int | tuple[int, int]:
-    """Return the part of an image size that whole patches cover, as timm and transformers compute it."""
+    """Return an image size rounded down to a multiple of the patch size.
+
+    timm and transformers ignore the remaining pixels. A side shorter than a patch is returned unchanged.
+    """
     height, width = (size, size) if isinstance(size, int) else size
     if height >= patch:
         height -= height % patch
@@ -125,27 +138,27 @@ def in_whole_patches(size: int | Sequence[int], patch: int) -> int | tuple[int, 
 
 
 def crops_alike(transform: TransformConfig, margin: Margin) -> bool:
-    """Return whether a library with this rounding of odd margins crops every image exactly like the transform.
+    """Return whether a library that rounds odd margins like `margin` crops every image exactly like `transform`.
 
-    If proportions are kept, some images have an odd margin. If images are squashed, all have the same margin. No
-    library has a setting for a crop of which only the upper left part is used.
+    In mode "center", the margins differ between images, and some are odd. In mode "squash", all images have the same
+    margins. No library can describe a `cut`.
     """
     if transform.cut is not None:
         return False
     if transform.margin == margin:
         return True
     odd = [(before - after) % 4 == 3 for before, after in zip(transform.resize, transform.size, strict=True)]
-    return transform.mode == "squash" and not any(odd)  # half of 1 is nearer to 0 than to 2, half of 3 is not
+    return transform.mode == "squash" and not any(odd)  # both ways round 1/2 to 0, but 3/2 to 2 or 1
 
 
 def as_json(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config as it would be after a JSON round trip, for example with lists instead of tuples."""
+    """Return a config after a JSON round trip, which for example turns tuples into lists."""
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
     return plain
 
 
 def required(config: Mapping[str, Any], *names: str) -> list[Any]:
-    """Return the values of the named keys of a preprocessing config.
+    """Return the values of keys that a preprocessing config must have.
 
     Raises:
         ConfigError: A key is missing.

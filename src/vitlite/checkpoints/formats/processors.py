@@ -19,7 +19,7 @@ from vitlite.checkpoints.formats.keys import (
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.images.transform import Interpolation, Mode, TransformConfig
 
-SWITCHES = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "default_to_square")  # null is off
+SWITCHES = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "default_to_square")  # null means false
 TYPES = {
     "image_processor_type": STRING,
     "feature_extractor_type": STRING,
@@ -30,7 +30,7 @@ TYPES = {
     "device": STRING,
     **dict.fromkeys(SWITCHES, FLAG),
 }
-CROPS = {  # the supported processors and their default crops; None: no crop
+CROPS = {  # from each supported processor to the default side of the crop; None: no crop
     "ViT": None,
     "DeiT": 224,
     "CLIP": 224,
@@ -40,9 +40,9 @@ CROPS = {  # the supported processors and their default crops; None: no crop
     "DINOv3ViT": None,
     "ViTHybrid": 224,
 }
-BY_SHORTER_EDGE = ("CLIP", "Bit", "Siglip", "ViTHybrid")  # for these, a single number is the shorter edge
+BY_SHORTER_EDGE = ("CLIP", "Bit", "Siglip", "ViTHybrid")  # processors for which a single number is the shorter edge
 DINOV3_ONLY = {"resample": 2, "do_rescale": True}
-UNSUPPORTED = (  # switches that change the pixels in ways that a transform cannot describe
+UNSUPPORTED = (  # settings that change the pixels in ways that a `TransformConfig` cannot describe
     "rescale_offset",
     "do_flip_channel_order",
     "crop_pct",
@@ -66,7 +66,7 @@ def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
     try:
         check_types(config, TYPES)
     except CheckpointError as error:
-        raise ConfigError(f"The preprocessing config: {error}") from None
+        raise ConfigError(f"Invalid preprocessing config: {error}") from None
     config = {name: value for name, value in config.items() if value is not None or name in SWITCHES}
     _check_processor(config)
     (resample,) = required(config, "resample")
@@ -75,10 +75,10 @@ def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
     if config.get("do_normalize", True):
         mean, std = required(config, "image_mean", "image_std")
     scale = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
-    if isinstance(scale, int) and scale > 1:  # transformers multiplies bytes, which wrap around above 255
+    if isinstance(scale, int) and scale > 1:  # transformers multiplies 8-bit integers, which overflow
         raise ConfigError(
-            f"The preprocessing config has a rescale_factor of {scale}, which makes bytes overflow. "
-            "Set it to a float such as 1/255 (0.00392156862745098)."
+            f"Invalid preprocessing config: rescale_factor is the integer {scale}, with which transformers overflows "
+            "8-bit pixels. Set rescale_factor to a float such as 0.00392156862745098 (1/255)."
         )
     return TransformConfig(
         size=crop,
@@ -98,16 +98,16 @@ def _processor(config: Mapping[str, Any]) -> str:
 
 
 def _check_processor(config: Mapping[str, Any]) -> None:
-    """Check that a `TransformConfig` can describe what the image processor does.
+    """Check that a `TransformConfig` can describe the image processor.
 
     Raises:
-        ConfigError: The processor has a step that vitlite does not support.
+        ConfigError: The processor, or one of its settings, is not supported.
     """
     processor = _processor(config)
     if processor not in CROPS:
         raise ConfigError(f"The image processor {processor!r} is not supported. Supported: {', '.join(CROPS)}.")
     unsupported = [f"{switch} {config[switch]}" for switch in UNSUPPORTED if config.get(switch)]
-    if processor == "DINOv3ViT":  # it does not round to bytes after resizing, so bicubic overshoot is not clipped
+    if processor == "DINOv3ViT":  # resizes in floating point, so that bicubic overshoot is not clipped
         for name, only in DINOV3_ONLY.items():
             if config.get(name, only) != only:
                 unsupported.append(f"{name} {config[name]}")
@@ -116,7 +116,7 @@ def _check_processor(config: Mapping[str, Any]) -> None:
 
 
 def _crop_and_resize(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int], Mode]:
-    """Return the crop size and the size before the crop, both (height, width), and the resize mode.
+    """Return the crop size, the size before the crop, both as (height, width), and the resize mode.
 
     Raises:
         ConfigError: The config does not determine the sizes.
@@ -138,32 +138,39 @@ def _crop_and_resize(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[
             return cropped, (size["shortest_edge"], size["shortest_edge"]), "center"
         if _has_edges(size, "height", "width"):
             return cropped, (size["height"], size["width"]), "squash"
-    raise ConfigError(f"The preprocessing config does not determine the size: size {size!s:.200}, crop {crop!s:.200}.")
+    raise ConfigError(
+        f"Unsupported preprocessing config: size is {size!s:.200} and the crop is {crop!s:.200}. vitlite needs "
+        "do_resize, a size with shortest_edge or with height and width, and a crop with height and width."
+    )
 
 
 def _has_edges(size: Any, *edges: str) -> bool:
-    """Return whether a size has exactly the keys `edges`, each with a number of pixels."""
+    """Return whether the keys of a size are exactly `edges`, and all values are numbers of pixels."""
     if not isinstance(size, dict) or size.keys() != set(edges):
         return False
     return all(type(pixels) is int and is_size(pixels) for pixels in size.values())
 
 
 def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> dict[str, Any]:
-    """Return the preprocessor_config.json that describes a transform, for images with `channels` channels.
+    """Return the content of a preprocessor_config.json that describes a transform.
+
+    Args:
+        transform: The transform.
+        channels: The number of channels of the images.
 
     Raises:
-        CheckpointError: transformers has no image processor that does the same.
+        CheckpointError: No image processor of transformers computes this transform.
     """
     if transform.cut is not None:
         raise CheckpointError(
-            f"The model uses only the upper left {transform.size[0]} x {transform.size[1]} pixels of a crop, which "
-            "transformers' processors cannot do. Convert to a .safetensors file, which contains only the tensors."
+            f"The model uses only the upper left {transform.size[0]} x {transform.size[1]} pixels of each crop, which "
+            "transformers does not support. Convert to a .safetensors file, which contains only the tensors."
         )
     if not crops_alike(transform, "down"):
         raise CheckpointError(
-            "transformers rounds half of an odd margin down, but this transform rounds it to the nearest even number, "
-            "so some crops would move by a pixel. To accept that, pass margin='down' (--margin down). Otherwise "
-            "convert to timm, which transformers opens if timm is installed, or to a .safetensors file."
+            "transformers would shift some crops of this model by one pixel, because it rounds odd margins down. "
+            "To accept the shift, pass margin='down' (--margin down). To avoid it, convert to timm, whose files "
+            "transformers can load if timm is installed, or to a .safetensors file."
         )
     height, width = transform.resize
     resize, processor = {"height": height, "width": width}, "DeiTImageProcessor"
@@ -190,5 +197,5 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
 
 
 def _for_each(values: Sequence[float], channels: int) -> list[float]:
-    """Return one number per channel. A single number is repeated for all channels."""
+    """Return one number per channel, repeating a single number for all channels."""
     return [values[0]] * channels if len(values) == 1 else list(values)

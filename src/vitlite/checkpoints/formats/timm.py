@@ -202,7 +202,7 @@ def metadata_from_timm(config: Mapping[str, Any]) -> Metadata:
     check_types(pretrained, PRETRAINED_TYPES, "pretrained_cfg.")
     fields = _fields_of(architecture, args, _pool(config, args, pretrained, architecture))
     fields["patch_size"] = _patch_size(architecture, args)
-    fields |= MODEL_ARGS.read(args, "model_args")
+    fields |= MODEL_ARGS.read(args, "model_args.")
     fields |= _num_classes(config, args, pretrained)
     if fields.get("pool") == "cls_and_distillation" and fields.get("num_classes") == 0:
         del fields["pool"]  # without heads, timm returns the mean of the two tokens

@@ -59,8 +59,8 @@ GELUS = {
 }
 WRITTEN_GELUS = {"exact": "gelu", "tanh": "gelu_new", "quick": "quick_gelu"}
 
-WRITER = "written_by"  # in a config.json of another library that vitlite wrote
-# Keys that any config may have, in any version, and that do not change the numbers of an image model.
+WRITER = "written_by"  # the key with vitlite's version in a config.json that vitlite wrote for transformers
+# Keys of any model that do not change the results of an image encoder.
 OF_ANY_MODEL = """
     written_by vitlite_id model_type architectures transformers_version id2label label2id problem_type num_labels
     _num_labels _name_or_path _commit_hash dtype torch_dtype torchscript use_bfloat16 return_dict use_return_dict
@@ -113,8 +113,8 @@ class Family(NamedTuple):
     activation: str = "gelu"
     processor: str = "ViT"  # of `processors.CROPS`
     heads: int = 12
-    gate: str | None = "silu"  # the hidden_act that a gated MLP must have; None: a gated MLP ignores it
-    resample: str | None = None  # how it resizes the position table, if that differs from the checkpoint format
+    gate: str | None = "silu"  # the hidden_act that a gated MLP must have; None: any, because it has no effect
+    resample: str | None = None  # value of `ViTConfig.resample`; None: the value of the checkpoint format
 
 
 POOLER = "encoder_stride pooler_output_size pooler_act"
@@ -123,12 +123,12 @@ DECODER = """
     norm_pix_loss
 """
 BACKBONE = "apply_layernorm reshape_hidden_states stage_names out_features out_indices _out_features _out_indices"
-DINOV2 = f"intermediate_size mlp_ratio use_mask_token {BACKBONE}"  # the width of its MLP is in the tensors
+DINOV2 = f"intermediate_size mlp_ratio use_mask_token {BACKBONE}"  # the tensors determine the MLP width
 DINOV2_STATED = {"layerscale_value": "layer_scale", "use_swiglu_ffn": "mlp"}
 DINOV3 = f"query_bias key_bias value_bias pos_embed_shift pos_embed_jitter pos_embed_rescale {BACKBONE}"
 DINOV3_STATED = {"layerscale_value": "layer_scale", "num_register_tokens": "registers", "use_gated_mlp": "mlp"}
 DINOV3_ONLY: dict[str, Sequence[Any]] = {"rope_theta": (100.0, 100), "proj_bias": (True,), "mlp_bias": (True,)}
-CLIP = Keys({}, OTHER_NETWORK, frozenset((OF_ANY_MODEL + BESIDE_THE_TOWER).split()))  # the tower has its own keys
+CLIP = Keys({}, OTHER_NETWORK, frozenset((OF_ANY_MODEL + BESIDE_THE_TOWER).split()))  # see TOWERS
 HYBRID = f"backbone_config backbone_featmap_shape {POOLER}"
 HYBRID_ONLY: dict[str, Sequence[Any]] = {
     "use_pretrained_backbone": (False,),
@@ -153,7 +153,7 @@ BIT = Keys(  # the ResNet of a hybrid
     },
     frozenset((OF_ANY_MODEL.replace(" model_type ", " ") + OF_TRAINING + BACKBONE).split()),
 )
-TOWERS = {  # models with a text and an image tower: the default model_type of the image tower
+TOWERS = {  # from the model_type of a model with a text and an image tower to the model_type of its image tower
     "clip": "clip_vision_model",
     "metaclip_2": "metaclip_2_vision_model",
     "siglip": "siglip_vision_model",
@@ -213,9 +213,9 @@ FAMILIES = {
     ),
 }
 HEAD_WIDTH, DEPTH = 64, 12  # defaults of transformers
-USUAL_CLASSES = 2
-USUAL_PROJECTION = 512  # width of CLIP's projection
-CLASSES = {  # prefix of the class name that is written, by model_type
+USUAL_CLASSES = 2  # default of transformers
+USUAL_PROJECTION = 512  # transformers' default for the width of CLIP's projection
+CLASSES = {  # from a model_type to the prefix of the class names in `architectures`
     "vit": "ViT",
     "deit": "DeiT",
     "ijepa": "IJepa",
@@ -224,7 +224,7 @@ CLASSES = {  # prefix of the class name that is written, by model_type
     "dinov3_vit": "DINOv3ViT",
     "siglip_vision_model": "SiglipVision",
 }
-COMPUTED: dict[str, Any] = {  # the fields of `ViTConfig` that the config of transformers' ViT cannot change
+COMPUTED: dict[str, Any] = {  # the field values that the config.json of transformers' ViT cannot change
     "pool": "cls",
     "class_token": True,
     "registers": 0,
@@ -244,7 +244,7 @@ def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[
     """
     check_types(config, TYPES)
     vision, family = _image_part(config)
-    stated = family.keys.read(vision, "it")
+    stated = family.keys.read(vision)
     stated |= _activation(stated, family)
     sizes = _sizes(vision, stated)
     fields = {
@@ -280,10 +280,10 @@ def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[
 
 
 def _image_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
-    """Return the part of a config that describes the image encoder, and the family of the encoder.
+    """Return the part of a config that describes the image encoder, and the family of the image encoder.
 
     Raises:
-        CheckpointError: The model class is not supported. It may compute something else from the same tensors.
+        CheckpointError: The model class is not supported.
     """
     kind = config["model_type"]
     if kind not in FAMILIES:
@@ -292,12 +292,13 @@ def _image_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
     for name in config.get("architectures") or ():
         if name not in family.classes:
             raise CheckpointError(
-                f"architectures contains {name}; for model_type {kind}, vitlite supports {', '.join(family.classes)}."
+                f"architectures contains {name}, which is not supported for model_type {kind}. "
+                f"Supported: {', '.join(family.classes)}."
             )
     inner = TOWERS.get(kind)
     if inner is None:
         return config, family
-    family.keys.read(config, "it")
+    family.keys.read(config)
     vision = {**(config.get("vision_config") or {}), **(config.get("vision_config_dict") or {})}
     check_types(vision, TYPES, "vision_config.")
     if vision.setdefault("model_type", inner) not in (inner, kind):
@@ -306,7 +307,7 @@ def _image_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
 
 
 def _activation(stated: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Translate transformers' settings of the MLP to ours.
+    """Return the fields `mlp` and `gelu`. The entries of the same names in `stated` are removed.
 
     Raises:
         CheckpointError: The activation is not supported.
@@ -337,8 +338,8 @@ def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, An
     size = sizes.get("image_size")
     if config["model_type"].startswith("dinov2") and isinstance(size, tuple):
         raise CheckpointError(
-            f"image_size is {size[0]} x {size[1]}, but transformers' DINOv2 has a square position table. Set "
-            "image_size to the side of that square."
+            f"image_size is {size[0]} x {size[1]}, but the position table of transformers' DINOv2 is square. Set "
+            "image_size to a single number."
         )
     if config["model_type"] == "vit-hybrid":
         sizes |= _stem(config.get("backbone_config") or {}, sizes.get("patch_size", 1))
@@ -349,18 +350,22 @@ def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, An
 
 
 def _stem(backbone: Mapping[str, Any], kernel: Any) -> dict[str, Any]:
-    """Return the ResNet of a hybrid. patch_size in its config counts cells of the ResNet's output, not pixels.
+    """Return the fields that describe the stem of a hybrid.
+
+    Args:
+        backbone: The config of the ResNet.
+        kernel: patch_size in the config of the ViT, which counts cells of the ResNet's feature map.
 
     Raises:
-        CheckpointError: vitlite does not support such a ResNet.
+        CheckpointError: vitlite does not support the ResNet.
     """
     check_types(backbone, TYPES, "backbone_config.")
-    stated = BIT.read(backbone, "backbone_config")
-    # transformers' defaults for these keys describe another ResNet.
+    stated = BIT.read(backbone, "backbone_config.")
+    # transformers' defaults for these keys describe a ResNet that vitlite does not support.
     needed = ("depths", "layer_type", "global_padding", "embedding_dynamic_padding", "out_features")
     missing = [name for name in needed if backbone.get(name) is None]
     if missing:
-        raise CheckpointError(f"backbone_config must contain {', '.join(missing)}, which it does not.")
+        raise CheckpointError(f"backbone_config must contain {', '.join(missing)}.")
     stem = tuple(stated["stem"])
     if not 1 <= len(stem) <= 4 or not all(is_integer(units, 1) for units in stem):
         raise CheckpointError(f"depths must list the number of units in each of 1 to 4 stages, got {list(stem)}.")
@@ -372,10 +377,10 @@ def _stem(backbone: Mapping[str, Any], kernel: Any) -> dict[str, Any]:
 
 
 def _classes(config: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str, int | None]:
-    """Return the labels or None, the reason why they cannot be used, and the number of classes if it is known."""
+    """Return the labels, the reason why there are none, and the number of classes. Unknown values are None or ""."""
     architecture = (config.get("architectures") or [""])[0]
     if architecture.endswith(("VisionModelWithProjection", "CLIPModel", "MetaClip2Model")):
-        projection = config.get("projection_dim")  # stands in for the number of classes
+        projection = config.get("projection_dim")  # the projection is loaded as a head
         return None, "", USUAL_PROJECTION if projection is None else projection
     if not architecture.endswith(("ForImageClassification", "ForImageClassificationWithTeacher")):
         return None, "", None
@@ -392,7 +397,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str, in
 def contents_for_transformers(
     config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the contents of config.json and, if there is a transform, preprocessor_config.json, by file name.
+    """Return the content of each file by name: config.json and, with a transform, preprocessor_config.json.
 
     Raises:
         CheckpointError: transformers has no processor for this transform.
@@ -405,7 +410,10 @@ def contents_for_transformers(
 
 
 def model_type(config: ViTConfig) -> str:
-    """Return the model_type of transformers that is nearest to a config. `computed_by` shows any differences."""
+    """Return the model_type of transformers that is most similar to a config.
+
+    `computed_by` returns the values in which the two may differ.
+    """
     if config.pool == "map":
         return "siglip_vision_model"
     if config.positions == "rope":
@@ -418,12 +426,12 @@ def model_type(config: ViTConfig) -> str:
 
 
 def computed_by(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """Return the values of the fields that cannot be changed in a model of this model_type."""
+    """Return the field values that a config.json with this model_type results in, whatever its other keys."""
     return COMPUTED | _fixed_by_kind(kind, config)
 
 
 def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """Return the fields that this model_type fixes at other values than ViT, or that its config.json can set."""
+    """Return the fields in which a model_type differs from `COMPUTED`. Fields that it can set have their value."""
     if kind == "deit":
         return {"registers": 1, "pool": "cls_and_distillation" if _has_two_heads(config) else "cls"}
     if kind == "ijepa":
@@ -437,7 +445,7 @@ def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
         return stated | {
             "pool": "cls_and_mean" if config.num_classes else "cls",
             "mlp_dim": _dinov2_mlp_dim(config, _dinov2_mlp_ratio(config)),
-            "image_size": config.size[0],  # its position table is square
+            "image_size": config.size[0],  # the position table is square
         }
     return {}
 
@@ -447,13 +455,13 @@ def _has_two_heads(config: ViTConfig) -> bool:
 
 
 def _dinov2_mlp_dim(config: ViTConfig, ratio: int) -> int:
-    """Return the MLP width of DINOv2. Gated MLPs have two thirds of dim * ratio, rounded up to a multiple of 8."""
+    """Return the MLP width of DINOv2: dim * ratio or, with a gate, two thirds of it rounded up to a multiple of 8."""
     width = config.dim * ratio
     return (int(width * 2 / 3) + 7) // 8 * 8 if config.mlp == "swiglu" else width
 
 
 def _dinov2_mlp_ratio(config: ViTConfig) -> int:
-    """Return the largest mlp_ratio with which DINOv2's MLPs are not wider than those of the model."""
+    """Return the largest mlp_ratio for which `_dinov2_mlp_dim` is at most the MLP width of the model."""
     ratio = 1
     while _dinov2_mlp_dim(config, ratio + 1) <= config.mlp_dim:
         ratio += 1
@@ -501,7 +509,7 @@ def _keys_of_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
         entries = {"mlp_ratio": _dinov2_mlp_ratio(config), "use_swiglu_ffn": gated, "qkv_bias": config.qkv_bias}
         if config.registers:
             return entries | {"num_register_tokens": config.registers}
-        return entries | {"use_mask_token": False}  # vitlite has none; transformers' models with registers always do
+        return entries | {"use_mask_token": False}  # vitlite has no mask token
     entries = {"intermediate_size": config.mlp_dim}
     if kind == "dinov3_vit":
         biases = dict.fromkeys(("query_bias", "key_bias", "value_bias"), config.qkv_bias)

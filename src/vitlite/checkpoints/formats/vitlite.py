@@ -16,17 +16,20 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
     """Read vitlite's section of a config.json.
 
     Raises:
-        CheckpointError: The section was not written by `metadata_content`, or was changed.
+        CheckpointError: The section is invalid.
     """
     check_types(content, {"vitlite": TABLE})
     section = content["vitlite"]
     check_types(section, {"config": TABLE, "labels": STRINGS, "preprocess": TABLE}, "vitlite.")
     fields = section.get("config")
     if fields is None:
-        raise CheckpointError("vitlite has no config.")
+        raise CheckpointError("The section vitlite has no config. Save the model again, or load it by name.")
     unknown = sorted(fields.keys() - set(FIELDS))
     if unknown:
-        raise CheckpointError(f"vitlite.config has {', '.join(unknown)}. It may be from a newer version of vitlite.")
+        raise CheckpointError(
+            f"vitlite.config has unknown fields: {', '.join(unknown)}. If a newer version of vitlite wrote the file, "
+            "upgrade vitlite."
+        )
     try:
         config = ViTConfig(**fields)
     except ConfigError as error:
@@ -51,10 +54,10 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
 
 
 def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
-    """Return the transform with the given fields, as in `TransformConfig.to_dict`. Lists are accepted for tuples.
+    """Return the transform with the fields of `TransformConfig.to_dict`. A tuple may be given as a list.
 
     Raises:
-        ConfigError: The fields are not valid.
+        ConfigError: A field is unknown, missing or invalid.
     """
     known: dict[str, Any] = {}
     for name, value in fields.items():
@@ -62,22 +65,22 @@ def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
     try:
         return TransformConfig(**known)
     except TypeError as error:
-        raise ConfigError(f"These are not the fields of a TransformConfig: {error}.") from None
+        raise ConfigError(f"Invalid fields for a TransformConfig: {error}.") from None
 
 
 def metadata_content(
     config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None, format: str = "timm"
 ) -> dict[str, Any]:
-    """Return the content of a config.json for vitlite, and for timm if it can build the model.
+    """Return the content of a config.json for vitlite and, if timm can build the model, for timm.
 
     Args:
         config: The config of the model.
-        labels: The names of its classes.
-        transform: The preprocessing of its images.
+        labels: The names of the classes.
+        transform: The preprocessing of the images.
         format: The checkpoint format of the tensors.
 
     Raises:
-        CheckpointError: vitlite could not read the result, for example because a label is not a string.
+        CheckpointError: vitlite cannot read the content back, for example because a label is not a string.
     """
     preprocess = None
     if transform is not None:
