@@ -40,7 +40,7 @@ def test_presets_are_the_papers_table() -> None:
 def test_a_preset_by_name() -> None:
     assert preset("vit_large_16") is PRESETS["vit_large_16"]
     with pytest.raises(
-        UnknownNameError, match=r"There is no preset 'vit_bas_16'\. Did you mean vit_base_16, .*Presets: vit_"
+        UnknownNameError, match=r"There is no preset 'vit_bas_16'\. Did you mean vit_base_16, .*Presets: "
     ):
         preset("vit_bas_16")
 

@@ -70,7 +70,7 @@ def test_config_is_complete(tmp_path: Path) -> None:
         ({"dim": 32, "heads": 4}, "dim is 16 in the tensors and 32 in config="),
         (
             {"image_size": 24},
-            r"image_size is 24 in config=, which does not fit the 5 rows of the position table with patches of 8 pixels",
+            r"image_size is 24 in config=, which does not fit the 5 rows of the position table with patches of 8",
         ),
         ({"heads": 2, "head_dim": 4}, "attention has a width of 16 in the tensors, but 2 heads of width 4 in config="),
         ({"layer_scale": 1e-5}, "layer_scale is absent in the tensors and 1e-05 in config="),

@@ -252,7 +252,7 @@ def test_error_without_a_network_says_what_to_do(server: Hub, variables: dict[st
     error = text.splitlines()[-1]
     address = variables.get("HF_ENDPOINT", server.url)
     assert error.startswith(f"vitlite.zoo.download.UnreachableError: Cannot download {FILE} of {REPO}@main: ")
-    assert f"It is not in the cache {cache_folder()}." in error
+    assert f"The file is not in the cache {cache_folder()}." in error
     assert f"download {address}/{REPO}/resolve/main/{FILE} there and pass the file: create(name, weights=FILE)" in error
     assert text.count("Traceback") == 1
     assert "httpx" not in text.replace(error, "")
@@ -306,7 +306,7 @@ def test_refusals_say_what_to_do(server: Hub, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(DownloadError, match=r"of timm/vit@v9: .*Check the repository and the revision"):
         download.fetch(REPO, FILE, revision="v9")
     server.gated[REPO] = {"hf_accepted"}
-    with pytest.raises(DownloadError, match=rf"Accept its licence at {server.url}/{REPO}, then log in: hf auth login"):
+    with pytest.raises(DownloadError, match=rf"Accept the licence at {server.url}/{REPO}. Then log in"):
         fetch()
     monkeypatch.setenv("HF_TOKEN", "hf_accepted")
     assert fetch().path.read_bytes() == WEIGHTS

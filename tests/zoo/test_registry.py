@@ -247,7 +247,7 @@ def test_wrong_tag_gets_similar_ones_and_the_list():
 
 def test_timm_name_without_its_tag():
     assert message("vit_large_patch32_384") == (
-        "'vit_large_patch32_384' is timm's name for an architecture. Its checkpoints have a tag: "
+        "'vit_large_patch32_384' is timm's name for an architecture. Pass a checkpoint of it: "
         "vit_large_patch32_384.orig_in21k_ft_in1k. "
         "For random weights: create('vit_large_patch32_384', weights=None) (--weights none)."
     )

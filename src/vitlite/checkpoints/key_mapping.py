@@ -81,7 +81,7 @@ def _heads_qkv(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate queries, keys and values, or gate and value. All parts must have the same shape."""
     if len({part.shape for part in parts}) > 1:
-        raise ValueError(f"parts of equal shape are expected, got {', '.join(str(tuple(x.shape)) for x in parts)}")
+        raise ValueError(f"the parts must have the same shape, got {', '.join(str(tuple(x.shape)) for x in parts)}")
     return torch.cat(tuple(parts))
 
 
@@ -98,8 +98,8 @@ def _rows_after(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
     return table[:, sum(token.shape[1] for token in tokens) :]
 
 
-# The operations in the last column of data/formats.txt. Each function takes tensors of the file and the patch size (None
-# if unknown), and returns a tensor of vitlite.
+# The operations in the last column of data/formats.txt. Each function takes tensors of the file and the patch size
+# (None if unknown), and returns a tensor of vitlite.
 OPS: dict[str, Callable[[Sequence[Tensor], int | None], Tensor]] = {
     "same": lambda parts, _: parts[0],
     "joined": lambda parts, _: _joined(parts),

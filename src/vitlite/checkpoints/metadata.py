@@ -106,9 +106,7 @@ def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
     config_id = config.get(ID)
     try:
         if config_id != weights_id and None not in (config_id, weights_id):
-            raise CheckpointError(
-                "the file was written for other weights. Save the model again, or copy the original weights and config.json."
-            )
+            raise CheckpointError("the file was written for other weights. Save the model again.")
         if "vitlite" in config and config_id == weights_id:
             from vitlite.checkpoints.formats.vitlite import metadata_from_vitlite
 

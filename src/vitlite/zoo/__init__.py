@@ -1,1 +1,1 @@
-"""Named checkpoints, and how their files are downloaded and verified."""
+"""Find named checkpoints, and download and verify their files."""

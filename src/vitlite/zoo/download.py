@@ -1,9 +1,9 @@
-"""Download files from the Hugging Face Hub into its cache, and verify them.
+"""Download files from the Hugging Face Hub into the Hub's cache, and verify the files.
 
-The Hub's client provides the cache layout, tokens, endpoints, retries and offline switches. This module adds two things
-that the client does not do: it compares every file with a hash, and it resumes the download of a killed process (see
-huggingface_hub #4196 and #3648). A complete and verified file is placed in the client's cache as a blob, and the client
-then adds the entries for the commit.
+The Hub's client handles the cache layout, tokens, endpoints, retries and offline mode. This module does two things that
+the client does not: it compares every file with a hash, and it resumes the download of a killed process (see
+huggingface_hub #4196 and #3648). It writes a verified file into the cache as a blob, and the client then adds the
+entries for the commit.
 """
 
 import errno
@@ -32,15 +32,15 @@ from vitlite.storage import (
 
 _log = getLogger("vitlite")
 _COMMIT = re.compile("[0-9a-f]{40}")
-_HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # git's sha1 of a small file, the sha256 of a large one
+_HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # git's sha1 for small files, sha256 for large files
 _REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
-_PATH = re.compile(r"\w[\w.+=@-]*(/\w[\w.+=@-]*)*", re.ASCII)  # no part begins with a dot: none leads to a parent
+_PATH = re.compile(r"\w[\w.+=@-]*(/\w[\w.+=@-]*)*", re.ASCII)  # no part begins with a dot, so none is ".."
 _BUSY = (408, 429, 500, 502, 503, 504)
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
 class Downloaded(NamedTuple):
-    """A verified file in the cache, and the source of the hash it was compared with."""
+    """A verified file in the cache, and the source of the expected hash."""
 
     path: Path
     commit: str
@@ -57,9 +57,9 @@ class UnreachableError(DownloadError):
 
     def __init__(self, file: "_File", reason: str) -> None:
         super().__init__(
-            f"Cannot download {file}: {reason}. It is not in the cache {cache_folder()}. Without a network, copy that "
-            f"folder from another machine, or download {file.url} there and pass the file: create(name, weights=FILE) "
-            "(--weights FILE). To use a mirror, set HF_ENDPOINT."
+            f"Cannot download {file}: {reason}. The file is not in the cache {cache_folder()}. Without a network, copy "
+            f"that folder from another machine, or download {file.url} there and pass the file: create(name, "
+            "weights=FILE) (--weights FILE). To use a mirror, set HF_ENDPOINT."
         )
         self.reason = reason
 
@@ -105,19 +105,19 @@ def fetch(
     prefer_cache: bool = False,
     moves_branch: bool = True,
 ) -> Downloaded:
-    """Return a file of a repository from the cache or the Hub. Its hash is always checked.
+    """Return a verified file of a repository from the cache or the Hub.
 
     Args:
         repo: "owner/name".
         filename: The path in the repository.
         revision: A branch, tag or commit; None means "main". A cached commit needs no connection.
-        sha256: The expected hash; None means the hash that the Hub states.
+        sha256: The expected hash; None means the hash that the Hub reports.
         prefer_cache: If True, use a cached file of a branch without asking the Hub for a newer commit.
-        moves_branch: If False, the caller must record the new commit of the branch with `move_branch` afterwards.
+        moves_branch: If False, the caller must call `move_branch` to record the new commit of the branch.
 
     Raises:
-        AbsentError: The repository has no such file.
-        DownloadError: The file cannot be downloaded, or its bytes are wrong.
+        AbsentError: The repository does not contain the file.
+        DownloadError: The file cannot be downloaded, or has the wrong hash.
     """
     file = _File(repo, filename, revision or "main", sha256)
     damage = None
@@ -146,7 +146,7 @@ def fetch(
 
 
 def fetch_optional(repo: str, filename: str, **options: Any) -> Downloaded | None:
-    """Return a file like `fetch`, or None if the Hub says that the repository does not have the file."""
+    """Return the result of `fetch`, or None if the repository does not contain the file."""
     try:
         return fetch(repo, filename, **options)
     except AbsentError:
@@ -173,7 +173,10 @@ def find_cached(repo: str, filename: str, revision: str | None = None) -> Path |
 
 
 def stated_hash(path: Path) -> str | None:
-    """Return the hash that the Hub stated for a cached file (the name of its blob), or None if it is unknown."""
+    """Return the hash that the Hub reported for a cached file, or None if the hash is unknown.
+
+    In the cache, this hash is the name of the blob.
+    """
     blob = path.parent / os.readlink(path) if path.is_symlink() else path
     return blob.name if blob.parent.name == "blobs" and _HASH.fullmatch(blob.name) else None
 
@@ -184,7 +187,7 @@ def endpoint() -> str:
 
 
 def is_offline() -> bool:
-    """Return whether HF_HUB_OFFLINE is set, now or when the Hub's client was imported."""
+    """Return whether HF_HUB_OFFLINE is set, or was set when the Hub's client was imported."""
     from huggingface_hub import constants
 
     now = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
@@ -194,7 +197,7 @@ def is_offline() -> bool:
 def _cached_commit(file: _File) -> str:
     """Return the revision of a file if it is a commit, otherwise the last known commit of the branch, or "none".
 
-    The client could return it, but importing the client takes longer than loading a model.
+    This function does not use the client, because importing the client takes longer than loading a model.
     """
     if _COMMIT.fullmatch(file.revision):
         return file.revision
@@ -206,7 +209,7 @@ def _cached_commit(file: _File) -> str:
 
 
 def _find_in_cache(file: _File) -> Downloaded | None:
-    """Return a cached file at its commit or at the last known commit of its branch, or None if it is not cached."""
+    """Return a cached file at a commit or at the last known commit of a branch, or None if the file is not cached."""
     commit = _cached_commit(file)
     path = file.folder / "snapshots" / commit / file.name
     if path.is_file():
@@ -217,7 +220,7 @@ def _find_in_cache(file: _File) -> Downloaded | None:
 
 
 def _checked(path: Path, commit: str, file: _File) -> Downloaded:
-    """Compare a cached file with the expected hash, or with the hash that the Hub stated."""
+    """Compare a cached file with the expected hash or, if there is none, with the hash that the Hub reported."""
     stated = stated_hash(path)
     if file.sha256:
         return Downloaded(path, commit, check_sha256(path, file.sha256), "record")
@@ -234,7 +237,7 @@ def _check(path: Path, stated: str) -> None:
 
 
 def _git_hash(path: Path) -> str:
-    """Return the hash that git and the Hub use for a small file."""
+    """Return git's hash of a file, which the Hub reports for small files."""
     return hash_of(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False))
 
 
@@ -249,17 +252,17 @@ def _fetch_from_hub(file: _File) -> Downloaded:
             )
         if file.sha256 and len(etag) == 64 and etag != file.sha256:
             raise DownloadError(
-                f"Wrong bytes on the Hub: expected sha256 {file.sha256}, but {endpoint()} has {etag} for {file}. "
-                "Nothing was downloaded."
+                f"Wrong bytes on the Hub: expected sha256 {file.sha256} for {file}, but {endpoint()} has {etag}. "
+                "Nothing was downloaded. Check HF_ENDPOINT, or upgrade vitlite."
             )
         _add_to_cache(replace(file, revision=commit), etag, metadata.size)
         return _checked(file.folder / "snapshots" / commit / file.name, commit, file)
 
 
 def _add_to_cache(file: _File, etag: str, size: int | None) -> None:
-    """Download the file of a commit if it is missing or damaged, and let the client add it to its cache."""
+    """Download the file of a commit unless a correct copy is in the cache, and let the client add the cache entry."""
     path = file.folder / "snapshots" / file.revision / file.name
-    if not _HASH.fullmatch(etag):  # this mirror states no hashes, so there is nothing to verify
+    if not _HASH.fullmatch(etag):  # a mirror without hashes
         _ask_client(file)
     elif not _is_right(path, etag):
         blob = file.folder / "blobs" / etag
@@ -267,10 +270,10 @@ def _add_to_cache(file: _File, etag: str, size: int | None) -> None:
             if not _is_right(blob, etag):
                 _download(file, size, blob)
         if not path.is_symlink():
-            path.unlink(missing_ok=True)  # without symbolic links, it is a damaged copy
+            path.unlink(missing_ok=True)  # without symbolic links, the path is a damaged copy
         _ask_client(file)
         if not path.is_symlink():
-            blob.unlink()  # the client has copied it
+            blob.unlink()  # the client made a copy
 
 
 def _ask_client(file: _File) -> None:
@@ -280,7 +283,7 @@ def _ask_client(file: _File) -> None:
 
 
 def _ask(file: _File) -> Any:
-    """Return the commit, hash and size that the Hub states for a file."""
+    """Return the commit, hash and size that the Hub reports for a file."""
     from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -290,7 +293,7 @@ def _ask(file: _File) -> Any:
         return get_hf_file_metadata(file.url)
     except EntryNotFoundError as error:
         commit = error.response.headers.get("X-Repo-Commit")  # type: ignore[attr-defined]
-        if commit is not None:  # the client records in its cache that the commit has no such file
+        if commit is not None:  # record in the cache that the commit does not contain the file
             with suppress(Exception):
                 _ask_client(replace(file, revision=commit))
         raise AbsentError(f"{file.repo}@{file.revision} has no file {file.name}.") from None
@@ -298,7 +301,7 @@ def _ask(file: _File) -> Any:
 
 @contextmanager
 def _one_process(blob: Path) -> Iterator[None]:
-    """Hold the client's lock for a blob, so that one process downloads it while the others wait."""
+    """Hold the client's lock for a blob, so that only one process downloads the blob."""
     path = cache_folder() / ".locks" / blob.parents[1].name / f"{blob.name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock(path):
@@ -314,7 +317,7 @@ def _is_right(path: Path, stated: str) -> bool:
 
 
 def _download(file: _File, size: int | None, blob: Path) -> None:
-    """Download a blob, or resume its download by an earlier process. A file with the wrong hash is removed."""
+    """Download a blob, or resume the download of an earlier process. A file with the wrong hash is removed."""
     incomplete = blob.with_name(f"{blob.name}.incomplete")
     incomplete.parent.mkdir(parents=True, exist_ok=True)
     for _ in ("resumed", "from the start"):
@@ -330,14 +333,14 @@ def _download(file: _File, size: int | None, blob: Path) -> None:
 
 
 def _receive(file: _File, size: int | None, incomplete: Path) -> None:
-    """Append the missing bytes to a file. If the connection breaks, continue, which older clients do not do."""
+    """Append the missing bytes to a file, and continue after broken connections, as older clients do not."""
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     for is_last in (False, False, False, False, True):
         with open(incomplete, "ab") as out:
-            if size is not None and out.tell() > size:  # older clients append the whole file if a server has no ranges
+            if size is not None and out.tell() > size:  # older clients append a whole file
                 out.truncate(0)
             start = out.seek(0, os.SEEK_END)
             try:
@@ -353,12 +356,12 @@ def _receive(file: _File, size: int | None, incomplete: Path) -> None:
 
 @contextmanager
 def _explained(file: _File) -> Iterator[None]:
-    """Turn errors of the client, of HTTP and of the disk into a DownloadError that says what to do."""
+    """Turn errors of the client, the network and the disk into a DownloadError that says what to do."""
     try:
         yield
     except DownloadError:
         raise
-    except Exception as error:  # requests, httpx and the client have no base class in common
+    except Exception as error:  # requests, httpx and the client share no base class
         _log.debug("%s", file, exc_info=True)
         raise _explanation(file, error) from None
 
@@ -370,7 +373,7 @@ def _explanation(file: _File, error: Exception) -> DownloadError:
     text = f"Cannot download {file}: {reason}."
     if isinstance(error, GatedRepoError):
         page = f"{endpoint()}/{file.repo}"
-        return DownloadError(f"{text} Accept its licence at {page}, then log in: hf auth login, or set HF_TOKEN.")
+        return DownloadError(f"{text} Accept the licence at {page}. Then log in with `hf auth login`, or set HF_TOKEN.")
     if isinstance(error, HfHubHTTPError) and error.response.status_code not in _BUSY:
         return DownloadError(
             f"{text} Check the repository and the revision. A private repository needs a login (hf auth login, or "

@@ -1,4 +1,4 @@
-"""The purposes of checkpoints and the terms of their licences, for `vitlite list` and docs/models.md."""
+"""The purposes and licence terms of checkpoints, for `vitlite list` and docs/models.md."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vitlite.zoo.registry import Record
 
-COMMERCIAL = {  # whether a licence allows commercial use
+COMMERCIAL = {  # from a licence to whether it allows commercial use
     "apache-2.0": "yes",
     "mit": "yes",
     "cc-by-nc-4.0": "no",
@@ -19,7 +19,7 @@ COMMERCIAL = {  # whether a licence allows commercial use
 
 
 class Purpose(NamedTuple):
-    """A purpose, and patterns for the names of checkpoints. The first purpose that matches a name counts."""
+    """A purpose, and patterns for the names of checkpoints. The first purpose with a matching pattern is used."""
 
     title: str
     patterns: Sequence[str]
@@ -48,7 +48,7 @@ def purpose_of(record: Record) -> str:
 
 
 def in_words(record: Record) -> str:
-    """Return the description of a checkpoint that `vitlite list` searches, in lower case."""
+    """Return the description of a checkpoint that `vitlite list` searches. It is in lower case."""
     free = "free" if COMMERCIAL[record.license] == "yes" else ""
     texts = (record.name, record.alias, record.license, free, record.labels_name or "", purpose_of(record), record.note)
     return " ".join(texts).lower()

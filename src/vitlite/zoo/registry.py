@@ -1,6 +1,6 @@
-"""The registry of checkpoints, with one record per row of data/zoo.txt and lookup by name.
+"""The registry of checkpoints: one record per row of data/zoo.txt, and lookup by name.
 
-This module does not import torch. To add a checkpoint, add a row to the table and run `make pin`, which adds its hash.
+This module does not import torch. To add a checkpoint, add a row to the table and run `make pin`, which adds the hash.
 """
 
 import json
@@ -15,8 +15,8 @@ from vitlite.errors import UnknownNameError, closest
 from vitlite.presets import PRESETS
 
 DATA = Path(__file__).parent / "data"
-LISTED = 16  # names in an error, at most
-SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant"}  # other libraries' names
+LISTED = 16  # maximum number of names in an error
+SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant"}  # in other libraries
 
 Color = tuple[float, float, float]
 CropMode = Literal["center", "squash"]
@@ -25,29 +25,29 @@ Interpolation = Literal["bicubic", "bilinear"]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A checkpoint: its architecture, the place of its file, and its preprocessing."""
+    """A checkpoint: the architecture, the location of the weights, and the preprocessing."""
 
     name: str
     preset: str
-    default: bool  # whether the preset's own name means this checkpoint
-    alias: str  # timm's full name, or the repository; "" for a checkpoint that comes with vitlite
-    repo: str  # on the Hugging Face Hub; "" for a checkpoint that comes with vitlite
-    file: str | None  # the file in vitlite's data folder, for a checkpoint that comes with vitlite
-    format: str  # the format of the file
+    default: bool  # True: the name of the preset selects this checkpoint
+    alias: str  # timm's full name, or the repository; "" for a checkpoint that is part of vitlite
+    repo: str  # the repository on the Hugging Face Hub; "" for a checkpoint that is part of vitlite
+    file: str | None  # the file in vitlite's data folder; None for a checkpoint on the Hub
+    format: str  # the checkpoint format of the file
     config: ViTConfig
-    pixels: int  # height and width of its images; config.image_size is the part that whole patches cover
+    pixels: int  # height and width of the images; config.image_size is rounded down to whole patches
     mean: Color
     std: Color
     crop_pct: float
     crop_mode: CropMode
     interpolation: Interpolation
     license: str
-    top1: float | None  # percent, on CIFAR-10 for its labels and on ImageNet-1k for all others
-    labels_name: str | None  # the file in data/labels; None if the classes have no names
+    top1: float | None  # accuracy in percent, on CIFAR-10 for its ten classes, otherwise on ImageNet-1k
+    labels_name: str | None  # the name of the file in data/labels; None if the classes have no names
     note: str
-    commit: str | None  # None: not pinned yet; the first download pins it
+    commit: str | None  # None: not pinned; the first download decides
     sha256: str | None
-    filename: str = "model.safetensors"  # in the repository
+    filename: str = "model.safetensors"  # the path in the repository
 
     @property
     def params(self) -> int:
@@ -58,14 +58,14 @@ class Record:
 
     @property
     def gmacs(self) -> float:
-        """The number of multiply-adds for one image of the checkpoint's size, in billions."""
+        """The number of multiply-adds for one image of size `config.image_size`, in billions."""
         from vitlite.nn.costs import gmacs
 
         return gmacs(self.config)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The names of the classes in the order of the head, or None if the classes have no names.
+        """The names of the classes in class order, or None if the classes have no names.
 
         >>> info("vit_base_16").labels[285]
         'Egyptian cat'
@@ -76,11 +76,11 @@ class Record:
 
 
 class Refusal(NamedTuple):
-    """A row of refused.txt: checkpoints that are not in the registry, and why."""
+    """A row of refused.txt: checkpoints that are not in the registry, and the reason."""
 
-    name: str  # or a pattern of names
-    nearest: str | None  # a checkpoint of the registry for the same work
-    instead: str | None  # how to run the checkpoint itself: "timm", or "load" for vitlite.load
+    name: str  # a name or a pattern of names
+    nearest: str | None  # the most similar checkpoint of the registry
+    instead: str | None  # another way to run the checkpoint: "timm", or "load" for vitlite.load
     reason: str
 
     def fits(self, name: str) -> bool:
@@ -89,7 +89,7 @@ class Refusal(NamedTuple):
 
 
 def _read_rows(table: str) -> list[tuple[list[str], str]]:
-    """Return the cells of each row of a data file, and the remark after "#" in the row."""
+    """Return the cells of each row of a data file, and the remark after "#"."""
     rows = []
     for line in (DATA / table).read_text(encoding="utf-8").splitlines():
         cells, _, remark = line.partition("#")
@@ -99,7 +99,7 @@ def _read_rows(table: str) -> list[tuple[list[str], str]]:
 
 
 def _read_records() -> dict[str, Record]:
-    """Read zoo.txt, which starts with an explanation of its columns, and the hashes in pins.txt."""
+    """Read the checkpoints in zoo.txt and the hashes in pins.txt. The top of zoo.txt explains the columns."""
     tables = json.loads((DATA / "traits.json").read_text(encoding="utf-8"))
     pins = {name: (_cell(commit), _cell(sha256)) for (name, commit, sha256), _ in _read_rows("pins.txt")}
     (header, _), *rows = _read_rows("zoo.txt")
@@ -157,7 +157,7 @@ RECORDS = _read_records()
 DEFAULTS = {record.preset: record.name for record in RECORDS.values() if record.default}
 ALIASES = {record.alias: record.name for record in RECORDS.values() if record.alias}
 FORMER = {former: ALIASES[alias] for (former, alias), _ in _read_rows("former_names.txt")}
-NAMES = {  # every name that `find` accepts, and its checkpoint
+NAMES = {  # from every name that `find` accepts to the name of the checkpoint
     **{name: name for name in RECORDS},
     **DEFAULTS,
     **FORMER,
@@ -174,7 +174,7 @@ def find(name: str) -> Record:
     """Return the record of a checkpoint. The name may also be a preset with a default, or timm's full name.
 
     Raises:
-        UnknownNameError: There is no such checkpoint. The text lists similar names or gives the reason.
+        UnknownNameError: There is no such checkpoint. The message gives similar names or a reason.
     """
     if not isinstance(name, str):
         raise UnknownNameError(f"A model name must be a string, got {name!r}.")
@@ -184,25 +184,25 @@ def find(name: str) -> Record:
 
 
 def network(name: str) -> ViTConfig:
-    """Return the config of a preset, a checkpoint, or an architecture with timm's name, which has no tag.
+    """Return the config of a preset, a checkpoint, or an architecture of timm (a name without a tag).
 
     Raises:
-        UnknownNameError: The name is unknown, as in `find`.
+        UnknownNameError: The name is unknown.
     """
     if name in PRESETS:
         return PRESETS[name]
     tagged = _tagged(name) if isinstance(name, str) and name not in NAMES else []
-    return find(tagged[0] if tagged else name).config  # the first is timm's default, and all have the same network
+    return find(tagged[0] if tagged else name).config  # timm's default; all tags have the same network
 
 
 def info(name: str) -> Record:
-    """Return the record of a checkpoint: its location, size, accuracy and preprocessing.
+    """Return the record of a checkpoint, with location, size, accuracy and preprocessing.
 
     Args:
-        name: A checkpoint or a preset of `list_models()`, or timm's full name.
+        name: A checkpoint or a preset from `list_models()`, or timm's full name.
 
     Raises:
-        UnknownNameError: There is no such checkpoint. The text lists similar names or gives the reason.
+        UnknownNameError: There is no such checkpoint. The message gives similar names or a reason.
 
     >>> info("vit_base_16").top1
     85.108
@@ -211,7 +211,9 @@ def info(name: str) -> Record:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of trained models that match a pattern: presets with a default first, then checkpoints.
+    """Return the names of trained models that match a pattern: first presets, then checkpoints.
+
+    A preset is listed if it has a default checkpoint.
 
     >>> list_models("vit_small_8*")
     ['vit_small_8.dino']
@@ -222,7 +224,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def did_you_mean(name: str) -> str:
-    """Return a hint for an unknown name: names with all parts in any order, otherwise similar names.
+    """Return a hint with names that contain all parts of an unknown name, or otherwise with similar names.
 
     >>> did_you_mean("deit_tiny_16")
     ' Did you mean vit_tiny_16.deit_fb_in1k, vit_tiny_16.deit_distilled_fb_in1k?'
@@ -237,7 +239,7 @@ def did_you_mean(name: str) -> str:
 
 
 def _parts(name: str) -> set[str]:
-    """Split a name into parts, also in the style of torchvision, torch.hub or CLIP: vit_b_16, dino_vits8, ViT-B/16."""
+    """Split a name into parts. Names of torchvision, torch.hub and CLIP also work: vit_b_16, dino_vits8, ViT-B/16."""
     parts: set[str] = set()
     for part in re.split(r"[-_./]", name.lower()):
         joined = re.fullmatch(r"vit(ti|[sblhg])(\d+)|(?:patch|p)(\d+)", part)
@@ -247,13 +249,13 @@ def _parts(name: str) -> set[str]:
 
 
 def _parts_of_ours(name: str) -> set[str]:
-    """Split one of vitlite's names into parts. "reg4" also gives "reg"."""
+    """Split one of vitlite's names into parts. "reg4" results in both "reg4" and "reg"."""
     parts = re.split(r"[._]", name)
     return {*parts, *(part.rstrip("0123456789") for part in parts)}
 
 
 def _unknown(name: str) -> UnknownNameError:
-    """Return the error for an unknown name, with the reason and a name to use instead."""
+    """Return the error for an unknown name, with a reason or similar names."""
     timm_name = re.sub("^(hf[-_]hub:)?(timm/)?", "", name)
     preset = timm_name.partition(".")[0]
     checkpoints = [record.name for record in RECORDS.values() if record.preset == preset]
@@ -271,7 +273,7 @@ def _unknown(name: str) -> UnknownNameError:
         text = f"There is no checkpoint {name!r}.{hint} {listed}"
     elif tagged:
         text = (
-            f"{name!r} is timm's name for an architecture. Its checkpoints have a tag: {', '.join(tagged)}. "
+            f"{name!r} is timm's name for an architecture. Pass a checkpoint of it: {', '.join(tagged)}. "
             f"{_random_weights(name)}"
         )
     elif refusal is not None:
@@ -300,6 +302,6 @@ def _refused(timm_name: str, refusal: Refusal) -> str:
 
 
 def _tagged(timm_name: str) -> list[str]:
-    """Return timm's full names for the checkpoints of one architecture of timm."""
+    """Return timm's full names of the checkpoints of an architecture."""
     network = timm_name.removeprefix("timm/")
     return [alias for alias in ALIASES if alias.partition(".")[0] == network]
