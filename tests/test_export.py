@@ -164,14 +164,14 @@ def test_file_with_other_logits_is_not_kept(tmp_path: Path, monkeypatch: pytest.
 
 def test_file_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.ENGINES, "torch", {"torch": lambda _: lambda images: images[len(images)]})
-    with pytest.raises(ExportError, match=r"The exported file does not run: torch fails for images \(.*out of bounds"):
+    with pytest.raises(ExportError, match=r"torch cannot run the exported model on images of shape \(.*out of bounds"):
         export(tiny(), tmp_path / "model.pt2", to="torch")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dtype_that_an_engine_does_not_support(dtype: torch.dtype, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=rf"in {dtype}: .* Export it in float32"):
+    with pytest.raises(ExportError, match=rf"in {dtype}: .* Export the model in float32"):
         export(tiny().to(dtype), tmp_path / "model.onnx", to="onnx")
     assert not list(tmp_path.iterdir())
 
@@ -183,7 +183,9 @@ def test_models_that_cannot_be_exported(tmp_path: Path) -> None:
         export(tiny().train(), tmp_path / "model.onnx", to="onnx")
     with pytest.raises(OptimizedError, match=r"optimized model cannot be exported\. Create the model again"):
         export(optimize(tiny(dim=64, mlp_dim=64)), tmp_path / "model.onnx", to="onnx")
-    with pytest.raises(ExportError, match=r"Cannot write .*there is no folder .*no\. Name a file in an existing"):
+    with pytest.raises(
+        ExportError, match=r"Cannot write .*there is no folder .*no\. Pass the path of a file in an existing"
+    ):
         export(tiny(), tmp_path / "no" / "model.onnx", to="onnx")
     with pytest.raises(ExportError, match=r"Cannot write .*: it is a folder\. Name a file"):
         export(tiny(), tmp_path, to="torch")
@@ -334,7 +336,7 @@ def test_failed_export_names_the_torch_it_needs(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(torch.export, "export", fails)
     with pytest.raises(
         ExportError,
-        match=r"cannot export this model \(no such shape\)\. This is torch .* with torch 2\.8 or later",
+        match=r"cannot export this model \(no such shape\)\. The version of torch is .* Use torch 2\.8 or later",
     ):
         export(tiny(), tmp_path / "model.pt2", to="torch")
     assert not list(tmp_path.iterdir())

@@ -1,7 +1,7 @@
-"""Export a model to ONNX or torch.export, for any batch and image size.
+"""Export a model to ONNX or torch.export, for any batch size and image size.
 
-The exported file is run and compared with the model before it is kept. It also contains the config, the preprocessing
-and the labels, as JSON under "vitlite".
+The exported file is run and compared with the model before an existing file is replaced. The file also contains the
+config, the preprocessing and the labels as JSON, in the metadata entry "vitlite".
 """
 
 import io
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
 Format = Literal["onnx", "torch"]
 Run = Callable[[Tensor], Tensor]  # images -> logits
 SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
-MIN_PATCHES = {"onnx": 1, "torch": 2}  # along each side; torch.export specialises sizes of one
+MIN_PATCHES = {"onnx": 1, "torch": 2}  # minimum number of patches per side; torch.export would fix a size of 1
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}  # max |difference| / max |logit|
 LOW_PRECISION_TOLERANCE = 0.05
-ONE_FILE = 1 << 30  # bytes; larger weights go into a second file, because protobuf is limited to 2 GiB
-NEEDS_TORCH = "2.8"  # older versions fix some sizes or cannot trace the resampling of positions
+ONE_FILE = 1 << 30  # bytes; larger weights are written to a second file, because protobuf is limited to 2 GiB
+NEEDS_TORCH = "2.8"  # older versions fix some sizes or fail to trace position resampling
 
 
 def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, float]:
     """Write a model to a file for another runtime, and compare the file with the model on three batches.
 
     Args:
-        model: A model in eval mode that is not optimized. The file has the same device and dtype.
-        path: The file to write. An existing file is replaced after the new one has passed the comparison.
-        to: "onnx", with an input `images` and an output `logits`; or "torch", for `torch.export.load`, which does not
-            support images that are only one patch high or wide.
+        model: A model in eval mode that is not optimized. The exported model has the same device and dtype.
+        path: The file to write. An existing file is replaced after the comparison.
+        to: "onnx" writes an ONNX file with the input `images` and the output `logits`. "torch" writes a file for
+            `torch.export.load`, which does not support images that are only one patch high or wide.
 
     Returns:
-        The largest difference of the logits, max |difference| / max |logit|, for each engine that ran the file:
-        "torch", or "onnxruntime" and "openvino" if they are installed. The dictionary is empty if nothing was compared.
+        The largest difference of the logits, max |difference| / max |logit|, for each engine that ran the file. The
+        engine is "torch" for a torch file. For ONNX, the engines are "onnxruntime" and "openvino", if installed.
 
     Raises:
-        ExportError: The format is unknown, the model is in training mode or was modified, or the file cannot be
-            written or gives other logits.
+        ExportError: The format is unknown, the model is in training mode or was modified, the file cannot be written,
+            or the logits differ.
         OptimizedError: The model was optimized.
         MissingExtraError: onnx or onnxscript is not installed.
 
@@ -70,11 +70,11 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
         raise ExportError(f"Cannot export to {to!r}. Supported: {', '.join(SUFFIX)}.")
     path = check_target(path)
     if model.source is not None and path.exists() and path.samefile(model.source.path):
-        raise ExportError(f"{path} is the file that this model was loaded from. Name another file.")
+        raise ExportError(f"The export would overwrite {path}, from which the model was loaded. Pass another path.")
     _check_model(model, path)
     compared: dict[str, float] = {}
     try:
-        no_autocast = torch.autocast(model.device.type, enabled=False)  # otherwise it would become part of the file
+        no_autocast = torch.autocast(model.device.type, enabled=False)  # autocast would be exported, too
         with _temporary_folder(path) as folder, torch.no_grad(), no_autocast:
             file = folder / path.name
             if to == "onnx":
@@ -87,7 +87,8 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
             _move_into_place(folder, path)
     except OSError as error:
         raise ExportError(
-            f"Cannot write {path}: {error.strerror or error}. Name a file in a writable folder with enough space."
+            f"Cannot write {path}: {error.strerror or error}. Check the permissions and the free space, or pass "
+            "another path."
         ) from error
     return compared
 
@@ -96,7 +97,7 @@ def _check_model(model: ViT, path: Path) -> None:
     """Check that a model can be exported and was not modified.
 
     Raises:
-        ExportError: The model is in training mode, or its modules, tensors or labels were modified.
+        ExportError: The model is in training mode, or the config does not describe the model.
         OptimizedError: The model was optimized.
     """
     if isinstance(model, OptimizedViT):
@@ -120,13 +121,13 @@ def check_target(path: str | PathLike[str]) -> Path:
     path = Path(path)
     if path.is_dir() or not path.parent.is_dir():
         reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise ExportError(f"Cannot write {path}: {reason}. Name a file in an existing folder.")
+        raise ExportError(f"Cannot write {path}: {reason}. Pass the path of a file in an existing folder.")
     return path
 
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Return a context with an empty folder beside `path`. The folder of a killed export is removed first."""
+    """Return a context manager for an empty folder beside `path`. Folders of killed exports are removed first."""
     folder = path.with_name(f".{path.name}.vitlite-export")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -137,7 +138,7 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
 
 
 def _move_into_place(folder: Path, path: Path) -> None:
-    """Move the files of `folder` beside `path`, the main file last. Delete the weights of the previous export."""
+    """Move the files in `folder` to the folder of `path`, the main file last, and delete the previous weights."""
     weights = [file for file in folder.iterdir() if file.name != path.name]
     for file in (*weights, folder / path.name):
         with atomic_write(path.parent / file.name) as temporary:
@@ -146,14 +147,14 @@ def _move_into_place(folder: Path, path: Path) -> None:
     ours = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{16}}\.data")
     for file in path.parent.iterdir():
         if ours.fullmatch(file.name) and file.name not in current:
-            with suppress(PermissionError):  # on Windows, an inference session may have it open
+            with suppress(PermissionError):  # on Windows, another program may have the file open
                 file.unlink()
 
 
 def _write_torch(model: ViT, file: Path) -> None:
     with _explain_failure():
         program = torch.export.export(model, (_images(model, TRACED),), dynamic_shapes=(_dynamic_shapes(model),))
-    content = io.BytesIO()  # if torch wrote the file itself, a full disk would abort the process
+    content = io.BytesIO()  # torch aborts the process if it writes to a full disk
     torch.export.save(program, content, extra_files={"vitlite": _description(model)})
     file.write_bytes(content.getbuffer())
 
@@ -177,12 +178,12 @@ def _write_onnx(model: ViT, file: Path) -> None:
         return
     import onnx_ir
 
-    # A new name each time, because the previous .onnx file needs its weights until it is replaced.
+    # Use a new name, because the previous .onnx file refers to the previous weights until it is replaced.
     onnx_ir.save(program.model, file, external_data=f"{file.name}.{secrets.token_hex(8)}.data")
 
 
 def check_onnx_installed() -> None:
-    """Check that the packages of the extra "onnx" are installed.
+    """Check that the packages of the extra `onnx` are installed.
 
     Raises:
         MissingExtraError: A package is not installed.
@@ -195,7 +196,7 @@ def check_onnx_installed() -> None:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Hide the warnings of the exporter about the code of torch and about a missing torchvision."""
+    """Hide the exporter's warnings about torch's own code and about a missing torchvision."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     before, log.disabled = log.disabled, True
     try:
@@ -210,23 +211,23 @@ def _without_warnings() -> Iterator[None]:
 def _explain_failure() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # exporters raise many types of exceptions
+    except Exception as error:  # torch raises errors of many types here
         first_line = str(error).strip().partition("\n")[0]
         raise ExportError(f"torch cannot export this model ({first_line}). {_advice()}") from error
 
 
 def _advice() -> str:
-    return f"This is torch {torch.__version__}; export is known to work with torch {NEEDS_TORCH} or later."
+    return f"The version of torch is {torch.__version__}. Use torch {NEEDS_TORCH} or later."
 
 
 def _dynamic_shapes(model: ViT) -> dict[int, Any]:
-    """Return dynamic sizes: any batch size, and any height and width that are multiples of the patch size."""
+    """Return the dynamic axes: any batch size, and any height and width that are multiples of the patch size."""
     p = model.config.patch_size
     return {0: Dim("batch", max=2**31 - 1), 2: p * Dim("rows"), 3: p * Dim("columns")}
 
 
 class Batch(NamedTuple):
-    """The number of images in a batch, with their height and width relative to the image size of the model."""
+    """The number of images in a batch, and the height and width relative to the image size of the model."""
 
     number: int
     height: float
@@ -255,7 +256,7 @@ def _description(model: ViT) -> str:
 
 
 def _open_torch(file: Path) -> Run:
-    with _without_warnings():  # torch 2.10 warns about its own buffers
+    with _without_warnings():  # torch 2.10 warns about buffers of torch
         return torch.export.load(file).module()
 
 
@@ -290,7 +291,7 @@ ENGINES: dict[str, dict[str, Callable[[Path], Run]]] = {
 
 
 def _compare(model: ViT, engine: str, open_file: Callable[[Path], Run], file: Path) -> float:
-    """Return the largest difference between the logits of the file and those of the model, for three image sizes.
+    """Return the largest difference between the logits of an exported file and of the model, on three batches.
 
     Raises:
         ExportError: The engine cannot run the file, or the difference is too large.
@@ -304,17 +305,17 @@ def _compare(model: ViT, engine: str, open_file: Callable[[Path], Run], file: Pa
         try:
             run = run or open_file(file)
             logits = run(images).to(expected)
-        except Exception as error:  # engines raise many types of exceptions
-            advice = "Export it in float32, which every engine supports." if model.dtype != torch.float32 else _advice()
+        except Exception as error:  # engines raise errors of many types
+            advice = "Export the model in float32." if model.dtype != torch.float32 else _advice()
             raise ExportError(
-                f"The exported file does not run: {engine} fails for images {tuple(images.shape)} in {model.dtype}: "
+                f"{engine} cannot run the exported model on images of shape {tuple(images.shape)} in {model.dtype}: "
                 f"{error}. Nothing was written. {advice}"
             ) from error
         difference = ((logits - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()
         if not difference <= tolerance:  # also true for NaN
             raise ExportError(
-                f"The logits of the exported file are wrong: in {engine} they differ by {difference:.1g} of the "
-                f"largest logit, for images {tuple(images.shape)}. Nothing was written. {_advice()}"
+                f"The exported model gives different logits: in {engine}, the relative difference is {difference:.1g} "
+                f"for images of shape {tuple(images.shape)}. Nothing was written. {_advice()}"
             )
         largest = max(largest, difference)
     return largest

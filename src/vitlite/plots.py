@@ -1,4 +1,4 @@
-"""Compute and draw the attention, the position embeddings and the filters of a model; plot the course of training.
+"""Draw the attention, the position embeddings and the filters of a model, and plot training histories.
 
 Pillow draws on images, and matplotlib draws plots. Shapes: b images, n tokens, h and w patches down and across (or
 pixels, for images).
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
     from vitlite.nn.vit import ViT
 
-# Matplotlib's colour maps with these names, at nine evenly spaced values.
+# Nine evenly spaced colours of matplotlib's colour maps with these names.
 INFERNO = "000004 210c4a 57106e 8a226a bc3754 e45a31 f98e09 f9cb35 fcffa4"
 VIRIDIS = "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"
-PANEL = 256  # pixels of a panel's longer side
-GAP = 12  # pixels between panels
+PANEL = 256  # length of a panel's longer side in pixels
+GAP = 12  # distance between panels in pixels
 CAPTION = 21  # font size of a caption in pixels, readable on a phone
 SHEET = 800  # approximate side of the sheet of positions in pixels
 FILTER = 96  # approximate side of a filter in pixels
-FILTERS_PER_ROW = 7  # four rows, as in the paper
+FILTERS_PER_ROW = 7  # 28 filters fill four rows, as in the paper
 PLOT = 5.25, 3.5  # inches
 INK = "#333333"  # colour of captions
-FORMATS = {  # without ICO, which is scaled, and GIF, which has 256 colours
+FORMATS = {  # not ICO, which Pillow scales, or GIF, which has only 256 colours
     ".png": "PNG",
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
@@ -54,9 +54,9 @@ FORMATS = {  # without ICO, which is scaled, and GIF, which has 256 colours
 
 
 def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
-    """Return how much the output attends to each patch, for each head of a block: (b, c, h, w) -> (b, heads, h, w).
+    """Return the attention from the pooled tokens to each patch, by head: (b, c, h, w) -> (b, heads, h, w).
 
-    This is the row of the class token in the attention map or, with mean pooling, the mean row of all patches.
+    With the class token, this is one row of the attention map. With mean pooling, it is the mean row of all patches.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -71,8 +71,8 @@ def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
 def rollout(model: "ViT", images: Tensor) -> Tensor:
     """Return the attention rollout over all blocks: (b, c, h, w) -> (b, h, w).
 
-    As in Abnar and Zuidema 2020, the heads are averaged, the residual path keeps half of each token, and the maps of
-    all blocks are multiplied.
+    The heads are averaged, each map is averaged with the identity for the residual path, and the maps of all blocks
+    are multiplied (Abnar and Zuidema 2020).
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -83,14 +83,14 @@ def rollout(model: "ViT", images: Tensor) -> Tensor:
         maps = model.attention_maps(images, layers=range(model.config.depth)).float().mean(2)  # (layers, b, n, n)
     keep = torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
     rolled = keep
-    with torch.autocast(maps.device.type, enabled=False):  # the caller's autocast applies to the model only
+    with torch.autocast(maps.device.type, enabled=False):  # autocast is only for the model
         for layer in maps:
             rolled = (layer + keep) / 2 @ rolled
     return _as_grid(model, rolled[:, None], images)[:, 0]
 
 
 def position_similarity(model: "ViT") -> Tensor:
-    """Return the cosine similarity between the position embeddings of each two patches: (h, w, h, w).
+    """Return the cosine similarity between the position embeddings of all pairs of patches: (h, w, h, w).
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -113,8 +113,8 @@ def position_similarity(model: "ViT") -> Tensor:
 def attention_distances(model: "ViT", images: Tensor) -> Tensor:
     """Return the mean attention distance of each head, in pixels of the images: (b, c, h, w) -> (b, depth, heads).
 
-    As in Dosovitskiy et al. 2021, Figure 7 (right), this is the mean distance between patch centres, weighted by the
-    attention from patch to patch. Class tokens and registers have no position and are left out.
+    The distance is the mean over pairs of patches, weighted by the attention from one patch to the other, as in Figure
+    7 (right) of Dosovitskiy et al. 2021. The class token and registers have no position and are left out.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -138,7 +138,7 @@ class Filters(NamedTuple):
 
     Attributes:
         components: The components (k, c, h, w), each with norm 1.
-        shares: The share of each component in the variance (k,). The shares of all components add up to 1.
+        shares: The share of the variance that each component explains (k,). With all components, the sum is 1.
     """
 
     components: Tensor
@@ -146,9 +146,9 @@ class Filters(NamedTuple):
 
 
 def patch_filters(model: "ViT", count: int = 28) -> Filters:
-    """Return the first `count` principal components of the patch embedding. If there are fewer, return all of them.
+    """Return the first `count` principal components of the patch embedding, or all components if there are fewer.
 
-    As in Dosovitskiy et al. 2021, Figure 7 (left). The mean filter is subtracted first.
+    The mean filter is subtracted first. Figure 7 (left) of Dosovitskiy et al. 2021 shows these components.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -183,15 +183,15 @@ def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
 
 
 def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled_out: bool = False) -> "Image":
-    """Draw an image as the model sees it, then again with the attention of all heads and of each head over it.
+    """Draw an image as the model sees it, and overlays of the mean attention and of the attention of each head.
 
-    Each panel is scaled to its own range, so that colours show where a head attends, not how strongly.
+    The colours of each panel cover the range of the panel, so panels cannot be compared by strength.
 
     Args:
         model: A model with preprocessing.
         image: One image, as for `model.preprocess`.
-        layer: The index of the block, from 0, or from the end with -1. None means the last block.
-        rolled_out: If True, draw `rollout` through all blocks instead.
+        layer: The index of the block. Negative indices count from the last block. None means the last block.
+        rolled_out: If True, draw the result of `rollout` instead of the attention of one block.
     """
     if rolled_out and layer is not None:
         raise InputError(
@@ -201,9 +201,9 @@ def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled
     several = image_list(image)
     if several is not None:
         if len(several) != 1:
-            raise InputError(f"Attention is drawn for one image, got {len(several)}. Pass one at a time.")
+            raise InputError(f"Attention is drawn for one image, got {len(several)} images. Pass a single image.")
         (image,) = several
-    if hasattr(image, "read"):  # the content is used twice
+    if hasattr(image, "read"):  # the file is read twice below
         image = image.read()
     images, seen = model.preprocess(image), _as_seen(model, image)
     if rolled_out:
@@ -218,9 +218,9 @@ def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled
 
 
 def draw_positions(model: "ViT") -> "Image":
-    """Draw one tile per patch: the similarity between the position embedding of the patch and those of all patches.
+    """Draw one tile per patch, with the similarity between its position embedding and that of every patch.
 
-    As in Figure 7 (centre) of Dosovitskiy et al. 2021.
+    Figure 7 (centre) of Dosovitskiy et al. 2021 has the same layout.
     """
     similarity = position_similarity(model)
     low = similarity.min().item()
@@ -236,9 +236,9 @@ def draw_positions(model: "ViT") -> "Image":
 
 
 def draw_filters(model: "ViT") -> "Image":
-    """Draw the principal components of the patch embedding, with the share of each in the variance.
+    """Draw the principal components of the patch embedding, and the share of the variance that each one explains.
 
-    As in Figure 7 (left) of Dosovitskiy et al. 2021. Each component is scaled to its own range.
+    The colours of each component cover its range, as in Figure 7 (left) of Dosovitskiy et al. 2021.
     """
     if model.config.channels not in (1, 3):
         raise InputError(
@@ -256,15 +256,15 @@ def draw_filters(model: "ViT") -> "Image":
 
 
 def draw_distances(distances: Tensor) -> "Image":
-    """Draw one dot for each head of each block. `distances` (depth, heads) is a mean of `attention_distances`.
+    """Draw one dot for each head of each block, as in Figure 7 (right) of Dosovitskiy et al. 2021.
 
-    As in Figure 7 (right) of Dosovitskiy et al. 2021.
+    `distances` (depth, heads) is the mean of `attention_distances` over images.
     """
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     heads = distances.shape[1]
     for head, by_block in enumerate(distances.T.tolist()):
-        aside = 0.4 * ((head + 0.5) / heads - 0.5)  # side by side, so that dots do not hide each other
+        aside = 0.4 * ((head + 0.5) / heads - 0.5)  # shift the dots of a block, so that they do not overlap
         axes.plot([block + aside for block in range(len(by_block))], by_block, ".", markersize=9, label=f"head {head}")
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, None))
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
@@ -275,15 +275,18 @@ def draw_distances(distances: Tensor) -> "Image":
 
 
 def draw_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) -> "Image":
-    """Draw one curve per model: the accuracy and its standard deviation by the number of images per class.
+    """Draw one curve per model, with the accuracy and standard deviation for each number of images per class.
 
     Args:
-        curves: For each name of a model, the accuracies of all draws for each number of images, such as
+        curves: From the name of a model to the accuracies of all draws for each number of images, such as
             `vitlite.retrieval.probe(...).few`.
     """
     counts = sorted({count for _, few in curves for count in few})
     if not counts:
-        raise InputError("There is no curve to draw: a class has fewer images than the smallest number in --shots.")
+        raise InputError(
+            "There is no curve to draw, because a class has fewer images than the smallest number of shots. Pass "
+            "smaller numbers (--shots)."
+        )
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     for name, few in curves:
@@ -306,9 +309,12 @@ def _to_image(figure: "Figure") -> "Image":
 
 
 def _as_seen(model: "ViT", image: Any) -> Tensor:
-    """Return the part of an image that the model sees, enlarged: float (h, w, 3), values from 0 to 255."""
+    """Return the part of an image that the model sees, enlarged, as floats (h, w, 3) from 0 to 255."""
     if not isinstance(model.preprocess, Preprocess):
-        raise ImageError("To draw on an image, model.preprocess must be a vitlite.images.Preprocess.")
+        raise ImageError(
+            "To draw on an image, model.preprocess must be a vitlite.images.Preprocess. Set model.preprocess to a "
+            "TransformConfig."
+        )
     channels = model.config.channels
     if channels not in (1, 3):
         raise InputError(
@@ -331,13 +337,13 @@ def overlay(image: Tensor, grid: Tensor) -> Tensor:
     """Dim an image and overlay the attention to its patches in colour: (h, w, 3) -> (h, w, 3)."""
     lowest = (grid - grid.min())[None, None]
     smooth = F.interpolate(lowest, image.shape[:2], mode="bicubic", align_corners=False)[0, 0].clamp(min=0)
-    heat = (smooth / smooth.max().clamp(min=1e-12)).sqrt()[..., None]  # the root keeps weaker patches visible
+    heat = (smooth / smooth.max().clamp(min=1e-12)).sqrt()[..., None]  # the square root makes weak attention visible
     dimmed = 0.5 * image.mean(-1, keepdim=True) + 0.15 * image
     return dimmed * (1 - 0.8 * heat) + colored(heat[..., 0], INFERNO) * 0.9 * heat
 
 
 def colored(values: Tensor, anchors: str) -> Tensor:
-    """Map numbers from 0 to 1 to the colours of a colour map, with values from 0 to 255: (...) -> (..., 3)."""
+    """Map numbers from 0 to 1 to colours with values from 0 to 255: (...) -> (..., 3)."""
     colors = torch.tensor(
         [list(bytes.fromhex(anchor)) for anchor in anchors.split()], dtype=torch.float32, device=values.device
     )
@@ -367,7 +373,7 @@ def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> 
 def _with_scale(sheet: "Image", low: float) -> "Image":
     """Return the sheet with a colour scale from `low` to 1 at the right."""
     pillow = _pillow()
-    height = max(sheet.height, 2 * GAP + 3 * CAPTION)  # enough for both numbers
+    height = max(sheet.height, 2 * GAP + 3 * CAPTION)  # room for both numbers
     wide = pillow.image.new("RGB", (sheet.width + 80, height), "white")
     wide.paste(sheet, (0, 0))
     falling = torch.linspace(1, 0, height - 2 * GAP, dtype=torch.float32, device="cpu")
@@ -387,7 +393,7 @@ def to_pillow(pixels: Tensor) -> "Image":
 
 
 class Pillow(NamedTuple):
-    """The parts of Pillow that are used for drawing: two modules, and a function that loads a font."""
+    """The parts of Pillow that are needed for drawing: two modules and a font loader."""
 
     image: Any
     draw: Any
@@ -403,7 +409,7 @@ def _pillow() -> Pillow:
 
 
 def check_target(path: str | PathLike[str]) -> None:
-    """Check that an image can be written, before any work is done.
+    """Check that an image can be written to a path. Call this function before the computation.
 
     Raises:
         InputError: The format is unknown, or the folder does not exist or is not writable.
@@ -411,9 +417,11 @@ def check_target(path: str | PathLike[str]) -> None:
     target = Path(path)
     reason = obstacle(target)
     if not reason and target.suffix.lower() not in FORMATS:
-        reason = f"its name must end in one of {' '.join(FORMATS)}"
+        reason = f"the name must end in one of {' '.join(FORMATS)}"
     if reason:
-        raise InputError(f"Cannot write the image {path}: {reason}. Name a .png file in an existing folder.")
+        raise InputError(
+            f"Cannot write the image {path}: {reason}. Pass the path of a .png file in an existing folder."
+        )
 
 
 def save_image(image: "Image", path: str | PathLike[str]) -> None:
@@ -425,11 +433,13 @@ def save_image(image: "Image", path: str | PathLike[str]) -> None:
             image.save(temporary, FORMATS[target.suffix.lower()])
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"Cannot write the image {path}: {reason}. Name a .png file in an existing folder.") from error
+        raise InputError(
+            f"Cannot write the image {path}: {reason}. Pass the path of a .png file in an existing folder."
+        ) from error
 
 
 def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw loss and accuracy by epoch, from the history that `train` returns."""
+    """Draw the loss and the accuracy of each epoch in the history that `train` returns."""
     figure = need_matplotlib()(figsize=(9, 3.5), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
     _draw_by_epoch(loss, "loss", history, "loss", "val_loss")
@@ -451,7 +461,7 @@ def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], tra
 
 
 def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> None:
-    """Draw a confusion matrix. Rows are true classes, columns are predictions, and values are shares of the row."""
+    """Draw a confusion matrix with one row per true class. Each row shows the shares of the predicted classes."""
     k = len(classes)
     side = min(max(3.0, 0.55 * k + 1.5), 14)
     figure = need_matplotlib()(figsize=(side + 1, side), layout="constrained")
@@ -472,7 +482,7 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> Non
 
 
 def _plain(name: str) -> str:
-    """Escape a name for matplotlib, which reads text between two dollar signs as a formula."""
+    """Escape dollar signs, between which matplotlib would typeset a formula."""
     return printable(name).replace("$", r"\$")
 
 
@@ -482,7 +492,7 @@ def _save_figure(figure: "Figure", path: Path) -> None:
 
 
 def need_matplotlib() -> "type[Figure]":
-    """Return matplotlib's Figure, which works without a display."""
+    """Return matplotlib's class `Figure`, which does not need a display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -29,11 +29,11 @@ def test_attention_and_positions(run: Run, model: Path, images: Path, tmp_path: 
     assert run("positions", model, "--out", out)[0] == 0
     code, _, err = run("positions", model, "--out", tmp_path / "none" / "map.png")
     assert code == 1
-    assert "Name a .png file in an existing folder" in err
+    assert "Pass the path of a .png file in an existing folder" in err
     (tmp_path / "folder.png").mkdir()
     assert "Cannot write the image" in run("positions", model, "--out", tmp_path / "folder.png")[2]
     for name in ("map", "map.txt"):  # said before a model is fetched
-        assert "Name a .png file" in run("attention", images / "a.png", "--out", tmp_path / name)[2]
+        assert "Pass the path of a .png file" in run("attention", images / "a.png", "--out", tmp_path / name)[2]
     assert run("attention", "none.png", "--out", out)[2] == "vitlite: error: No such file: none.png\n"
 
 
@@ -71,4 +71,4 @@ def test_filters(run: Run, model: Path, tmp_path: Path) -> None:
     shares = patch_filters(vit).shares
     said = f"{len(shares)} principal components, {shares.sum():.1%} of the variance of {vit.config.dim} filters"
     assert shown == f"{said}\nwrote {out}, {width} x {height} pixels\n"
-    assert "Name a .png file" in run("filters", model, "--out", tmp_path / "filters.txt")[2]
+    assert "Pass the path of a .png file" in run("filters", model, "--out", tmp_path / "filters.txt")[2]
