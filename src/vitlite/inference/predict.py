@@ -71,7 +71,7 @@ def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
     several = image_list(images)
     if several is not None:
         return list(_answers(classify(model, several, top)))
-    best_labels = _best_labels(model, top)
+    best_labels = _label_function(model, top)
     preprocess = preprocess_of(model)
     batch = preprocess.batch([preprocess.pixels(images)])
     with evaluating(model):
@@ -82,7 +82,7 @@ def classify(
     model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32, timings: Timings | None = None
 ) -> Outcomes[list[Prediction]]:
     """Yield each image with its most probable labels or its error. See `work_through`."""
-    return work_through(model, images, _best_labels(model, top), batch, timings)
+    return work_through(model, images, _label_function(model, top), batch, timings)
 
 
 def embed(model: "ViT", images: Iterable[Any], batch: int = 32, timings: Timings | None = None) -> Outcomes[Tensor]:
@@ -203,7 +203,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _best_labels(model: "ViT", top: int) -> Callable[[Tensor], list[list[Prediction]]]:
+def _label_function(model: "ViT", top: int) -> Callable[[Tensor], list[list[Prediction]]]:
     """Return a function that turns a batch (b, c, h, w) into the most probable labels of each image.
 
     Raises:
@@ -224,10 +224,10 @@ def _best_labels(model: "ViT", top: int) -> Callable[[Tensor], list[list[Predict
             f"The model has no labels{f': {why}' if why else ''}. Set model.labels to the names of its {classes} "
             "classes, or load the weights with like= (--model NAME --weights PATH)."
         )
-    return partial(_best, model, labels, top)
+    return partial(_most_probable, model, labels, top)
 
 
-def _best(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list[list[Prediction]]:
+def _most_probable(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list[list[Prediction]]:
     logits = model(images).float()  # (b, k)
     classes = logits.shape[1]
     if classes != len(labels):
