@@ -175,9 +175,9 @@ class CheckpointFormat:
     needs: str | None = None
     without: Sequence[str] = ()
     written_only: bool = False
-    # Values that the library's code implies. Tensors overrule these values, because other models saved under the same
-    # names may differ, for example a ViT with registers. Metadata that contradict a `fixed` field are an error, except
-    # for the `assumed` fields, which are only defaults.
+    # Values that the library's code implies. Tensors overrule these values, because one format covers several models: a
+    # file without a class token has pool="mean", not the usual "cls". Metadata that contradict a `fixed` value are an
+    # error, except for the fields in `assumed`, whose values are only defaults.
     fixed: Mapping[str, Any] = field(default_factory=dict)
     assumed: Sequence[str] = ()
     pools: Sequence[Pool] = ("cls", "mean", "mean_with_cls", "cls_and_mean")
