@@ -157,7 +157,7 @@ def test_timm_s_name_of_a_network_has_random_weights_only(name: str) -> None:
     model = create(name, weights=None, device="meta")
     assert model.config == registry.info("vit_base_16").config
     assert create(name, weights=None, num_classes=3, device="meta").config.num_classes == 3
-    with pytest.raises(UnknownNameError, match=r"have a tag"):
+    with pytest.raises(UnknownNameError, match=r"Pass a checkpoint of it"):
         create(name)
     with pytest.raises(UnknownNameError, match="There is no model 'vit_nonsense'"):
         create("vit_nonsense", weights=None)

@@ -380,12 +380,12 @@ def test_an_image_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> 
     image = Image.new("RGBA", (4, 4))
     path = tmp_path / "image.jpg"
     path.write_text("old")
-    with pytest.raises(InputError, match=r"Cannot write the image .*: cannot write mode RGBA as JPEG\. Name a \.png"):
+    with pytest.raises(InputError, match=r"Cannot write the image .*: cannot write mode RGBA as JPEG\. Pass the path of a \.png"):
         plots.save_image(image, path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
     for name in ("image", "image.txt", "image.gif", "no/image.png"):
-        with pytest.raises(InputError, match=r"Name a \.png file in an existing folder"):
+        with pytest.raises(InputError, match=r"Pass the path of a \.png file in an existing folder"):
             plots.save_image(image, tmp_path / name)
     plots.save_image(image, tmp_path / "image.PNG")
     with Image.open(tmp_path / "image.PNG") as written:

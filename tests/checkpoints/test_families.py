@@ -86,7 +86,7 @@ def test_rotary_positions_of_another_kind_are_refused(without: tuple[str, ...], 
     path = written(tmp_path / "vit.safetensors", lambda state: [state.pop(name) for name in without], DINOV3)
     sizes = {"positions": positions, "class_token": "cls_token" not in without}
     sizes |= {"registers": 0 if "reg_token" in without else 4, "pool": "mean" if "cls_token" in without else "cls"}
-    with pytest.raises(CheckpointError, match=r"rotary positions are not DINOv3's"):
+    with pytest.raises(CheckpointError, match=r"layer scale but no position table"):
         load(path, config=DINOV3.replace(**sizes))
 
 

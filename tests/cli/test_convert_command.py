@@ -36,7 +36,7 @@ def test_like_brings_labels_and_preprocessing(run: Run, shared: Path, tmp_path: 
     assert theirs == {"label": label, "score": pytest.approx(score, abs=1e-4)}
     code, _, err = run("convert", file, tmp_path / "hf", "--to", "transformers", "--like", "vit_tiny_16.deit_fb_in1k")
     assert code == 1
-    assert "Otherwise convert to timm, which transformers opens if timm is installed" in err
+    assert "convert to timm, whose files transformers can load if timm is installed" in err
     assert not (tmp_path / "hf").exists()
 
 
