@@ -155,7 +155,7 @@ def test_file_with_other_logits_is_not_kept(tmp_path: Path, monkeypatch: pytest.
     answers_otherwise = {"torch": lambda _: lambda images: model(images) * (1 + 0.001 * (len(images) == 3))}
     monkeypatch.setitem(module.ENGINES, "torch", answers_otherwise)
     with pytest.raises(
-        ExportError, match=r"in torch, the relative difference is 0\.001 for images of shape \(3, 3, 16, 64\)\. Nothing was written"
+        ExportError, match=r"in torch, .* is 0\.001 for images of shape \(3, 3, 16, 64\)\. Nothing was written"
     ):
         export(model, path, to="torch")
     assert path.read_text() == "what was here before"

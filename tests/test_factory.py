@@ -329,7 +329,7 @@ def test_a_fine_tune_of_timm_with_other_classes(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize("classes", [3])
 def test_a_conversion_neither_makes_a_head_nor_drops_one(target: str, classes: int, tmp_path: Path) -> None:
     name = "vit_nano_4.cifar10"
-    with pytest.raises(CheckpointError, match=f"has 10 classes, not {classes}"):
+    with pytest.raises(CheckpointError, match=f"has 10 classes, got num_classes={classes}"):
         convert(
             registry.DATA / registry.find(name).file,
             tmp_path / target,

@@ -380,7 +380,9 @@ def test_an_image_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> 
     image = Image.new("RGBA", (4, 4))
     path = tmp_path / "image.jpg"
     path.write_text("old")
-    with pytest.raises(InputError, match=r"Cannot write the image .*: cannot write mode RGBA as JPEG\. Pass the path of a \.png"):
+    with pytest.raises(
+        InputError, match=r"Cannot write the image .*: cannot write mode RGBA as JPEG\. Pass the path of a \.png"
+    ):
         plots.save_image(image, path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
