@@ -262,7 +262,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     monkeypatch.setattr(command, "open_model", open_model)
     assert cli.main(["export", "owner/name", "--to", "torch", "--size", "64x32"]) == 0
     assert capsys.readouterr().out == (
-        "name.pt2: any batch size, and any height and width that are multiples of 8, from 16\n"
+        "name.pt2: accepts any batch size, and heights and widths that are multiples of 8, at least 16\n"
         "Compared with the model in torch at three sizes: logits differ by at most 0 (relative)\n"
     )
     assert Path("name.pt2").stat().st_size > 1000
