@@ -55,6 +55,15 @@ def tiny_model(**changes: Any) -> ViT:
     return model
 
 
+def tiny_model_of_timm(**changes: Any) -> ViT:
+    """A tiny model whose weights timm can hold: with rotary positions, it has no bias for keys."""
+    model = tiny_model(**changes)
+    if model.config.positions == "rope" and model.config.qkv_bias:
+        for block in model.blocks:
+            block.attn.qkv.bias.data.view(3, -1)[1] = 0
+    return model
+
+
 def near(ours: Tensor, theirs: Tensor) -> bool:
     return bool((ours - theirs).abs().max() <= 1e-5 * theirs.abs().max())
 

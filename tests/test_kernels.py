@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitlite import ViT, ViTConfig, kernels, optimize
 from vitlite.errors import ConfigError
@@ -223,6 +224,13 @@ def run_quantised(layer: nn.Linear, x: Tensor) -> None:
     linear_layer(layer, x)
 
 
+class Observer(TorchDispatchMode):
+    """A mode that does nothing, but would see each operator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize(
     ("run", "around"),
@@ -235,8 +243,9 @@ def run_quantised(layer: nn.Linear, x: Tensor) -> None:
         (lambda layer, x: linear_layer(layer.to("meta"), x.to("meta")), nullcontext),
         (linear_layer, lambda: torch.autocast("cpu", torch.bfloat16)),
         (linear_layer, torch.enable_grad),
+        (linear_layer, Observer),
     ],
-    ids=["vmap", "trace", "export", "quantised", "double", "meta", "autocast", "gradients"],
+    ids=["vmap", "trace", "export", "quantised", "double", "meta", "autocast", "gradients", "dispatch mode"],
 )
 @torch.no_grad()
 def test_torch_computes_all_but_plain_inference(

@@ -33,6 +33,8 @@ FAST_WITH = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16", "sve_bf16"},
     torch.float16: {"avx512_fp16", "amx_fp16", "avx_ne_convert", "asimdhp", "fp16_arith"},
 }
+# The number of active dispatch modes. If a version of torch lacks this function, our kernels stay off.
+dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 _log = getLogger("vitlite")
 
@@ -134,6 +136,7 @@ def should_use_linear(x: Tensor, weight: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not is_transforming()
+        and not dispatch_modes()  # such as a FLOP counter, which does not know private operators
         and linear_is_faster()
     )
 

@@ -13,7 +13,19 @@ import numpy as np
 import pytest
 import torch
 from files_made import flax
-from models import DINOV3, DISTILLED, FAMILIES_IN_TIMM, IMAGES, REGISTERS, TIMM_SIZES, TINY, TRANSFORM, near, tiny_model
+from models import (
+    DINOV3,
+    DISTILLED,
+    FAMILIES_IN_TIMM,
+    IMAGES,
+    REGISTERS,
+    TIMM_SIZES,
+    TINY,
+    TRANSFORM,
+    near,
+    tiny_model,
+    tiny_model_of_timm,
+)
 from peers import timm, torchvision, transformers, vit_pytorch
 from safetensors.torch import load_file, save_file
 
@@ -76,10 +88,7 @@ def test_transformers_loads_what_was_converted_and_it_comes_back(changes: dict[s
 
 @pytest.mark.parametrize("changes", FAMILIES_IN_TIMM.values(), ids=FAMILIES_IN_TIMM)
 def test_timm_opens_what_was_converted_and_it_comes_back(changes: dict[str, Any], tmp_path: Path) -> None:
-    model = tiny_model(**changes)
-    if model.config.positions == "rope" and model.config.qkv_bias:  # timm's has no bias for keys
-        for block in model.blocks:
-            block.attn.qkv.bias.data.view(3, -1)[1] = 0
+    model = tiny_model_of_timm(**changes)
     model.save(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "theirs", "timm")
     theirs = timm.create_model(f"local-dir:{tmp_path / 'theirs'}", pretrained=True).eval()

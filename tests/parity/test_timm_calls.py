@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import DISTILLED, FAMILIES_IN_TIMM, near, tiny_model
+from models import DISTILLED, FAMILIES_IN_TIMM, near, tiny_model_of_timm
 from peers import timm
 from PIL import Image
 from torch import Tensor, nn
@@ -24,10 +24,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ours(changes: dict[str, Any], tmp_path: Path) -> ViT:
     """A model with three blocks, of which timm takes the features, in a folder that `convert` wrote for timm."""
-    model = tiny_model(**{"depth": 3, **changes})
-    if model.config.positions == "rope" and model.config.qkv_bias:  # timm's has no bias for keys
-        for block in model.blocks:
-            block.attn.qkv.bias.data.view(3, -1)[1] = 0
+    model = tiny_model_of_timm(**{"depth": 3, **changes})
     model.save(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "theirs", "timm")
     return model

@@ -308,7 +308,8 @@ class OptimizedViT(ViT):
         *blocks, last = cast("Sequence[FastBlock]", self.blocks)
         for block in blocks:
             x = block(x, *rotation)
-        return self.pre_logits(self.fc_norm(self._pool(last.pooled_tokens(x, *rotation))))
+        x = self.fc_norm(self._pool(last.pooled_tokens(x, *rotation)))
+        return self.pre_logits(x).tanh() if self.config.pre_logits else x
 
     def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         added, rotation = self._tables(images)

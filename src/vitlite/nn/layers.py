@@ -214,10 +214,3 @@ class AttentionPool(nn.Module):
         read = F.scaled_dot_product_attention(q.expand(x.shape[0], -1, -1, -1), k, v)  # (b, heads, 1, head_dim)
         x = self.proj(rearrange(read, "b heads n d -> b n (heads d)"))
         return (x + self.mlp(self.norm(x)))[:, 0]
-
-
-class PreLogits(nn.Linear):
-    """Linear layer with tanh, which precedes ImageNet-21k heads in the ViT paper: (b, d) -> (b, r)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).tanh()

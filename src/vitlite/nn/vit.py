@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlite.config import ViTConfig, fitting
 from vitlite.errors import ConfigError, InputError
-from vitlite.nn.layers import AttentionPool, Block, PatchEmbed, PreLogits
+from vitlite.nn.layers import AttentionPool, Block, PatchEmbed
 from vitlite.nn.positions import PositionTables
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ViT(nn.Module):
 
         self.attn_pool = AttentionPool(config) if config.pool == "map" else nn.Identity()
         self.fc_norm = nn.LayerNorm(config.pooled_dim, eps) if config.fc_norm else nn.Identity()
-        self.pre_logits = PreLogits(config.pooled_dim, config.pre_logits) if config.pre_logits else nn.Identity()
+        self.pre_logits = nn.Linear(config.pooled_dim, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head = _head(config)
         self.tables = PositionTables()
         if not self.patch_embed.proj.weight.is_meta:
@@ -80,7 +80,8 @@ class ViT(nn.Module):
         x, rotation = self._tokens(images)
         for block in self.blocks:
             x = block(x, *rotation)
-        return self.pre_logits(self.fc_norm(self._pool(x)))
+        x = self.fc_norm(self._pool(x))
+        return self.pre_logits(x).tanh() if self.config.pre_logits else x
 
     def features(self, images: Tensor, layers: Iterable[int] | int = (), norm: bool = False) -> Features:
         """Return every token after the final norm, and the outputs of selected blocks.
@@ -301,7 +302,7 @@ def initialise(model: ViT) -> None:
             nn.init.uniform_(module.weight, -bound, bound)
             if module.bias is not None:
                 nn.init.normal_(module.bias, std=1e-6 if ".mlp." in name else 0.0)
-    if isinstance(model.pre_logits, PreLogits):
+    if isinstance(model.pre_logits, nn.Linear):
         _lecun_normal(model.pre_logits.weight)
     kernel = model.patch_embed.proj
     _lecun_normal(kernel.weight)
