@@ -33,7 +33,9 @@ FAST_WITH = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16", "sve_bf16"},
     torch.float16: {"avx512_fp16", "amx_fp16", "avx_ne_convert", "asimdhp", "fp16_arith"},
 }
-# The number of active dispatch modes. If a version of torch lacks this function, our kernels stay off.
+# The active torch.func transform, and the number of active dispatch modes. If torch has no such function, assume that
+# there is a transform or a mode, and leave the kernels off.
+functorch_interpreter: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: True)
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 _log = getLogger("vitlite")
@@ -133,8 +135,7 @@ def should_use_linear(x: Tensor, weight: Tensor) -> bool:
         and {type(x), type(weight)} <= {Tensor, Parameter}  # no fake, sharded or quantised tensors
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
         and not is_transforming()
         and not dispatch_modes()  # such as a FLOP counter, which does not know private operators
         and linear_is_faster()
@@ -143,9 +144,7 @@ def should_use_linear(x: Tensor, weight: Tensor) -> bool:
 
 def is_transforming() -> bool:
     """Return whether torch.func or forward-mode AD is active, because private operators silently drop tangents."""
-    # If torch does not have this function, assume that a transform is active and leave the kernels off.
-    interpreter: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: True)
-    return interpreter() is not None or getattr(forward_ad, "_current_level", 0) >= 0
+    return functorch_interpreter() is not None or getattr(forward_ad, "_current_level", 0) >= 0
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

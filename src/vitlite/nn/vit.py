@@ -17,6 +17,7 @@ from vitlite.config import ViTConfig, fitting
 from vitlite.errors import ConfigError, InputError
 from vitlite.nn.layers import AttentionPool, Block, PatchEmbed
 from vitlite.nn.positions import PositionTables
+from vitlite.nn.timm_interface import TimmInterface
 
 if TYPE_CHECKING:
     from vitlite.checkpoints.build import Source
@@ -34,7 +35,7 @@ class Features(NamedTuple):
     layers: tuple[Tensor, ...]  # (b, cls + registers + patches, d) each
 
 
-class ViT(nn.Module):
+class ViT(TimmInterface, nn.Module):
     """A pre-norm Vision Transformer: (b, c, h, w) -> (b, k).
 
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128, num_classes=5))

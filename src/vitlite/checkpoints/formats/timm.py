@@ -30,7 +30,7 @@ from vitlite.checkpoints.formats.keys import (
 from vitlite.checkpoints.metadata import Metadata
 from vitlite.config import Resample, ViTConfig
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.images.transform import TransformConfig
+from vitlite.images.transform import MissingPreprocess, TransformConfig
 from vitlite.zoo.registry import REFUSED
 
 TYPES = {
@@ -425,21 +425,18 @@ def config_to_timm(
     """Return the content of timm's config.json. `timm_cannot_read` must return "" for the model."""
     # Without names, transformers would label 1,000 classes with the names of ImageNet.
     names = list(labels or [f"LABEL_{number}" for number in range(config.num_classes)])
-    pretrained = _pretrained_cfg(config)
-    if transform is not None:
-        pretrained |= transform_to_timm(transform) or {}
     return {
         "architecture": _architecture_for(config),
         "num_classes": config.num_classes,
         **({"label_names": names} if names else {}),
         "global_pool": WRITTEN_POOLS[config.pool],
         "model_args": _model_args(config),
-        "pretrained_cfg": pretrained,
+        "pretrained_cfg": pretrained_cfg(config, transform),
     }
 
 
-def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
-    """Return the keys of pretrained_cfg that timm needs to load the weights into a model with other options.
+def pretrained_cfg(config: ViTConfig, transform: TransformConfig | None) -> dict[str, Any]:
+    """Return timm's pretrained_cfg, which timm needs to prepare images and to load weights with other options.
 
     timm adapts the layer `first_conv` to `in_chans`, and drops `classifier` if `num_classes` differs.
     """
@@ -453,7 +450,21 @@ def _pretrained_cfg(config: ViTConfig) -> dict[str, Any]:
         "pool_size": None,
         "first_conv": first_conv,
         "classifier": ["head", "head_dist"] if config.pool == "cls_and_distillation" else "head",
+        **((transform and transform_to_timm(transform)) or {}),
     }
+
+
+def pretrained_cfg_of(model: Any) -> dict[str, Any]:
+    """Return the pretrained_cfg of a model. timm takes its own defaults for a random model without preprocessing.
+
+    For other preprocessing that timm cannot describe, the config has an invalid value. Raising an error here would
+    break tools that call hasattr for all members, such as torch.jit.trace.
+    """
+    transform: TransformConfig | None = getattr(model.preprocess, "transform", None)
+    config = pretrained_cfg(model.config, transform)
+    if "mean" not in config and not (model.source is None and isinstance(model.preprocess, MissingPreprocess)):
+        config["interpolation"] = "timm cannot describe how the images are prepared; use model.preprocess"
+    return config
 
 
 def _architecture_for(config: ViTConfig) -> str:
