@@ -408,3 +408,51 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(VitliteError, match=r"pip install 'vitlite\[plot\]'"):
         plots.draw_curves([], tmp_path / "curves.png")
+
+
+def test_principal_components_are_those_of_the_svd() -> None:
+    """scikit-learn's PCA is this SVD, and equal up to the sign (2.5e-15 with version 1.9)."""
+    vectors = torch.randn(300, 20, dtype=torch.float64) * torch.logspace(1, -1, 20, dtype=torch.float64) + 5
+    left, singular, _ = np.linalg.svd((vectors - vectors.mean(0)).numpy(), full_matrices=False)
+    found = plots.principal_components(vectors, 4).numpy()
+    np.testing.assert_allclose(np.abs(found), np.abs(left * singular)[:, :4], atol=1e-9)
+    again = plots.principal_components(vectors.flip(0), 4).flip(0).numpy()
+    np.testing.assert_allclose(again, found, atol=1e-9)  # with the same signs
+    assert plots.principal_components(torch.ones(5, 8)).abs().max() == 0
+
+
+def test_pca_colours_patches_of_all_images_together(tmp_path: Path) -> None:
+    """The same image has the same colours twice, whatever is beside it; other patches have others."""
+    model, first = build(), photo(tmp_path / "a.png")
+    other = photo(tmp_path / "b.png", (60, 90))
+    drawn = np.array(plots.draw_pca(model, [first, other, first]))
+    side, step = plots.PANEL, plots.PANEL + plots.GAP
+    rows = plots.PANEL + BELOW + plots.GAP
+    panels = [drawn[plots.GAP + r * rows :, plots.GAP + c * step :][:side, :side] for r in range(3) for c in range(2)]
+    assert np.array_equal(panels[0], panels[4])
+    assert np.array_equal(panels[1], panels[5])
+    assert not np.array_equal(panels[1], panels[3])
+    tokens = torch.cat([model.features(model.preprocess(path)).patches[0] for path in (first, other, first)])
+    expected = plots.principal_components(tokens)[:16, 0].unflatten(0, (4, 4)).numpy()
+    red = panels[1][32::64, 32::64, 0].astype(float)
+    inside = (red > 0) & (red < 255)
+    assert inside.sum() > 10
+    assert np.corrcoef(red[inside], expected[inside])[0, 1] > 0.999
+
+
+def test_similarity_to_a_patch(tmp_path: Path) -> None:
+    model, path = build(image_size=(32, 48)), photo(tmp_path / "a.png")
+    features = model.features(model.preprocess(path))
+    cosines = torch.cosine_similarity(features.patches[0], features.patches[0, 1 * 6 + 4], dim=1).unflatten(0, (4, 6))
+    for place in ((0.7, 0.3), (0.82, 0.49)):
+        found = plots.patch_similarity(model, model.preprocess(path), place)
+        torch.testing.assert_close(found[0], cosines.detach())
+    assert plots.patch_similarity(model, model.preprocess(path), (1, 1))[0, 3, 5] == pytest.approx(1)
+    for place in ((1.1, 0.5), (0.5, -0.1), (float("nan"), 0.5), (12, 3)):
+        with pytest.raises(InputError, match="must be two fractions from 0 to 1, got"):
+            plots.patch_similarity(model, model.preprocess(path), place)
+    drawn = np.array(plots.draw_similarity(model, path, (0.7, 0.3)))
+    red = (drawn == [255, 0, 0]).all(2).nonzero()  # the frame
+    patch = plots.PANEL / 6
+    assert red[0].min() == pytest.approx(plots.GAP + patch - 3, abs=1)
+    assert red[1].min() == pytest.approx(plots.GAP + 4 * patch - 3, abs=1)

@@ -168,6 +168,45 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
     return Filters(components[:count].unflatten(1, weight.shape[1:]), shares[:count])
 
 
+def principal_components(vectors: Tensor, count: int = 3) -> Tensor:
+    """Return the vectors in the coordinates of their principal components: (n, d) -> (n, count) in float64.
+
+    The sign of a component is arbitrary. Here its largest weight is positive.
+
+    >>> principal_components(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), count=1)
+    tensor([[-2.5000],
+            [ 2.5000]], dtype=torch.float64)
+    """
+    centred = vectors.detach().cpu().double()
+    centred = centred - centred.mean(0)
+    directions = torch.linalg.eigh(centred.mT @ centred).eigenvectors.flip(1)[:, :count]  # largest variance first
+    largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
+    return centred @ (directions * largest.sign())
+
+
+def patch_similarity(model: "ViT", images: Tensor, place: tuple[float, float]) -> Tensor:
+    """Return the cosine between the features of one patch and of all patches: (b, c, h, w) -> (b, h, w).
+
+    Args:
+        model: The model.
+        images: The images.
+        place: A point of the image, such as (0.5, 0.25): half of the width from the left, a quarter of the height from
+            the top. It chooses the patch that contains it.
+    """
+    with evaluating(model):
+        features = F.normalize(model.features(images).map().float(), dim=1)
+    row, column = _patch_at(place, features.shape[2:])
+    return (features * features[:, :, row, column, None, None]).sum(1).cpu()
+
+
+def _patch_at(place: tuple[float, float], grid: Sequence[int]) -> tuple[int, int]:
+    """Return the row and the column of the patch at a point."""
+    x, y = place
+    if not (0 <= x <= 1 and 0 <= y <= 1):
+        raise InputError(f"The point of a patch (--patch) must be two fractions from 0 to 1, got {x},{y}.")
+    return min(int(y * grid[0]), grid[0] - 1), min(int(x * grid[1]), grid[1] - 1)
+
+
 def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
     """Return the mean attention from the pooled tokens to each patch: (b, heads, n, n) -> (b, heads, h, w)."""
     first, p = model.config.prefix_tokens, model.config.patch_size
@@ -215,6 +254,61 @@ def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled
     panels = {"image": seen} | {caption: overlay(seen, grid) for caption, grid in grids.items()}
     columns = len(panels) if len(panels) <= 4 else round((1.8 * len(panels)) ** 0.5)  # about twice as wide as high
     return arrange(panels, columns)
+
+
+def draw_pca(model: "ViT", images: Sequence[Any]) -> "Image":
+    """Draw each image, and beside it the first three principal components of its patch features as red, green and blue.
+
+    The components are those of all images together, so that equal colours mean similar patches in all of them. Each
+    colour covers the range of a component without the lowest and the highest hundredth.
+
+    Args:
+        model: A model with preprocessing.
+        images: Images, as for `model.preprocess`.
+    """
+    maps = []
+    for image in images:
+        with evaluating(model):
+            maps.append(model.features(model.preprocess(image)).map()[0].movedim(0, 2).cpu())  # (h, w, d)
+    h, w, d = maps[0].shape
+    components = principal_components(torch.cat([each.reshape(-1, d) for each in maps]))
+    low, high = components.quantile(torch.tensor([0.01, 0.99], dtype=torch.float64, device="cpu"), dim=0).unbind(0)
+    colors = (255 * (components - low) / (high - low).clamp(min=1e-12)).clamp(0, 255).float()
+    panels = {}
+    for i, (image, grid) in enumerate(zip(images, colors.reshape(-1, h, w, 3), strict=True), 1):
+        seen = _as_seen(model, image)
+        panels[f"image {i}"] = seen
+        panels[f"features {i}"] = _enlarged(grid, seen.shape)
+    return arrange(panels, columns=2 * max(1, round((len(maps) / 2) ** 0.5)))
+
+
+def draw_similarity(model: "ViT", image: Any, place: tuple[float, float]) -> "Image":
+    """Draw an image with a frame around one patch, and the similarity of all patches to this patch.
+
+    Args:
+        model: A model with preprocessing.
+        image: One image, as for `model.preprocess`.
+        place: A point in the patch, as for `patch_similarity`.
+    """
+    similarity = patch_similarity(model, model.preprocess(image), place)[0]
+    seen, low = _as_seen(model, image), similarity.min().item()
+    row, column = _patch_at(place, similarity.shape)
+    top, bottom = (round(seen.shape[0] * edge / similarity.shape[0]) for edge in (row, row + 1))
+    left, right = (round(seen.shape[1] * edge / similarity.shape[1]) for edge in (column, column + 1))
+    framed = seen.clone()
+    framed[max(top - 3, 0) : bottom + 3, max(left - 3, 0) : right + 3] = torch.tensor(
+        [255.0, 0, 0], dtype=torch.float32, device="cpu"
+    )
+    framed[top:bottom, left:right] = seen[top:bottom, left:right]
+    colors = colored((similarity - low) / max(1 - low, 1e-6), VIRIDIS)
+    panels = {"image": framed, "cosine": _enlarged(colors, seen.shape)}
+    return _with_scale(arrange(panels, columns=2), low)
+
+
+def _enlarged(grid: Tensor, shape: Sequence[int]) -> Tensor:
+    """Enlarge a colour for each patch to a panel: (h, w, 3) -> (height, width, 3)."""
+    enlarged = F.interpolate(rearrange(grid, "h w c -> 1 c h w"), tuple(shape[:2]), mode="nearest-exact")
+    return rearrange(enlarged, "1 c h w -> h w c")
 
 
 def draw_positions(model: "ViT") -> "Image":

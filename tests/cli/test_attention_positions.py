@@ -72,3 +72,19 @@ def test_filters(run: Run, model: Path, tmp_path: Path) -> None:
     said = f"{len(shares)} principal components, {shares.sum():.1%} of the variance of {vit.config.dim} filters"
     assert shown == f"{said}\nwrote {out}, {width} x {height} pixels\n"
     assert "Pass the path of a .png file" in run("filters", model, "--out", tmp_path / "filters.txt")[2]
+
+
+def test_pca_and_the_similarity_to_a_patch(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pca.png"
+    code, shown, _ = run("pca", images, "--model", model, "--size", 32, "--out", out)
+    with Image.open(out) as drawn:
+        assert (code, shown) == (0, f"wrote {out}, {drawn.width} x {drawn.height} pixels\n")
+        assert drawn.width > 2 * 256
+    first = ("pca", images / "a.png", "--model", model, "--size", 32, "--out", out)
+    assert run(*first, "--patch", ".5,.5")[0] == 0
+    shallow = out.read_bytes()
+    assert run(*first, "--patch", ".5,.5", "--layer", 0)[0] == 0
+    assert out.read_bytes() != shallow
+    assert "must be two fractions, such as 0.5,0.25, got '3'" in run(*first, "--patch", "3")[2]
+    assert "must be two fractions from 0 to 1, got 3.0,2.0" in run(*first, "--patch", "3,2")[2]
+    assert "at most 100, and one with --patch" in run(*first[:1], images, *first[2:], "--patch", ".5,.5")[2]

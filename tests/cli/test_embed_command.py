@@ -7,13 +7,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from commands import Run, start
 from PIL import Image
+from safetensors.torch import load_file
 
 import vitlite
+from vitlite.inference import journal
+from vitlite.inference.find import find_images
 from vitlite.inference.journal import ImageFile, Journal, open_journal
+from vitlite.retrieval import open_vectors
 
 
 def test_embed_equals_model_embed(run: Run, model: Path, broken: Path, tmp_path: Path) -> None:
@@ -160,3 +165,45 @@ def test_classify_takes_quick_decode(run: Run, model: Path, tmp_path: Path) -> N
     Image.new("RGB", (300, 300), "teal").save(photo)  # another format: decoded whole, and the same
     code, whole, _ = run("classify", photo, "--model", model, "--format", "csv")
     assert (code, whole) == run("classify", photo, "--model", model, "--format", "csv", "--quick-decode")[:2]
+
+
+def test_vectors_of_a_block(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
+    """They are the pooled output of the block after the final norm, and `search` knows the block."""
+    out, last, usual = (tmp_path / f"{name}.safetensors" for name in ("first", "last", "usual"))
+    for more, target in ((("--layer", 0), out), (("--layer", -1), last), ((), usual)):
+        assert run("embed", images, "--model", model, *more, "--out", target)[0] == 0
+    opened, loaded = open_vectors(out), vitlite.load(model)
+    pixels = loaded.preprocess(opened.paths)
+    with torch.no_grad():
+        expected = loaded.features(pixels, layers=0, norm=True).layers[0][:, 0]
+    torch.testing.assert_close(next(opened.parts()), expected)
+    torch.testing.assert_close(next(open_vectors(last).parts()), next(open_vectors(usual).parts()), rtol=0, atol=0)
+    code, found, _ = run("search", out, images / "a.png", "--top", 1)
+    assert (code, found.splitlines()[1]) == (0, f"  1.0000  {images / 'a.png'}")
+    with pytest.raises(vitlite.VitliteError, match="this model differs in weights, config"):
+        opened.check_model(loaded)
+    assert "has 7, but the 2 blocks are 0 to 1" in run("embed", images, "--model", model, "--layer", 7, "--out", out)[2]
+    assert run("embed", images, "--model", model, "--layer", 0, "--fast", "--out", out)[0] == 0
+    torch.testing.assert_close(next(open_vectors(out).parts()), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 2**24])
+def test_vectors_of_patches(run: Run, model: Path, images: Path, tmp_path: Path, chunk: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(journal, "CHUNK", chunk)
+    loaded = vitlite.load(model, image_size=(16, 32))
+    paths = find_images([str(images)])
+    with torch.no_grad():
+        expected = loaded.features(loaded.preprocess(paths)).map().movedim(1, 3)
+    for suffix in ("safetensors", "npz", "npy"):
+        out = tmp_path / f"p.{suffix}"
+        words = ("embed", images, "--model", model, "--size", "16x32", "--patches", "--out", out)
+        assert run(*words)[1] == f"wrote {out}: 4 x 2 x 4 vectors of 32\n"
+        if suffix == "safetensors":
+            found = load_file(out)["vectors"]
+        else:
+            array = np.load(out)
+            assert [*(array["paths"] if suffix == "npz" else array["path"])] == paths
+            found = torch.from_numpy(array["vectors" if suffix == "npz" else "vector"])
+        torch.testing.assert_close(found, expected)
+    assert "has vectors of patches" in run("search", tmp_path / "p.safetensors", images / "a.png")[2]
+    assert "--patches needs" in run("embed", images, "--model", model, "--patches", "--out", tmp_path / "p.jsonl")[2]

@@ -18,7 +18,7 @@ def test_every_command_has_help(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
     assert " ".join(COMMANDS) == (
-        "list info classify embed search probe attention distances positions filters "
+        "list info classify embed search duplicates probe pca attention distances positions filters "
         "download verify convert export bench train eval"
     )
     for name, summary in COMMANDS.items():

@@ -1,5 +1,6 @@
 """`vitlite search` and `vitlite probe`."""
 
+import csv
 import json
 import os
 import re
@@ -118,6 +119,32 @@ def _without_identity(vectors: Path) -> Path:
     other = vectors.with_name("other.safetensors")
     save_file(load_file(vectors), other, {"paths": "[]", "model": "x"})
     return other
+
+
+def test_duplicates(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
+    folder, vectors = tmp_path / "images", tmp_path / "v.safetensors"
+    shutil.copytree(images, folder)
+    for name in ("a copy.png", "b.png"):
+        shutil.copy(folder / "a.png", folder / name)
+    assert run("embed", folder, "--model", model, "--out", vectors)[0] == 0
+    words = ("duplicates", vectors, "--threshold", 0.9999)
+    first, *others = sorted(str(folder / name) for name in ("a copy.png", "a.png", "b.png"))
+    code, out, err = run(*words, "--out", tmp_path / "sheet.jpg")
+    assert (code, out.splitlines()) == (0, [first, *(f"  1.0000  {path}" for path in others)])
+    assert err == f"vitlite: 1 groups of 3 images, of 6\nwrote {tmp_path / 'sheet.jpg'}, 1 of 1 groups\n"
+    with Image.open(tmp_path / "sheet.jpg") as sheet:
+        assert sheet.width > 3 * 160
+    rows = list(csv.DictReader(run(*words, "--format", "csv")[1].splitlines()))
+    assert [(row["group"], row["representative"], row["path"]) for row in rows] == [
+        ("0", first, path) for path in others
+    ]
+    pairs = [json.loads(line) for line in run(*words, "--pairs", "--format", "jsonl")[1].splitlines()]
+    assert {(pair["first"], pair["second"]) for pair in pairs} == {(first, path) for path in others} | {tuple(others)}
+    assert run(*words, "--pairs")[1].count("1.0000  ") == 3
+    assert "Leave out one of them" in run(*words, "--pairs", "--out", tmp_path / "sheet.jpg")[2]
+    before = (folder / "a.png").read_bytes()
+    assert "is one of the images" in run(*words, "--out", folder / "a.png")[2]
+    assert (folder / "a.png").read_bytes() == before
 
 
 @pytest.fixture

@@ -130,6 +130,10 @@ def test_features_split_all_tokens(options: dict[str, Any]) -> None:
     torch.testing.assert_close(tokens, model.norm(last))
     torch.testing.assert_close(first, model.blocks[0](*_block_inputs(model, images)))
     assert again is first
+    tall = model.features(torch.randn(2, 3, 24, 32), layers=(0,))
+    for feature_map, tokens in ((tall.map(), tall.patches), (tall.map(0), tall.layers[0][:, -12:])):
+        assert feature_map.shape == (2, model.config.dim, 3, 4)
+        torch.testing.assert_close(feature_map[:, :, 2, 1], tokens[:, 2 * 4 + 1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("options", PREFIXES, ids=str)

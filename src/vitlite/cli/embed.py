@@ -1,6 +1,7 @@
 """`vitlite embed`: write a vector for each image."""
 
 import json
+import math
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -8,11 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vitlite.cli.engine import add_work_arguments, check_local_options, run_on_ray
-from vitlite.cli.options import add_paths, check_not_an_input, expanded, open_model
+from vitlite.cli.options import add_layer, add_paths, check_not_an_input, expanded, open_model
 from vitlite.cli.progress import ImageProgress, say_resumed, say_skipped
+from vitlite.errors import InputError
 from vitlite.inference.embed import embed_into, identity_of
 from vitlite.inference.find import find_images
 from vitlite.inference.journal import WRITERS, ImageFile, check_names, check_target, open_journal
+
+PATCH_FORMATS = (".safetensors", ".npz", ".npy")  # formats of arrays
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,11 +29,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help=f"the file to write ({', '.join(WRITERS)}), replaced if it exists; with --engine ray, a folder",
     )
+    add_layer(parser)
+    parser.add_argument(
+        "--patches",
+        action="store_true",
+        help=f"write a vector for each patch: (images, down, across, width); only to {', '.join(PATCH_FORMATS)}",
+    )
     add_work_arguments(parser)
 
 
 def run(args: Namespace) -> int:
     """Write a vector for each image, or resume an interrupted run."""
+    if args.patches and (args.engine == "ray" or Path(args.out).suffix not in PATCH_FORMATS):
+        raise InputError(
+            f"--patches needs --engine local and one of {', '.join(PATCH_FORMATS)}, got {args.out}. Name another file."
+        )
     if args.engine == "ray":
         from vitlite.cluster.jobs import embed_images
 
@@ -46,20 +60,24 @@ def run(args: Namespace) -> int:
     model = open_model(args)
     identity = asdict(identity_of(model, dtype=args.dtype, fast=args.fast))
     inputs = [source if source == "-" else os.path.abspath(source) for source in args.paths]
-    run_identity = identity | {"kernels": kernels_of(model), "inputs": inputs}
-    with open_journal(target, run_identity, model.config.embed_dim) as journal:
+    run_identity = identity | {"kernels": kernels_of(model), "inputs": inputs, "patches": args.patches}
+    shape = (*model.config.grid, model.config.dim) if args.patches else (model.config.embed_dim,)
+    with open_journal(target, run_identity, math.prod(shape)) as journal:
         images = [ImageFile.at(path) for path in paths]
         done = sum(image in journal.rows for image in images)
         if done:
             say_resumed(str(journal.folder), done)
         progress = ImageProgress(len(images) - done, bar=True, strict=args.strict)
-        for _ in progress.outcomes(embed_into(journal, model, images, args.batch, progress.timings)):
+        outcomes = embed_into(journal, model, images, args.batch, progress.timings, patches=args.patches)
+        for _ in progress.outcomes(outcomes):
             pass
         metadata = {
             "model": args.model,
             "sha256": model.source.sha256 if model.source else "",
             "identity": json.dumps(identity),  # `search` compares this identity with its model
         }
-        count = journal.finish(images, metadata)
-    print(f"wrote {target}: {count} vectors of {model.config.embed_dim}")
+        if args.last_block is not None:
+            metadata["layer"] = str(args.last_block)
+        count = journal.finish(images, metadata, shape)
+    print(f"wrote {target}: {' x '.join(map(str, (count, *shape[:-1])))} vectors of {shape[-1]}")
     return progress.exit_code()

@@ -38,6 +38,17 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
     parser.add_argument("--device", help="such as cpu, cuda, mps; default: cpu")
 
 
+def add_layer(parser: ArgumentParser) -> None:
+    """Add --layer, for commands that use the output of a block in place of the last one's."""
+    parser.add_argument(
+        "--layer",
+        dest="last_block",
+        type=int,
+        metavar="N",
+        help="use the output of this block, from 0 or from the end with -1; default: the last block",
+    )
+
+
 def add_weights(parser: ArgumentParser) -> None:
     """Add --weights."""
     parser.add_argument(
@@ -133,6 +144,10 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
         model = load(args.model, **options)
     else:
         model = create(args.model, **options)
+    if getattr(args, "last_block", None) is not None:
+        from vitlite.inference.embed import keep_blocks
+
+        keep_blocks(model, args.last_block)
     if getattr(args, "quick_decode", False):
         from vitlite.images.transform import preprocess_of
 

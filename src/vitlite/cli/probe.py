@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitlite.cli.options import (
+    add_layer,
     add_model_arguments,
     add_speed_arguments,
     add_strict,
@@ -95,6 +96,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--seed", type=int, default=0, metavar="N", help="seed of the random choice of images; default: %(default)s"
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each model")
+    add_layer(parser)
     add_model_arguments(parser)
     add_speed_arguments(parser)
     add_strict(parser)

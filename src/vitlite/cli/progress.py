@@ -62,22 +62,23 @@ class Lines:
 
 
 class Progress:
-    """Shows how many images are done, with a bar on a terminal and otherwise with a line every 30 seconds."""
+    """Shows how many images or other units are done: a bar on a terminal, otherwise a line every 30 seconds."""
 
-    def __init__(self, total: int, *, visible: bool = True) -> None:
+    def __init__(self, total: int, *, visible: bool = True, unit: str = "images") -> None:
         """Create the bar, which is hidden for 50 images or fewer. If `visible` is False, show nothing at all."""
         from tqdm import tqdm  # type: ignore[import-untyped]  # comes with huggingface-hub
 
-        self.total, self.done = total, 0
-        self.bar = tqdm(total=total, unit=" images", disable=not (visible and total > 50 and sys.stderr.isatty()))
+        self.total, self.done, self.unit = total, 0, unit
+        hidden = not (visible and total > 50 and sys.stderr.isatty())
+        self.bar = tqdm(total=total, unit=f" {unit}", unit_scale=unit != "images", disable=hidden)
         self.lines = Lines() if visible else None
 
-    def add(self, images: int) -> None:
+    def add(self, count: int) -> None:
         """Count further images as done."""
-        self.done += images
-        self.bar.update(images)
+        self.done += count
+        self.bar.update(count)
         if self.lines is not None:
-            self.lines.say(f"{self.done} of {self.total} images are done")
+            self.lines.say(f"{self.done} of {self.total} {self.unit} are done")
 
 
 class ImageProgress:

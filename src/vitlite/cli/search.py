@@ -47,6 +47,7 @@ def run(args: Namespace) -> int:
     if args.out:
         check_not_an_input(Path(args.out), args, chain(queries, vectors.paths))
         check_size(len(queries), min(args.top, len(vectors)))
+    args.last_block = vectors.layer
     args.quick_decode = vectors.quick_decode  # decode the queries in the same way as the images of the vectors
     model = _model_of(vectors, args) if args.model is None else open_model(args)
     found = search(vectors, model, queries, args.top)

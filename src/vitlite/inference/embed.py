@@ -62,8 +62,29 @@ def identity_of(model: "ViT", *, dtype: str | None = None, fast: bool = False) -
     )
 
 
+def keep_blocks(model: "ViT", layer: int) -> None:
+    """Remove the blocks after the block `layer`, so that `embed` gives the vector of this block.
+
+    The final norm and the pooling of the model are applied to the output of the block. The config describes the
+    smaller model, which can be optimized and saved.
+
+    Raises:
+        InputError: The model has no such block.
+    """
+    (last,) = model._layers(layer)
+    if last + 1 < model.config.depth:
+        model.blocks = model.blocks[: last + 1]
+        model.config = model.config.replace(depth=last + 1)
+
+
 def embed_into(
-    journal: Journal, model: "ViT", images: Sequence[ImageFile], batch: int, timings: "Timings | None" = None
+    journal: Journal,
+    model: "ViT",
+    images: Sequence[ImageFile],
+    batch: int,
+    timings: "Timings | None" = None,
+    *,
+    patches: bool = False,
 ) -> "Outcomes[Tensor]":
     """Compute the vectors of images, and add them to a journal batch by batch.
 
@@ -73,6 +94,7 @@ def embed_into(
         images: The files. Files that are already in the journal are skipped.
         batch: The number of images per batch.
         timings: A `Timings` object, to which the seconds of this run are added.
+        patches: If True, compute a vector of each patch: (h, w, d).
 
     Returns:
         A generator of pairs: a path, and the vector or the error of the image. Images are processed lazily.
@@ -84,7 +106,7 @@ def embed_into(
         key=lambda image: image.path in journal.failed
     )  # failed images last, so that the batches are the same as without an interruption
     by_path = {image.path: image for image in pending}
-    with closing(embed(model, list(by_path), batch, timings)) as outcomes:
+    with closing(embed(model, list(by_path), batch, timings, patches=patches)) as outcomes:
         while found := list(islice(outcomes, batch)):
             vectors = {path: vector for path, vector in found if not isinstance(vector, ImageError)}
             failed = [path for path, _ in found if path not in vectors]

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 IMAGES, VECTORS, ORDERED = "images.jsonl", "vectors.f32", "ordered.f32"  # the files of a journal
 MAX_NAME_BYTES = 99_000_000  # for the paths in a .safetensors file; the library reads headers of up to 100 MB
-CHUNK = 2**14  # number of rows written at a time
+CHUNK = 2**24  # number of values written at a time
 
 
 class ImageFile(NamedTuple):
@@ -152,8 +153,13 @@ class Journal:
         self._images.flush()
         os.fsync(self._images.fileno())
 
-    def finish(self, images: Iterable[ImageFile], metadata: dict[str, str]) -> int:
+    def finish(self, images: Iterable[ImageFile], metadata: dict[str, str], shape: tuple[int, ...] = (-1,)) -> int:
         """Write the vectors of `images` to the target in this order, so that `__exit__` removes the journal.
+
+        Args:
+            images: The images.
+            metadata: Strings for the header of the file, if the format has one.
+            shape: The shape of the vectors of an image, such as (h, w, d) for one vector per patch.
 
         Returns:
             The number of vectors written. Images that could not be read have none.
@@ -167,7 +173,7 @@ class Journal:
                 f"No image could be read, so {self.target} was not written. Check the paths and formats of the images."
             )
         try:
-            vectors = self._ordered(list(rows.values()))
+            vectors = self._ordered(list(rows.values())).reshape(len(rows), *shape)
             with atomic_write(self.target) as temporary:
                 WRITERS[self.target.suffix](temporary, list(rows), vectors, metadata)
         except OSError as error:
@@ -187,7 +193,7 @@ class Journal:
         if rows == list(range(len(rows))):
             return vectors[: len(rows)]
         with open(self.folder / ORDERED, "wb") as file:
-            for part in _chunks(len(rows)):
+            for part in _chunks(vectors, len(rows)):
                 file.write(vectors[rows[part]].tobytes())
         return np.memmap(self.folder / ORDERED, "<f4", "r", shape=(len(rows), self.dim))
 
@@ -253,9 +259,11 @@ def check_names(target: Path, paths: Sequence[str]) -> None:
         )
 
 
-def _chunks(count: int) -> Iterator[slice]:
-    for start in range(0, count, CHUNK):
-        yield slice(start, start + CHUNK)
+def _chunks(vectors: "np.ndarray", count: int | None = None) -> Iterator[slice]:
+    """Yield slices that cover all rows, or the first `count`, with at most `CHUNK` values each."""
+    rows = max(1, CHUNK // math.prod(vectors.shape[1:]))
+    for start in range(0, len(vectors) if count is None else count, rows):
+        yield slice(start, start + rows)
 
 
 def _write_safetensors(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
@@ -276,9 +284,9 @@ def _write_npz(target: Path, paths: list[str], vectors: "np.ndarray", metadata: 
     text = np.dtype(("<U", max(map(len, paths))))
     with zipfile.ZipFile(target, "w") as archive:
         with archive.open("paths.npy", "w", force_zip64=True) as file:
-            _write_array(file, text, (len(paths),), (np.array(paths[part], text) for part in _chunks(len(paths))))
+            _write_array(file, text, (len(paths),), (np.array(paths[part], text) for part in _chunks(vectors)))
         with archive.open("vectors.npy", "w", force_zip64=True) as file:
-            _write_array(file, vectors.dtype, vectors.shape, (vectors[part] for part in _chunks(len(paths))))
+            _write_array(file, vectors.dtype, vectors.shape, (vectors[part] for part in _chunks(vectors)))
 
 
 def _write_npy(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
@@ -288,7 +296,7 @@ def _write_npy(target: Path, paths: list[str], vectors: "np.ndarray", metadata: 
     fields = np.dtype([("path", "<U", max(map(len, paths))), ("vector", "<f4", vectors.shape[1:])])
 
     def chunks() -> "Iterator[np.ndarray]":
-        for part in _chunks(len(paths)):
+        for part in _chunks(vectors):
             chunk = np.empty(len(paths[part]), fields)
             chunk["path"], chunk["vector"] = paths[part], vectors[part]
             yield chunk
@@ -321,7 +329,7 @@ def _write_parquet(target: Path, paths: list[str], vectors: "np.ndarray", metada
     vector = pyarrow.list_(pyarrow.float32(), vectors.shape[1])
     schema = pyarrow.schema([("path", pyarrow.string()), ("vector", vector)], metadata)
     with parquet.ParquetWriter(target, schema) as writer:
-        for part in _chunks(len(paths)):
+        for part in _chunks(vectors):
             names = [path.encode(errors="replace").decode() for path in paths[part]]  # Parquet needs valid Unicode
             rows = pyarrow.FixedSizeListArray.from_arrays(vectors[part].reshape(-1), type=vector)
             writer.write_batch(pyarrow.record_batch([pyarrow.array(names), rows], schema=schema))

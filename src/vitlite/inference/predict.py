@@ -85,11 +85,22 @@ def classify(
     return work_through(model, images, _label_function(model, top), batch, timings)
 
 
-def embed(model: "ViT", images: Iterable[Any], batch: int = 32, timings: Timings | None = None) -> Outcomes[Tensor]:
-    """Yield each image with its vector (d,) in float32 on the CPU, or its error. See `work_through`."""
+def embed(
+    model: "ViT",
+    images: Iterable[Any],
+    batch: int = 32,
+    timings: Timings | None = None,
+    *,
+    patches: bool = False,
+) -> Outcomes[Tensor]:
+    """Yield each image with its vector (d,) in float32 on the CPU, or its error. See `work_through`.
+
+    With `patches`, it is a vector of each patch after the final norm instead: (h, w, d).
+    """
 
     def vectors(batch: Tensor) -> list[Tensor]:
-        embedded = model.embed(batch).float().cpu()  # (b, d)
+        vectors = model.features(batch).map().movedim(1, 3) if patches else model.embed(batch)
+        embedded = vectors.float().cpu()
         if not embedded.isfinite().all():
             raise not_finite(model.dtype)
         return list(embedded)

@@ -10,6 +10,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -33,6 +34,16 @@ class Features(NamedTuple):
     registers: Tensor | None  # (b, r, d)
     grid: tuple[int, int]  # number of patches down and across
     layers: tuple[Tensor, ...]  # (b, cls + registers + patches, d) each
+
+    def map(self, layer: int | None = None) -> Tensor:
+        """Return the patch tokens as a feature map: (b, d, h, w).
+
+        Args:
+            layer: An index into `layers`, such as 0 for the first block that was selected. None means `patches`.
+        """
+        tokens = self.patches if layer is None else self.layers[layer]
+        h, w = self.grid
+        return rearrange(tokens[:, -h * w :], "b (h w) d -> b d h w", h=h, w=w)
 
 
 class ViT(TimmInterface, nn.Module):

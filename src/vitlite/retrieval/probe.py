@@ -202,11 +202,10 @@ def left_out_residuals(left: Tensor, kept: Tensor, answers: Tensor, targets: Ten
 def best_sharpness(scores: Tensor, labels: Tensor) -> float:
     """Return the factor of `SHARPNESSES` for which the softmax of the scores (n, k) has the least cross-entropy.
 
-    The targets are smoothed by one image per class, as in Platt 1999. Otherwise the factor would have no upper limit
-    for classes that the scores separate perfectly.
+    The targets are smoothed as if there were one more image, of an unknown class. Otherwise the factor would have no
+    upper limit for classes that are told apart without a mistake.
     """
-    classes = scores.shape[1]
-    smoothing = classes / (len(scores) + classes)
+    smoothing = 1 / (len(scores) + 1)
 
     def loss(i: int) -> float:
         return float(F.cross_entropy(SHARPNESSES[i] * scores, labels, label_smoothing=smoothing))

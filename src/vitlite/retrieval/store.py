@@ -33,6 +33,7 @@ class Vectors:
         dim: The width of a vector.
         model: The name of the model that made the vectors.
         identity: The fields of `VectorIdentity`.
+        layer: The block that made the vectors, or None for the last one.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class Vectors:
     dim: int
     model: str
     identity: Mapping[str, Any]
+    layer: int | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -55,8 +57,8 @@ class Vectors:
         """True if large JPEG files were decoded at a reduced size."""
         return bool(self.identity.get("quick_decode"))
 
-    def parts(self, rows: int = PART) -> Iterator[Tensor]:
-        """Yield the vectors (n, d) in float32 or float64, at most `rows` at a time.
+    def parts(self, rows: int = PART, first: int = 0) -> Iterator[Tensor]:
+        """Yield the vectors (n, d) from the row `first` on, in float32 or float64, at most `rows` at a time.
 
         Raises:
             InputError: A value is not finite, or `rows` is not a positive integer.
@@ -64,9 +66,9 @@ class Vectors:
         check_count(rows, "rows")
         with _open(self.path) as file:
             stored = file.get_slice("vectors")
-            for first in range(0, len(self), rows):
+            for start in range(first, len(self), rows):
                 with torch.device("cpu"):  # otherwise safetensors would use torch's default device
-                    part: Tensor = stored[first : first + rows]
+                    part: Tensor = stored[start : start + rows]
                 part = part.to(torch.promote_types(part.dtype, torch.float32))
                 if not part.isfinite().all():
                     raise InputError(f"{self.path} contains vectors that are not finite. Embed the images again.")
@@ -107,14 +109,17 @@ def open_vectors(path: str | PathLike[str]) -> Vectors:
         metadata, names = file.metadata() or {}, file.keys()
         stored = file.get_slice("vectors") if "vectors" in names else None
         shape = stored.get_shape() if stored and stored.get_dtype() in DTYPES else []
+    if len(shape) == 4:
+        raise InputError(f"{path} has vectors of patches. Embed the images again without --patches.")
     try:
         paths, identity, model = json.loads(metadata["paths"]), json.loads(metadata["identity"]), metadata["model"]
+        layer = int(metadata["layer"]) if "layer" in metadata else None
         valid = all(isinstance(each, str) for each in paths) and isinstance(identity["config"], dict)
     except (KeyError, TypeError, ValueError, RecursionError):
         valid = False
     if not valid or len(shape) != 2 or shape[0] != len(paths) or shape[1] == 0:
         raise InputError(f"{path} is not a file of vectors with a model and image paths. Embed the images again.")
-    return Vectors(path, list(paths), shape[1], model, identity)
+    return Vectors(path, list(paths), shape[1], model, identity, layer)
 
 
 def _open(path: Path) -> Any:
