@@ -1,8 +1,11 @@
 """Attention maps, positions and filters as numbers and drawn, and the plots of a training run."""
 
+import io
 import sys
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -85,7 +88,7 @@ def test_a_model_in_training_mode_is_drawn_in_eval_mode(tmp_path: Path) -> None:
 
 
 def test_a_rollout_takes_no_layer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"A rollout uses all blocks, got layer 1\. Leave out layer="):
+    with pytest.raises(InputError, match=r"A rollout uses all blocks and heads, got layer 1 and head None\. Leave"):
         plots.draw_attention(build(), photo(tmp_path / "a.png"), layer=1, rolled_out=True)
 
 
@@ -399,9 +402,49 @@ def test_every_format_keeps_a_drawing(tmp_path: Path) -> None:
     for suffix in plots.FORMATS:
         plots.save_image(drawing, tmp_path / f"image{suffix}")
     assert (tmp_path / "image.pdf").read_bytes().startswith(b"%PDF")
-    for suffix in set(plots.FORMATS) - {".pdf"}:
+    svg = ElementTree.parse(tmp_path / "image.svg").getroot()
+    assert (svg.get("viewBox"), svg.get("width")) == ("0 0 300 170", "3.125in")
+    inside = svg[0].get("href").removeprefix("data:image/png;base64,")
+    with Image.open(io.BytesIO(b64decode(inside))) as written:
+        assert written.tobytes() == drawing.tobytes()
+    for suffix in set(plots.FORMATS) - {".pdf", ".svg"}:
         with Image.open(tmp_path / f"image{suffix}") as written:
             assert (written.size, written.mode) == (drawing.size, "RGB")
+
+
+def test_a_plot_is_vector_graphics_in_pdf_and_svg(tmp_path: Path) -> None:
+    figure = plots.plot_distances(torch.tensor([[10.0, 30.0], [20.0, 40.0]]))
+    for suffix in plots.FORMATS:
+        plots.save_image(figure, tmp_path / f"plot{suffix}", dpi=200)
+    svg = (tmp_path / "plot.svg").read_text()
+    assert svg.count("<use ") >= 4  # the dots
+    assert "<image" not in svg
+    assert b"/Font" in (tmp_path / "plot.pdf").read_bytes()
+    with Image.open(tmp_path / "plot.png") as written:
+        assert written.size == (1050, 700)  # inches times 200
+        assert written.info["dpi"] == pytest.approx((200, 200), abs=0.1)
+
+
+def test_one_head_without_labels(tmp_path: Path) -> None:
+    model, path = build(), photo(tmp_path / "a.png")
+    panel, gap = 2 * plots.PANEL, plots.GAP
+    drawn = plots.draw_attention(model, path, head=2, labels=False, dpi=2 * plots.DPI)
+    assert drawn.size == (2 * panel + 3 * gap, panel + 2 * gap)
+    whole = plots.draw_attention(model, path, labels=False, dpi=2 * plots.DPI)
+    assert whole.width == 4 * (panel + gap) + gap or whole.width == 3 * (panel + gap) + gap
+    one = np.array(drawn)[gap : gap + panel, panel + 2 * gap :][:, :panel]
+    panels = [
+        np.array(whole)[top : top + panel, left : left + panel]
+        for top in range(gap, whole.height, panel + gap)
+        for left in range(gap, whole.width, panel + gap)
+    ]
+    assert [np.array_equal(one, each) for each in panels[:6]] == [False, False, False, False, True, False]
+    plots.save_image(drawn, tmp_path / "drawn.png")
+    with Image.open(tmp_path / "drawn.png") as written:
+        assert written.info["dpi"] == pytest.approx((2 * plots.DPI,) * 2, abs=0.1)
+    for head in (-1, 4):
+        with pytest.raises(InputError, match=rf"head \(--head\) must be from 0 to 3, got {head}"):
+            plots.draw_attention(model, path, head=head)
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ pixels, for images).
 """
 
 import io
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -39,6 +40,7 @@ SHEET = 800  # approximate side of the sheet of positions in pixels
 FILTER = 96  # approximate side of a filter in pixels
 FILTERS_PER_ROW = 7  # 28 filters fill four rows, as in the paper
 PLOT = 5.25, 3.5  # inches
+PLOT_DPI, DPI = 160, 96  # pixels per inch, of plots and of images with captions
 INK = "#333333"  # colour of captions
 FORMATS = {  # not ICO, which Pillow scales, or GIF, which has only 256 colours
     ".png": "PNG",
@@ -50,7 +52,9 @@ FORMATS = {  # not ICO, which Pillow scales, or GIF, which has only 256 colours
     ".tiff": "TIFF",
     ".ppm": "PPM",
     ".pdf": "PDF",
+    ".svg": "SVG",
 }
+VECTOR = ("PDF", "SVG")
 
 
 def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
@@ -221,7 +225,16 @@ def _as_grid(model: "ViT", maps: Tensor, images: Tensor) -> Tensor:
     return rearrange(patches, "b heads (h w) -> b heads h w", h=h, w=w).cpu()
 
 
-def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled_out: bool = False) -> "Image":
+def draw_attention(
+    model: "ViT",
+    image: Any,
+    *,
+    layer: int | None = None,
+    rolled_out: bool = False,
+    head: int | None = None,
+    labels: bool = True,
+    dpi: int = DPI,
+) -> "Image":
     """Draw an image as the model sees it, and overlays of the mean attention and of the attention of each head.
 
     The colours of each panel cover the range of the panel, so panels cannot be compared by strength.
@@ -231,11 +244,16 @@ def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled
         image: One image, as for `model.preprocess`.
         layer: The index of the block. Negative indices count from the last block. None means the last block.
         rolled_out: If True, draw the result of `rollout` instead of the attention of one block.
+        head: The index of the only head to draw, from 0. None means all heads.
+        labels: If False, leave out the captions.
+        dpi: Pixels per inch. A panel is 2.7 inches wide or high.
     """
-    if rolled_out and layer is not None:
+    if rolled_out and (layer, head) != (None, None):
         raise InputError(
-            f"A rollout uses all blocks, got layer {layer}. Leave out layer= (--layer) or rolled_out= (--rollout)."
+            f"A rollout uses all blocks and heads, got layer {layer} and head {head}. Leave out layer= (--layer) and "
+            "head= (--head), or rolled_out= (--rollout)."
         )
+    check_count(dpi, "dpi (--dpi)")
     layer = -1 if layer is None else layer
     several = image_list(image)
     if several is not None:
@@ -244,16 +262,27 @@ def draw_attention(model: "ViT", image: Any, *, layer: int | None = None, rolled
         (image,) = several
     if hasattr(image, "read"):  # the file is read twice below
         image = image.read()
-    images, seen = model.preprocess(image), _as_seen(model, image)
+    images, seen = model.preprocess(image), _as_seen(model, image, round(PANEL * dpi / DPI))
     if rolled_out:
         grids = {"rollout through all blocks": rollout(model, images)[0]}
     else:
-        heads = attention(model, images, layer)[0]
-        grids = {f"block {layer % model.config.depth}, all heads": heads.mean(0)}
-        grids |= {f"head {i}": head for i, head in enumerate(heads)}
+        grids = _heads(model, images, layer, head)
     panels = {"image": seen} | {caption: overlay(seen, grid) for caption, grid in grids.items()}
     columns = len(panels) if len(panels) <= 4 else round((1.8 * len(panels)) ** 0.5)  # about twice as wide as high
-    return arrange(panels, columns)
+    drawn = arrange(panels, columns, round(CAPTION * dpi / DPI) if labels else 0)
+    drawn.info["dpi"] = (dpi, dpi)
+    return drawn
+
+
+def _heads(model: "ViT", images: Tensor, layer: int, head: int | None) -> dict[str, Tensor]:
+    """Return captions, with the attention of all heads together and of each head, or of one head: (h, w)."""
+    heads = attention(model, images, layer)[0]
+    block = f"block {layer % model.config.depth}"
+    if head is None:
+        return {f"{block}, all heads": heads.mean(0)} | {f"head {i}": each for i, each in enumerate(heads)}
+    if head not in range(len(heads)):
+        raise InputError(f"head (--head) must be from 0 to {len(heads) - 1}, got {head}. Choose one of these.")
+    return {f"{block}, head {head}": heads[head]}
 
 
 def draw_pca(model: "ViT", images: Sequence[Any]) -> "Image":
@@ -354,6 +383,11 @@ def draw_distances(distances: Tensor) -> "Image":
 
     `distances` (depth, heads) is the mean of `attention_distances` over images.
     """
+    return _to_image(plot_distances(distances))
+
+
+def plot_distances(distances: Tensor) -> "Figure":
+    """Return the figure of `draw_distances`, which `save_image` also writes as vector graphics."""
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     heads = distances.shape[1]
@@ -365,7 +399,7 @@ def draw_distances(distances: Tensor) -> "Image":
     axes.grid(alpha=0.3)
     if heads <= 16:
         figure.legend(loc="outside right upper")
-    return _to_image(figure)
+    return figure
 
 
 def draw_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) -> "Image":
@@ -375,6 +409,11 @@ def draw_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) 
         curves: From the name of a model to the accuracies of all draws for each number of images, such as
             `vitlite.retrieval.probe(...).few`.
     """
+    return _to_image(plot_few_shots(curves))
+
+
+def plot_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) -> "Figure":
+    """Return the figure of `draw_few_shots`, which `save_image` also writes as vector graphics."""
     counts = sorted({count for _, few in curves for count in few})
     if not counts:
         raise InputError(
@@ -392,17 +431,18 @@ def draw_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) 
     axes.set_xticks([], minor=True)
     axes.grid(alpha=0.3)
     axes.legend()
-    return _to_image(figure)
+    return figure
 
 
-def _to_image(figure: "Figure") -> "Image":
+def _to_image(figure: "Figure", dpi: int = PLOT_DPI) -> "Image":
     pixels = io.BytesIO()
-    figure.savefig(pixels, dpi=160, format="png")
+    figure.savefig(pixels, dpi=dpi, format="png")
     image: Image = _pillow().image.open(pixels).convert("RGB")
+    image.info["dpi"] = (dpi, dpi)
     return image
 
 
-def _as_seen(model: "ViT", image: Any) -> Tensor:
+def _as_seen(model: "ViT", image: Any, side: int = PANEL) -> Tensor:
     """Return the part of an image that the model sees, enlarged, as floats (h, w, 3) from 0 to 255."""
     if not isinstance(model.preprocess, Preprocess):
         raise ImageError(
@@ -416,7 +456,7 @@ def _as_seen(model: "ViT", image: Any) -> Tensor:
             "Use another model."
         )
     transform = model.preprocess.transform
-    factor = PANEL / max(transform.size)
+    factor = side / max(transform.size)
 
     def enlarged(sides: tuple[int, int]) -> tuple[int, int]:
         return round(sides[0] * factor), round(sides[1] * factor)
@@ -447,12 +487,12 @@ def colored(values: Tensor, anchors: str) -> Tensor:
 
 
 def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> "Image":
-    """Arrange panels (h, w, 3) of equal size in rows on white, with captions below them."""
+    """Arrange panels (h, w, 3) of equal size in rows on white, with captions of `letters` pixels, if any, below."""
     pillow = _pillow()
     h, w = next(iter(panels.values())).shape[:2]
     rows = -(-len(panels) // columns)
     line = letters + 4
-    below = 4 + line * (1 + max(caption.count("\n") for caption in panels))
+    below = 4 + line * (1 + max(caption.count("\n") for caption in panels)) if letters else 0
     size = columns * (w + GAP) + GAP, rows * (h + below + GAP) + GAP
     sheet = pillow.image.new("RGB", size, "white")
     pen = pillow.draw.Draw(sheet)
@@ -460,7 +500,8 @@ def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> 
         row, column = divmod(i, columns)
         left, top = GAP + column * (w + GAP), GAP + row * (h + below + GAP)
         sheet.paste(to_pillow(pixels), (left, top))
-        pen.text((left, top + h + 4), caption, fill=INK, font=pillow.font(letters))
+        if letters:
+            pen.text((left, top + h + 4), caption, fill=INK, font=pillow.font(letters))
     return sheet
 
 
@@ -518,18 +559,43 @@ def check_target(path: str | PathLike[str]) -> None:
         )
 
 
-def save_image(image: "Image", path: str | PathLike[str]) -> None:
-    """Write an image atomically, in the format of the file's extension."""
+def save_image(image: "Image | Figure", path: str | PathLike[str], dpi: int = PLOT_DPI) -> None:
+    """Write an image or a figure of matplotlib atomically, in the format of the file's extension.
+
+    A figure is written to .pdf and .svg as vector graphics, and in other formats with `dpi` pixels per inch.
+    """
     check_target(path)
     target = Path(path)
+    kind = FORMATS[target.suffix.lower()]
     try:
         with atomic_write(target) as temporary:
-            image.save(temporary, FORMATS[target.suffix.lower()])
+            if hasattr(image, "savefig"):  # a figure
+                if kind in VECTOR:
+                    image.savefig(temporary, format=kind.lower())
+                    return
+                image = _to_image(image, dpi)  # type: ignore[arg-type]  # mypy does not see that it is a figure
+            _write_pixels(image, temporary, kind)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
             f"Cannot write the image {path}: {reason}. Pass the path of a .png file in an existing folder."
         ) from error
+
+
+def _write_pixels(image: "Image", path: Path, kind: str) -> None:
+    """Write the pixels of an image. A PDF or SVG holds them at the resolution of the image."""
+    dpi = round(image.info.get("dpi", (DPI, DPI))[0])
+    if kind != "SVG":
+        image.save(path, kind, dpi=(dpi, dpi), resolution=dpi)
+        return
+    pixels = io.BytesIO()
+    image.save(pixels, "PNG")
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{image.width / dpi}in" height="{image.height / dpi}in" '
+        f'viewBox="0 0 {image.width} {image.height}"><image width="{image.width}" height="{image.height}" '
+        f'href="data:image/png;base64,{b64encode(pixels.getvalue()).decode()}"/></svg>\n',
+        encoding="utf-8",
+    )
 
 
 def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:

@@ -182,7 +182,7 @@ def test_vectors_of_a_block(run: Run, model: Path, images: Path, tmp_path: Path)
     assert (code, found.splitlines()[1]) == (0, f"  1.0000  {images / 'a.png'}")
     with pytest.raises(vitlite.VitliteError, match="this model differs in weights, config"):
         opened.check_model(loaded)
-    assert "has 7, but the 2 blocks are 0 to 1" in run("embed", images, "--model", model, "--layer", 7, "--out", out)[2]
+    assert "from -2 to 1, got 7" in run("embed", images, "--model", model, "--layer", 7, "--out", out)[2]
     assert run("embed", images, "--model", model, "--layer", 0, "--fast", "--out", out)[0] == 0
     torch.testing.assert_close(next(open_vectors(out).parts()), expected, rtol=1e-4, atol=1e-5)
 

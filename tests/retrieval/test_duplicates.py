@@ -24,7 +24,7 @@ def near_copies(count: int = 300, width: int = 24) -> Tensor:
     return mixed[torch.randperm(count, generator=torch.Generator().manual_seed(2))]
 
 
-@pytest.mark.parametrize("rows", [1, 7, 64, 1000])
+@pytest.mark.parametrize("rows", [37, 64, 1000])
 @pytest.mark.parametrize("threshold", [0.9, 0.95])
 def test_duplicates_equal_brute_force(
     rows: int, threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 def add_out(parser: ArgumentParser) -> None:
     """Add --out. Commands should pass the file to `vitlite.plots.check_target` before any work is done."""
     parser.add_argument(
-        "--out", type=expanded, required=True, metavar="PNG", help="the image to write; an existing file is replaced"
+        "--out",
+        type=expanded,
+        required=True,
+        metavar="PNG",
+        help="the image to write (or .pdf, .svg, .jpg); an existing file is replaced",
     )
 
 

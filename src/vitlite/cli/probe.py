@@ -22,7 +22,7 @@ from vitlite.cli.options import (
 from vitlite.cli.progress import ImageProgress
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.errors import ImageError, InputError, printable
-from vitlite.plots import check_target, draw_few_shots, need_matplotlib, save_image
+from vitlite.plots import check_target, need_matplotlib, plot_few_shots, save_image
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +123,7 @@ def run(args: Namespace) -> int:
     else:
         _print_table(measured, images.classes, args.shots)
     if args.out:
-        save_image(draw_few_shots([(one.name, one.result.few) for one in measured]), args.out)
+        save_image(plot_few_shots([(one.name, one.result.few) for one in measured]), args.out)
     if args.save:
         model = create_or_load(args)
         classifier = measured[0].result.classifier
