@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitlite import ViT, ViTConfig
+from vitlite.config import DINOV3_ROPE, Rotation
 from vitlite.images import Preprocess, TransformConfig
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
@@ -17,29 +18,39 @@ TRANSFORM = TransformConfig(
 )
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 FAMILIES: dict[str, dict[str, Any]] = {
-    "attention pooling": {"pool": "map", "class_token": False, "gelu": "tanh"},
-    "rotation": {"positions": "rope", "registers": 4, "cls_position": False, "layer_scale": 0.5, "norm_eps": 1e-5},
-    "gated": {"mlp": "swiglu", "inner_norm": True},
+    "attention pooling": {"pool": "map", "class_token": False, "mlp": "gelu_tanh"},
+    "rotation": {"positions": "none", "rope": DINOV3_ROPE, "registers": 4, "cls_position": False, "layer_scale": 0.5,
+                 "norm_eps": 1e-5},
+    "gated": {"mlp": "swiglu", "inner_norm": "both"},
+    "EVA-02": {"rope": Rotation(reference=3), "mlp": "swiglu", "inner_norm": "mlp", "pool": "mean",
+               "final_norm": "pooled"},
+    "Perception Encoder": {"rope": Rotation(reference=4, offset=1, order="xy"), "input_norm": "tokens",
+                           "pool": "map_all", "pool_heads": 4, "norm_eps": 1e-5},
+    "learned rotation": {"positions": "none", "rope": Rotation(order="xy", learned=True), "layer_scale": 0.5},
+    "Qwen3": {"rope": Rotation(pairs="halves"), "class_token": False, "pool": "mean", "final_norm": "pooled_plain",
+              "mlp": "gelu_tanh", "resample": "jax"},
     "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
-    "no final norm": {"final_norm": False, "layer_scale": 0.1},
+    "no final norm": {"final_norm": "none", "layer_scale": 0.1},
     "hybrid": {"stem": (1, 1)},
     "hybrid, root alone": {"stem": ()},
-}  # options that only some checkpoints have
+}  # options that only some checkpoints have  # fmt: skip
 REGISTERS = {"registers": 2, "cls_position": False}
-DINOV3 = {"positions": "rope", "layer_scale": 0.1, "norm_eps": 1e-5, "num_classes": 0, **REGISTERS}
-CLIP = {"norm_eps": 1e-5, "pre_norm": True}
+DINOV3 = {"positions": "none", "rope": DINOV3_ROPE, "layer_scale": 0.1, "norm_eps": 1e-5, "num_classes": 0, **REGISTERS}
+CLIP = {"norm_eps": 1e-5, "input_norm": "tokens"}
 DISTILLED = {"pool": "cls_and_distillation", "registers": 1, "cls_position": False}
 FAMILIES_IN_TIMM: dict[str, dict[str, Any]] = {
-    "plain": {}, "CLIP": CLIP, "CLIP, quick GELU": {**CLIP, "gelu": "quick", "num_classes": 0},
-    "BEiT-3": {"norm_eps": 1e-5, "inner_norm": True, "pool": "mean", "fc_norm": True},
-    "no final norm": {"final_norm": False}, "registers": REGISTERS,
+    "plain": {}, "CLIP": CLIP, "CLIP, quick GELU": {**CLIP, "mlp": "quick_gelu", "num_classes": 0},
+    "BEiT-3": {"norm_eps": 1e-5, "inner_norm": "both", "pool": "mean", "final_norm": "pooled"},
+    "no final norm": {"final_norm": "none"}, "registers": REGISTERS,
     "gated": {"mlp": "swiglu"}, "gated, scaled": {"mlp": "swiglu", "layer_scale": 0.1, "pool": "mean"},
-    "attention pooling": {"pool": "map", "class_token": False, "gelu": "tanh"},
+    "attention pooling": {"pool": "map", "class_token": False, "mlp": "gelu_tanh"},
     "distilled": DISTILLED, "distilled, no biases, scaled": {**DISTILLED, "qkv_bias": False, "layer_scale": 0.1},
     "DINOv3": DINOV3, "DINOv3, gated, with a head": {**DINOV3, "num_classes": 3, "mlp": "swiglu", "pool": "mean"},
     "DINOv3, no biases": {**DINOV3, "qkv_bias": False, "image_size": (32, 48)},
     "hybrid, root alone": {"stem": ()}, "hybrid": {"stem": (2, 2, 2, 2), "patch_size": 32, "image_size": 64},
+    **{name: FAMILIES[name] for name in ("EVA-02", "Perception Encoder", "learned rotation", "Qwen3")},
 }  # fmt: skip
+ROTATIONS = (None, *(changes["rope"] for changes in FAMILIES.values() if "rope" in changes))
 
 
 def tiny_model(**changes: Any) -> ViT:

@@ -9,7 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitlite.config import Gelu, Mlp, Pool, Positions, Resample, ViTConfig, fitting, stem_stride
+from vitlite.config import (
+    DINOV3_ROPE,
+    FinalNorm,
+    InnerNorm,
+    InputNorm,
+    Mlp,
+    Pool,
+    Positions,
+    Resample,
+    Rotation,
+    ViTConfig,
+    fitting,
+    stem_stride,
+)
 from vitlite.errors import ConfigError, UnknownNameError
 from vitlite.nn.vit import ViT
 from vitlite.presets import PRESETS, preset
@@ -111,8 +124,8 @@ WRONG = [
     ),
     ({"pool": None}, r"pool must be one of .*, got None\."),
     ({"positions": "rotary"}, r"positions must be one of learned, sincos2d, rope, none, got 'rotary'\."),
-    ({"mlp": "glu"}, r"mlp must be one of gelu, swiglu, got 'glu'\. Did you mean"),
-    ({"final_norm": None}, r"final_norm must be True or False, got None\."),
+    ({"mlp": "glu"}, r"mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, got 'glu'\. Did you mean"),
+    ({"final_norm": None}, r"final_norm must be one of tokens, pooled, pooled_plain, none, got None\."),
     (
         {"stem": 3},
         r"stem must be None or a tuple .* of up to 4 stages, such as \(3, 4, 9\) or \(\), got 3\.",
@@ -126,7 +139,14 @@ WRONG = [
         r"stem must be None or a tuple .* of up to 4 stages, .* got \(1, 1, 1, 1, 1\)\.",
     ),
     ({"resample": "timms"}, r"resample must be one of timm, .* got 'timms'\. Did you mean timm\?"),
-    ({"gelu": "erf"}, r"gelu must be one of exact, tanh, quick, got 'erf'\."),
+    ({"rope": "dinov3"}, r"rope must be None or a Rotation, got 'dinov3'\."),
+    ({"rope": {"base": 100}}, r"rope has no field base\."),
+    ({"rope": {"temperature": 0}}, r"rope: temperature must be above 0, got 0\."),
+    ({"rope": {"offset": "1"}}, r"rope: offset must be a number of at least 0, got '1'\."),
+    ({"rope": {"reference": 1.5}}, r"rope: reference must be None or a positive integer, got 1\.5\."),
+    ({"rope": {"order": "ij"}}, r"rope: order must be yx or xy, got 'ij'\."),
+    ({"rope": {"learned": 1}}, r"rope: learned must be True or False, got 1\."),
+    ({"pool_heads": 0}, r"pool_heads must be None or a positive integer, got 0\."),
     ({"class_token": 1}, r"class_token must be True or False, got 1\."),
     ({"checkpointing": "yes"}, r"checkpointing must be True or False, got 'yes'\."),
     ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0\."),
@@ -154,9 +174,8 @@ WRONG = [
     ({"registers": 4}, r"only the patches have positions\. Set cls_position=False"),
     ({"registers": 4, "cls_position": False, "pool": "mean_with_cls"}, r"does not support registers"),
     ({"positions": "sincos2d", "dim": 30, "heads": 3}, r"needs a dim that is a multiple of 4, got 30\."),
-    ({"positions": "rope", "dim": 36, "heads": 6}, r"needs heads whose width is a multiple of 4, got 6\."),
-    ({"positions": "rope", "head_dim": 66}, r"needs heads whose width is a multiple of 4, got 66\."),
-    ({"fc_norm": True, "final_norm": False}, r"fc_norm=True needs a final norm, but final_norm is False"),
+    ({"rope": DINOV3_ROPE, "dim": 36, "heads": 6}, r"needs heads whose width is a multiple of 4, got 6\."),
+    ({"rope": DINOV3_ROPE, "head_dim": 66}, r"needs heads whose width is a multiple of 4, got 66\."),
     ({"pool": "cls_and_distillation"}, r"reads the distillation token from a register\. Set registers=1\."),
     ({"pool": "cls_and_distillation", "registers": 2, "cls_position": False}, r"Set registers=1\."),
     ({"pool": "cls_and_distillation", "class_token": False}, r"'cls_and_distillation' reads the class token"),
@@ -166,7 +185,7 @@ WRONG = [
         r"patch_size must be a multiple of 32, the stride of a stem of 4 stages, got 16\.",
     ),
     ({"stem": (), "patch_size": 2}, r"patch_size must be a multiple of 4, the stride .* got 2\."),
-    ({"stem": (), "patch_norm": True}, r"patch_norm=True cannot be combined with a stem"),
+    ({"stem": (), "input_norm": "patches"}, r"input_norm='patches' cannot be combined with a stem"),
 ]
 
 
@@ -207,12 +226,13 @@ CONFIGS = st.fixed_dictionaries(
         "head_dim": st.sampled_from([None, 5, 8]),
         "qkv_bias": st.booleans(),
         "mlp": st.sampled_from(get_args(Mlp)),
-        "gelu": st.sampled_from(get_args(Gelu)),
-        "pre_norm": st.booleans(),
-        "patch_norm": st.booleans(),
-        "inner_norm": st.booleans(),
-        "fc_norm": st.booleans(),
-        "final_norm": st.booleans(),
+        "input_norm": st.sampled_from(get_args(InputNorm)),
+        "inner_norm": st.sampled_from(get_args(InnerNorm)),
+        "final_norm": st.sampled_from(get_args(FinalNorm)),
+        "rope": st.sampled_from(
+            [None, DINOV3_ROPE, Rotation(order="xy", offset=1, reference=2), Rotation(learned=True)]
+        ),
+        "pool_heads": st.sampled_from([None, 2]),
         "layer_scale": st.sampled_from([None, 0.1]),
         "pre_logits": st.sampled_from([0, 7]),
         "dropout": st.sampled_from([0.0, 0.1]),

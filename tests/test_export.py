@@ -72,10 +72,10 @@ def description(path: Path, to: str) -> Any:
 
 OPTIONS = [
     ("onnx", {}),
-    ("onnx", {"positions": "sincos2d", "pool": "mean", "gelu": "tanh"}),
-    ("onnx", {"pre_norm": True, "gelu": "quick", "resample": "torchvision"}),
+    ("onnx", {"positions": "sincos2d", "pool": "mean", "mlp": "gelu_tanh"}),
+    ("onnx", {"input_norm": "tokens", "mlp": "quick_gelu", "resample": "torchvision"}),
     ("torch", {"registers": 2, "cls_position": False, "layer_scale": 1.0}),
-    ("torch", {"patch_norm": True, "head_dim": 12, "resample": "jax"}),
+    ("torch", {"input_norm": "patches", "head_dim": 12, "resample": "jax"}),
 ]
 
 

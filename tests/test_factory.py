@@ -198,7 +198,7 @@ def test_like_is_create_with_weights(shared: Path) -> None:
 
 def test_a_preset_states_the_shape_alone(shared: Path) -> None:
     weights = shared / "weights" / "deit_tiny_16.timm.safetensors"
-    text = r"do not determine norm_eps, gelu, pool \(the preset vit_tiny_16 determines only the shape\)\. Pass like="
+    text = r"do not determine norm_eps, mlp, pool \(the preset vit_tiny_16 determines only the shape\)\. Pass like="
     with pytest.raises(ConfigError, match=text):
         create("vit_tiny_16", weights=weights)
     with pytest.raises(ConfigError, match=text):
@@ -231,7 +231,7 @@ def test_a_preset_never_fills_in_what_a_file_leaves_open(kind: str, tmp_path: Pa
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
     for options in ({}, {"pool": "cls"}, {"pool": "mean"}):
         with pytest.raises(
-            ConfigError, match=r"do not determine .*norm_eps, gelu.*the preset vit_nano_4 determines only the shape"
+            ConfigError, match=r"do not determine .*norm_eps, mlp.*the preset vit_nano_4 determines only the shape"
         ):
             create("vit_nano_4", weights=tmp_path / "vit.safetensors", **options)
 
@@ -490,7 +490,7 @@ def test_the_kernel_takes_other_channels_as_timm_does(channels: int, file: Path)
 
 
 def test_what_cannot_change_is_refused(tmp_path: Path) -> None:
-    normed = TINY.replace(patch_norm=True, fc_norm=True)
+    normed = TINY.replace(input_norm="patches", final_norm="pooled")
     save_file(state_of(normed), tmp_path / "vit.safetensors")
     with pytest.raises(ConfigError, match="channels cannot be changed from 3"):
         load(tmp_path / "vit.safetensors", config=normed, channels=1)
@@ -547,11 +547,11 @@ def beside(folder: Path, about: dict[str, Any], **changes: Any) -> Path:
 
 
 def test_timm_s_architecture_says_what_its_name_stands_for(tmp_path: Path) -> None:
-    folder = beside(tmp_path, {"architecture": "vit_base_patch32_clip_quickgelu_224"} | SIZED, pre_norm=True)
+    folder = beside(tmp_path, {"architecture": "vit_base_patch32_clip_quickgelu_224"} | SIZED, input_norm="tokens")
     model = load(folder)
-    assert (model.config.gelu, model.config.norm_eps, model.config.pool) == ("quick", 1e-5, "cls")
-    with pytest.raises(CheckpointError, match=r"gelu is quick in config\.json and exact in config="):
-        load(folder, config=model.config.replace(gelu="exact"))
+    assert (model.config.mlp, model.config.norm_eps, model.config.pool) == ("quick_gelu", 1e-5, "cls")
+    with pytest.raises(CheckpointError, match=r"mlp is quick_gelu in config\.json and gelu in config="):
+        load(folder, config=model.config.replace(mlp="gelu"))
     with pytest.raises(CheckpointError, match=r"dim is 16 in config\.json and 768 in the preset vit_base_32"):
         create("vit_base_32", weights=folder)
 
@@ -559,17 +559,17 @@ def test_timm_s_architecture_says_what_its_name_stands_for(tmp_path: Path) -> No
 @pytest.mark.parametrize(("changes", "text"), [
     ({"embed_dim": None}, "dim is 16 in the tensors and 768 in config.json"),
     ({"depth": None}, "depth is 2 in the tensors and 12 in config.json"),
-    ({"architecture": "vit_base_patch16_224"}, "pre_norm is True in the tensors and False in config.json"),
+    ({"architecture": "vit_base_patch16_224"}, "input_norm is tokens in the tensors and none in config.json"),
     ({"architecture": "vit_base_patch16_reg4_gap_256"}, "class_token is .*; registers"),
-    ({"architecture": "vit_giant_patch14_dinov2"}, "mlp is gelu in the tensors and swiglu in config.json"),
+    ({"architecture": "vit_giant_patch14_dinov2"}, "mlp is not gated in the tensors and swiglu in config.json"),
 ])  # fmt: skip
 def test_tensors_of_another_architecture_of_timm_s_are_refused(
     changes: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
     """Copied into the wrong folder, they would get its heads, epsilon, GELU and pool."""
     about = {"architecture": "vit_base_patch32_clip_quickgelu_224"} | SIZED
-    folder = beside(tmp_path, about, pre_norm=True)
-    assert load(folder).config.gelu == "quick"
+    folder = beside(tmp_path, about, input_norm="tokens")
+    assert load(folder).config.mlp == "quick_gelu"
     args = {word: value for word, value in (SIZED["model_args"] | changes).items() if word != "architecture"}
     named = {"architecture": changes.get("architecture", about["architecture"]), "model_args": args}
     (folder / "config.json").write_text(json.dumps(named))
@@ -579,12 +579,12 @@ def test_tensors_of_another_architecture_of_timm_s_are_refused(
 
 def test_a_norm_after_the_mean_is_none_of_an_architecture_that_reads_the_class_token(tmp_path: Path) -> None:
     about = {"architecture": "vit_tiny_patch16_224", "num_classes": 3} | SIZED
-    folder = beside(tmp_path, about, pool="mean", fc_norm=True)
-    with pytest.raises(CheckpointError, match=r"fc_norm is True in the tensors and False in config\.json"):
+    folder = beside(tmp_path, about, pool="mean", final_norm="pooled")
+    with pytest.raises(CheckpointError, match=r"final_norm is pooled in the tensors and tokens in config\.json"):
         load(folder)
     for said in ({"global_pool": "avg"}, {"model_args": SIZED["model_args"] | {"global_pool": "avg"}}):
         (folder / "config.json").write_text(json.dumps(about | said))
-        assert (load(folder).config.pool, load(folder).config.fc_norm) == ("mean", True)
+        assert (load(folder).config.pool, load(folder).config.final_norm) == ("mean", "pooled")
 
 
 @pytest.mark.parametrize(("name", "changes", "text"), [
@@ -592,7 +592,7 @@ def test_a_norm_after_the_mean_is_none_of_an_architecture_that_reads_the_class_t
     ("vit_small_patch16_224", {"cls_position": False}, "cls_position is False in the position table and True"),
     ("vit_small_patch16_224", {"layer_scale": 0.1}, "layer_scale is present in the tensors and None in"),
     ("vit_small_patch16_dinov3_qkvb", {"registers": 4, "cls_position": False, "layer_scale": 0.1},
-     "positions is learned in the tensors and rope in"),
+     "positions is learned in the tensors and none in"),
     ("vit_base_patch16_siglip_gap_224", {"class_token": False, "pool": "map"},
      "pool is map in the tensors and mean in config.json"),
 ])  # fmt: skip
@@ -615,12 +615,12 @@ def test_tensors_of_another_width_than_transformers_usual_are_refused(tmp_path: 
 
 def test_another_norm_layer_may_have_another_eps(tmp_path: Path) -> None:
     about: dict[str, Any] = {"architecture": "vit_base_patch16_clip_224", **SIZED}
-    assert load(beside(tmp_path, about, pre_norm=True)).config.norm_eps == 1e-5
+    assert load(beside(tmp_path, about, input_norm="tokens")).config.norm_eps == 1e-5
     about["model_args"] = about["model_args"] | {"norm_layer": "layernorm"}
-    folder = beside(tmp_path, about, pre_norm=True)
+    folder = beside(tmp_path, about, input_norm="tokens")
     with pytest.raises(ConfigError, match=r"do not determine norm_eps\. Pass like="):
         load(folder)
-    assert load(folder, config=TINY.replace(pre_norm=True, norm_eps=1e-4)).config.norm_eps == 1e-4
+    assert load(folder, config=TINY.replace(input_norm="tokens", norm_eps=1e-4)).config.norm_eps == 1e-4
 
 
 def test_tokens_that_are_not_pooled_are_an_error(tmp_path: Path) -> None:

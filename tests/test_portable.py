@@ -99,7 +99,7 @@ floats = (torch.float32, torch.bfloat16)
 choice = kernels.KernelChoice(linear=True, packed=floats, powers=floats)
 kernels.kernel_choice = blocks.kernel_choice = lambda: choice  # whatever is right is used, even if it is slower here
 registers = {"registers": 2, "cls_position": False}
-for options in ({}, {"pool": "map"}, {"positions": "rope", "mlp": "swiglu"}, {"gelu": "quick", **registers}):
+for options in ({}, {"pool": "map"}, {"rope": {"reference": 3}, "mlp": "swiglu"}, {"mlp": "quick_gelu", **registers}):
     for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
         model = tiny_model(dim=64, mlp_dim=96, **options)
         images = torch.randn(3, 3, 32, 48)

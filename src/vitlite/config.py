@@ -6,11 +6,51 @@ from typing import Any, Literal, get_args
 
 from vitlite.errors import ConfigError, closest
 
-Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean", "cls_and_distillation", "map"]
-Positions = Literal["learned", "sincos2d", "rope", "none"]
+Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean", "cls_and_distillation", "map", "map_all"]
+Positions = Literal["learned", "sincos2d", "none"]
 Resample = Literal["timm", "transformers", "torchvision", "jax", "tensorflow"]
-Gelu = Literal["exact", "tanh", "quick"]
-Mlp = Literal["gelu", "swiglu"]
+Mlp = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
+InputNorm = Literal["none", "tokens", "patches"]
+InnerNorm = Literal["none", "mlp", "both"]
+FinalNorm = Literal["tokens", "pooled", "pooled_plain", "none"]
+LARGEST = 2**31 - 1  # larger integers overflow where tensors are sized
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """Rotary positions: queries and keys are rotated by the row and the column of their patch.
+
+    Half of the channel pairs of a head rotate by the row and half by the column. Pair j of m rotates by
+    position / temperature ** (j / m).
+    """
+
+    temperature: float = 10000.0
+    unit: Literal["patches", "image"] = "patches"  # "image": DINOv3's, the centres of patches from -2 pi to 2 pi
+    reference: int | None = None  # patches of the grid onto whose length every grid is scaled; None: no scaling
+    offset: float = 0.0  # position of the first patch
+    order: Literal["yx", "xy"] = "yx"  # which of row and column the first pairs use
+    pairs: Literal["adjacent", "halves"] = "adjacent"  # "halves": a pair has one channel of each half of the head
+    learned: bool = False  # learned frequencies for each block and head, in which row and column mix
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "offset"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value <= LARGEST:
+                raise ConfigError(f"rope: {name} must be a number of at least 0, got {value!r}.")
+            object.__setattr__(self, name, float(value))
+        if self.temperature <= 0:
+            raise ConfigError("rope: temperature must be above 0, got 0.")
+        if self.reference is not None and (type(self.reference) is not int or not 1 <= self.reference <= LARGEST):
+            raise ConfigError(f"rope: reference must be None or a positive integer, got {self.reference!r}.")
+        choices_of = {"unit": ("patches", "image"), "order": ("yx", "xy"), "pairs": ("adjacent", "halves")}
+        for name, choices in choices_of.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"rope: {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.")
+        if type(self.learned) is not bool:
+            raise ConfigError(f"rope: learned must be True or False, got {self.learned!r}.")
+
+
+DINOV3_ROPE = Rotation(temperature=100.0, unit="image", pairs="halves")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +67,26 @@ class ViTConfig:
     # "cls": the class token. "mean": the mean of the patch tokens. "mean_with_cls": the mean of all tokens (vit-pytorch
     # before 1.16). "cls_and_mean": both vectors, concatenated (DINOv2). "cls_and_distillation": the class token and the
     # only register, concatenated (distilled DeiT). "map": attention from a learned query to the patches (SigLIP).
+    # "map_all": the same to all tokens, with an MLP of width 4 dim (Perception Encoder).
     pool: Pool = "cls"
+    pool_heads: int | None = None  # heads of attention pooling; None: heads
     channels: int = 3
     class_token: bool = True
     registers: int = 0
-    positions: Positions = "learned"  # "rope": DINOv3 rotates queries and keys instead of adding positions
+    positions: Positions = "learned"  # added to the tokens
+    rope: Rotation | None = None  # rotate queries and keys, in addition to `positions`
     cls_position: bool = True  # False: the position table covers the patches only
     resample: Resample = "timm"  # resize the position table to other image sizes exactly as this library does
     head_dim: int | None = None  # None: dim / heads
     qkv_bias: bool = True
     mlp: Mlp = "gelu"
-    gelu: Gelu = "exact"
     norm_eps: float = 1e-6
-    pre_norm: bool = False  # CLIP: add a norm before the blocks, and omit the bias of the patch projection
-    patch_norm: bool = False  # vit-pytorch: add norms before and after the patch projection
-    inner_norm: bool = False  # BEiT-3: add a norm before the output projection of attention and of the MLP
-    fc_norm: bool = False  # apply the final norm after pooling instead of before it
-    final_norm: bool = True  # False: omit the final norm
+    # "tokens": a norm before the blocks, and no bias of the patch projection (CLIP). "patches": norms before and after
+    # the patch projection (vit-pytorch).
+    input_norm: InputNorm = "none"
+    inner_norm: InnerNorm = "none"  # before the output projection: "mlp" (EVA-02), or "both" in attention, too (BEiT-3)
+    # "tokens": before pooling. "pooled": after pooling. "pooled_plain": after pooling, without weights (Qwen3).
+    final_norm: FinalNorm = "tokens"
     stem: tuple[int, ...] | None = None  # hybrids: units in each stage of the ResNet; (): only its first layers
     layer_scale: float | None = None  # initial value of the learned scale of each residual branch; None: no scale
     pre_logits: int = 0  # width of the tanh layer before the head; 0: no such layer
@@ -55,6 +98,8 @@ class ViTConfig:
         for name in ("image_size", "stem"):
             if isinstance(getattr(self, name), list):  # as read from JSON
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        if isinstance(self.rope, dict):
+            object.__setattr__(self, "rope", _rotation_from(self.rope))
         _check_values(self)
         _check_numbers(self)
         if isinstance(self.image_size, tuple) and self.size[0] == self.size[1]:
@@ -105,6 +150,11 @@ class ViTConfig:
         return self.dim * (2 if self.pool in ("cls_and_mean", "cls_and_distillation") else 1)
 
     @property
+    def pool_mlp_dim(self) -> int:
+        """Width between the two layers of the MLP of attention pooling."""
+        return 4 * self.dim if self.pool == "map_all" else self.mlp_dim
+
+    @property
     def embed_dim(self) -> int:
         """Width of the vectors that `model.embed` returns and the head classifies."""
         return self.pre_logits or self.pooled_dim
@@ -131,7 +181,14 @@ class ViTConfig:
 
 
 FIELDS = tuple(field.name for field in fields(ViTConfig))
-LARGEST = 2**31 - 1  # larger integers overflow when torch computes tensor sizes
+
+
+def _rotation_from(values: dict[str, Any]) -> Rotation:
+    """Return the rotation with these fields, as read from JSON."""
+    unknown = sorted(values.keys() - {field.name for field in fields(Rotation)})
+    if unknown:
+        raise ConfigError(f"rope has no field {', '.join(map(str, unknown))}.")
+    return Rotation(**values)
 
 
 def stem_stride(units: tuple[int, ...] | None) -> int:
@@ -147,11 +204,11 @@ LEAST = {  # the smallest valid value of each integer field
     **dict.fromkeys(("patch_size", "dim", "depth", "heads", "mlp_dim", "channels"), 1),
     **dict.fromkeys(("num_classes", "registers", "pre_logits"), 0),
 }
-CHOICES = {"pool": Pool, "positions": Positions, "resample": Resample, "mlp": Mlp, "gelu": Gelu}
-FLAGS = (
-    "class_token", "cls_position", "qkv_bias", "pre_norm", "patch_norm", "inner_norm", "fc_norm", "final_norm",
-    "checkpointing",
-)  # fmt: skip
+CHOICES = {
+    "pool": Pool, "positions": Positions, "resample": Resample, "mlp": Mlp, "input_norm": InputNorm,
+    "inner_norm": InnerNorm, "final_norm": FinalNorm,
+}  # fmt: skip
+FLAGS = ("class_token", "cls_position", "qkv_bias", "checkpointing")
 
 
 def _check_values(c: ViTConfig) -> None:
@@ -192,8 +249,12 @@ def _check_numbers(c: ViTConfig) -> None:
     scale = 0 if c.layer_scale is None else c.layer_scale
     if type(scale) not in (int, float) or not abs(scale) <= LARGEST:
         raise ConfigError(f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}.")
-    if c.head_dim is not None and (type(c.head_dim) is not int or not 1 <= c.head_dim <= LARGEST):
-        raise ConfigError(f"head_dim must be None or a positive integer, got {c.head_dim!r}.")
+    for name in ("head_dim", "pool_heads"):
+        value = getattr(c, name)
+        if value is not None and (type(value) is not int or not 1 <= value <= LARGEST):
+            raise ConfigError(f"{name} must be None or a positive integer, got {value!r}.")
+    if not isinstance(c.rope, Rotation | None):
+        raise ConfigError(f"rope must be None or a Rotation, got {c.rope!r}.")
 
 
 def _check_shape(c: ViTConfig) -> None:
@@ -207,32 +268,31 @@ def _check_shape(c: ViTConfig) -> None:
             f"patch_size must be a multiple of {stem_stride(c.stem)}, the stride of a stem of {len(c.stem)} stages, "
             f"got {c.patch_size}."
         )
-    if c.stem is not None and c.patch_norm:
+    if c.stem is not None and c.input_norm == "patches":
         raise ConfigError(
-            "patch_norm=True cannot be combined with a stem, because it normalises pixels. Set patch_norm=False."
+            "input_norm='patches' cannot be combined with a stem, because it normalises pixels. Set input_norm='none'."
         )
     if c.head_dim is None and c.dim % c.heads:
         raise ConfigError(f"dim {c.dim} is not divisible by heads {c.heads}. Change heads, or set head_dim.")
     if c.positions == "sincos2d" and c.dim % 4:
         raise ConfigError(f"positions='sincos2d' needs a dim that is a multiple of 4, got {c.dim}.")
-    if c.positions == "rope" and c.head_width % 4:
-        raise ConfigError(f"positions='rope' needs heads whose width is a multiple of 4, got {c.head_width}.")
+    if c.rope is not None and c.head_width % 4:
+        raise ConfigError(f"rope needs heads whose width is a multiple of 4, got {c.head_width}.")
 
 
 def _check_pooling(c: ViTConfig) -> None:
     """Check that the tokens that `pool` reads exist."""
-    if c.pool not in ("mean", "map") and not c.class_token:
+    if c.pool not in ("mean", "map", "map_all") and not c.class_token:
         raise ConfigError(f"pool={c.pool!r} reads the class token, but class_token is False. Use pool='mean'.")
     if c.pool == "cls_and_distillation" and c.registers != 1:
         raise ConfigError("pool='cls_and_distillation' reads the distillation token from a register. Set registers=1.")
     if c.pool == "mean_with_cls" and c.registers:
         raise ConfigError("pool='mean_with_cls' does not support registers. Use pool='mean' or set registers=0.")
-    if c.pool == "map" and c.dim % c.heads:
-        raise ConfigError(f"pool='map' needs a dim that is divisible by heads, got dim {c.dim}, heads {c.heads}.")
+    heads = c.pool_heads or c.heads
+    if c.pool in ("map", "map_all") and c.dim % heads:
+        raise ConfigError(f"pool={c.pool!r} needs a dim that is divisible by heads, got dim {c.dim}, heads {heads}.")
     if c.registers and c.cls_position and c.positions in ("learned", "sincos2d"):
         raise ConfigError("In a model with registers, only the patches have positions. Set cls_position=False.")
-    if c.fc_norm and not c.final_norm:
-        raise ConfigError("fc_norm=True needs a final norm, but final_norm is False. Change one of them.")
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:

@@ -238,14 +238,17 @@ def _check_changes(config: ViTConfig, target: ViTConfig, options: LoadOptions) -
             f"The head was trained with pool={config.pool!r} and does not fit pool={target.pool!r}. Leave out pool=, "
             "or pass num_classes= (--num-classes) to create a new head."
         )
-    if target.pool != config.pool and target.pool == "map":
-        raise ConfigError("pool='map' needs a trained pooling layer, which these weights do not have. Leave out pool=.")
-    if target.pooled_dim != config.pooled_dim and (config.fc_norm or config.pre_logits):
+    if target.pool != config.pool and target.pool in ("map", "map_all"):
+        raise ConfigError(
+            f"pool={target.pool!r} needs a trained pooling layer, which these weights do not have. Leave out pool=."
+        )
+    if target.pooled_dim != config.pooled_dim and (config.final_norm == "pooled" or config.pre_logits):
         raise ConfigError(f"pool={target.pool!r} would change the width of a trained layer. Leave out pool=.")
-    if target.patch_size != config.patch_size and (config.patch_norm or config.stem is not None):
-        layer = "a norm of the pixels of each patch" if config.patch_norm else "a stem"
+    normed = config.input_norm == "patches"
+    if target.patch_size != config.patch_size and (normed or config.stem is not None):
+        layer = "a norm of the pixels of each patch" if normed else "a stem"
         raise ConfigError(f"The patch size cannot be changed in a model with {layer}. Leave out patch_size=.")
-    if target.channels != config.channels and config.patch_norm:
+    if target.channels != config.channels and normed:
         raise ConfigError(
             f"The number of channels cannot be changed from {config.channels} in a model with a norm of the pixels of "
             "each patch. Leave out channels=."

@@ -102,7 +102,7 @@ def position_similarity(model: "ViT") -> Tensor:
     torch.Size([4, 4, 4, 4])
     """
     h, w = model.config.grid
-    if model.config.positions in ("none", "rope"):
+    if model.config.positions == "none":
         raise InputError(
             f"This model has no position embeddings to draw (positions={model.config.positions!r}). Use another model."
         )

@@ -28,8 +28,8 @@ def test_any_missing_tensor_is_an_error(num_classes: int | None, tmp_path: Path)
 
 
 @pytest.mark.parametrize("config", [
-    TINY.replace(registers=2, cls_position=False), TINY.replace(pre_norm=True), TINY.replace(layer_scale=1e-5),
-    TINY.replace(fc_norm=True), TINY.replace(pre_logits=8), TINY.replace(inner_norm=True),
+    TINY.replace(registers=2, cls_position=False), TINY.replace(input_norm="tokens"), TINY.replace(layer_scale=1e-5),
+    TINY.replace(final_norm="pooled"), TINY.replace(pre_logits=8), TINY.replace(inner_norm="both"),
 ])  # fmt: skip
 def test_options_that_vanish_whole_are_missed_by_who_knows_of_them(config: ViTConfig, tmp_path: Path) -> None:
     parts = ("reg_token", "norm_pre", "ls", "fc_norm", "pre_logits", "attn.norm")
@@ -130,7 +130,7 @@ def test_floating_types(stored: torch.dtype, wanted: torch.dtype | None, tmp_pat
 @pytest.mark.parametrize(("names", "reason"), [
     ({"head_dist.weight": (3, 16)}, "second head"), ({"blocks.0.attn.q_norm.weight": (8,)}, "norms of its own"),
     ({"blocks.0.mlp.fc1_g.weight": (8,)}, "gated in a way"), ({"attn_pool.pos_embed": (8,)}, "pools by attention"),
-    ({"rope.freqs": (8,)}, "another kind than DINOv3's"), ({"blocks.0.attn.q_proj.weight": (8,)}, "EVA-02's"),
+    ({"rope.bands": (8,)}, "another kind than DINOv3's"),
     ({"blocks.0.attn.qkv.weight_scale": (1,)}, "quantised"),
 ])  # fmt: skip
 def test_what_is_no_plain_vit_is_refused_with_its_reason(names: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -48,13 +48,13 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"num_classes": 0}, {"norm_eps": 1e-12, "gelu": "tanh", "qkv_bias": False}, {"cls_position": False},
+    {}, {"num_classes": 0}, {"norm_eps": 1e-12, "mlp": "gelu_tanh", "qkv_bias": False}, {"cls_position": False},
     {"class_token": False, "pool": "mean"}, {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 64},
     {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 64, **REGISTERS},
     {"layer_scale": 0.1, "pool": "cls_and_mean", "mlp_dim": 48, "mlp": "swiglu"},
     {"layer_scale": 0.1, "mlp_dim": 56, "mlp": "swiglu", "num_classes": 0, **REGISTERS},
-    {"pool": "map", "class_token": False, "gelu": "tanh", "num_classes": 0},
-    DINOV3, {**DINOV3, "mlp": "swiglu"}, {**DINOV3, "qkv_bias": False, "registers": 0, "gelu": "tanh"},
+    {"pool": "map", "class_token": False, "mlp": "gelu_tanh", "num_classes": 0},
+    DINOV3, {**DINOV3, "mlp": "swiglu"}, {**DINOV3, "qkv_bias": False, "registers": 0, "mlp": "gelu_tanh"},
     {"registers": 1, "cls_position": False}, {"registers": 1, "cls_position": False, "num_classes": 0},
     {"registers": 1, "cls_position": False, "pool": "cls_and_distillation"},
 ])  # fmt: skip
@@ -117,10 +117,10 @@ def test_only_tensors_that_timm_reads_stand_beside_its_words(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("changes", [
     {**DINOV3, "norm_eps": 1e-6}, {**DINOV3, "layer_scale": None}, {**DINOV3, "class_token": False, "pool": "mean"},
-    {**DINOV3, "fc_norm": True}, {**DINOV3, "pool": "map"}, {**DISTILLED, "num_classes": 0},
-    {**DISTILLED, "mlp": "swiglu"}, {**DISTILLED, "pre_norm": True}, {"stem": (1,), "patch_size": 4},
-    {"mlp": "swiglu", "pool": "map", "class_token": False}, {"mlp": "swiglu", "inner_norm": True},
-    {"mlp": "swiglu", "stem": ()}, {**DINOV3, "gelu": "tanh"}, {"registers": 2, "positions": "sincos2d",
+    {**DINOV3, "final_norm": "pooled"}, {**DINOV3, "pool": "map"}, {**DISTILLED, "num_classes": 0},
+    {**DISTILLED, "mlp": "swiglu"}, {**DISTILLED, "input_norm": "tokens"}, {"stem": (1,), "patch_size": 4},
+    {"mlp": "swiglu", "pool": "map", "class_token": False}, {"mlp": "swiglu", "inner_norm": "both"},
+    {"mlp": "swiglu", "stem": ()}, {**DINOV3, "mlp": "gelu_tanh"}, {"registers": 2, "positions": "sincos2d",
     "cls_position": False},
 ], ids=str)  # fmt: skip
 def test_what_timm_computes_otherwise_is_not_written_for_it(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[st
 
 
 @pytest.mark.parametrize(("to", "changes", "what"), [
-    ("torchvision", {"norm_eps": 1e-12}, "norm_eps=1e-12"), ("torchvision", {"gelu": "quick"}, "gelu='quick'"),
+    ("torchvision", {"norm_eps": 1e-12}, "norm_eps=1e-12"), ("torchvision", {"mlp": "quick_gelu"}, "mlp='quick_gelu'"),
     ("torchvision", {"pool": "mean"}, "pool='mean'"), ("transformers", {"pool": "mean"}, "pool='mean'"),
     ("transformers", {"head_dim": 4}, "head_dim=4"), ("torchvision", {"positions": "none"}, "positions='none'"),
     ("transformers", {"registers": 2, "cls_position": False}, "registers=2"),
@@ -211,13 +211,13 @@ def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[st
     ("transformers", {**DINOV3, "pool": "mean"}, "pool='mean'"),
     ("transformers", {**DINOV3, "layer_scale": None}, "layer_scale=None"),
     ("transformers", {"mlp": "swiglu"}, "mlp='swiglu'"),
-    ("transformers", {"stem": ()}, r"stem=\(\)"), ("transformers", {"final_norm": False}, "final_norm=False"),
+    ("transformers", {"stem": ()}, r"stem=\(\)"), ("transformers", {"final_norm": "none"}, "final_norm='none'"),
     ("transformers", {"layer_scale": 0.1, "mlp": "swiglu", "mlp_dim": 20, "num_classes": 0}, "mlp_dim=20"),
-    ("torchvision", {"mlp": "swiglu"}, "mlp='swiglu'"), ("torchvision", {"final_norm": False}, "final_norm=False"),
+    ("torchvision", {"mlp": "swiglu"}, "mlp='swiglu'"), ("torchvision", {"final_norm": "none"}, "final_norm='none'"),
     ("torchvision", {"class_token": False, "pool": "mean"}, "class_token=False"),
     ("torchvision", {"image_size": (16, 64)}, r"image_size=\(16, 64\)"), ("torchvision", {"channels": 4}, "channels=4"),
-    ("transformers", {"fc_norm": True}, "no names for fc_norm.bias"),
-    ("transformers", {"pre_norm": True}, "no names for norm_pre.bias"),
+    ("transformers", {"final_norm": "pooled"}, "final_norm='pooled'"),
+    ("transformers", {"input_norm": "tokens"}, "no names for norm_pre.bias"),
     ("transformers", {"layer_scale": 0.1, "num_classes": 0}, "mlp_dim=24"),
     ("transformers", {"layer_scale": 0.1, "num_classes": 0, "mlp_dim": 64, "image_size": (16, 64)}, "image_size="),
     ("torchvision", {"layer_scale": 0.1}, "torchvision format has no names for blocks.0.ls1.gamma"),
@@ -232,9 +232,9 @@ def test_models_that_others_cannot_compute_are_refused(
 
 def test_what_the_target_s_code_decides_must_be_known(tmp_path: Path) -> None:
     save_file(tiny_model().state_dict(), tmp_path / "vit.safetensors")
-    with pytest.raises(ConfigError, match="do not determine image_size, norm_eps, gelu, pool"):
+    with pytest.raises(ConfigError, match="do not determine image_size, norm_eps, mlp, pool"):
         convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision")
-    with pytest.raises(ConfigError, match="do not determine image_size, heads, norm_eps, gelu, pool"):
+    with pytest.raises(ConfigError, match="do not determine image_size, heads, norm_eps, mlp, pool"):
         convert(tmp_path / "vit.safetensors", tmp_path / "folder", "vitlite")
     said = TINY
     convert(tmp_path / "vit.safetensors", tmp_path / "tv.safetensors", "torchvision", config=said)
@@ -259,7 +259,7 @@ def test_pickles_are_converted(wrap: Callable[[Any], Any], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("changes", [
     {"class_token": False, "pool": "mean"}, {"cls_position": False}, {"image_size": (16, 64)},
-    {"registers": 2, "cls_position": False}, {"num_classes": 0}, {"fc_norm": True, "pool": "mean"},
+    {"registers": 2, "cls_position": False}, {"num_classes": 0}, {"final_norm": "pooled", "pool": "mean"},
 ])  # fmt: skip
 def test_the_same_names_need_nothing_to_be_known(changes: dict[str, Any], tmp_path: Path) -> None:
     state = tiny_model(**changes).state_dict()
@@ -275,7 +275,7 @@ def test_names_that_rotary_networks_share_are_not_lost_in_other_names(tmp_path: 
     old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): x for name, x in state.items()}
     torch.save(old, tmp_path / "deit.pth")
     for config in (None, TINY.replace(layer_scale=0.1, cls_position=False)):
-        with pytest.raises(ConfigError, match=r"do not determine whether this is a plain ViT: DeiT III has scales"):
+        with pytest.raises(ConfigError, match=r"do not determine the network: DeiT III has scales"):
             convert(tmp_path / "deit.pth", tmp_path / "out.safetensors", "timm", config=config)
     args = {"img_size": 32, "patch_size": 8, "num_heads": 4, **TIMM_SIZES}
     named = {"architecture": "deit3_small_patch16_224", "model_args": args}
@@ -328,7 +328,7 @@ def test_simple_vit_opens_with_its_positions_written_into_it(tmp_path: Path) -> 
     simple = vit_pytorch.SimpleViT(**shape).eval()
     save_file(simple.state_dict(), tmp_path / "bare.safetensors")
     said = ViTConfig(
-        **shape, pool="mean", class_token=False, head_dim=64, qkv_bias=False, patch_norm=True, norm_eps=1e-5
+        **shape, pool="mean", class_token=False, head_dim=64, qkv_bias=False, input_norm="patches", norm_eps=1e-5
     )
     with pytest.raises(CheckpointError, match=r"by a formula of vit-pytorch's SimpleViT, .*coming_from\.md shows"):
         load(tmp_path / "bare.safetensors", config=said)
@@ -556,7 +556,7 @@ def test_a_file_of_several_types_loses_no_digit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["transformers", "torchvision"])
-@pytest.mark.parametrize("options", [{"mlp": "swiglu"}, {"final_norm": False}], ids=str)
+@pytest.mark.parametrize("options", [{"mlp": "swiglu"}, {"final_norm": "none"}], ids=str)
 def test_parts_that_the_library_lacks_are_refused(options: dict[str, Any], to: Any, tmp_path: Path) -> None:
     model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, num_classes=2, **options))
     model.save(tmp_path / "ours")

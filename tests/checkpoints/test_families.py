@@ -14,19 +14,22 @@ from torch import Tensor
 from vitlite import ViT, ViTConfig, create, load
 from vitlite.checkpoints.build import resample_kernel
 from vitlite.checkpoints.key_mapping import FORMATS, rename_tensors
+from vitlite.config import DINOV3_ROPE, Rotation
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.nn.positions import resample_positions
 from vitlite.presets import PRESETS
 
-DINOV3 = TINY.replace(positions="rope", registers=4, cls_position=False, layer_scale=1e-5, norm_eps=1e-5)
+DINOV3 = TINY.replace(
+    positions="none", rope=DINOV3_ROPE, registers=4, cls_position=False, layer_scale=1e-5, norm_eps=1e-5
+)
 NANO = PRESETS["vit_nano_4"]
 FAMILIES = {
-    "attention pooling": TINY.replace(pool="map", class_token=False, gelu="tanh"),
+    "attention pooling": TINY.replace(pool="map", class_token=False, mlp="gelu_tanh"),
     "rotation": DINOV3,
     "gated": TINY.replace(mlp="swiglu"),
     "rotation, gated": DINOV3.replace(mlp="swiglu", pool="mean"),
     "distilled": TINY.replace(pool="cls_and_distillation", registers=1, cls_position=False),
-    "no final norm": TINY.replace(final_norm=False),
+    "no final norm": TINY.replace(final_norm="none"),
     "hybrid": TINY.replace(stem=(2, 1)),
     "hybrid, root alone": TINY.replace(stem=()),
 }
@@ -65,9 +68,9 @@ def test_any_missing_tensor_is_an_error(config: ViTConfig, tmp_path: Path) -> No
 @pytest.mark.parametrize("positions", ["none", "sincos2d", "learned"])
 def test_a_dinov3_is_not_loaded_as_a_plain_vit(positions: Any, tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=DINOV3)
-    with pytest.raises(CheckpointError, match=rf"positions is {positions} in config=, .* those of DINOv3"):
-        load(path, config=DINOV3.replace(positions=positions))
-    with pytest.raises(ConfigError, match=r"do not determine image_size, positions"):
+    with pytest.raises(ConfigError, match=r"indicate rotary positions"):
+        load(path, config=DINOV3.replace(positions=positions, rope=None))
+    with pytest.raises(ConfigError, match=r"do not determine image_size, positions, rope"):
         load(path)
     assert torch.equal(load(path, config=DINOV3)(IMAGES), trained(DINOV3)(IMAGES))
 
@@ -79,26 +82,22 @@ def test_another_name_is_an_error(name: str, tmp_path: Path) -> None:
         create(name, weights=path, image_size=16)
 
 
-@pytest.mark.parametrize("positions", ["none", "rope", "sincos2d", "learned"])
+@pytest.mark.parametrize("positions", ["none", "sincos2d", "learned"])
 @pytest.mark.parametrize("without", [("cls_token",), ("reg_token",), ("cls_token", "reg_token")], ids=str)
-def test_rotary_positions_of_another_kind_are_refused(without: tuple[str, ...], positions: Any, tmp_path: Path) -> None:
+def test_a_rotation_has_to_be_stated(without: tuple[str, ...], positions: Any, tmp_path: Path) -> None:
     """RoPE-ViT's files are a DINOv3's without registers, timm's own without a class token."""
     path = written(tmp_path / "vit.safetensors", lambda state: [state.pop(name) for name in without], DINOV3)
     sizes = {"positions": positions, "class_token": "cls_token" not in without}
     sizes |= {"registers": 0 if "reg_token" in without else 4, "pool": "mean" if "cls_token" in without else "cls"}
-    with pytest.raises(CheckpointError, match=r"layer scale but no position table"):
-        load(path, config=DINOV3.replace(**sizes))
+    with pytest.raises(ConfigError, match=r"indicate rotary positions\. Pass like="):
+        load(path, config=DINOV3.replace(**sizes, rope=None))
+    with pytest.raises(ConfigError, match=r"do not determine .*rope"):
+        load(path)
+    stated = DINOV3.replace(**sizes | {"positions": "none", "rope": Rotation(order="xy")})
+    assert load(path, config=stated).config.rope == Rotation(order="xy")
 
 
-def test_rotary_positions_need_the_tensors_of_a_dinov3(tmp_path: Path) -> None:
-    config = TINY.replace(positions="none")
-    path = written(tmp_path / "vit.safetensors", config=config)
-    with pytest.raises(CheckpointError, match="positions is rope in config=, but the tensors are not those of DINOv3"):
-        load(path, config=config.replace(positions="rope"))
-    assert load(path, config=config).config.positions == "none"
-
-
-@pytest.mark.parametrize("positions", ["none", "rope", "sincos2d"])
+@pytest.mark.parametrize("positions", ["none", "sincos2d"])
 def test_a_siglip_without_a_table_turns_by_position(positions: Any, tmp_path: Path) -> None:
     """VideoLLaMA3's, which has SigLIP's names: no answer leaves the rotation out."""
     sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, patch_size=8)
@@ -107,7 +106,7 @@ def test_a_siglip_without_a_table_turns_by_position(positions: Any, tmp_path: Pa
     with pytest.raises(
         CheckpointError, match=r"embeddings\.position_embedding\.weight is missing, which every file of"
     ):
-        load(path, config=TINY.replace(positions=positions, class_token=False, pool="mean", gelu="tanh"))
+        load(path, config=TINY.replace(positions=positions, class_token=False, pool="mean", mlp="gelu_tanh"))
 
 
 def with_periods(periods: Tensor) -> Callable[[dict[str, Tensor]], None]:
@@ -120,8 +119,8 @@ def test_periods_in_a_file_tell_that_it_turns_and_how_wide_a_head_is(dtype: torc
     model = load(path, config=DINOV3)
     assert torch.equal(model(IMAGES), trained(DINOV3)(IMAGES))
     assert set(model.source.report.dropped) == {"rope.periods"}
-    with pytest.raises(CheckpointError, match="positions is rope in the tensors and none in config="):
-        load(path, config=DINOV3.replace(positions="none"))
+    with pytest.raises(CheckpointError, match=r"rope is Rotation.+ in the tensors and None in config="):
+        load(path, config=DINOV3.replace(rope=None))
     with pytest.raises(CheckpointError, match="heads is 2 in the tensors and 4 in config="):
         load(path, config=DINOV3.replace(heads=4))
 
@@ -155,10 +154,9 @@ def test_a_gated_mlp_with_a_table_and_no_bias_for_keys_is_eva02_s(tmp_path: Path
     state["blocks.0.attn.qkv.bias"][16:32] = state["blocks.1.attn.qkv.bias"][16:32] = 0
     for gated in ("timm-eva", "timm-eva-gated"):
         path = bare(tmp_path / "vit.safetensors", dict(rename_tensors(FORMATS[gated], "", state)))
-        with pytest.raises(
-            CheckpointError, match=r"not a plain ViT: .* indicate EVA-02, whose attention uses its own rotary positions"
-        ):
+        with pytest.raises(ConfigError, match=r"keys without a bias indicate EVA-02, whose attention has rotary"):
             load(path, config=TINY.replace(mlp="swiglu"))
+        assert load(path, config=TINY.replace(mlp="swiglu", rope=Rotation(reference=2))).config.rope is not None
 
 
 def test_eva_s_names_of_a_dinov3(tmp_path: Path) -> None:
@@ -188,7 +186,7 @@ def test_a_gated_mlp_needs_no_gelu_and_is_told_from_a_plain_one(tmp_path: Path) 
     assert load(path, config=FAMILIES["gated"]).config == FAMILIES["gated"]
     with pytest.raises(CheckpointError, match="mlp is swiglu in the tensors and gelu in config="):
         load(path, config=TINY)
-    with pytest.raises(ConfigError, match=r"do not determine .*gelu"):
+    with pytest.raises(ConfigError, match=r"do not determine .*mlp"):
         load(written(tmp_path / "plain.safetensors"))
 
 
@@ -248,11 +246,11 @@ def test_a_missing_final_norm_is_missed_unless_somebody_says_so(tmp_path: Path) 
         load(path)
     with pytest.raises(CheckpointError, match=r"- norm.weight \(16,\)"):
         load(path, config=TINY)
-    with pytest.raises(ConfigError, match=r"do not determine norm_eps, gelu, pool, final_norm .*only the shape"):
-        create("vit_nano_4", weights=written(tmp_path / "nano.safetensors", config=NANO.replace(final_norm=False)))
-    assert not load(path, config=FAMILIES["no final norm"]).config.final_norm
+    with pytest.raises(ConfigError, match=r"do not determine norm_eps, mlp, pool, final_norm .*only the shape"):
+        create("vit_nano_4", weights=written(tmp_path / "nano.safetensors", config=NANO.replace(final_norm="none")))
+    assert load(path, config=FAMILIES["no final norm"]).config.final_norm == "none"
     path = written(tmp_path / "normed.safetensors")
-    with pytest.raises(CheckpointError, match="final_norm is True in the tensors and False in config="):
+    with pytest.raises(CheckpointError, match="final_norm is tokens in the tensors and none in config="):
         load(path, config=FAMILIES["no final norm"])
 
 
@@ -311,7 +309,7 @@ def test_patches_and_channels_and_the_size_of_images_change_together(tmp_path: P
     ("changes", "patch_size", "text"),
     [
         ({"stem": ()}, 4, r"in a model with a stem\. Leave out patch_size="),
-        ({"patch_norm": True}, 4, "in a model with a norm of the pixels of each patch"),
+        ({"input_norm": "patches"}, 4, "in a model with a norm of the pixels of each patch"),
         ({}, 5, r"image_size 16 does not divide into patches of 5\..*height 15 or 20"),
     ],
 )

@@ -149,21 +149,21 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
                            "label_descriptions": {"n1": "ant"}},
     })  # fmt: skip
     stated = {
-        "pool": "mean", "num_classes": 3, "heads": 4, "image_size": (64, 32), "gelu": "tanh", "mlp": "gelu",
+        "pool": "mean", "num_classes": 3, "heads": 4, "image_size": (64, 32), "mlp": "gelu_tanh",
         "cls_position": False, "dim": 48, "layer_scale": None, "patch_size": 8,
     }  # fmt: skip
     assert stated.items() <= metadata.fields.items()
     assert metadata.labels == ("ant", "n2", "n3")
     assert metadata.architecture == "vit_base_patch16_224.some"
-    assert not {"norm_eps", "mlp_dim", "fc_norm"} & metadata.fields.keys(), "arguments change these"
+    assert not {"norm_eps", "mlp_dim", "final_norm"} & metadata.fields.keys(), "arguments change these"
     assert metadata.transform_error == "The preprocessing config has no crop_pct, interpolation, std."
     plain = beside(tmp_path, PLAIN)
     assert (plain.labels, plain.transform, plain.usual_image_size) == (None, None, 224)
     assert plain.fields == {
-        "heads": 12, "norm_eps": 1e-6, "gelu": "exact", "cls_position": True, "resample": "timm", "final_norm": True,
+        "heads": 12, "norm_eps": 1e-6, "cls_position": True, "resample": "timm", "final_norm": "tokens",
         "dim": 768, "depth": 12, "mlp_dim": 3072, "mlp": "gelu", "class_token": True, "registers": 0, "qkv_bias": True,
-        "pre_norm": False, "fc_norm": False, "layer_scale": None, "positions": "learned", "pool": "cls",
-        "patch_size": 16,
+        "input_norm": "none", "inner_norm": "none", "layer_scale": None, "positions": "learned", "rope": None,
+        "pool": "cls", "pool_heads": None, "patch_size": 16,
     }  # fmt: skip
     former = {"labels": ["x", "y"], "label_names": ["n1", "n2"]}  # as it was called, all in one
     assert beside(tmp_path, PLAIN | former).labels == ("x", "y")
@@ -195,11 +195,11 @@ def test_patches_with_two_sides(tmp_path: Path) -> None:
         beside(tmp_path, {"architecture": "vit_base_patch16_224", "model_args": {"patch_size": [16, 8]}})
 
 
-@pytest.mark.parametrize(("activation", "gelu"), [("gelu", "exact"), ("gelu_tanh", "tanh"), ("quick_gelu", "quick")])
-def test_a_gelu_of_timm_s_gates_nothing(activation: str, gelu: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "quick_gelu"])
+def test_a_gelu_of_timm_s_gates_nothing(activation: str, tmp_path: Path) -> None:
     """timm's dinov2 giants gate by act_layer, and with a GELU compute what vitlite does not."""
     said = beside(tmp_path, {"architecture": "vit_giant_patch14_dinov2", "model_args": {"act_layer": activation}})
-    assert (said.fields["gelu"], said.fields["mlp"]) == (gelu, "gelu")
+    assert said.fields["mlp"] == activation
     said = beside(tmp_path, {"architecture": "vit_giant_patch14_dinov2"})
     assert said.fields["mlp"] == "swiglu"
 
@@ -281,10 +281,10 @@ def test_a_transform_is_scaled_as_timm_counts(size, crop_pct):
 
 
 def test_a_silent_config_has_the_defaults_of_its_class(tmp_path: Path) -> None:
-    for kind, eps, gelu in (("vit", 1e-12, "exact"), ("dinov2", 1e-6, "exact"), ("clip_vision_model", 1e-5, "quick")):
+    for kind, eps, mlp in (("vit", 1e-12, "gelu"), ("dinov2", 1e-6, "gelu"), ("clip_vision_model", 1e-5, "quick_gelu")):
         metadata = beside(tmp_path, {"model_type": kind})
         assert metadata.usual_image_size == 224
-        fields = {"dim": 768, "depth": 12, "heads": 12, "norm_eps": eps, "gelu": gelu}
+        fields = {"dim": 768, "depth": 12, "heads": 12, "norm_eps": eps, "mlp": mlp}
         assert metadata.fields == fields
     processor = {"resample": 3, "image_mean": [0.5], "image_std": [0.5], "size": 16, "crop_size": 16}
     assert beside(tmp_path, {"model_type": "vit"}, processor).transform.mode == "squash"
@@ -302,7 +302,7 @@ def test_the_image_part_of_clip_counts_and_older_configs_have_it_twice(tmp_path:
     assert beside(tmp_path, both).fields["heads"] == 4
     both["vision_config_dict"] = {"num_attention_heads": 8, "hidden_act": "gelu"}
     fields = beside(tmp_path, both).fields
-    assert (fields["heads"], fields["gelu"]) == (8, "exact"), "it comes first in transformers"
+    assert (fields["heads"], fields["mlp"]) == (8, "gelu"), "it comes first in transformers"
 
 
 def test_the_width_of_the_mlp_is_stated_in_two_ways(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from vitlite import ViT, ViTConfig, create, load
 from vitlite.checkpoints.key_mapping import FORMATS, rename_tensors
+from vitlite.config import DINOV3_ROPE
 from vitlite.errors import CheckpointError, ConfigError, VitliteError
 
 
@@ -36,7 +37,7 @@ def test_unknown_fields_are_listed(tmp_path: Path) -> None:
     ask += "complete config=."
     path = tmp_path / "vit.safetensors"
     text = bare(trained(), path)
-    assert text == f"{path}: The tensors do not determine image_size, heads, norm_eps, gelu, pool. {ask}"
+    assert text == f"{path}: The tensors do not determine image_size, heads, norm_eps, mlp, pool. {ask}"
     without_table = bare(trained(TINY.replace(positions="none")), path)
     assert "do not determine image_size, positions, heads" in without_table
 
@@ -64,7 +65,7 @@ def test_config_is_complete(tmp_path: Path) -> None:
     model = load(path, config=TINY)
     assert model.config == TINY
     provenance = model.source.report.provenance
-    assert (provenance["dim"], provenance["gelu"]) == ("the tensors", "config=")
+    assert (provenance["dim"], provenance["mlp"]) == ("the tensors", "config=")
     for changes, text in (
         ({"depth": 3}, "depth is 2 in the tensors and 3 in config="),
         ({"dim": 32, "heads": 4}, "dim is 16 in the tensors and 32 in config="),
@@ -76,7 +77,7 @@ def test_config_is_complete(tmp_path: Path) -> None:
         ({"layer_scale": 1e-5}, "layer_scale is absent in the tensors and 1e-05 in config="),
         ({"cls_position": False}, "cls_position is True in the position table and False in config="),
         ({"positions": "none"}, "positions is learned in the tensors and none in config="),
-        ({"final_norm": False}, "final_norm is True in the tensors and False in config="),
+        ({"final_norm": "none"}, "final_norm is tokens in the tensors and none in config="),
     ):
         with pytest.raises(CheckpointError, match=f"vit.safetensors: Checkpoint and config disagree: .*{text}"):
             load(path, config=TINY.replace(**changes))
@@ -113,7 +114,7 @@ def test_config_must_agree_with_the_format(tmp_path: Path) -> None:
 
 def test_open_clip_may_pool_the_mean(tmp_path: Path) -> None:
     path = tmp_path / "clip.safetensors"
-    ours = trained(TINY.replace(pre_norm=True, pool="mean", norm_eps=1e-5))
+    ours = trained(TINY.replace(input_norm="tokens", pool="mean", norm_eps=1e-5))
     ours.head.bias.data.zero_()
     state = {name: tensor for name, tensor in ours.state_dict().items() if name != "head.bias"}
     theirs = {"visual.proj": state.pop("head.weight").t().contiguous()}
@@ -124,8 +125,8 @@ def test_open_clip_may_pool_the_mean(tmp_path: Path) -> None:
         load(path)
     assert load(path, config=ours.config.replace(pool="cls")).config.pool == "cls"
     assert torch.allclose(load(path, config=ours.config)(IMAGES), ours(IMAGES), atol=1e-5)
-    with pytest.raises(CheckpointError, match="fc_norm is False in the tensors and True in config="):
-        load(path, config=ours.config.replace(fc_norm=True))
+    with pytest.raises(CheckpointError, match="final_norm is tokens in the tensors and pooled in config="):
+        load(path, config=ours.config.replace(final_norm="pooled"))
     with pytest.raises(CheckpointError, match="pool is mean_with_cls in config=, but files of the openai"):
         load(path, config=ours.config.replace(pool="mean_with_cls"))
     with pytest.raises(ConfigError, match="trained with pool='cls' and does not fit pool='mean'"):
@@ -220,7 +221,7 @@ def test_a_rotary_network_is_not_loaded_as_a_plain_one(name: str, tmp_path: Path
             load(tmp_path / "vit.safetensors", config=config)
 
 
-NOT_TOLD = r"do not determine whether this is a plain ViT: "
+NOT_TOLD = r"do not determine the network: "
 
 
 def renamed(state: dict[str, Any], words: dict[str, str]) -> dict[str, Any]:
@@ -282,14 +283,14 @@ def test_no_answer_makes_a_published_look_alike_a_plain_one(name: str, tmp_path:
 
 def test_meta_s_own_perception_encoder_is_asked_about(tmp_path: Path) -> None:
     """It has the names of OpenAI's CLIP, but for a norm after the blocks."""
-    config = TINY.replace(pre_norm=True, num_classes=0, norm_eps=1e-5)
+    config = TINY.replace(input_norm="tokens", num_classes=0, norm_eps=1e-5)
     state = dict(rename_tensors(FORMATS["openai"], "", dict(trained(config).state_dict())))
     save_file({name: x.contiguous() for name, x in state.items()}, tmp_path / "vit.safetensors")
     assert torch.equal(load(tmp_path / "vit.safetensors", config=config)(IMAGES), trained(config)(IMAGES))
     without = {name: x.contiguous() for name, x in state.items() if not name.startswith("ln_post")}
     save_file(without, tmp_path / "vit.safetensors")
     with pytest.raises(ConfigError, match=NOT_TOLD + "a norm before the blocks, without .* Perception Encoder"):
-        load(tmp_path / "vit.safetensors", config=config.replace(final_norm=False))
+        load(tmp_path / "vit.safetensors", config=config.replace(final_norm="none"))
 
 
 def test_an_eva_giant_is_known_by_its_name_and_by_a_config(tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_an_eva_giant_is_known_by_its_name_and_by_a_config(tmp_path: Path) -> No
         assert near(load(tmp_path)(IMAGES), theirs(IMAGES))
     bare = (tmp_path / "model.safetensors").rename(tmp_path / "bare.safetensors")
     with pytest.raises(ConfigError, match=NOT_TOLD + ".*biases named q_bias"):
-        load(bare, config=TINY.replace(pool="mean", fc_norm=True, mlp_dim=32))
+        load(bare, config=TINY.replace(pool="mean", final_norm="pooled", mlp_dim=32))
 
 
 POOLED = NOT_TOLD + "with a class token or registers, attention pooling reads only the patches in timm.s"
@@ -308,7 +309,7 @@ POOLED = NOT_TOLD + "with a class token or registers, attention pooling reads on
 
 def test_no_answer_tells_whether_attention_pools_all_tokens(tmp_path: Path) -> None:
     config = TINY.replace(pool="map", registers=2, cls_position=False)
-    for own in (config, config.replace(class_token=False), config.replace(positions="rope", heads=1)):
+    for own in (config, config.replace(class_token=False), config.replace(positions="none", rope=DINOV3_ROPE, heads=1)):
         path = written(tmp_path / "vit.safetensors", config=own)
         with pytest.raises(ConfigError, match=POOLED):
             load(path, config=own)
@@ -331,11 +332,11 @@ def test_a_config_tells_whether_attention_pools_all_tokens(name: str, sizes: dic
     theirs = timm.create_model(name, global_pool="map", **sizes).eval()
     timm.models.save_for_hf(theirs, tmp_path, model_config={"model_args": sizes}, safe_serialization=True)
     images = torch.randn(1, 3, 32, 32)
-    if "reg_tokens" in sizes:
+    if "reg_tokens" in sizes or "dinov3" in name:
         with torch.no_grad():
             assert near(load(tmp_path)(images), theirs(images))
     else:
-        pooled = r"pool_include_prefix|pools all tokens|attention pooling sees the register"
+        pooled = r"pool_include_prefix|attention pooling sees the register"
         with pytest.raises(VitliteError, match=pooled):
             load(tmp_path)
     bare = (tmp_path / "model.safetensors").rename(tmp_path / "bare.safetensors")
@@ -353,7 +354,7 @@ def test_flattened_patches_do_not_tell_their_sides(tmp_path: Path) -> None:
         if not isinstance(patch, tuple):
             config = ViTConfig(
                 image_size=32, patch_size=patch, dim=48, depth=2, heads=4, mlp_dim=80, num_classes=7, channels=channels,
-                norm_eps=1e-5, patch_norm=True, qkv_bias=False,
+                norm_eps=1e-5, input_norm="patches", qkv_bias=False,
             )  # fmt: skip
             ours = load(tmp_path / "vit.safetensors", config=config)
             images = torch.randn(1, channels, 32, 32)

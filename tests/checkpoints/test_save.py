@@ -31,9 +31,10 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("changes", [
     {}, {"registers": 2, "cls_position": False, "layer_scale": 0.1}, {"pool": "mean_with_cls"}, {"pre_logits": 8},
-    {"pool": "cls_and_mean", "norm_eps": 1e-5}, {"class_token": False, "pool": "mean", "fc_norm": True},
-    {"patch_norm": True, "head_dim": 4, "qkv_bias": False}, {"positions": "sincos2d", "gelu": "tanh"},
-    {"image_size": (32, 16), "pre_norm": True, "gelu": "quick", "num_classes": 0}, {"channels": 1, "inner_norm": True},
+    {"pool": "cls_and_mean", "norm_eps": 1e-5}, {"class_token": False, "pool": "mean", "final_norm": "pooled"},
+    {"input_norm": "patches", "head_dim": 4, "qkv_bias": False}, {"positions": "sincos2d", "mlp": "gelu_tanh"},
+    {"image_size": (32, 16), "input_norm": "tokens", "mlp": "quick_gelu", "num_classes": 0},
+    {"channels": 1, "inner_norm": "both"},
 ])  # fmt: skip
 def test_save_and_load(changes: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(**changes)
@@ -54,10 +55,10 @@ def test_preprocessing_is_saved_and_follows_the_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"pool": "mean", "gelu": "quick", "pre_norm": True}, {"qkv_bias": False, "image_size": (32, 48)},
+    {}, {"pool": "mean", "mlp": "quick_gelu", "input_norm": "tokens"}, {"qkv_bias": False, "image_size": (32, 48)},
     {"registers": 1, "cls_position": False, "layer_scale": 0.1},
-    {"class_token": False, "pool": "mean", "fc_norm": True, "num_classes": 0},
-    {"pool": "map"}, {"pool": "map", "class_token": False, "gelu": "tanh"},
+    {"class_token": False, "pool": "mean", "final_norm": "pooled", "num_classes": 0},
+    {"pool": "map"}, {"pool": "map", "class_token": False, "mlp": "gelu_tanh"},
 ])  # fmt: skip
 def test_timm_loads_the_folder(changes: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(**changes)

@@ -19,6 +19,7 @@ from changed_models import quantise
 from torch import Tensor, nn
 
 from vitlite import ViT, ViTConfig, kernels, optimize
+from vitlite.config import DINOV3_ROPE
 from vitlite.errors import InputError, OptimizedError
 from vitlite.fast import attention, blocks, slices
 from vitlite.fast import optimize as module
@@ -32,13 +33,13 @@ TRANSFORM = TransformConfig(
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"qkv_bias": False},
-    {"gelu": "tanh"},
-    {"gelu": "quick"},
-    {"gelu": "quick", "inner_norm": True},
-    {"inner_norm": True},
+    {"mlp": "gelu_tanh"},
+    {"mlp": "quick_gelu"},
+    {"mlp": "quick_gelu", "inner_norm": "both"},
+    {"inner_norm": "both"},
     {"layer_scale": 0.3},
-    {"pre_norm": True},
-    {"patch_norm": True},
+    {"input_norm": "tokens"},
+    {"input_norm": "patches"},
     {"registers": 4, "cls_position": False},
     {"cls_position": False},
     {"class_token": False, "pool": "mean"},
@@ -46,9 +47,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"pool": "mean_with_cls"},
     {"pool": "cls_and_mean"},
     {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
-    {"final_norm": False},
-    {"fc_norm": True},
-    {"fc_norm": True, "pool": "mean"},
+    {"final_norm": "none"},
+    {"final_norm": "pooled"},
+    {"final_norm": "pooled", "pool": "mean"},
     {"pre_logits": 20},
     {"head_dim": 10},
     {"positions": "sincos2d"},
@@ -58,12 +59,12 @@ OPTIONS: list[dict[str, Any]] = [
     {"depth": 1},
     {"dropout": 0.1, "drop_path": 0.1},
     {"pool": "map", "class_token": False},
-    {"pool": "map", "class_token": False, "gelu": "tanh", "inner_norm": True},
-    {"positions": "rope", "registers": 4, "layer_scale": 0.3, "qkv_bias": False},
-    {"positions": "rope", "pool": "mean", "head_dim": 12},
+    {"pool": "map", "class_token": False, "mlp": "gelu_tanh", "inner_norm": "both"},
+    {"positions": "none", "rope": DINOV3_ROPE, "registers": 4, "layer_scale": 0.3, "qkv_bias": False},
+    {"positions": "none", "rope": DINOV3_ROPE, "pool": "mean", "head_dim": 12},
     {"mlp": "swiglu"},
-    {"mlp": "swiglu", "inner_norm": True, "layer_scale": 0.3},
-    {"positions": "rope", "mlp": "swiglu"},
+    {"mlp": "swiglu", "inner_norm": "both", "layer_scale": 0.3},
+    {"positions": "none", "rope": DINOV3_ROPE, "mlp": "swiglu"},
     {"stem": ()},
     {"stem": (1, 2)},
 ]
@@ -127,7 +128,7 @@ def test_the_answers_are_the_same(options: dict[str, Any], way: str) -> None:
 
 def test_threads_share_a_model(way: str) -> None:
     """As in a service: images of other sizes, and in other numbers, at the same time."""
-    model = made(positions="rope", cls_position=False, registers=4)
+    model = made(positions="none", rope=DINOV3_ROPE, cls_position=False, registers=4)
     faster = optimized(model)
     batches = [torch.randn(n, 3, *size) for n in (1, 3, 9) for size in ((32, 32), (40, 24))] * 2
     expected = [model(images).detach() for images in batches]
@@ -247,12 +248,12 @@ def test_bfloat16_is_as_near_as_eager(own: torch.dtype, patch: int, way: str, mo
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "attention pooling": {"pool": "map", "class_token": False, "gelu": "tanh"},
-    "rotary": {"positions": "rope", "registers": 4, "layer_scale": 0.3},
-    "rotary, gated": {"positions": "rope", "registers": 4, "layer_scale": 0.3, "mlp": "swiglu"},
+    "attention pooling": {"pool": "map", "class_token": False, "mlp": "gelu_tanh"},
+    "rotary": {"positions": "none", "rope": DINOV3_ROPE, "registers": 4, "layer_scale": 0.3},
+    "rotary, gated": {"positions": "none", "rope": DINOV3_ROPE, "registers": 4, "layer_scale": 0.3, "mlp": "swiglu"},
     "gated": {"mlp": "swiglu", "layer_scale": 0.3},
     "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
-    "no final norm": {"final_norm": False},
+    "no final norm": {"final_norm": "none"},
     "hybrid": {"stem": (1,), "patch_size": 4},
 }
 

@@ -31,13 +31,13 @@ SIZES = {
     "mlp_ratio": 1.5,
     "num_classes": 3,
 }
-ASK = {"image_size": 16, "heads": 2, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls", "positions": "learned"}
+ASK = {"image_size": 16, "heads": 2, "norm_eps": 1e-6, "mlp": "gelu", "pool": "cls", "positions": "learned"}
 build_timm = partial(timm.models.VisionTransformer, **SIZES)
 TIMM: dict[str, tuple[Callable[..., nn.Module], dict[str, Any]]] = {
     "plain": (build_timm, ASK),
     "registers": (partial(build_timm, reg_tokens=2, no_embed_class=True, init_values=1e-5), ASK),
     "mean": (partial(build_timm, global_pool="avg", class_token=False), ASK | {"pool": "mean"}),
-    "CLIP": (partial(build_timm, pre_norm=True, act_layer="quick_gelu"), ASK | {"gelu": "quick"}),
+    "CLIP": (partial(build_timm, pre_norm=True, act_layer="quick_gelu"), ASK | {"mlp": "quick_gelu"}),
     "attention pooling": (partial(build_timm, global_pool="map", class_token=False), ASK | {"pool": "map"}),
 }
 
@@ -123,7 +123,7 @@ def test_timm(name: str, data: st.DataObject) -> None:
             img_size=config.size, patch_size=config.patch_size, embed_dim=config.dim, depth=config.depth,
             mlp_ratio=config.mlp_dim / config.dim, num_classes=config.num_classes, in_chans=config.channels,
             qkv_bias=config.qkv_bias, no_embed_class=not config.cls_position, reg_tokens=config.registers,
-            init_values=1e-5 if config.layer_scale else None, fc_norm=config.fc_norm,
+            init_values=1e-5 if config.layer_scale else None, fc_norm=config.final_norm == "pooled",
         ).eval()  # fmt: skip
         dropped = ours.source.report.dropped  # and no registers at all are none
         theirs.load_state_dict({key: state[key] for key in state if state[key].numel() and key not in dropped})

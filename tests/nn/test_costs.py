@@ -7,23 +7,31 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlite import ViT, ViTConfig
+from vitlite.config import DINOV3_ROPE
 from vitlite.nn.costs import gmacs, layers, params
 from vitlite.presets import PRESETS
 
 TINY = ViTConfig(image_size=(64, 32), patch_size=32, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=5)
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "CLIP's": {"pre_norm": True, "head_dim": 20},
-    "vit-pytorch's": {"patch_norm": True, "qkv_bias": False, "pool": "mean"},
-    "inner norms": {"inner_norm": True, "layer_scale": 0.1, "fc_norm": True, "pre_logits": 24},
+    "CLIP's": {"input_norm": "tokens", "head_dim": 20},
+    "vit-pytorch's": {"input_norm": "patches", "qkv_bias": False, "pool": "mean"},
+    "inner norms": {"inner_norm": "both", "layer_scale": 0.1, "final_norm": "pooled", "pre_logits": 24},
     "two tokens": {"pool": "cls_and_mean", "registers": 2, "cls_position": False},
-    "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False, "fc_norm": True},
-    "attention pooling": {"pool": "map", "class_token": False, "inner_norm": True},
+    "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False, "final_norm": "pooled"},
+    "attention pooling": {"pool": "map", "class_token": False, "inner_norm": "both"},
     "attention pooling beside registers": {"pool": "map", "registers": 3, "cls_position": False},
-    "rotation": {"positions": "rope", "registers": 4, "cls_position": False, "layer_scale": 1e-5, "head_dim": 8},
-    "gated": {"mlp": "swiglu", "inner_norm": True},
+    "rotation": {
+        "positions": "none",
+        "rope": DINOV3_ROPE,
+        "registers": 4,
+        "cls_position": False,
+        "layer_scale": 1e-5,
+        "head_dim": 8,
+    },
+    "gated": {"mlp": "swiglu", "inner_norm": "both"},
     "attention pooling of gated blocks": {"mlp": "swiglu", "pool": "map"},
-    "no final norm": {"final_norm": False, "num_classes": 0},
+    "no final norm": {"final_norm": "none", "num_classes": 0},
     "hybrid, root alone": {"stem": (), "channels": 1},
     "hybrid": {"stem": (2, 3)},
     "hybrid of four stages": {"stem": (1, 2, 1, 2), "num_classes": 0},

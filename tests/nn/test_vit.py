@@ -11,10 +11,10 @@ from typing import Any, get_args
 import pytest
 import torch
 import torch.nn.functional as F
-from models import FAMILIES
+from models import FAMILIES, ROTATIONS
 from torch import Tensor, nn
 
-from vitlite.config import Pool, ViTConfig
+from vitlite.config import DINOV3_ROPE, Pool, Rotation, ViTConfig
 from vitlite.errors import ConfigError, ImageError, InputError
 from vitlite.nn import positions
 from vitlite.nn.layers import Attention, DropPath
@@ -73,10 +73,11 @@ def test_presets_have_the_published_number_of_parameters(name: str) -> None:
     assert sum(tensor.numel() for tensor in model.parameters()) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("positions", ["learned", "sincos2d", "rope", "none"])
+@pytest.mark.parametrize("positions", ["learned", "sincos2d", "none"])
+@pytest.mark.parametrize("rope", ROTATIONS)
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (48, 48), (24, 40), (8, 64)])
-def test_image_of_any_size(positions: str, height: int, width: int) -> None:
-    model = tiny(positions=positions)
+def test_image_of_any_size(positions: str, rope: Rotation | None, height: int, width: int) -> None:
+    model = tiny(positions=positions, rope=rope)
     images = random_images(3, height, width)
     grid = (height // 8, width // 8)
     assert model(images).shape == (3, 5)
@@ -177,9 +178,9 @@ def test_model_without_head_returns_embedding() -> None:
 
 
 def test_attention_map_times_values_equals_fused_attention() -> None:
-    for kind in ("learned", "rope"):
-        model = tiny(head_dim=20, positions=kind)
-        attention, rotation = model.blocks[1].attn, model._tokens(random_images())[1]
+    for rope in ROTATIONS:
+        model = tiny(head_dim=20, rope=rope)
+        attention, rotation = model.blocks[1].attn, model._tokens(random_images())[1][1]
         x = torch.randn(2, 17, 48)
         _, _, v = attention.queries_keys_values(x, *rotation)
         by_map = attention.proj((attention.map(x, *rotation) @ v).transpose(1, 2).flatten(2))
@@ -187,7 +188,7 @@ def test_attention_map_times_values_equals_fused_attention() -> None:
 
 
 def test_a_rotary_block_without_its_rotation_fails() -> None:
-    model = tiny(positions="rope")
+    model = tiny(positions="none", rope=DINOV3_ROPE)
     with pytest.raises(TypeError, match="cosines"):
         model.blocks[0](model._tokens(random_images())[0])
 
@@ -388,9 +389,11 @@ def test_inference_then_training() -> None:
     model(images).sum().backward()
 
 
-@pytest.mark.parametrize("positions", ["learned", "sincos2d", "rope"])
-def test_threads_with_different_sizes(positions: str) -> None:
-    model = tiny(positions=positions)
+@pytest.mark.parametrize(
+    "options", [{"positions": "learned"}, {"positions": "sincos2d"}, *({"rope": rope} for rope in ROTATIONS)]
+)
+def test_threads_with_different_sizes(options: dict[str, Any]) -> None:
+    model = tiny(**options)
     sizes = [(48, 48), (24, 40), (40, 24), (64, 32)]
     with torch.no_grad():
         wanted = [copy.deepcopy(model)(random_images(1, *size)) for size in sizes]
@@ -485,8 +488,8 @@ def forget_graphs() -> Any:
 
 COMPILED: list[dict[str, Any]] = [  # all families, in three models
     {"registers": 1, "cls_position": False, "pool": "cls_and_distillation", "layer_scale": 0.5},
-    {"positions": "rope", "registers": 4, "cls_position": False, "mlp": "swiglu", "pool": "map"},
-    {"stem": (1, 1), "final_norm": False},
+    {"positions": "none", "rope": DINOV3_ROPE, "registers": 4, "cls_position": False, "mlp": "swiglu", "pool": "map"},
+    {"stem": (1, 1), "final_norm": "none"},
 ]
 
 
@@ -520,7 +523,7 @@ def test_compiled_training_equals_eager(options: dict[str, Any]) -> None:
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
-EXPORTED = [{}, {"positions": "sincos2d"}, {"resample": "jax", "patch_norm": True}, *FAMILIES.values()]
+EXPORTED = [{}, {"positions": "sincos2d"}, {"resample": "jax", "input_norm": "patches"}, *FAMILIES.values()]
 
 
 @pytest.mark.parametrize("options", EXPORTED, ids=str)
@@ -538,7 +541,7 @@ def test_export_with_dynamic_batch_height_and_width(options: dict[str, Any]) -> 
 # What others do to a layer: adapters, pruning and hooks all count on its being called.
 
 LAYERS = [
-    {"patch_norm": True}, {"pool": "map"}, {"pre_logits": 8}, {"pre_norm": True, "inner_norm": True},
+    {"input_norm": "patches"}, {"pool": "map"}, {"pre_logits": 8}, {"input_norm": "tokens", "inner_norm": "both"},
     *FAMILIES.values(),
 ]  # fmt: skip
 
@@ -560,7 +563,7 @@ def test_every_layer_with_weights_is_called(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("dtype", "near"), [(torch.bfloat16, 0.1), (torch.float16, 0.02), (torch.float64, 1e-5)])
 @pytest.mark.parametrize("size", [(32, 32), (48, 24)], ids=str)
 def test_other_precisions(dtype: torch.dtype, near: float, size: tuple[int, int]) -> None:
-    others = [{}, {"positions": "sincos2d", "pool": "mean"}, {"layer_scale": 1.0, "patch_norm": True}]
+    others = [{}, {"positions": "sincos2d", "pool": "mean"}, {"layer_scale": 1.0, "input_norm": "patches"}]
     for options in (*others, *FAMILIES.values()):
         model = tiny(**options)
         with torch.no_grad():

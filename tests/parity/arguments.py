@@ -23,6 +23,7 @@ from timm.models import vision_transformer as timm_vit
 from torch import Tensor, nn
 
 from vitlite import ViT, create, load
+from vitlite.config import DINOV3_ROPE
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.zoo import registry
 
@@ -245,7 +246,7 @@ TIMM_VALUES: dict[str, list[Value]] = {
     "no_embed_class": [told(True, cls_position=False)],
     "reg_tokens": [Value(2), Value(2, also={"no_embed_class": True})],
     "pre_norm": [Value(True)],
-    "final_norm": [told(False, final_norm=False), Value(False, {"final_norm": False}, also={"pre_norm": True})],
+    "final_norm": [told(False, final_norm="none"), Value(False, {"final_norm": "none"}, also={"pre_norm": True})],
     "fc_norm": [Value(True)],
     "pool_include_prefix": [
         Value(True, {"pool": "mean_with_cls"}, also=AVERAGE),
@@ -262,8 +263,8 @@ TIMM_VALUES: dict[str, list[Value]] = {
         Value("rmsnorm"), Value("layernorm"), told(partial(nn.LayerNorm, eps=1e-3), norm_eps=1e-3)
     ],
     "act_layer": [
-        told("gelu_tanh", gelu="tanh"), told("quick_gelu", gelu="quick"), unsayable("relu", "gelu"),
-        unsayable("silu", "gelu"),
+        told("gelu_tanh", mlp="gelu_tanh"), told("quick_gelu", mlp="quick_gelu"), unsayable("relu", "mlp"),
+        unsayable("silu", "mlp"),
     ],
     "block_fn": [
         Value(timm_vit.ResPostBlock, assumed=True), Value(timm_vit.ResPostBlock, {"pool": "mean"}, also=RPN),
@@ -278,7 +279,7 @@ TIMM_VALUES: dict[str, list[Value]] = {
     "device": [Value("cpu")],
     "dtype": [Value(torch.float64)],
 }  # fmt: skip
-BARE = {"image_size": 160, "patch_size": 16, "dim": 64, "heads": 2, "positions": "learned", "final_norm": True}
+BARE = {"image_size": 160, "patch_size": 16, "dim": 64, "heads": 2, "positions": "learned", "final_norm": "tokens"}
 TIMM = Kind(
     "timm",
     "VisionTransformer",
@@ -287,7 +288,7 @@ TIMM = Kind(
     _build_timm,
     _write_timm,
     lambda model, images: model(images),
-    {**BARE, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"},
+    {**BARE, "norm_eps": 1e-6, "mlp": "gelu", "pool": "cls"},
     _stretched_timm,
 )
 
@@ -335,7 +336,7 @@ EVA_VALUES: dict[str, list[Value]] = {
     "rope_mrope_section": [Value((2, 3, 3))],
     "use_post_norm": [Value(True, assumed=True)],
     "use_pre_transformer_norm": [Value(True)],
-    "use_post_transformer_norm": [told(False, final_norm=False)],
+    "use_post_transformer_norm": [told(False, final_norm="none")],
     "use_fc_norm": [Value(True)],
     "attn_pool_num_heads": [unsayable(4, "pool", global_pool="map")],
     "attn_pool_mlp_ratio": [unsayable(2.0, "pool", global_pool="map")],
@@ -350,7 +351,7 @@ EVA = Kind(
     _build_eva,
     _write_eva,
     lambda model, images: model(images),
-    {**BARE, "norm_eps": 1e-5, "gelu": "exact", "pool": "mean", "positions": "rope"},
+    {**BARE, "norm_eps": 1e-5, "mlp": "gelu", "pool": "mean", "positions": "none", "rope": DINOV3_ROPE},
     _stretched_timm,
 )
 
@@ -412,8 +413,8 @@ OF_ANY_VIT = {
     "num_attention_heads": [told(4, heads=4)],
     "intermediate_size": [Value(128)],
     "hidden_act": [
-        told("gelu_new", gelu="tanh"), told("quick_gelu", gelu="quick"), unsayable("relu", "gelu"),
-        unsayable("gelu_10", "gelu"),
+        told("gelu_new", mlp="gelu_tanh"), told("quick_gelu", mlp="quick_gelu"), unsayable("relu", "mlp"),
+        unsayable("gelu_10", "mlp"),
     ],
     "hidden_dropout_prob": [Value(0.5)],
     "attention_probs_dropout_prob": [Value(0.5)],
@@ -460,7 +461,7 @@ SMALL = dict(
 
 
 def _transformers(
-    name: str, values: Mapping[str, Sequence[Value]], eps: float = 1e-12, pool: str = "cls", gelu: str = "exact"
+    name: str, values: Mapping[str, Sequence[Value]], eps: float = 1e-12, pool: str = "cls", mlp: str = "gelu"
 ) -> Kind:
     kind = getattr(transformers, name)
     config = kind.config_class
@@ -495,7 +496,8 @@ def _transformers(
 
     return Kind(
         "transformers", name, partial(signature, config.__init__), {**common, **values}, build, write, logits,
-        {**BARE, "norm_eps": eps, "gelu": gelu, "pool": pool, **({"positions": "rope"} if "DINOv3" in name else {})},
+        {**BARE, "norm_eps": eps, "mlp": mlp, "pool": pool,
+         **({"positions": "none", "rope": DINOV3_ROPE} if "DINOv3" in name else {})},
         stretched,
     )  # fmt: skip
 
@@ -535,9 +537,9 @@ KINDS = [
     _transformers("IJepaForImageClassification", OF_ANY_VIT | POOLER, pool="mean"),
     _transformers("Dinov2ForImageClassification", DINOV2 | {"use_mask_token": [Value(False)]}, 1e-6),
     _transformers("Dinov2WithRegistersForImageClassification", DINOV2 | REGISTERS, 1e-6),
-    _transformers("SiglipVisionModel", SIGLIP | {"vision_use_head": [Value(False)]}, 1e-6, pool="map", gelu="tanh"),
+    _transformers("SiglipVisionModel", SIGLIP | {"vision_use_head": [Value(False)]}, 1e-6, pool="map", mlp="gelu_tanh"),
     _transformers("DINOv3ViTModel", DINOV3, 1e-5),
-    _transformers("CLIPVisionModelWithProjection", CLIP, 1e-5, gelu="quick"),
+    _transformers("CLIPVisionModelWithProjection", CLIP, 1e-5, mlp="quick_gelu"),
     VIT_PYTORCH,
 ]
 CASES = [(kind, name, value) for kind in KINDS for name, values in kind.values.items() for value in values]

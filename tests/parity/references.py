@@ -14,7 +14,7 @@ from einops import rearrange
 from peers import timm, torchvision, transformers, vit_pytorch
 from torch import Tensor, nn
 
-from vitlite.config import ViTConfig
+from vitlite.config import DINOV3_ROPE, ViTConfig
 
 SIZES = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=7)
 Rules = Mapping[str, str]
@@ -78,7 +78,7 @@ class Reference:
             rows = found[token].shape[1]
             first, found["pos_embed"] = found["pos_embed"].tensor_split([rows], dim=1)
             found[token] = found[token] if gradients else found[token] + first
-        if self.config.patch_norm:
+        if self.config.input_norm == "patches":
             order = dict(c=self.config.channels, p=self.config.patch_size, q=self.config.patch_size)
             kernel = found["patch_embed.proj.weight"]
             found["patch_embed.proj.weight"] = rearrange(kernel, "d (p q c) -> d c p q", **order)
@@ -173,7 +173,14 @@ def _hybrid(option: str, units: tuple[int, ...], kernel: int) -> Reference:
 
 def _dinov3(option: str, config: Mapping[str, Any] = {}, **theirs: Any) -> Reference:
     ours = dict(
-        positions="rope", registers=4, cls_position=False, layer_scale=1e-5, norm_eps=1e-5, pool="mean", qkv_bias=False
+        positions="none",
+        rope=DINOV3_ROPE,
+        registers=4,
+        cls_position=False,
+        layer_scale=1e-5,
+        norm_eps=1e-5,
+        pool="mean",
+        qkv_bias=False,
     )
     return _timm(
         option,
@@ -324,7 +331,7 @@ def _vit_pytorch(option: str, pool: str, config: Mapping[str, Any], head_dim: in
         model.pool = pool.partition("_")[0]  # with a class token, its mean counts that too, as before 1.16
         return model
 
-    ours = dict(norm_eps=1e-5, qkv_bias=False, patch_norm=True, head_dim=head_dim, pool=pool)
+    ours = dict(norm_eps=1e-5, qkv_bias=False, input_norm="patches", head_dim=head_dim, pool=pool)
     return Reference(
         library="vit-pytorch",
         option=option,
@@ -337,16 +344,23 @@ def _vit_pytorch(option: str, pool: str, config: Mapping[str, Any], head_dim: in
 
 
 mean = dict(pool="mean")
-clip = dict(pre_norm=True, gelu="quick", norm_eps=1e-5)
+clip = dict(input_norm="tokens", mlp="quick_gelu", norm_eps=1e-5)
 dinov2 = dict(pool="cls_and_mean", layer_scale=1.0, norm_eps=1e-6, mlp_dim=192)
 swiglu = dict(mlp_layer=timm.layers.SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=160 / 48)
-siglip = dict(pool="map", class_token=False, gelu="tanh")
+siglip = dict(pool="map", class_token=False, mlp="gelu_tanh")
 pooled = dict(pool="map", registers=3, cls_position=False)
 registers = dict(reg_tokens=3, no_embed_class=True)
 siglip_alone = siglip | {"num_classes": 0, "norm_eps": 1e-6}
 TANH = "gelu_pytorch_tanh"
 dinov3 = dict(
-    positions="rope", registers=4, cls_position=False, layer_scale=1.0, norm_eps=1e-5, num_classes=0, qkv_bias=True
+    positions="none",
+    rope=DINOV3_ROPE,
+    registers=4,
+    cls_position=False,
+    layer_scale=1.0,
+    norm_eps=1e-5,
+    num_classes=0,
+    qkv_bias=True,
 )
 noise = torch.arange(16.0).expand(2, -1)  # ViTMAE masks nothing and shuffles nothing
 
@@ -357,9 +371,9 @@ def pooled_output(output: Any) -> Tensor:
 
 REFERENCES = [
     _timm("class token"),
-    _timm("class token, norm after pooling", config={"fc_norm": True}, fc_norm=True),
+    _timm("class token, norm after pooling", config={"final_norm": "pooled"}, fc_norm=True),
     _timm("mean", config=mean, global_pool="avg"),
-    _timm("mean, norm after pooling", config=mean | {"fc_norm": True}, global_pool="avg", fc_norm=True),
+    _timm("mean, norm after pooling", config=mean | {"final_norm": "pooled"}, global_pool="avg", fc_norm=True),
     _timm("mean, no class token", config=mean | {"class_token": False}, global_pool="avg", class_token=False),
     _timm("no position for the class token", config={"cls_position": False}, no_embed_class=True),
     _timm("registers", config={"registers": 3, "cls_position": False}, reg_tokens=3, no_embed_class=True),
@@ -378,9 +392,9 @@ REFERENCES = [
         act_layer="quick_gelu",
         norm_layer=partial(nn.LayerNorm, eps=1e-5),
     ),
-    _timm("tanh GELU", config={"gelu": "tanh"}, act_layer="gelu_tanh"),
+    _timm("tanh GELU", config={"mlp": "gelu_tanh"}, act_layer="gelu_tanh"),
     _timm("layer scale", config={"layer_scale": 1e-5}, init_values=1e-5),
-    _timm("norms inside attention and MLP", config={"inner_norm": True}, scale_attn_norm=True, scale_mlp_norm=True),
+    _timm("norms inside attention and MLP", config={"inner_norm": "both"}, scale_attn_norm=True, scale_mlp_norm=True),
     _timm("no bias for q, k and v", config={"qkv_bias": False}, qkv_bias=False),
     _timm("no positions", config={"positions": "none"}, pos_embed="none"),
     _timm("attention pooling", config=siglip, global_pool="map", class_token=False, act_layer="gelu_tanh"),
@@ -391,7 +405,7 @@ REFERENCES = [
     _timm("gated MLP", config={"mlp": "swiglu"}, **swiglu),
     _timm(
         "EVA",
-        config=mean | {"fc_norm": True},
+        config=mean | {"final_norm": "pooled"},
         kind=timm.models.Eva,
         global_pool="avg",
         norm_layer=partial(nn.LayerNorm, eps=1e-6),
@@ -404,7 +418,7 @@ REFERENCES = [
     ),
     _hybrid("hybrid", (1, 2), kernel=1),
     _hybrid("hybrid, root alone", (), kernel=2),
-    _timm("no final norm", config={"final_norm": False}, final_norm=False),
+    _timm("no final norm", config={"final_norm": "none"}, final_norm=False),
     _timm(
         "registers with positions",
         config={"registers": 3, "cls_position": False},
@@ -422,7 +436,9 @@ REFERENCES = [
     _timm("images that are not square", image_size=(32, 48)),
     _timm("one channel, no head", config={"channels": 1, "num_classes": 0}, in_chans=1, num_classes=0),
     _transformers("ViTForImageClassification", "ViT", "vit.layers"),
-    _transformers("ViTForImageClassification", "ViT, tanh GELU", "vit.layers", {"gelu": "tanh"}, hidden_act="gelu_new"),
+    _transformers(
+        "ViTForImageClassification", "ViT, tanh GELU", "vit.layers", {"mlp": "gelu_tanh"}, hidden_act="gelu_new"
+    ),
     _transformers("ViTForImageClassification", "ViT, no bias", "vit.layers", {"qkv_bias": False}, qkv_bias=False),
     _transformers(
         "ViTModel", "ViT, pooler", "layers", {"pre_logits": 48, "num_classes": 0}, lambda output: output.pooler_output
@@ -509,7 +525,7 @@ REFERENCES = [
         "SiglipForImageClassification",
         "SigLIP, classifier",
         "vision_model.encoder.layers",
-        siglip_alone | {"pool": "mean", "num_classes": 7, "gelu": "quick"},  # a mean of few patches hides the other
+        siglip_alone | {"pool": "mean", "num_classes": 7, "mlp": "quick_gelu"},  # a mean of few patches hides the other
         hidden_act="quick_gelu",
     ),
     _transformers(

@@ -26,7 +26,7 @@ def pair(reference: Reference, **changes: object) -> tuple[ViT, torch.nn.Module]
     theirs = spread(reference.build())
     ours = ViT(reference.config.replace(**changes)).eval()
     state = reference.to_ours(theirs.state_dict())
-    if reference.config.pre_norm and reference.config.num_classes and reference.library == "transformers":
+    if reference.config.input_norm == "tokens" and reference.config.num_classes and reference.library == "transformers":
         state["head.bias"] = torch.zeros(reference.config.num_classes)  # CLIP projects without
     ours.load_state_dict(state)
     return ours, theirs
@@ -145,7 +145,7 @@ MISTAKES: dict[str, Any] = {
     "q and k swapped": swap_q_and_k,
     "patch pixels in columns": transpose_patch_pixels,
     "positions in columns": transpose_positions,
-    "another GELU": {"gelu": ("exact", "tanh")},  # whichever is not theirs
+    "another GELU": {"mlp": ("gelu", "gelu_tanh")},  # whichever is not theirs
     "another eps": {"norm_eps": (1e-5, 1e-4)},
 }
 CAUGHT = [
@@ -153,7 +153,7 @@ CAUGHT = [
     for reference in REFERENCES
     for mistake in MISTAKES
     if reference.config.size == (32, 32)
-    and not (reference.config.positions in ("none", "rope") and "positions" in mistake)
+    and not (reference.config.positions == "none" and "positions" in mistake)
     and not (reference.config.mlp == "swiglu" and "GELU" in mistake)
     and not (reference.config.kernel_size == 1 and "pixels" in mistake)
 ]

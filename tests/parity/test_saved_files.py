@@ -21,6 +21,7 @@ from vitlite import ViT, ViTConfig, load
 from vitlite.checkpoints.convert import convert
 from vitlite.checkpoints.formats.transformers import DEPTH, FAMILIES, HEAD_WIDTH, TOWERS
 from vitlite.checkpoints.key_mapping import FORMATS, rename_tensors
+from vitlite.config import DINOV3_ROPE
 from vitlite.errors import CheckpointError, ConfigError
 
 LOGITS = 1e-5
@@ -61,7 +62,7 @@ def named_by_timm(
 ) -> Path:
     """A folder of timm's: these tensors beside a config.json that names their network, of which no field tells."""
     save_file(dict(state), folder / "bare.safetensors")
-    with pytest.raises(ConfigError, match="do not determine whether this is a plain ViT"):
+    with pytest.raises(ConfigError, match="do not determine the network"):
         load(folder / "bare.safetensors", config=config)
     (folder / "bare.safetensors").rename(folder / "model.safetensors")
     args = {"img_size": config.image_size, "patch_size": config.patch_size, "num_heads": config.heads}
@@ -91,22 +92,22 @@ def test_a_folder_of_timm_s_whose_pool_by_attention_looks_at_the_patches(tmp_pat
 def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
     theirs = spread(reference.build())
     save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
-    ask = ["image_size", "heads", "norm_eps", "gelu"]
+    ask = ["image_size", "heads", "norm_eps", "mlp"]
     if reference.config.pool != "cls_and_distillation":
         ask += ["pool"]
-    if reference.config.positions in ("none", "rope"):
+    if reference.config.positions == "none":
         ask += ["positions"]
-    if not reference.config.final_norm:
+    if reference.config.rope is not None:
+        ask += ["rope"]
+    if reference.config.final_norm == "none":
         ask += ["final_norm"]
-    if reference.config.mlp == "swiglu":
-        ask += ["mlp"]
     if not reference.config.cls_position and not reference.config.registers:
         ask += ["cls_position"]
     ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, untold(reference, *ask))
     expected = reference.config.to_dict()
     if reference.config.layer_scale:
         expected["layer_scale"] = ours.config.layer_scale  # which it began with does not show
-    if not reference.config.class_token or reference.config.positions == "rope":  # then it means nothing
+    if not reference.config.class_token or reference.config.positions == "none":  # then it means nothing
         expected["cls_position"] = ours.config.cls_position
     assert ours.config.to_dict() == expected
 
@@ -264,7 +265,7 @@ def test_the_images_half_of_a_siglip_whose_config_tells_little(tmp_path: Path) -
     config = json.loads((tmp_path / "config.json").read_text()) | {"vision_config": images}
     (tmp_path / "config.json").write_text(json.dumps(config))
     ours = load(tmp_path)
-    assert (ours.config.heads, ours.config.gelu, ours.config.image_size) == (12, "tanh", 224)
+    assert (ours.config.heads, ours.config.mlp, ours.config.image_size) == (12, "gelu_tanh", 224)
     pixels = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert distance(ours(pixels), theirs.get_image_features(pixels).pooler_output) < LOGITS
@@ -462,7 +463,7 @@ def test_a_google_npz_of_siglip(stacked: bool, tmp_path: Path) -> None:
         timm.models.vision_transformer._load_weights(theirs, str(tmp_path / "vit.npz"))
     assert all(torch.equal(tensor, state[name]) for name, tensor in theirs.state_dict().items())
     ours = assert_equal(tmp_path / "vit.npz", reference, theirs, untold(reference, "image_size"))
-    assert (ours.config.pool, ours.config.gelu) == ("map", "tanh")
+    assert (ours.config.pool, ours.config.mlp) == ("map", "gelu_tanh")
     assert set(ours.source.report.dropped) == set(texts)
 
 
@@ -553,7 +554,7 @@ def test_meta_s_own_dinov3(option: str, wrapped: str | None, tmp_path: Path) -> 
         save_file(meta, tmp_path / "vit.safetensors")
         ours = assert_equal(tmp_path / "vit.safetensors", reference, theirs, ask)
         assert ours.source.report.format == "dinov3"
-    assert ours.config.positions == "rope"
+    assert ours.config.rope == DINOV3_ROPE
     for size in reference.image_sizes:
         pixels = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(2))
         with torch.no_grad():
@@ -617,7 +618,7 @@ def test_an_openai_tower(whole: bool, tmp_path: Path) -> None:
         text |= {"token_embedding.weight": torch.ones(9, 48), "logit_scale": torch.ones(())}
         tower = {f"visual.{name}": tensor for name, tensor in tower.items()} | {k: x.clone() for k, x in text.items()}
     save_file(tower, tmp_path / "clip.safetensors")
-    ask = untold(reference, "image_size", "heads", "gelu", "pool")
+    ask = untold(reference, "image_size", "heads", "mlp", "pool")
     ours = assert_equal(tmp_path / "clip.safetensors", reference, theirs, ask)
     assert set(ours.source.report.dropped) == (set(text) if whole else set())
     assert ours.source.report.supplied == {"head.bias": (7,)}
@@ -702,7 +703,7 @@ def test_meta_names_of_deit_iii_and_headless_files(tmp_path: Path) -> None:
     assert_equal(folder, reference, theirs)
     theirs.reset_classifier(0)
     save_file(theirs.state_dict(), tmp_path / "dino.safetensors")
-    ask = untold(reference, "image_size", "heads", "norm_eps", "gelu", "pool")
+    ask = untold(reference, "image_size", "heads", "norm_eps", "mlp", "pool")
     assert_equal(tmp_path / "dino.safetensors", reference, theirs, ask)
 
 
@@ -726,7 +727,7 @@ OLD["0.10 to 0.40"] = OLD["1.0 to 1.3"]
 def test_older_vit_pytorch(version: str, pool: str, tmp_path: Path) -> None:
     """No peer is installed for these: a model of ours, renamed. Checked by hand with 0.40.2, 1.2.0 and 1.4.0."""
     config = find("vit-pytorch", "class token").config.replace(
-        fc_norm=True, pool=pool, patch_norm=version.startswith("1."), head_dim=None
+        final_norm="pooled", pool=pool, input_norm="patches" if version.startswith("1.") else "none", head_dim=None
     )
     theirs = spread(ViT(config))
     state = {}
@@ -734,7 +735,7 @@ def test_older_vit_pytorch(version: str, pool: str, tmp_path: Path) -> None:
         stem, _, leaf = name.rpartition(".")
         block = stem.split(".")[1] if stem.startswith("blocks.") else ""
         old = OLD[version].get(stem.partition(f".{block}.")[2], "").replace("#", block)
-        first = 2 if config.patch_norm else 1
+        first = 2 if config.input_norm == "patches" else 1
         old = old or {
             "patch_embed.norm_in": "to_patch_embedding.1", "patch_embed.proj": f"to_patch_embedding.{first}",
             "patch_embed.norm": "to_patch_embedding.3", "fc_norm": "mlp_head.0", "head": "mlp_head.1",
@@ -806,7 +807,7 @@ def test_a_swapped_pair_is_noticed(library: str, tmp_path: Path) -> None:
     state[first], state[second] = state[second], state[first]
     save_file(state, tmp_path / "model.safetensors")
     ask = {
-        "timm": ["image_size", "heads", "norm_eps", "gelu", "pool"],
+        "timm": ["image_size", "heads", "norm_eps", "mlp", "pool"],
         "torchvision": ["heads"],
         "vit-pytorch": ["patch_size", "image_size", "heads"],
     }.get(library, [])
@@ -890,7 +891,7 @@ def test_a_swapped_pair_in_flax_and_in_clip_is_noticed(tmp_path: Path) -> None:
     tower = as_openai(theirs.state_dict())
     tower["ln_pre.weight"], tower["ln_post.weight"] = tower["ln_post.weight"], tower["ln_pre.weight"]
     save_file(tower, tmp_path / "clip.safetensors")
-    fields = untold(reference, "image_size", "heads", "gelu", "pool")
+    fields = untold(reference, "image_size", "heads", "mlp", "pool")
     ours = load(tmp_path / "clip.safetensors", config=completed(tmp_path / "clip.safetensors", **fields))
     with torch.no_grad():
         assert distance(ours(images(ours.config)), reference.logits(theirs, images(ours.config))) > 100 * LOGITS

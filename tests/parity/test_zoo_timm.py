@@ -20,6 +20,7 @@ from vitlite import ViT, create
 from vitlite.checkpoints.metadata import metadata_from_record
 from vitlite.checkpoints.reader import open_weights
 from vitlite.checkpoints.resolve import understand
+from vitlite.config import DINOV3_ROPE
 from vitlite.errors import UnknownNameError
 from vitlite.nn.positions import resample_positions
 from vitlite.zoo import registry
@@ -97,7 +98,7 @@ def pool_and_positions(peer: nn.Module) -> dict[str, Any]:
     assert peer.pos_embed is None
     assert (type(rope).__name__, rope.temperature, rope.rotate_half) == ("RotaryEmbeddingDinoV3", 100, True)
     assert (rope.grid_offset, rope.grid_indexing) == (0, "ij")
-    return {"pool": pool, "positions": "rope"}
+    return {"pool": pool, "positions": "none", "rope": DINOV3_ROPE}
 
 
 def patches(peer: nn.Module) -> dict[str, Any]:

@@ -90,11 +90,11 @@ def test_sizes_of_records_are_the_published_ones(name: str, millions: float):
     [
         {},
         {"pool": "mean", "class_token": False},
-        {"pool": "cls_and_mean", "fc_norm": True},
+        {"pool": "cls_and_mean", "final_norm": "pooled"},
         {"registers": 3, "cls_position": False, "layer_scale": 1e-5, "qkv_bias": False},
-        {"pre_norm": True, "pre_logits": 24},
-        {"inner_norm": True, "head_dim": 16},
-        {"patch_norm": True, "head_dim": 16, "positions": "sincos2d", "num_classes": 0},
+        {"input_norm": "tokens", "pre_logits": 24},
+        {"inner_norm": "both", "head_dim": 16},
+        {"input_norm": "patches", "head_dim": 16, "positions": "sincos2d", "num_classes": 0},
     ],
 )
 def test_layers_are_those_of_the_model(changes: dict):
@@ -186,7 +186,7 @@ def test_timm_names_are_aliases():
     assert registry.info("vit_small_patch16_dinov3.lvd1689m").name == "vit_small_16.dinov3_lvd1689m_256"
     assert registry.info("facebook/ijepa_vith16_1k").repo == "facebook/ijepa_vith16_1k"
     quick = registry.info("vit_base_patch16_clip_quickgelu_224.openai")  # two networks, one file
-    assert (quick.config.gelu, quick.repo) == ("quick", "timm/vit_base_patch16_clip_224.openai")
+    assert (quick.config.mlp, quick.repo) == ("quick_gelu", "timm/vit_base_patch16_clip_224.openai")
     assert "vit_base_16.clip_quickgelu_openai" in registry.info("vit_base_16.clip_openai").note
 
 

@@ -63,10 +63,10 @@ from vitlite.storage import folder_obstacle, obstacle
 Target = Literal["timm", "transformers", "torchvision", "vitlite"]
 
 TORCHVISION = dict(FORMATS["torchvision"].fixed) | {  # the field values that torchvision's model cannot change
-    "channels": 3, "class_token": True, "registers": 0, "positions": "learned", "head_dim": None, "mlp": "gelu",
-    "final_norm": True, "stem": None,
+    "channels": 3, "class_token": True, "registers": 0, "positions": "learned", "rope": None, "head_dim": None,
+    "mlp": "gelu", "final_norm": "tokens", "stem": None,
 }  # fmt: skip
-WITHOUT_SHAPE = {"heads": 1, "norm_eps": 1e-6, "gelu": "exact", "pool": "cls"}  # fields that no shape depends on
+WITHOUT_SHAPE = {"heads": 1, "norm_eps": 1e-6, "mlp": "gelu", "pool": "cls"}  # fields that no shape depends on
 
 
 def convert(

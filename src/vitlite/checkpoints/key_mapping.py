@@ -20,7 +20,7 @@ from einops import EinopsError, rearrange
 from torch import Tensor
 
 from vitlite.checkpoints.reader import Shape
-from vitlite.config import Pool, Resample, stem_stride
+from vitlite.config import DINOV3_ROPE, Pool, Resample, Rotation, stem_stride
 from vitlite.errors import CheckpointError
 
 # A file has a format if at least two of these tensors have the names of the format.
@@ -34,10 +34,6 @@ AXES = {  # the number of axes of the tensors that determine the config
 }  # fmt: skip
 PARTS = {  # from a tensor to the field of the config that is True if the tensor exists
     "qkv_bias": "blocks.0.attn.qkv.bias",
-    "pre_norm": "norm_pre.weight",
-    "patch_norm": "patch_embed.norm.weight",
-    "inner_norm": "blocks.0.attn.norm.weight",
-    "fc_norm": "fc_norm.weight",
     "layer_scale": "blocks.0.ls1.gamma",
 }
 
@@ -250,7 +246,7 @@ def _parse_row(line: str, flax: bool) -> list[Rule]:
     stem, _, several = theirs.partition("{")
     names = [stem + name for name in several.rstrip("}").split(",")]
     endings = [(".weight", ".weight"), (".bias", ".bias")]  # theirs and ours
-    if re.fullmatch(r".+_token|pos_embed|.+\.(gamma|latent|weight|bias)", ours):
+    if re.fullmatch(r".+_token|pos_embed|.+\.(gamma|latent|freqs|weight|bias)", ours):
         endings = [("", "")]
     elif flax:
         endings = [("/kernel", ".weight"), ("/scale", ".weight"), ("/bias", ".bias")]
@@ -268,6 +264,11 @@ def _parse_format(name: str, section: str, earlier: Mapping[str, CheckpointForma
         elif line and not line.startswith("#"):
             rules += _parse_row(line, settings.get("flax", False))
     settings.pop("flax", None)
+    fixed = settings.setdefault("fixed", {})
+    if "rope" in fixed:
+        fixed["rope"] = Rotation(**fixed["rope"])
+    elif not name.startswith("timm"):  # only timm's models may have rotary positions of any kind
+        fixed["rope"] = None
     if "rows" in settings:
         rules += earlier[settings.pop("rows")].rules
     return CheckpointFormat(name=name, rules=rules, **settings)
@@ -471,11 +472,12 @@ def fold_token_rows(mapping: KeyMapping) -> KeyMapping:
 
 
 def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Return the fields of the config that names and shapes determine, and four other values.
+    """Return the fields of the config that names and shapes determine, and six other values.
 
-    The four values are `attention_dim`, the width of all heads together; `position_rows`, the number of rows of the
-    position table; `token_rows`, the number of rows that may belong to tokens before the patches; and `rotary`, which
-    is "dinov3" or "other" if the file probably has rotary positions, otherwise None.
+    The others are `attention_dim`, the width of all heads together; `position_rows`, the number of rows of the position
+    table; `token_rows`, the number of rows that may belong to tokens before the patches; `gated`, whether the MLPs are
+    gated; `attention_pool`, whether the file has attention pooling; and `rotary`, whether it probably has rotary
+    positions of an unknown kind.
 
     Raises:
         CheckpointError: The file lacks a tensor that every ViT has, or contains a tensor of another network.
@@ -492,14 +494,20 @@ def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str
         "num_classes": tensors["head.weight"].shape[0] if "head.weight" in tensors else 0,
         "attention_dim": tensors["blocks.0.attn.qkv.weight"].shape[0] // 3,
         "mlp_dim": mlp_dim,
-        "mlp": "swiglu" if tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * mlp_dim else "gelu",
+        "gated": tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * mlp_dim,
+        "attention_pool": "attn_pool.latent" in tensors,
+        "input_norm": _which_norm(tensors, {"norm_pre.weight": "tokens", "patch_embed.norm.weight": "patches"}),
+        "inner_norm": _which_norm(tensors, {"blocks.0.attn.norm.weight": "both", "blocks.0.mlp.norm.weight": "mlp"}),
         "position_rows": table.shape[1] if table else None,
         "token_rows": 0,
     }
     for name, part in PARTS.items():
         geometry[name] = part in tensors
-    if "norm.weight" in tensors or "fc_norm.weight" in tensors:  # without both, final_norm is unknown
-        geometry["final_norm"] = True
+    if geometry["gated"]:
+        geometry["mlp"] = "swiglu"
+    final_norm = _which_norm(tensors, {"fc_norm.weight": "pooled", "norm.weight": "tokens"})
+    if final_norm != "none":  # otherwise it is unknown
+        geometry["final_norm"] = final_norm
     if geometry["position_rows"]:
         geometry["positions"] = "learned"
     if table and mapping.format.may_fold:
@@ -512,6 +520,11 @@ def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str
     elif qkv.op == "heads_qkv":
         geometry["heads"] = shapes[qkv.parts[0]][-2]
     return geometry | _infer_rotation(mapping, shapes, geometry)
+
+
+def _which_norm(tensors: Container[str], values: Mapping[str, str]) -> str:
+    """Return the value of the first of these tensors that is there, or "none"."""
+    return next((value for name, value in values.items() if name in tensors), "none")
 
 
 def _check_supported(mapping: KeyMapping) -> None:
@@ -531,14 +544,6 @@ def _check_supported(mapping: KeyMapping) -> None:
         if name not in mapping.tensors:
             theirs = ", ".join(mapping.format.spell(mapping.prefix, name))
             raise CheckpointError(f"{theirs} is missing, which every file of the {mapping.format.name} format has.")
-    tensors = mapping.tensors
-    bias, table = tensors.get("blocks.0.attn.qkv.bias"), tensors.get("pos_embed")
-    gated = tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * tensors["blocks.0.mlp.fc2.weight"].shape[1]
-    if gated and table and table.shape[1] and bias and bias.op == "zeros_between":
-        raise CheckpointError(
-            "This is not a plain ViT: a gated MLP, a position table and keys without a bias indicate EVA-02, whose "
-            "attention uses its own rotary positions. vitlite supports plain ViTs only."
-        )
 
 
 def patch_geometry(tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
@@ -567,8 +572,11 @@ def first_kernel(stem: tuple[int, ...] | None) -> str:
 
 def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the field `pool`, or an empty dictionary if the tensors do not determine the pooling."""
-    if "attn_pool.latent" in mapping.tensors:
-        return {"pool": "map"}
+    if geometry["attention_pool"]:
+        if geometry["class_token"] or geometry["registers"]:  # the pooling may or may not read them
+            return {}
+        layer = mapping.tensors.get("attn_pool.mlp.fc1.weight")
+        return {"pool": "map" if layer is None or layer.shape[0] == geometry["mlp_dim"] else "map_all"}
     if not geometry["class_token"]:
         return {"pool": "mean"}
     head = mapping.tensors.get("head.weight")
@@ -585,15 +593,14 @@ def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapp
 
 
 def _infer_rotation(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value `rotary` and, if the file contains DINOv3's periods, the fields positions and heads."""
+    """Return the value `rotary` and, if the file contains DINOv3's periods, the fields rope and heads."""
     periods = [name for name in mapping.dropped if name.endswith(".periods")]
     if periods:
         head_width = 4 * math.prod(shapes[periods[0]])  # a period for every four channels
         heads = geometry["attention_dim"] // max(head_width, 1)
-        return {"positions": "rope", "heads": heads, "rotary": None}
-    if geometry["position_rows"] or not geometry["layer_scale"]:
-        return {"rotary": None}
-    return {"rotary": "dinov3" if geometry["class_token"] and geometry["registers"] else "other"}
+        return {"rope": DINOV3_ROPE, "heads": heads, "rotary": False}
+    without_table = not geometry["position_rows"] and geometry["layer_scale"]
+    return {"rotary": without_table or "rope.freqs" in mapping.tensors}
 
 
 # ---- From vitlite's names to the names of a library

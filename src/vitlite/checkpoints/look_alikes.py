@@ -11,6 +11,7 @@ LOOK_ALIKES = {
     "(RoPE-ViT, the Perception Encoder)",
     "biases": "EVA's giant models have biases named q_bias and v_bias and a position table, but so does EVA-02-CLIP "
     "enormous, a post-norm network",
+    "gates": "a gated MLP, a position table and keys without a bias are also found in EVA-02, which has rotary positions",
     "norms": "a norm before the blocks, without a norm after them or with attention pooling, is also found in the "
     "Perception Encoder, which has rotary positions",
     "nothing": "without a class token, layer scale, and biases of queries, keys and values, the file may be timm's "
@@ -20,18 +21,30 @@ LOOK_ALIKES = {
 }
 
 
-def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any]) -> str:
-    """Return a description of other networks with these tensor names and shapes, or "" if none are known."""
+def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any], *, rotary: bool) -> str:
+    """Return a description of other networks with these tensor names and shapes, or "" if none are known.
+
+    Args:
+        mapping: The tensors.
+        geometry: The result of `infer_geometry`.
+        rotary: Whether the config has a rotation, so that it describes one of the networks with rotary positions.
+    """
     if mapping.format.name not in ("timm", "openai"):
         return ""
-    pools_by_attention = geometry.get("pool") == "map"
-    if geometry["position_rows"]:
+    pools_by_attention = geometry["attention_pool"]
+    if geometry["position_rows"] and not rotary:
         scale, bias = mapping.tensors.get("blocks.0.ls1.gamma"), mapping.tensors.get("blocks.0.attn.qkv.bias")
+        if geometry["gated"] and bias is not None and bias.op == "zeros_between":
+            return LOOK_ALIKES["gates"]
         if scale is not None and scale.parts[0].endswith("gamma_1"):
             return LOOK_ALIKES["scales"]
         if scale is None and bias is not None and bias.op == "zeros_between":
             return LOOK_ALIKES["biases"]
-        if scale is None and geometry["pre_norm"] and ("final_norm" not in geometry or pools_by_attention):
+        if (
+            scale is None
+            and geometry["input_norm"] == "tokens"
+            and ("final_norm" not in geometry or pools_by_attention)
+        ):
             return LOOK_ALIKES["norms"]
         if scale is None and bias is None and not geometry["class_token"]:
             return LOOK_ALIKES["nothing"]

@@ -65,7 +65,7 @@ def metadata_from_preset(name: str) -> Metadata:
 
 def metadata_from_config(config: ViTConfig) -> Metadata:
     """Return the metadata for a complete config that the caller passed."""
-    return Metadata(source=CONFIG_ARGUMENT, fields=config.to_dict())
+    return Metadata(source=CONFIG_ARGUMENT, fields=vars(config))
 
 
 def transform_from_record(record: Record, size: tuple[int, int]) -> TransformConfig:

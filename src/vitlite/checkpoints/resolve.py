@@ -24,9 +24,9 @@ from vitlite.nn.vit import model_on_meta
 from vitlite.zoo import registry
 
 TENSORS = "the tensors"
-REQUIRED = ("patch_size", "image_size", "positions", "heads", "norm_eps", "mlp", "gelu", "pool", "final_norm")
+REQUIRED = ("patch_size", "image_size", "positions", "rope", "heads", "norm_eps", "mlp", "pool", "final_norm")
 RUNTIME = ("resample", "dropout", "drop_path", "checkpointing")  # fields that do not depend on the weights
-FINE_TUNED = ("pool", "norm_eps", "gelu", "cls_position", "layer_scale")  # fields that may differ from `like`
+FINE_TUNED = ("pool", "norm_eps", "mlp", "cls_position", "layer_scale")  # fields that may differ from `like`
 SQUARE = ("torchvision", "google")  # formats of libraries that support only square images
 MEAN_WITHOUT_CLS = ("transformers", "transformers-siglip-classifier")  # formats that imply mean pooling without a cls
 LISTED = 4  # number of candidates in an error
@@ -90,9 +90,7 @@ def understand(
         evidence = Evidence(mapping.format, geometry, ambiguous)
         values = resolve_fields(evidence, own, given, defaults or {})
         if not names_network:
-            from vitlite.checkpoints.look_alikes import look_alike
-
-            _check_network(evidence, own, given, values, look_alike(mapping, geometry))
+            _check_network(mapping, evidence, own, values)
         unknown = _unknown_fields(values)
         if unknown:
             raise _unknown_error(evidence, own, given, unknown)
@@ -132,12 +130,14 @@ def resolve_fields(
         if known.value != fixed.value and known.source != TENSORS:  # tensors overrule the format
             disagreements[name] = _difference(name, fixed, known)
     _resolve_layer_scale(values, disagreements, has_scale=geometry["layer_scale"])
+    if "mlp" in values and values["mlp"].value == "swiglu" and not geometry["gated"]:
+        disagreements["mlp"] = _difference("mlp", Value("not gated", TENSORS), values["mlp"])
     if disagreements:
         raise _disagreement(disagreements, given, geometry["num_classes"])
     _fill_in_defaults(values, evidence, defaults or {})
     _read_position_table(values, evidence, own, given)
     _resolve_heads(values, geometry)
-    _check_pool(values, checkpoint_format)
+    _check_pool(values, checkpoint_format, has_attention_pool=geometry["attention_pool"])
     return values
 
 
@@ -190,7 +190,9 @@ def _resolve_layer_scale(values: dict[str, Value], disagreements: dict[str, str]
 
 def _fill_in_defaults(values: dict[str, Value], evidence: Evidence, defaults: Mapping[str, Any]) -> None:
     checkpoint_format, geometry, ambiguous = evidence
-    usual = {"resample": checkpoint_format.resample[geometry["registers"] > 0]}
+    usual = {"resample": checkpoint_format.resample[geometry["registers"] > 0], "pool_heads": None}
+    if not geometry["rotary"] and "rope" not in ambiguous:
+        usual["rope"] = None
     for name in checkpoint_format.assumed:
         if name not in ambiguous:
             usual[name] = checkpoint_format.fixed[name]
@@ -293,10 +295,16 @@ def _resolve_heads(values: dict[str, Value], geometry: Mapping[str, Any]) -> Non
         values["head_dim"] = Value(width // heads.value, TENSORS)
 
 
-def _check_pool(values: Mapping[str, Value], checkpoint_format: CheckpointFormat) -> None:
+def _check_pool(values: Mapping[str, Value], checkpoint_format: CheckpointFormat, *, has_attention_pool: bool) -> None:
     """Check that the library that defines the checkpoint format supports the pooling."""
     pool = values.get("pool")
-    if pool is None or not values["class_token"].value or pool.value in ("map", *checkpoint_format.pools):
+    if pool is None:
+        return
+    by_attention = pool.value in ("map", "map_all")
+    if by_attention != has_attention_pool:
+        measured = Value("map" if has_attention_pool else "not map", TENSORS)
+        raise CheckpointError(f"Checkpoint and config disagree: {_difference('pool', measured, pool)}.")
+    if by_attention or not values["class_token"].value or pool.value in checkpoint_format.pools:
         return
     if pool.value == "cls_and_distillation" and values["registers"].value == 1:
         return
@@ -326,57 +334,37 @@ def _ambiguous_fields(
         ambiguous["pool"] = "the head of transformers' DINOv2 reads two vectors, but this head reads one"
     scale = tensors.get("blocks.0.ls1.gamma")
     if scale is not None and scale.parts[0].endswith("gamma_1") and geometry["position_rows"]:
-        ambiguous["positions"] = "DeiT III and networks with rotary positions both have scales named gamma_1"
+        ambiguous["rope"] = "DeiT III and networks with rotary positions both have scales named gamma_1"
     gate = tensors["blocks.0.mlp.fc1.weight"].parts[0]
     any_gate = name in ("timm", "transformers-dinov3") and not gate.endswith("w12.weight")  # Meta's gate, always SiLU
-    if geometry["mlp"] == "swiglu" and any_gate and not names_network:
+    if geometry["gated"] and any_gate and not names_network:
         ambiguous["mlp"] = "the activation of the gate is unknown; vitlite supports SiLU, mlp='swiglu'"
     return ambiguous
 
 
-def _check_network(evidence: Evidence, own: Metadata, given: Metadata, values: Mapping[str, Value], alike: str) -> None:
-    """Check that the file is a plain ViT rather than a network with the same tensors.
+def _check_network(mapping: KeyMapping, evidence: Evidence, own: Metadata, values: Mapping[str, Value]) -> None:
+    """Check that the file is not of another network with the same tensors.
 
     Raises:
-        CheckpointError: The network has rotary positions other than DINOv3's, or the metadata contradict the tensors.
         ConfigError: The tensors do not determine the network.
     """
+    from vitlite.checkpoints.look_alikes import look_alike
+
+    rotary = "rope" in values and values["rope"].value is not None
+    alike = look_alike(mapping, evidence.geometry, rotary=rotary)
+    if evidence.geometry["rotary"] and "rope" in values and not rotary and not alike:
+        alike = "layer scale without a position table, or learned frequencies, indicate rotary positions"
     if alike:
         raise ConfigError(
-            f"The tensors do not determine whether this is a plain ViT: {alike}. Pass like= (--model NAME --weights "
-            "PATH) with the name of a similar checkpoint, or put the original config.json beside the file."
+            f"The tensors do not determine the network: {alike}. Pass like= (--model NAME --weights PATH) with the "
+            "name of a similar checkpoint, or put the original config.json beside the file."
             f"{_named(candidates(evidence, own))}"
-        )
-    rotary, positions = evidence.geometry["rotary"], values.get("positions")
-    if "positions" in evidence.format.fixed:
-        return
-    if rotary == "other":
-        raise CheckpointError(
-            "The tensors contain layer scale but no position table, so this is probably RoPE-ViT, EVA-02 or the "
-            "Perception Encoder. vitlite does not support their rotary positions; use timm for these weights."
-        )
-    if positions is None:
-        return
-    if rotary == "dinov3" and positions.value != "rope":
-        raise CheckpointError(
-            f"Checkpoint and config disagree: positions is {positions.value} in {positions.source}, but the tensors "
-            "are those of DINOv3 (a class token, registers, layer scale, no position table). Set positions='rope'."
-        )
-    if rotary is None and positions.value == "rope" and positions.source != TENSORS:
-        raise CheckpointError(
-            f"Checkpoint and config disagree: positions is rope in {positions.source}, but the tensors are not those "
-            "of DINOv3 (a class token, registers, layer scale, no position table). vitlite supports rotary positions "
-            "only for DINOv3."
         )
 
 
 def _unknown_fields(values: Mapping[str, Value]) -> list[str]:
-    """Return the required fields that have no value. If all MLPs are gated, `gelu` is not required."""
-    unknown = [name for name in REQUIRED if name not in values]
-    gated = "mlp" not in values or values["mlp"].value == "swiglu"
-    if "gelu" in unknown and gated and ("pool" not in values or values["pool"].value != "map"):
-        unknown.remove("gelu")
-    return unknown
+    """Return the required fields that have no value."""
+    return [name for name in REQUIRED if name not in values]
 
 
 def _unknown_error(evidence: Evidence, own: Metadata, given: Metadata, unknown: Sequence[str]) -> ConfigError:
@@ -398,7 +386,7 @@ def candidates(evidence: Evidence, own: Metadata) -> list[str]:
     for record in registry.RECORDS.values():
         if _library(record.format) != library:
             continue
-        given = Metadata(source=record.name, fields=record.config.to_dict(), names_network=True, format=record.format)
+        given = Metadata(source=record.name, fields=vars(record.config), names_network=True, format=record.format)
         try:
             values = resolve_fields(evidence._replace(ambiguous=ambiguous), own, given)
         except VitliteError:
@@ -420,8 +408,6 @@ def _assumptions(evidence: Evidence, config: ViTConfig) -> dict[str, str]:
     """Return the assumptions for the load report of a file whose metadata do not name the network."""
     name = evidence.format.name.removesuffix(" before 1.0")
     assumed = dict(ASSUMED.get(name, {}))
-    if name == "timm" and config.positions == "learned" and config.layer_scale is None:
+    if name == "timm" and config.positions == "learned" and config.rope is None and config.layer_scale is None:
         assumed["rotation"] = "assumed: none. timm's Eva may have both a position table and rotary positions"
-    if config.positions == "rope" and evidence.geometry["rotary"] is not None:
-        assumed["rotation"] = "assumed: DINOv3's, with periods from 1 to 100. The file contains no periods"
     return assumed

@@ -121,7 +121,7 @@ class FastAttention(nn.Module):
         if not _is_norm(attn.norm):
             scale[2].div_(layers.divisor("proj"))
         weight, bias = scaled(attn.qkv, outputs=scale.flatten())
-        if self.rotary:
+        if self.rotary and not attn.adjacent:
             weight = _pairs_side_by_side(weight, attn.heads)
             bias = None if bias is None else _pairs_side_by_side(bias, attn.heads)
         self.qkv = layers.linear("qkv", weight, bias)
@@ -249,13 +249,15 @@ class FastAttentionPool(nn.Module):
 
 
 def _rotate_in_place(x: Tensor, rotation: Tensor) -> None:
-    """Rotate queries and keys (b, n, 2, heads, head_dim) by the rotation of each token (n, head_dim / 2).
+    """Rotate queries and keys (b, n, 2, heads, head_dim) by the rotation of each token (n, 1, 1, head_dim / 2).
+
+    With learned frequencies, each head has its own rotation: (n, 1, heads, head_dim / 2).
 
     Two adjacent channels are treated as a complex number, which is multiplied by the rotation.
     """
     pairs = x.view(*x.shape[:-1], -1, 2)
     wide = pairs.to(rotation.dtype.to_real())  # torch has no complex bfloat16
-    torch.view_as_complex(wide).mul_(rotation[:, None, None])
+    torch.view_as_complex(wide).mul_(rotation)
     if wide is not pairs:
         pairs.copy_(wide)
 

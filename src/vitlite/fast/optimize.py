@@ -262,7 +262,7 @@ class OptimizedViT(ViT):
     _plan: Plan
     _device: torch.device
     _dtype: torch.dtype
-    _tables_of: dict[tuple[int, int], tuple[Tensor, tuple[Tensor, ...]]]  # by grid
+    _tables_of: dict[tuple[int, int], tuple[Tensor, Sequence[tuple[Tensor, ...]]]]  # by grid
     patch_embed: FastPatches  # type: ignore[assignment]
 
     @property
@@ -304,25 +304,25 @@ class OptimizedViT(ViT):
         return self._run(images, lambda part: super(OptimizedViT, self).attention_maps(part, wanted), batch_axis=1)
 
     def _embed(self, images: Tensor) -> Tensor:
-        x, rotation = self._tokens(images)
+        x, rotations = self._tokens(images)
         *blocks, last = cast("Sequence[FastBlock]", self.blocks)
-        for block in blocks:
+        for block, rotation in zip(blocks, rotations, strict=False):
             x = block(x, *rotation)
-        x = self.fc_norm(self._pool(last.pooled_tokens(x, *rotation)))
+        x = self.fc_norm(self._pool(last.pooled_tokens(x, *rotations[-1])))
         return self.pre_logits(x).tanh() if self.config.pre_logits else x
 
-    def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        added, rotation = self._tables(images)
-        return self.norm_pre(self.patch_embed(images, added).to(self._plan.stream)), rotation
+    def _tokens(self, images: Tensor) -> tuple[Tensor, Sequence[tuple[Tensor, ...]]]:
+        added, rotations = self._tables(images)
+        return self.norm_pre(self.patch_embed(images, added).to(self._plan.stream)), rotations
 
-    def _tables(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the cached results of `_added_to_patches` and `_rotation_of` for the patch grid of these images."""
+    def _tables(self, images: Tensor) -> tuple[Tensor, Sequence[tuple[Tensor, ...]]]:
+        """Return the cached results of `_added_to_patches` and `_complex_rotations` for the grid of these images."""
         grid = self._grid(images)
         tables = self._tables_of.get(grid)
         if tables is None:
             if len(self._tables_of) >= GRIDS:
                 self._tables_of = {}
-            tables = self._added_to_patches(grid), self._rotation_of(grid)
+            tables = self._added_to_patches(grid), self._complex_rotations(grid)
             self._tables_of[grid] = tables
         return tables
 
@@ -344,13 +344,16 @@ class OptimizedViT(ViT):
             return self.tables.sincos(self.patch_embed.bias, grid, config.class_token and config.cls_position)
         return super()._positions(grid)
 
-    def _rotation_of(self, grid: tuple[int, int]) -> tuple[Tensor, ...]:
-        """Return the rotation of rotary positions as complex numbers."""
+    def _complex_rotations(self, grid: tuple[int, int]) -> Sequence[tuple[Tensor, ...]]:
+        """Return the rotation of each block as complex numbers, (n, 1, 1 or heads, head_dim / 2)."""
         config = self.config
-        if config.positions != "rope":
-            return ()
-        tables = self.tables.rotation(self.patch_embed.bias, grid, config.prefix_tokens, config.head_width)
-        return (torch.complex(*tables),)
+        if config.rope is None:
+            return [()] * config.depth
+        if self.rope is None:  # the same for all blocks
+            weight, prefix = self.patch_embed.bias, config.prefix_tokens
+            tables = self.tables.rotation(weight, grid, prefix, config.head_width, config.rope)
+            return [(torch.complex(*tables)[:, None, None],)] * config.depth
+        return [(torch.complex(*tables).transpose(0, 1)[:, None],) for tables in self.rope(grid)]
 
     def _run(self, images: Tensor, answer: Callable[[Tensor], Any], batch_axis: int = 0) -> Any:
         """Compute the result of `answer` for a batch in slices.

@@ -56,12 +56,12 @@ def gmacs(config: ViTConfig) -> float:
 
 
 def _patches(c: ViTConfig, patches: int) -> Iterator[Layer]:
-    if c.patch_norm:
+    if c.input_norm == "patches":
         yield _norm("patch_embed.norm_in", (patches, c.channels * c.patch_size**2))
     kernel = (c.dim, c.stem_dim, c.kernel_size, c.kernel_size)
     yield from _stem(c)
-    yield _linear("patch_embed.proj", kernel, (patches,), bias=not c.pre_norm)
-    if c.patch_norm:
+    yield _linear("patch_embed.proj", kernel, (patches,), bias=c.input_norm != "tokens")
+    if c.input_norm == "patches":
         yield _norm("patch_embed.norm", (patches, c.dim))
 
 
@@ -94,7 +94,10 @@ def _tokens(c: ViTConfig, tokens: int) -> Iterator[Layer]:
         yield _tensor("reg_token", (1, c.registers, c.dim), (c.registers, c.dim))
     if c.positions == "learned":
         yield _tensor("pos_embed", (1, c.position_rows, c.dim), (c.position_rows, c.dim))
-    if c.pre_norm:
+    if c.rope is not None and c.rope.learned:
+        frequencies = (2, c.depth, c.heads, c.head_width // 2)
+        yield _tensor("rope.freqs", frequencies, (2, tokens, c.head_width // 2))
+    if c.input_norm == "tokens":
         yield _norm("norm_pre", (tokens, c.dim))
 
 
@@ -105,7 +108,7 @@ def _attention(c: ViTConfig, tokens: int) -> Iterator[Layer]:
     yield _norm("blocks.*.norm1", (tokens, c.dim))
     yield _linear("blocks.*.attn.qkv", (3 * width, c.dim), (tokens,), bias=c.qkv_bias)
     yield Layer("blocks.*.attn", (), (tokens, width), 0, products)
-    if c.inner_norm:
+    if c.inner_norm == "both":
         yield _norm("blocks.*.attn.norm", (tokens, width))
     yield _linear("blocks.*.attn.proj", (c.dim, width), (tokens,))
     if c.layer_scale is not None:
@@ -117,7 +120,7 @@ def _mlp(c: ViTConfig, tokens: int) -> Iterator[Layer]:
     yield _norm("blocks.*.norm2", (tokens, c.dim))
     rows = c.mlp_dim * (2 if c.mlp == "swiglu" else 1)  # gate and value
     yield _linear("blocks.*.mlp.fc1", (rows, c.dim), (tokens,))
-    if c.inner_norm:
+    if c.inner_norm != "none":
         yield _norm("blocks.*.mlp.norm", (tokens, c.mlp_dim))
     yield _linear("blocks.*.mlp.fc2", (c.dim, c.mlp_dim), (tokens,))
     if c.layer_scale is not None:
@@ -125,11 +128,11 @@ def _mlp(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _output(c: ViTConfig, tokens: int) -> Iterator[Layer]:
-    if c.final_norm and not c.fc_norm:
+    if c.final_norm == "tokens":
         yield _norm("norm", (tokens, c.dim))
-    if c.pool == "map":
-        yield from _attention_pool(c, tokens - c.prefix_tokens)
-    if c.fc_norm:
+    if c.pool in ("map", "map_all"):
+        yield from _attention_pool(c, tokens if c.pool == "map_all" else tokens - c.prefix_tokens)
+    if c.final_norm == "pooled":
         yield _norm("fc_norm", (c.pooled_dim,))
     if c.pre_logits:
         yield _linear("pre_logits", (c.pre_logits, c.pooled_dim), ())
@@ -137,17 +140,17 @@ def _output(c: ViTConfig, tokens: int) -> Iterator[Layer]:
         yield _linear("head", (c.num_classes, c.embed_dim), ())
 
 
-def _attention_pool(c: ViTConfig, patches: int) -> Iterator[Layer]:
-    """Count SigLIP's attention pooling: one query attends to all patches, and an MLP follows."""
-    d = c.dim
+def _attention_pool(c: ViTConfig, tokens: int) -> Iterator[Layer]:
+    """Count attention pooling: one query attends to all tokens, and an MLP follows."""
+    d, mlp_dim = c.dim, c.pool_mlp_dim
     yield _tensor("attn_pool.latent", (1, 1, d), (1, d))
     yield _linear("attn_pool.q", (d, d), (1,))
-    yield _linear("attn_pool.kv", (2 * d, d), (patches,))
-    yield Layer("attn_pool", (), (1, d), 0, 2 * patches * d)
+    yield _linear("attn_pool.kv", (2 * d, d), (tokens,))
+    yield Layer("attn_pool", (), (1, d), 0, 2 * tokens * d)
     yield _linear("attn_pool.proj", (d, d), (1,))
     yield _norm("attn_pool.norm", (1, d))
-    yield _linear("attn_pool.mlp.fc1", (c.mlp_dim, d), (1,))
-    yield _linear("attn_pool.mlp.fc2", (d, c.mlp_dim), (1,))
+    yield _linear("attn_pool.mlp.fc1", (mlp_dim, d), (1,))
+    yield _linear("attn_pool.mlp.fc2", (d, mlp_dim), (1,))
 
 
 def _linear(name: str, weight: tuple[int, ...], rows: tuple[int, ...], *, bias: bool = True) -> Layer:

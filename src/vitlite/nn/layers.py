@@ -12,7 +12,7 @@ from torch.nn.modules import module as torch_module
 
 from vitlite import kernels
 from vitlite.config import ViTConfig
-from vitlite.nn.positions import rotate
+from vitlite.nn.positions import rotate, rotation_angles
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -41,9 +41,10 @@ class PatchEmbed(nn.Module):
             self.backbone = stem(config)
             c, p = config.stem_dim, config.kernel_size
         self.patch_size = p
-        self.norm_in = nn.LayerNorm(c * p * p, config.norm_eps) if config.patch_norm else None
-        self.proj = nn.Conv2d(c, d, kernel_size=p, stride=p, bias=not config.pre_norm)
-        self.norm = nn.LayerNorm(d, config.norm_eps) if config.patch_norm else nn.Identity()
+        normed = config.input_norm == "patches"
+        self.norm_in = nn.LayerNorm(c * p * p, config.norm_eps) if normed else None
+        self.proj = nn.Conv2d(c, d, kernel_size=p, stride=p, bias=config.input_norm != "tokens")
+        self.norm = nn.LayerNorm(d, config.norm_eps) if normed else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         if self.norm_in is not None:
@@ -62,9 +63,11 @@ class Attention(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.rotary = config.positions == "rope"
+        self.rotary = config.rope is not None
+        self.adjacent = config.rope is not None and config.rope.pairs == "adjacent"
         self.qkv = nn.Linear(config.dim, 3 * config.attention_dim, bias=config.qkv_bias)
-        self.norm = nn.LayerNorm(config.attention_dim, config.norm_eps) if config.inner_norm else nn.Identity()
+        width, normed = config.attention_dim, config.inner_norm == "both"
+        self.norm = nn.LayerNorm(width, config.norm_eps) if normed else nn.Identity()
         self.proj = nn.Linear(config.attention_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
@@ -72,7 +75,7 @@ class Attention(nn.Module):
         """Return queries, keys and values, each (b, heads, n, head_dim)."""
         q, k, v = rearrange(linear(self.qkv, x), "b n (three heads d) -> three b heads n d", three=3, heads=self.heads)
         if self.rotary:
-            q, k = rotate(q, *rotation), rotate(k, *rotation)
+            q, k = rotate(q, self.adjacent, *rotation), rotate(k, self.adjacent, *rotation)
         return q, k, v
 
     def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
@@ -117,8 +120,9 @@ class MLP(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.fc1 = nn.Linear(config.dim, config.mlp_dim)
-        self.act = QuickGELU() if config.gelu == "quick" else nn.GELU("tanh" if config.gelu == "tanh" else "none")
-        self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm else nn.Identity()
+        tanh = "tanh" if config.mlp == "gelu_tanh" else "none"
+        self.act = QuickGELU() if config.mlp == "quick_gelu" else nn.GELU(tanh)
+        self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm != "none" else nn.Identity()
         self.fc2 = nn.Linear(config.mlp_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
@@ -132,7 +136,7 @@ class SwiGLU(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim)  # gate and value, stacked
-        self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm else nn.Identity()
+        self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm != "none" else nn.Identity()
         self.fc2 = nn.Linear(config.mlp_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
@@ -195,18 +199,19 @@ class Block(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """SigLIP's attention pooling, a learned query over all patches and then an MLP: (b, n, d) -> (b, d)."""
+    """Attention pooling, a learned query over all tokens and then an MLP: (b, n, d) -> (b, d)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         d = config.dim
-        self.heads = config.heads
+        self.heads = config.pool_heads or config.heads
         self.latent = nn.Parameter(torch.zeros(1, 1, d))
         self.q = nn.Linear(d, d)
         self.kv = nn.Linear(d, 2 * d)
         self.proj = nn.Linear(d, d)
         self.norm = nn.LayerNorm(d, config.norm_eps)
-        self.mlp = MLP(config.replace(mlp="gelu", inner_norm=False, dropout=0.0))
+        gelu = "gelu" if config.mlp == "swiglu" else config.mlp
+        self.mlp = MLP(config.replace(mlp=gelu, mlp_dim=config.pool_mlp_dim, inner_norm="none", dropout=0.0))
 
     def forward(self, x: Tensor) -> Tensor:
         q = rearrange(self.q(self.latent), "b n (heads d) -> b heads n d", heads=self.heads)
@@ -214,3 +219,19 @@ class AttentionPool(nn.Module):
         read = F.scaled_dot_product_attention(q.expand(x.shape[0], -1, -1, -1), k, v)  # (b, heads, 1, head_dim)
         x = self.proj(rearrange(read, "b heads n d -> b n (heads d)"))
         return (x + self.mlp(self.norm(x)))[:, 0]
+
+
+class RopeFrequencies(nn.Module):
+    """Learned frequencies of rotary positions: a grid -> cosines and sines for each block, (heads, n, head_dim / 2)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.freqs = nn.Parameter(torch.zeros(2, config.depth, config.heads, config.head_width // 2))
+
+    def forward(self, grid: tuple[int, int]) -> list[tuple[Tensor, Tensor]]:
+        c = self.config
+        assert c.rope is not None
+        freqs = self.freqs.to(torch.promote_types(self.freqs.dtype, torch.float32))
+        angles = F.pad(rotation_angles(grid, c.head_width, c.rope, freqs), (0, 0, c.prefix_tokens, 0))
+        return list(zip(angles.cos(), angles.sin(), strict=True))

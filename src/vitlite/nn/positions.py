@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vitlite.config import Resample
+from vitlite.config import Resample, Rotation
 
 Grid = tuple[int, int]
 
@@ -99,25 +99,36 @@ def sincos_positions(grid: Grid, dim: int) -> Tensor:
     return rearrange(table, "h w d -> 1 (h w) d").float()
 
 
-def rotation_angles(grid: Grid, width: int) -> Tensor:
-    """Return DINOv3's angles for the channel pairs of a head, first by row, then by column: (h w, width/2).
+def rotation_angles(grid: Grid, width: int, rope: Rotation, frequencies: Tensor | None = None) -> Tensor:
+    """Return the angles by which the channel pairs of a head rotate: (h w, width/2).
 
-    Positions are the centres of patches, from -1 to 1 on each axis. The periods range from 1 to nearly 100.
+    Learned frequencies (2, depth, heads, width/2) are factors of both positions: (depth, heads, h w, width/2).
     """
-    steps = torch.arange(width // 4, dtype=torch.float64, device="cpu")  # mps has no float64
-    periods = 100 ** (4 * steps / width)
-    centres = (2 * (torch.arange(side, dtype=torch.float64, device="cpu") + 0.5) / side - 1 for side in grid)
-    rows, columns = (2 * math.pi * centre[:, None] / periods for centre in centres)  # (h or w, width/4)
-    rows = rows[:, None].expand(-1, grid[1], -1)
-    columns = columns[None].expand(grid[0], -1, -1)
-    return rearrange(torch.cat([rows, columns], dim=-1), "h w d -> (h w) d")
+    positions = []
+    for side in grid:
+        places = torch.arange(side, dtype=torch.float64, device="cpu") + rope.offset  # mps has no float64
+        if rope.unit == "image":
+            places = 2 * math.pi * (2 * (places + 0.5) / side - 1)
+        positions.append(places * rope.reference / side if rope.reference else places)
+    rows, columns = torch.meshgrid(positions, indexing="ij")
+    first, second = (rows, columns) if rope.order == "yx" else (columns, rows)
+    if frequencies is not None:
+        first, second = (x.flatten()[:, None].to(frequencies.device, frequencies.dtype) for x in (first, second))
+        return first * frequencies[0, :, :, None] + second * frequencies[1, :, :, None]
+    steps = torch.arange(width // 4, dtype=torch.float64, device="cpu")
+    periods = rope.temperature ** (4 * steps / width)
+    return torch.cat([first.flatten()[:, None] / periods, second.flatten()[:, None] / periods], dim=-1)
 
 
-def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate channel pairs (one from each half) by the angles of the token: (b, heads, n, d) -> (b, heads, n, d)."""
-    first, second = x.chunk(2, dim=-1)
-    rotated = torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
-    return rotated.to(x.dtype)  # cosines and sines are at least float32
+def rotate(x: Tensor, adjacent: bool, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate channel pairs by the angles of the token: (b, heads, n, d) -> (b, heads, n, d).
+
+    A pair is two adjacent channels, or one of each half.
+    """
+    axis, shape = (-1, (-1, 2)) if adjacent else (-2, (2, -1))
+    first, second = x.view(*x.shape[:-1], *shape).unbind(axis)
+    rotated = torch.stack([first * cosines - second * sines, second * cosines + first * sines], axis)
+    return rotated.flatten(-2).to(x.dtype)  # cosines and sines are at least float32
 
 
 @dataclass(eq=False)
@@ -161,18 +172,18 @@ class PositionTables:
 
         return self._fixed_tables(like, (grid, cls_row), compute)[0]
 
-    def rotation(self, like: Tensor, grid: Grid, prefix: int, width: int) -> tuple[Tensor, ...]:
+    def rotation(self, like: Tensor, grid: Grid, prefix: int, width: int, rope: Rotation) -> tuple[Tensor, ...]:
         """Return the cosines and sines of `rotation_angles`, each (n, width/2), in float32 or float64.
 
         The angles of the first `prefix` tokens are zero, so that only patches are rotated.
         """
 
         def compute() -> tuple[Tensor, ...]:
-            angles = F.pad(rotation_angles(grid, width), (0, 0, prefix, 0))
+            angles = F.pad(rotation_angles(grid, width, rope), (0, 0, prefix, 0))
             dtype = torch.promote_types(like.dtype, torch.float32)
             return angles.cos().to(like.device, dtype), angles.sin().to(like.device, dtype)
 
-        return self._fixed_tables(like, (grid, prefix, width), compute)
+        return self._fixed_tables(like, (grid, prefix, width, rope), compute)
 
     def _fixed_tables(self, like: Tensor, key: Any, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         if not _is_plain_parameter(like):

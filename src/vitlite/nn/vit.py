@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlite.config import ViTConfig, fitting
 from vitlite.errors import ConfigError, InputError
-from vitlite.nn.layers import AttentionPool, Block, PatchEmbed
+from vitlite.nn.layers import AttentionPool, Block, PatchEmbed, RopeFrequencies
 from vitlite.nn.positions import PositionTables
 from vitlite.nn.timm_interface import TimmInterface
 
@@ -69,14 +69,16 @@ class ViT(TimmInterface, nn.Module):
         self.reg_token = nn.Parameter(torch.zeros(1, config.registers, d)) if config.registers else None
         learned = config.positions == "learned"
         self.pos_embed = nn.Parameter(torch.zeros(1, config.position_rows, d)) if learned else None
+        self.rope = RopeFrequencies(config) if config.rope is not None and config.rope.learned else None
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        self.norm_pre = nn.LayerNorm(d, eps) if config.pre_norm else nn.Identity()
+        self.norm_pre = nn.LayerNorm(d, eps) if config.input_norm == "tokens" else nn.Identity()
         last = max(config.depth - 1, 1)
         self.blocks = nn.ModuleList(Block(config, config.drop_path * i / last) for i in range(config.depth))
-        self.norm = nn.LayerNorm(d, eps) if config.final_norm and not config.fc_norm else nn.Identity()
+        self.norm = nn.LayerNorm(d, eps) if config.final_norm == "tokens" else nn.Identity()
 
-        self.attn_pool = AttentionPool(config) if config.pool == "map" else nn.Identity()
-        self.fc_norm = nn.LayerNorm(config.pooled_dim, eps) if config.fc_norm else nn.Identity()
+        self.attn_pool = AttentionPool(config) if config.pool in ("map", "map_all") else nn.Identity()
+        pooled, plain = config.final_norm.startswith("pooled"), config.final_norm == "pooled_plain"
+        self.fc_norm = nn.LayerNorm(config.pooled_dim, eps, elementwise_affine=not plain) if pooled else nn.Identity()
         self.pre_logits = nn.Linear(config.pooled_dim, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head = _head(config)
         self.tables = PositionTables()
@@ -89,8 +91,8 @@ class ViT(TimmInterface, nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the vector that the head classifies, one per image: (b, c, h, w) -> (b, embed_dim)."""
-        x, rotation = self._tokens(images)
-        for block in self.blocks:
+        x, rotations = self._tokens(images)
+        for block, rotation in zip(self.blocks, rotations, strict=True):
             x = block(x, *rotation)
         x = self.fc_norm(self._pool(x))
         return self.pre_logits(x).tanh() if self.config.pre_logits else x
@@ -104,9 +106,9 @@ class ViT(TimmInterface, nn.Module):
             norm: If True, also apply the final norm to the outputs of the selected blocks.
         """
         wanted = self._layers(layers)
-        x, rotation = self._tokens(images)
+        x, rotations = self._tokens(images)
         outputs = {}
-        for i, block in enumerate(self.blocks):
+        for i, (block, rotation) in enumerate(zip(self.blocks, rotations, strict=True)):
             x = block(x, *rotation)
             if i in wanted:
                 outputs[i] = self.norm(x) if norm else x
@@ -134,14 +136,14 @@ class ViT(TimmInterface, nn.Module):
         wanted = self._layers(layers)
         if not wanted:
             raise InputError("attention_maps got no layers. Pass at least one block index, such as layers=(-1,).")
-        x, rotation = self._tokens(images)
+        x, rotations = self._tokens(images)
         maps = {}
         for i in range(max(wanted) + 1):
             block: Block = self.blocks[i]  # type: ignore[assignment]
             if i in wanted:
-                maps[i] = block.map(x, *rotation)
+                maps[i] = block.map(x, *rotations[i])
             if i < max(wanted):
-                x = block(x, *rotation)
+                x = block(x, *rotations[i])
         return torch.stack([maps[i] for i in wanted])
 
     def reset_head(self, num_classes: int) -> None:
@@ -197,10 +199,10 @@ class ViT(TimmInterface, nn.Module):
         """The dtype of the weights."""
         return self.patch_embed.proj.weight.dtype
 
-    def _tokens(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the tokens with positions added, (b, n, d), and the rotation of queries and keys.
+    def _tokens(self, images: Tensor) -> tuple[Tensor, Sequence[tuple[Tensor, ...]]]:
+        """Return the tokens with positions added, (b, n, d), and the rotation of queries and keys in each block.
 
-        The rotation is a pair of cosines and sines, each (n, head_dim / 2), or () without rotary positions.
+        A rotation is a pair of cosines and sines, each ([heads,] n, head_dim / 2), or () without rotary positions.
         """
         check_images(images, self.config)
         config, grid = self.config, self._grid(images)
@@ -218,10 +220,17 @@ class ViT(TimmInterface, nn.Module):
             patches = patches.reshape(images.shape[0], *table.shape[1:])
         prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
         tokens = self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
-        if config.positions != "rope":
-            return tokens, ()
-        weight = self.patch_embed.proj.weight
-        return tokens, self.tables.rotation(weight, grid, config.prefix_tokens, config.head_width)
+        return tokens, self._rotations(grid)
+
+    def _rotations(self, grid: tuple[int, int]) -> Sequence[tuple[Tensor, ...]]:
+        """Return the rotation of each block for a grid."""
+        config = self.config
+        if config.rope is None:
+            return [()] * config.depth
+        if self.rope is not None:
+            return self.rope(grid)
+        weight, prefix = self.patch_embed.proj.weight, config.prefix_tokens
+        return [self.tables.rotation(weight, grid, prefix, config.head_width, config.rope)] * config.depth
 
     def _grid(self, images: Tensor) -> tuple[int, int]:
         p = self.config.patch_size
@@ -253,7 +262,7 @@ class ViT(TimmInterface, nn.Module):
             return x.mean(1)
         if pool == "cls_and_mean":
             return torch.cat([x[:, 0], x[:, prefix:].mean(1)], dim=1)
-        return self.attn_pool(x[:, prefix:])
+        return self.attn_pool(x if pool == "map_all" else x[:, prefix:])
 
     def _layers(self, layers: Iterable[int] | int) -> list[int]:
         """Return the block indices as a list of non-negative integers."""
@@ -322,6 +331,8 @@ def initialise(model: ViT) -> None:
         nn.init.zeros_(kernel.bias)
     if isinstance(model.attn_pool, AttentionPool):
         nn.init.normal_(model.attn_pool.latent, std=model.config.dim**-0.5)
+    if model.rope is not None:
+        nn.init.normal_(model.rope.freqs, std=0.5)
     if model.pos_embed is not None:
         nn.init.normal_(model.pos_embed, std=0.02)
     if model.reg_token is not None:

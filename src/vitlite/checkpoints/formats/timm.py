@@ -4,10 +4,10 @@
 preprocessing and the labels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import floor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from vitlite.checkpoints.formats.keys import (
     CHANNELS,
@@ -28,7 +28,7 @@ from vitlite.checkpoints.formats.keys import (
     required,
 )
 from vitlite.checkpoints.metadata import Metadata
-from vitlite.config import Resample, ViTConfig
+from vitlite.config import DINOV3_ROPE, Resample, Rotation, ViTConfig
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.images.transform import MissingPreprocess, TransformConfig
 from vitlite.zoo.registry import REFUSED
@@ -53,6 +53,7 @@ ARGUMENT_TYPES = {
     "pos_embed": STRING,
     "no_embed_class": FLAG,
     "dynamic_img_size": FLAG,
+    "swiglu_mlp": FLAG,
 }
 PRETRAINED_TYPES = {
     "global_pool": STRING,
@@ -72,16 +73,16 @@ TRANSFORM_TYPES = {
 }
 
 POOLS = {"token": "cls", "avg": "mean", "map": "map"}  # timm's -> ours
-GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()} | {"cls_and_distillation": "token"}
-WRITTEN_GELUS = {ours: theirs for theirs, ours in GELUS.items()}
+GELUS = ("gelu", "gelu_tanh", "quick_gelu")  # timm's names are ours
+WRITTEN_NORMS = ("tokens", "pooled", "none")
+WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()} | {"cls_and_distillation": "token", "map_all": "map"}
 
 USUAL_CLASSES = 1000  # timm's default if config.json has no num_classes
 # Arguments that `MODEL_ARGS` need not check: read below, visible in the tensors, or used only in training.
 IGNORED = """
     img_size patch_size global_pool act_layer no_embed_class init_values mlp_ratio scale_attn_norm scale_mlp_norm
-    fc_norm swiglu_mlp swiglu_align_to dynamic_img_size dynamic_img_pad strict_img_size drop_rate drop_path_rate
-    drop_block_rate weight_init fix_init device dtype scriptable exportable no_jit pretrained_strict
+    pre_norm fc_norm final_norm swiglu_mlp swiglu_align_to dynamic_img_size dynamic_img_pad strict_img_size drop_rate
+    drop_path_rate drop_block_rate weight_init fix_init device dtype scriptable exportable no_jit pretrained_strict
 """
 MODEL_ARGS = Keys(
     fields={
@@ -94,8 +95,6 @@ MODEL_ARGS = Keys(
         "class_token": "class_token",
         "reg_tokens": "registers",
         "num_reg_tokens": "registers",
-        "pre_norm": "pre_norm",
-        "final_norm": "final_norm",
     },
     only={
         "qk_norm": (False,),
@@ -120,19 +119,20 @@ CHANGED_BY = {  # the model_args that override each field of the architecture
     "depth": ("depth",),
     "mlp_dim": ("embed_dim", "mlp_ratio", "swiglu_mlp", "swiglu_align_to"),
     "mlp": ("act_layer", "swiglu_mlp"),
+    "inner_norm": ("scale_attn_norm", "scale_mlp_norm"),
     "class_token": ("class_token",),
     "registers": ("reg_tokens", "num_reg_tokens"),
     "qkv_bias": ("qkv_bias",),
-    "pre_norm": ("pre_norm",),
-    "fc_norm": ("fc_norm", "final_norm"),
+    "input_norm": ("pre_norm",),
     "layer_scale": ("init_values",),
     "positions": ("pos_embed",),
     "heads": ("num_heads",),
     "norm_eps": ("norm_layer",),  # each norm layer has its own default epsilon
-    "gelu": ("act_layer",),
     "cls_position": ("no_embed_class",),
-    "final_norm": ("final_norm",),
+    "final_norm": ("final_norm", "fc_norm"),
     "resample": (),
+    "rope": (),
+    "pool_heads": (),
 }
 
 
@@ -142,12 +142,13 @@ class Architecture(NamedTuple):
     image_size: int
     heads: int
     norm_eps: float
-    gelu: str
     pool: str
+    pool_heads: int | None
     cls_position: bool
     positions: str
+    rope: Rotation | None
     resample: Resample
-    final_norm: bool
+    final_norm: str
     kernel_size: int  # of the patch projection, in pixels or, with a ResNet stem, in cells of its feature map
     stem_stride: int  # pixels per cell of the stem's feature map; 1 without a stem
     dynamic: bool  # True: accepts images of any size; False: only img_size
@@ -159,23 +160,45 @@ class Architecture(NamedTuple):
     class_token: bool
     registers: int
     qkv_bias: bool
-    pre_norm: bool
-    fc_norm: bool
+    input_norm: str
+    inner_norm: str
     layer_scale: bool  # True: has a layer scale, whose initial value is unknown
 
 
 def _read_architectures() -> dict[str, Architecture]:
     """Read the architectures in data/timm.txt. The comment at the top of the file explains the columns."""
-    kinds = Architecture.__annotations__.values()
+    kinds: dict[Any, Callable[[str], Any]] = {
+        bool: lambda cell: cell == "True", int: int, float: float, int | None: _number_or_none,
+        Rotation | None: _rotation,
+    }  # fmt: skip
+    types = get_type_hints(Architecture).values()
     architectures = {}
     for line in (Path(__file__).parents[1] / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             name, *cells = line.split()
-            values: list[Any] = []
-            for cell, kind in zip(cells, kinds, strict=True):
-                values.append(cell == "True" if kind is bool else kind(cell) if kind in (int, float) else cell)
+            values = [kinds.get(kind, str)(cell) for cell, kind in zip(cells, types, strict=True)]
             architectures[name] = Architecture(*values)
     return architectures
+
+
+def _number_or_none(cell: str) -> int | None:
+    return None if cell == "-" else int(cell)
+
+
+def _rotation(cell: str) -> Rotation | None:
+    """Read a rotation, such as "reference=16,order=xy", or "default", or "-" for none.
+
+    >>> _rotation("reference=16,order=xy").order
+    'xy'
+    """
+    if cell == "-":
+        return None
+    values: dict[str, Any] = {}
+    for part in cell.split(",") if cell != "default" else ():
+        name, _, text = part.partition("=")
+        kind = type(getattr(Rotation(), name) or 0)
+        values[name] = text == "True" if kind is bool else kind(text)
+    return Rotation(**values)
 
 
 ARCHITECTURES = _read_architectures()
@@ -236,12 +259,22 @@ def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | 
             fields[field] = getattr(architecture, field)
     if fields.pop("layer_scale", None) is False:  # True does not determine the initial value
         fields["layer_scale"] = None
-    if pool != architecture.pool:  # timm places the final norm according to the pooling
-        fields.pop("fc_norm", None)
+    if pool != architecture.pool and architecture.final_norm != "none":  # timm places it according to the pooling
+        fields.pop("final_norm", None)
     if pool is not None:
         fields["pool"] = pool
+    return fields | _fields_of_args(args)
+
+
+def _fields_of_args(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that model arguments state, except those of `MODEL_ARGS`."""
+    fields: dict[str, Any] = {}
+    if args.get("final_norm") is False:
+        fields["final_norm"] = "none"
     if "act_layer" in args:
-        fields |= _activation(args["act_layer"])
+        fields["mlp"] = _activation(args["act_layer"])
+    if "swiglu_mlp" in args:
+        fields["mlp"] = "swiglu" if args["swiglu_mlp"] else "gelu"
     if "no_embed_class" in args:
         fields["cls_position"] = not args["no_embed_class"]
     if "init_values" in args:
@@ -251,10 +284,10 @@ def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | 
     return fields
 
 
-def _activation(name: str) -> dict[str, str]:
+def _activation(name: str) -> str:
     if name not in GELUS:
         raise CheckpointError(f"act_layer is {name!r}; vitlite supports {', '.join(GELUS)}.")
-    return {"gelu": GELUS[name], "mlp": "gelu"}  # timm's gated MLPs would use this activation for the gate
+    return name  # timm's gated MLPs would use this activation for the gate
 
 
 def _patch_size(architecture: Architecture, args: Mapping[str, Any]) -> int:
@@ -276,17 +309,14 @@ def _pool(
     stated = [each["global_pool"] for each in (args, config) if each.get("global_pool") is not None]
     if not stated:
         usual = pretrained.get("global_pool") or WRITTEN_POOLS[architecture.pool]
-        return architecture.pool if POOLS.get(usual) == architecture.pool else None
+        return architecture.pool if usual == WRITTEN_POOLS[architecture.pool] else None
     pool = stated[0]
     if pool == "":
         raise CheckpointError("global_pool is '', so timm returns all tokens. Set global_pool to 'token' or 'avg'.")
     if len(set(stated)) > 1 or pool not in POOLS:
         raise CheckpointError(f"global_pool is {' and '.join(stated)}; vitlite supports {' or '.join(POOLS)}.")
     if pool == "map" and not architecture.map_of_patches:
-        raise CheckpointError(
-            "global_pool is map, and this architecture pools all tokens. vitlite supports attention pooling of patches "
-            "only."
-        )
+        return "map_all"
     if pool == "token" and architecture.pool == "cls_and_distillation":
         return architecture.pool
     return POOLS[pool]
@@ -394,6 +424,8 @@ def transform_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None 
 PLAIN, CLIP = "vit_tiny_patch16_224", "vit_base_patch16_clip_224"
 GATED, DISTILLED = "vit_giant_patch14_dinov2", "deit_tiny_distilled_patch16_224"
 DINOV3 = "vit_small_patch16_dinov3"
+ROTARY = {1e-6: "eva_giant_patch14_224", 1e-5: "vit_pe_core_base_patch16_224"}  # by the epsilon of the norms
+QWEN3 = "qwen3_vit_88m"
 HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -402,21 +434,33 @@ HYBRIDS = {
 }
 COMPUTED: dict[str, dict[str, Any]] = {  # the field values that model_args cannot change, by architecture
     DINOV3: {
-        "norm_eps": 1e-5, "gelu": "exact", "class_token": True, "stem": None, "pre_norm": False, "inner_norm": False,
-        "fc_norm": False, "final_norm": True,
+        "norm_eps": 1e-5, "class_token": True, "stem": None, "input_norm": "none", "inner_norm": "none",
+        "final_norm": "tokens", "positions": "none",
     },
-    DISTILLED: {"norm_eps": 1e-6, "registers": 1, "mlp": "gelu", "stem": None, "pre_norm": False, "fc_norm": False},
-    GATED: {"norm_eps": 1e-6, "stem": None, "inner_norm": False},
-    CLIP: {"norm_eps": 1e-5, "mlp": "gelu"},
-    PLAIN: {"norm_eps": 1e-6, "mlp": "gelu"},
+    **{name: {"norm_eps": eps, "stem": None} for eps, name in ROTARY.items()},
+    QWEN3: {
+        "norm_eps": 1e-6, "mlp": "gelu_tanh", "stem": None, "class_token": False, "registers": 0, "pool": "mean",
+        "input_norm": "none", "inner_norm": "none", "positions": "learned", "qkv_bias": True, "layer_scale": None,
+        "rope": Rotation(pairs="halves"), "resample": "jax",
+    },
+    DISTILLED: {"norm_eps": 1e-6, "registers": 1, "stem": None, "input_norm": "none"},
+    GATED: {"norm_eps": 1e-6, "stem": None, "inner_norm": "none"},
+    CLIP: {"norm_eps": 1e-5},
+    PLAIN: {"norm_eps": 1e-6},
 }  # fmt: skip
 
 
 def format_for_timm(config: ViTConfig) -> str:
     """Return the checkpoint format that timm uses for a model with this config."""
-    if config.positions == "rope":
-        return "timm-eva-gated" if config.mlp == "swiglu" else "timm-eva"
-    return "timm-distilled" if config.pool == "cls_and_distillation" else "timm"
+    if config.rope is None:
+        return "timm-distilled" if config.pool == "cls_and_distillation" else "timm"
+    if config.final_norm == "pooled_plain":
+        return "timm-qwen3"
+    if config.inner_norm != "none" and config.mlp == "swiglu":
+        return "timm-eva02"
+    if config.rope.order == "xy" or config.rope.learned:
+        return "timm-rope"
+    return "timm-eva-gated" if config.mlp == "swiglu" and config.rope.unit == "image" else "timm-eva"
 
 
 def config_to_timm(
@@ -469,8 +513,8 @@ def pretrained_cfg_of(model: Any) -> dict[str, Any]:
 
 def _architecture_for(config: ViTConfig) -> str:
     """Return the timm architecture that `_model_args` can turn into this model, or "" if there is none."""
-    if config.positions == "rope":
-        return DINOV3
+    if config.rope is not None:
+        return _rotary_architecture(config)
     if config.pool == "cls_and_distillation":
         return DISTILLED
     if config.mlp == "swiglu":
@@ -478,6 +522,12 @@ def _architecture_for(config: ViTConfig) -> str:
     if config.stem is not None:
         return HYBRIDS.get(config.stem, "")
     return CLIP if config.norm_eps == 1e-5 else PLAIN
+
+
+def _rotary_architecture(config: ViTConfig) -> str:
+    if config.rope == DINOV3_ROPE:
+        return DINOV3
+    return QWEN3 if config.final_norm == "pooled_plain" else ROTARY.get(config.norm_eps, "")
 
 
 def _model_args(config: ViTConfig) -> dict[str, Any]:
@@ -499,10 +549,15 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
     if architecture == DINOV3:
         gate = {"swiglu_mlp": config.mlp == "swiglu", "swiglu_align_to": 1}  # for 0, timm uses a different MLP class
         return args | gate | {"num_reg_tokens": config.registers}
-    args |= {"scale_attn_norm": config.inner_norm, "scale_mlp_norm": config.inner_norm}
-    if config.mlp == "gelu":
-        args["act_layer"] = WRITTEN_GELUS[config.gelu]
-    if not config.final_norm:
+    if architecture == QWEN3:
+        sizes = {name: args[name] for name in ("img_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads")}
+        return sizes | {"mlp_ratio": args["mlp_ratio"], "pos_embed_grid_size": config.grid[0]}
+    if config.rope is not None:
+        return args | _rotary_args(config, config.rope)
+    args |= {"scale_attn_norm": config.inner_norm == "both", "scale_mlp_norm": config.inner_norm != "none"}
+    if config.mlp != "swiglu":
+        args["act_layer"] = config.mlp
+    if config.final_norm == "none":
         args["final_norm"] = False
     if architecture == DISTILLED:
         return args
@@ -510,14 +565,41 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
         "no_embed_class": not config.cls_position,
         "reg_tokens": config.registers,
         "pos_embed": "learn" if config.positions == "learned" else "none",
-        "pre_norm": config.pre_norm,
-        "fc_norm": config.fc_norm,
+        "pre_norm": config.input_norm == "tokens",
+        "fc_norm": config.final_norm == "pooled",
+    }
+
+
+def _rotary_args(config: ViTConfig, rope: Rotation) -> dict[str, Any]:
+    """Return the model_args of timm's Eva that models with a rotation need besides those of all models."""
+    return {
+        "init_values": config.layer_scale,
+        "num_reg_tokens": config.registers,
+        "no_embed_class": not config.cls_position,
+        "use_abs_pos_emb": config.positions == "learned",
+        "use_rot_pos_emb": True,
+        "rope_type": "mixed" if rope.learned else "cat",
+        "rope_temperature": rope.temperature,
+        "rope_grid_offset": rope.offset,
+        "rope_grid_indexing": "ij" if rope.order == "yx" else "xy",
+        "rope_rotate_half": rope.pairs == "halves",
+        "ref_feat_shape": rope.reference,
+        "attn_type": "rope" if format_for_timm(config) == "timm-rope" else "eva",
+        "qkv_fused": format_for_timm(config) != "timm-eva02",
+        "swiglu_mlp": config.mlp == "swiglu",
+        "scale_mlp": config.inner_norm != "none",
+        "scale_attn_inner": config.inner_norm == "both",
+        "use_pre_transformer_norm": config.input_norm == "tokens",
+        "use_post_transformer_norm": config.final_norm == "tokens",
+        "use_fc_norm": config.final_norm == "pooled",
+        "attn_pool_num_heads": config.pool_heads or config.heads,
+        "attn_pool_mlp_ratio": config.pool_mlp_dim / config.dim,
     }
 
 
 def _mlp_ratio(config: ViTConfig) -> float:
     """Return timm's mlp_ratio, the hidden width of an MLP divided by the token width."""
-    packed = config.mlp == "swiglu" and config.positions != "rope"  # here, the hidden width includes the gate
+    packed = config.mlp == "swiglu" and config.rope is None  # here, the hidden width includes the gate
     return (2 if packed else 1) * config.mlp_dim / config.dim
 
 
@@ -538,26 +620,44 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
     """Return the names of the fields whose values timm does not support."""
     architecture = _architecture_for(config)
     if not architecture:
-        return ["stem"]
+        return ["stem" if config.rope is None else "norm_eps"]
     computed = COMPUTED.get(architecture, COMPUTED[PLAIN])
     ratio = _mlp_ratio(config)
+    eva = config.rope is not None and architecture != QWEN3
+    gated = {GATED, DINOV3, *ROTARY.values()}
     supported = {
-        **{field: getattr(config, field) == value for field, value in computed.items()},
+        "mlp": architecture in gated if config.mlp == "swiglu" else config.mlp == "gelu" or not eva,
+        "final_norm": config.final_norm in (("tokens", "none") if architecture == DISTILLED else WRITTEN_NORMS),
+        "inner_norm": config.inner_norm != "mlp" or eva,
+        "rope": config.rope is None or _rotates_as_timm(config, config.rope),
         "mlp_dim": int(config.dim * ratio) == round(config.dim * ratio),  # timm rounds down
         "positions": config.positions != "sincos2d",
         "pool": config.pool in WRITTEN_POOLS and pools_as_timm(config),
-        "layer_scale": config.layer_scale != 0 and (config.positions != "rope" or config.layer_scale is not None),
-        "patch_norm": not config.patch_norm,
+        "layer_scale": config.layer_scale != 0 and (architecture != DINOV3 or config.layer_scale is not None),
+        "input_norm": config.input_norm != "patches",
         "pre_logits": not config.pre_logits,
         "head_dim": not config.head_dim,
     }
-    return [field for field, is_supported in supported.items() if not is_supported]
+    differing = [field for field, value in computed.items() if getattr(config, field) != value]
+    return differing + [field for field, right in supported.items() if not right and field not in differing]
+
+
+def _rotates_as_timm(config: ViTConfig, rope: Rotation) -> bool:
+    """Return whether an architecture of timm has this rotation."""
+    if rope == DINOV3_ROPE or config.final_norm == "pooled_plain":
+        return True
+    if rope.unit == "image" or (rope.reference is None and config.norm_eps == 1e-5):  # which cannot be unset there
+        return False
+    return not rope.learned or (rope.offset == 0 and rope.reference is None and rope.pairs == "adjacent")
 
 
 def pools_as_timm(config: ViTConfig) -> bool:
     """Return whether timm pools exactly like vitlite for this config."""
-    if config.pool == "map":  # in timm, the MLP of the pooling has the same activation as the blocks
-        return config.mlp == "gelu" and config.positions != "rope"
+    if config.pool in ("map", "map_all"):
+        if config.rope is not None:  # timm's Eva reads all tokens
+            return config.rope != DINOV3_ROPE and (config.pool == "map_all" or not config.prefix_tokens)
+        # in timm, the MLP of the pooling has the same activation as the blocks
+        return config.pool == "map" and config.mlp != "swiglu" and config.pool_heads in (None, config.heads)
     if config.pool == "cls_and_distillation":  # without heads, timm returns the mean of the two tokens
         return config.num_classes > 0 and config.positions == "learned"
     return True

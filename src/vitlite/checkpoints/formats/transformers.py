@@ -22,7 +22,7 @@ from vitlite.checkpoints.formats.keys import (
 )
 from vitlite.checkpoints.formats.processors import transform_from_transformers, transform_to_transformers
 from vitlite.checkpoints.metadata import CONFIG, PREPROCESSOR, Metadata
-from vitlite.config import ViTConfig, stem_stride
+from vitlite.config import DINOV3_ROPE, ViTConfig, stem_stride
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.images.transform import TransformConfig
 
@@ -48,16 +48,16 @@ TYPES = {
     "out_features": LIST,
 }
 GELUS = {
-    "gelu": "exact",
-    "gelu_python": "exact",
-    "gelu_new": "tanh",
-    "gelu_fast": "tanh",
-    "gelu_accurate": "tanh",
-    "gelu_python_tanh": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-    "quick_gelu": "quick",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
 }
-WRITTEN_GELUS = {"exact": "gelu", "tanh": "gelu_new", "quick": "quick_gelu"}
+WRITTEN_GELUS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "quick_gelu": "quick_gelu", "swiglu": "gelu"}
 
 WRITER = "written_by"  # the key with vitlite's version in a config.json that vitlite wrote for transformers
 # Keys of any model that do not change the results of an image encoder.
@@ -92,7 +92,7 @@ STATED = {
     "intermediate_size": "mlp_dim",
     "num_channels": "channels",
     "layer_norm_eps": "norm_eps",
-    "hidden_act": "gelu",
+    "hidden_act": "mlp",
     "qkv_bias": "qkv_bias",
 }
 OTHER_NETWORK: dict[str, Sequence[Any]] = {"auto_map": ({},), "quantization_config": (), "pruned_heads": ({},)}
@@ -124,9 +124,9 @@ DECODER = """
 """
 BACKBONE = "apply_layernorm reshape_hidden_states stage_names out_features out_indices _out_features _out_indices"
 DINOV2 = f"intermediate_size mlp_ratio use_mask_token {BACKBONE}"  # the tensors determine the MLP width
-DINOV2_STATED = {"layerscale_value": "layer_scale", "use_swiglu_ffn": "mlp"}
+DINOV2_STATED = {"layerscale_value": "layer_scale", "use_swiglu_ffn": "gated"}
 DINOV3 = f"query_bias key_bias value_bias pos_embed_shift pos_embed_jitter pos_embed_rescale {BACKBONE}"
-DINOV3_STATED = {"layerscale_value": "layer_scale", "num_register_tokens": "registers", "use_gated_mlp": "mlp"}
+DINOV3_STATED = {"layerscale_value": "layer_scale", "num_register_tokens": "registers", "use_gated_mlp": "gated"}
 DINOV3_ONLY: dict[str, Sequence[Any]] = {"rope_theta": (100.0, 100), "proj_bias": (True,), "mlp_bias": (True,)}
 CLIP = Keys({}, OTHER_NETWORK, frozenset((OF_ANY_MODEL + BESIDE_THE_TOWER).split()))  # see TOWERS
 HYBRID = f"backbone_config backbone_featmap_shape {POOLER}"
@@ -229,8 +229,8 @@ COMPUTED: dict[str, Any] = {  # the field values that the config.json of transfo
     "class_token": True,
     "registers": 0,
     "positions": "learned",
-    "mlp": "gelu",
-    "final_norm": True,
+    "rope": None,
+    "final_norm": "tokens",
     "stem": None,
     "head_dim": None,
 }
@@ -250,7 +250,7 @@ def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[
     fields = {
         "heads": family.heads,
         "norm_eps": family.norm_eps,
-        "gelu": GELUS[family.activation],
+        "mlp": GELUS[family.activation],
         "dim": family.heads * HEAD_WIDTH,
         "depth": DEPTH,
     }
@@ -312,17 +312,16 @@ def _activation(stated: dict[str, Any], family: Family) -> dict[str, Any]:
     Raises:
         CheckpointError: The activation is not supported.
     """
-    gated, activation = stated.pop("mlp", None), stated.pop("gelu", None)
-    fields: dict[str, Any] = {}
-    if gated is not None:
-        fields["mlp"] = "swiglu" if gated else "gelu"
+    gated, activation = stated.pop("gated", None), stated.pop("mlp", None)
     if gated and family.gate not in (None, activation):
         raise CheckpointError(f"hidden_act is {activation!r}; for a gated MLP, vitlite supports {family.gate}.")
-    if activation is not None and not gated:
-        if activation not in GELUS:
-            raise CheckpointError(f"hidden_act is {activation!r}; vitlite supports {', '.join(GELUS)}.")
-        fields["gelu"] = GELUS[activation]
-    return fields
+    if gated:
+        return {"mlp": "swiglu"}
+    if activation is None:
+        return {}
+    if activation not in GELUS:
+        raise CheckpointError(f"hidden_act is {activation!r}; vitlite supports {', '.join(GELUS)}.")
+    return {"mlp": GELUS[activation]}
 
 
 def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -416,7 +415,7 @@ def model_type(config: ViTConfig) -> str:
     """
     if config.pool == "map":
         return "siglip_vision_model"
-    if config.positions == "rope":
+    if config.rope is not None:
         return "dinov3_vit"
     if config.layer_scale is not None:
         return "dinov2_with_registers" if config.registers else "dinov2"
@@ -427,7 +426,8 @@ def model_type(config: ViTConfig) -> str:
 
 def computed_by(kind: str, config: ViTConfig) -> dict[str, Any]:
     """Return the field values that a config.json with this model_type results in, whatever its other keys."""
-    return COMPUTED | _fixed_by_kind(kind, config)
+    gates = kind.startswith("dinov") or config.mlp != "swiglu"
+    return COMPUTED | {"mlp": config.mlp if gates else "gelu"} | _fixed_by_kind(kind, config)
 
 
 def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
@@ -437,10 +437,22 @@ def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
     if kind == "ijepa":
         return {"class_token": False, "pool": "mean"}
     if kind == "siglip_vision_model":
-        return {"class_token": False, "pool": "map", "num_classes": 0, "qkv_bias": True, "image_size": config.size[0]}
-    stated = {"registers": config.registers, "mlp": config.mlp}
+        return {
+            "class_token": False,
+            "pool": "map",
+            "pool_heads": None,
+            "num_classes": 0,
+            "qkv_bias": True,
+            "image_size": config.size[0],
+        }
+    stated = {"registers": config.registers}
     if kind == "dinov3_vit":
-        return stated | {"positions": "rope", "num_classes": 0, "layer_scale": config.layer_scale or 1.0}
+        return stated | {
+            "positions": "none",
+            "rope": DINOV3_ROPE,
+            "num_classes": 0,
+            "layer_scale": config.layer_scale or 1.0,
+        }
     if kind.startswith("dinov2"):
         return stated | {
             "pool": "cls_and_mean" if config.num_classes else "cls",
@@ -496,7 +508,7 @@ def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> d
         "num_attention_heads": config.heads,
         "num_channels": config.channels,
         "layer_norm_eps": config.norm_eps,
-        "hidden_act": WRITTEN_GELUS[config.gelu],
+        "hidden_act": WRITTEN_GELUS[config.mlp],
         **_keys_of_kind(kind, config),
         **_classes_to_transformers(config, labels),
     }
