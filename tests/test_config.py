@@ -120,10 +120,10 @@ WRONG = [
     ({"num_classes": -1}, r"num_classes must be an integer from 0 to 2147483647, got -1\."),
     (
         {"pool": "mean_cls"},
-        r"pool must be one of cls, mean, .*, cls_and_distillation, map, got 'mean_cls'\. Did you mean",
+        r"pool must be one of cls, mean, .*, cls_and_distillation, map, map_all, got 'mean_cls'\. Did you mean",
     ),
     ({"pool": None}, r"pool must be one of .*, got None\."),
-    ({"positions": "rotary"}, r"positions must be one of learned, sincos2d, rope, none, got 'rotary'\."),
+    ({"positions": "rotary"}, r"positions must be one of learned, sincos2d, none, got 'rotary'\."),
     ({"mlp": "glu"}, r"mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, got 'glu'\. Did you mean"),
     ({"final_norm": None}, r"final_norm must be one of tokens, pooled, pooled_plain, none, got None\."),
     (

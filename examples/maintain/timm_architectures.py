@@ -9,6 +9,7 @@ timm, or when vitlite has learned to compute more; tests/parity/test_architectur
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,15 +19,15 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "parity")]
 
 import torch  # noqa: E402
 from peers import timm  # noqa: E402
-from references import distance, spread  # noqa: E402
+from references import distance, final_norm_of, mlp_of, rotation_of, spread  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from torch import nn  # noqa: E402
 
 from vitlite import VitliteError, load  # noqa: E402
-from vitlite.checkpoints.formats.timm import GELUS, POOLS, Architecture  # noqa: E402
+from vitlite.checkpoints.formats.timm import POOLS, Architecture  # noqa: E402
 from vitlite.checkpoints.key_mapping import infer_geometry, map_keys  # noqa: E402
-from vitlite.config import FIELDS, Resample  # noqa: E402
+from vitlite.config import FIELDS, Resample, Rotation  # noqa: E402
 from vitlite.nn.positions import RESAMPLE, resample_positions  # noqa: E402
 
 TABLE = ROOT / "src" / "vitlite" / "checkpoints" / "data" / "timm.txt"
@@ -37,48 +38,47 @@ HEAD = """\
 # image_size            pixels; height and width
 # heads                 of attention
 # norm_eps              of every norm
-# gelu, pool, positions as in ViTConfig; so is resample
+# pool, ..., resample    as in ViTConfig; so is final_norm; a rotation is the list of its fields that are not as usual
 # cls_position          whether the class token has a row in the position table
-# final_norm            whether there is a norm at the end
 # kernel_size           of the patches, in pixels, or in cells of a ResNet before them
 # stem_stride           pixels to a side of such a cell; 1 where there is no ResNet
 # dynamic               whether it takes images of any size
-# map_of_patches        whether global_pool="map" leaves out the tokens before the patches, as vitlite does
+# map_of_patches        whether global_pool="map" leaves out the tokens before the patches
 # dim, ..., layer_scale as in ViTConfig: what tensors tell too, and have to confirm unless a config.json says otherwise
 """
-MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
-ACTIVATIONS = {
-    "GELU": "gelu",
-    "GELUTanh": "gelu_tanh",
-    "QuickGELU": "quick_gelu",
-    "SiLU": "gelu",
-}  # of a gated MLP: any
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit", "qwen3_vit")
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 5}
 EQUAL = 5e-5  # where the stem is a ResNet of 50 layers, rounding adds up
 
 
-def stands_for(model: nn.Module, positions: str) -> Architecture:
+def stands_for(model: nn.Module) -> Architecture:
     """What the name of a model of timm's stands for."""
+    encoder = getattr(model, "encoder", model)  # Qwen3's classifier is around one
     norm = next(module for module in model.modules() if isinstance(module, nn.LayerNorm))
-    pool = POOLS[model.global_pool]
+    pool, eva = POOLS[model.global_pool], isinstance(model, timm.models.Eva)
     if isinstance(model, VisionTransformerDistilled):
         pool = "cls_and_distillation"
-    kernel = model.patch_embed.proj.kernel_size[0]
+    if pool == "map" and eva:
+        pool = "map_all"
+    embed = encoder.patch_embed
+    kernel = embed.proj.kernel_size[0]
     return Architecture(
         image_size=model.pretrained_cfg["input_size"][1],
-        heads=model.blocks[0].attn.num_heads,
+        heads=encoder.blocks[0].attn.num_heads,
         norm_eps=norm.eps,
-        gelu=GELUS[ACTIVATIONS[type(model.blocks[0].mlp.act).__name__]],
         pool=pool,
+        pool_heads=model.attn_pool.num_heads if pool == "map_all" else None,
         cls_position=model.num_prefix_tokens == 0 or not model.no_embed_class,
-        positions=positions,
+        positions="none" if encoder.pos_embed is None else "learned",
+        rope=rotation_of(model),
         resample="timm",  # or as `resampling_of` finds
-        final_norm=not isinstance(model.norm, nn.Identity) or not isinstance(model.fc_norm, nn.Identity),
+        final_norm=final_norm_of(model),
         kernel_size=kernel,
-        stem_stride=model.patch_embed.img_size[0] // model.patch_embed.grid_size[0] // kernel,
-        dynamic=model.dynamic_img_size,
-        map_of_patches=not isinstance(model, timm.models.Eva),
-        **built(model),
+        stem_stride=embed.img_size[0] // embed.grid_size[0] // kernel,
+        dynamic=getattr(model, "dynamic_img_size", True),
+        map_of_patches=not eva,
+        mlp=mlp_of(encoder.blocks[0].mlp),
+        **{name: value for name, value in built(model).items() if name != "mlp"},
     )
 
 
@@ -93,18 +93,21 @@ def built(model: nn.Module) -> dict[str, Any]:
     """Return the columns of the table that the tensors of a model tell."""
     geometry = geometry_of(model)
     columns = Architecture._fields[Architecture._fields.index("dim") :]
-    return {name: geometry[name] for name in columns}
+    return {name: geometry.get(name) for name in columns}
 
 
 def is_computed(small: nn.Module, architecture: Architecture) -> bool:
     """Return whether vitlite computes what a small model does, with what the name stands for."""
-    size = small.patch_embed.img_size
+    encoder = getattr(small, "encoder", small)
+    size = encoder.patch_embed.img_size
     fields = {name: value for name, value in architecture._asdict().items() if name in FIELDS} | geometry_of(small)
-    fields |= {"image_size": tuple(size), "heads": small.blocks[0].attn.num_heads}
+    fields |= {"image_size": tuple(size), "heads": encoder.blocks[0].attn.num_heads}
     fields["layer_scale"] = 1e-5 if fields["layer_scale"] else None
     if fields["registers"]:
         fields["cls_position"] = False
-    fields |= {name: getattr(architecture, name) for name in ("positions", "pool", "final_norm")}
+    fields |= {name: getattr(architecture, name) for name in ("positions", "rope", "pool", "final_norm", "mlp")}
+    if fields["rope"] is not None:
+        fields["rope"] = asdict(fields["rope"])
     with TemporaryDirectory() as folder, torch.no_grad():
         save_file(small.state_dict(), Path(folder) / "model.safetensors")
         config = {"vitlite": {"config": fields}}  # which names the network
@@ -118,8 +121,20 @@ def is_computed(small: nn.Module, architecture: Architecture) -> bool:
         return theirs.shape == (2, ours.config.num_classes) and distance(ours(images), theirs) < EQUAL
 
 
+def cell(value: Any) -> str:
+    """The text of a cell of the table."""
+    if isinstance(value, Rotation):
+        usual = asdict(Rotation())
+        changed = [f"{name}={part:g}" if isinstance(part, float) else f"{name}={part}"
+                   for name, part in asdict(value).items() if part != usual[name]]  # fmt: skip
+        return ",".join(changed) or "default"
+    return "-" if value is None else str(value)
+
+
 def resampling_of(small: nn.Module) -> Resample:
     """By whose arithmetic timm stretches the position table of a model that it loads at twice its size."""
+    if hasattr(small, "encoder"):
+        return "jax"  # Qwen3's, on every call: tests/parity compares it
     with TemporaryDirectory() as folder:
         timm.models.save_for_hf(small, folder, model_args=SMALL, safe_serialization=True)
         twice = [2 * side for side in small.patch_embed.img_size]
@@ -133,24 +148,24 @@ def resampling_of(small: nn.Module) -> Resample:
 
 def small_model(name: str) -> nn.Module:
     """A model of timm's by this name, with few and narrow blocks, and weights as training leaves them."""
-    patches = timm.create_model(name, device="meta", depth=1).patch_embed
+    whole = timm.create_model(name, device="meta", depth=1)
+    patches = getattr(whole, "encoder", whole).patch_embed
     size = 64 if hasattr(patches, "backbone") else 2 * patches.patch_size[0]
-    return spread(timm.create_model(name, img_size=size, **SMALL))
+    grid = {"pos_embed_grid_size": 2} if hasattr(whole, "encoder") else {}
+    return spread(timm.create_model(name, img_size=size, **grid, **SMALL))
 
 
 def architecture_of(name: str) -> Architecture | None:
     """What a name of timm's stands for; None where vitlite does not compute that."""
     try:
         whole = timm.create_model(name, device="meta")
-        ways = ("learned",) if whole.pos_embed is not None else ("none", "rope")
-        candidates = [stands_for(whole, way) for way in ways]
+        candidate = stands_for(whole)
         small = small_model(name)
     except (TypeError, AttributeError, KeyError, StopIteration, AssertionError, VitliteError):
         return None  # another network altogether
-    for candidate in candidates:
-        if is_computed(small, candidate):
-            return candidate._replace(resample=resampling_of(small)) if candidate.positions == "learned" else candidate
-    return None
+    if not is_computed(small, candidate):
+        return None
+    return candidate._replace(resample=resampling_of(small)) if candidate.positions == "learned" else candidate
 
 
 def table() -> list[str]:
@@ -160,7 +175,7 @@ def table() -> list[str]:
         for name in timm.list_models(module=module):
             found = architecture_of(name)
             if found is not None:
-                rows.append((name, *map(str, found)))
+                rows.append((name, *map(cell, found)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -15,7 +15,8 @@ def _preset(
 
 
 # Base, Large and Huge are from Table 1 of Dosovitskiy et al. 2021. The hybrids r, r26 and r50 are those of Steiner et
-# al. 2022. The others are from DeiT, DINOv2, DINOv3, SigLIP and timm (wee, little, mediumd, so150m).
+# al. 2022. The others are from DeiT, DINOv2, DINOv3, SigLIP, EVA-02 (swiglu), the Perception Encoder (gigantic2) and
+# timm (wee, little, mediumd, so150m).
 PRESETS = {
     #                               image patch  dim depth heads    mlp
     "vit_base_16": _preset(           224,   16,  768,   12,   12,  3072),
@@ -58,6 +59,12 @@ PRESETS = {
     "vit_giant2_swiglu_16": _preset(  224,   16, 1536,   40,   24,  4096, mlp="swiglu"),
     "vit_giantopt_16": _preset(       224,   16, 1536,   40,   16,  6144),
     "vit_gigantic_14": _preset(       224,   14, 1664,   48,   16,  8192),
+    "vit_tiny_swiglu_14": _preset(    224,   14,  192,   12,    3,   512, mlp="swiglu"),
+    "vit_small_swiglu_14": _preset(   224,   14,  384,   12,    6,  1024, mlp="swiglu"),
+    "vit_base_swiglu_14": _preset(    224,   14,  768,   12,   12,  2048, mlp="swiglu"),
+    "vit_base_swiglu_16": _preset(    224,   16,  768,   12,   12,  2048, mlp="swiglu"),
+    "vit_large_swiglu_14": _preset(   224,   14, 1024,   24,   16,  2730, mlp="swiglu"),
+    "vit_gigantic2_14": _preset(      224,   14, 1536,   50,   16,  8960),
     "vit_7b_16": _preset(             224,   16, 4096,   40,   32,  8192, mlp="swiglu"),
     "vit_tiny_r_32": _preset(         224,   32,  192,   12,    3,   768, stem=()),
     "vit_small_r26_32": _preset(      224,   32,  384,   12,    6,  1536, stem=(2, 2, 2, 2)),

@@ -40,8 +40,8 @@ def random_images(batch: int = 2, height: int = 32, width: int = 32, channels: i
 
 
 def _block_inputs(model: ViT, images: Tensor) -> tuple[Tensor, ...]:
-    tokens, rotation = model._tokens(images)
-    return tokens, *rotation
+    tokens, rotations = model._tokens(images)
+    return tokens, *rotations[0]
 
 
 # Sizes and shapes.
@@ -157,6 +157,9 @@ READS: dict[str, Callable[[ViT, Features], Tensor]] = {
     "cls_and_mean": lambda _, features: torch.cat([features.cls, features.patches.mean(1)], dim=1),
     "cls_and_distillation": lambda _, features: torch.cat([features.cls, features.registers[:, 0]], dim=1),
     "map": lambda model, features: model.attn_pool(features.patches),
+    "map_all": lambda model, features: model.attn_pool(
+        torch.cat([features.cls[:, None], features.registers, features.patches], dim=1)
+    ),
 }
 
 

@@ -14,7 +14,7 @@ from einops import rearrange
 from peers import timm, torchvision, transformers, vit_pytorch
 from torch import Tensor, nn
 
-from vitlite.config import DINOV3_ROPE, ViTConfig
+from vitlite.config import DINOV3_ROPE, Rotation, ViTConfig
 
 SIZES = dict(image_size=32, patch_size=8, dim=48, depth=3, heads=4, mlp_dim=80, num_classes=7)
 Rules = Mapping[str, str]
@@ -99,6 +99,46 @@ class Reference:
         for handle in handles:
             handle.remove()
         return logits, [out[0] if isinstance(out, tuple) else out for out in outputs]
+
+
+def rotation_of(model: Any) -> Rotation | None:
+    """The rotation of a model of timm's, read from its module."""
+    rope = getattr(getattr(model, "encoder", model), "rope", None)
+    if rope is None:
+        return None
+    kind, order = type(rope).__name__, {"ij": "yx", "xy": "xy"}[rope.grid_indexing]
+    if kind == "RotaryEmbeddingMixed":
+        return Rotation(temperature=rope.temperature, order=order, learned=True)
+    pairs = "halves" if rope.rotate_half else "adjacent"
+    if kind == "RotaryEmbeddingDinoV3":
+        assert (rope.normalize_coords, rope.min_period, rope.grid_offset) == ("separate", None, 0)
+        return Rotation(temperature=rope.temperature, unit="image", order=order, pairs=pairs)
+    assert (kind, rope.grid_type) == ("RotaryEmbeddingCat", "index")
+    reference = rope.ref_feat_shape
+    assert reference is None or reference[0] == reference[1]
+    return Rotation(
+        temperature=rope.temperature, offset=rope.grid_offset, order=order, pairs=pairs,
+        reference=None if reference is None else reference[0],
+    )  # fmt: skip
+
+
+def mlp_of(mlp: Any) -> str:
+    """The kind of an MLP of timm's, in our words."""
+    if type(mlp).__name__ != "Mlp":
+        assert isinstance(mlp.act, nn.SiLU)
+        return "swiglu"
+    tanh = type(mlp.act).__name__ == "GELUTanh" or getattr(mlp.act, "approximate", "none") == "tanh"
+    return {"QuickGELU": "quick_gelu"}.get(type(mlp.act).__name__, "gelu_tanh" if tanh else "gelu")
+
+
+def final_norm_of(model: Any) -> str:
+    """Where a model of timm's has its final norm, in our words."""
+    if hasattr(model, "encoder"):
+        assert not model.norm.elementwise_affine
+        return "pooled_plain"
+    if isinstance(model.fc_norm, nn.LayerNorm):
+        return "pooled"
+    return "tokens" if isinstance(model.norm, nn.LayerNorm) else "none"
 
 
 def spread(module: nn.Module, seed: int = 0) -> nn.Module:

@@ -13,7 +13,7 @@ from peers import timm, torchvision, transformers
 from references import REFERENCES, SIZES, Reference, distance, spread
 from torch import Tensor
 
-from vitlite.config import ViTConfig
+from vitlite.config import Rotation, ViTConfig
 from vitlite.nn.layers import Attention
 from vitlite.nn.positions import PositionTables, resample_positions, rotation_angles
 from vitlite.nn.stem import StandardConv, Unit
@@ -180,8 +180,10 @@ def other_angles(change: Callable[[Tensor, tuple[int, int], int], Tensor]) -> Ca
     """A mistake in the angles of a rotation: what `change` makes of them, the grid and the width of a head."""
 
     def make(model: ViT) -> None:
-        def rotation(like: Tensor, grid: tuple[int, int], prefix: int, width: int) -> tuple[Tensor, Tensor]:
-            angles = change(rotation_angles(grid, width), grid, width)
+        def rotation(
+            like: Tensor, grid: tuple[int, int], prefix: int, width: int, rope: Rotation
+        ) -> tuple[Tensor, Tensor]:
+            angles = change(rotation_angles(grid, width, rope), grid, width)
             angles = torch.cat([torch.zeros(prefix, width // 2), angles.float()])
             return angles.cos(), angles.sin()
 
@@ -205,8 +207,8 @@ def corners_for_centres(angles: Tensor, grid: tuple[int, int], width: int) -> Te
 def turn_every_token(model: ViT) -> None:
     right = PositionTables.rotation
 
-    def rotation(like: Tensor, grid: tuple[int, int], prefix: int, width: int) -> tuple[Tensor, ...]:
-        tables = right(model.tables, like, grid, 0, width)
+    def rotation(like: Tensor, grid: tuple[int, int], prefix: int, width: int, rope: Rotation) -> tuple[Tensor, ...]:
+        tables = right(model.tables, like, grid, 0, width, rope)
         return tuple(torch.cat([table[:prefix], table]) for table in tables)
 
     model.tables.rotation = rotation  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from files_made import completed
 from peers import timm
-from references import distance, spread
+from references import distance, final_norm_of, rotation_of, spread
 from safetensors.torch import save_file
 from torch import nn
 
@@ -19,6 +19,7 @@ from vitlite.errors import CheckpointError, ConfigError
 # Of all modules of timm those in which a network has such names; beside the hybrids', whose stems tell them apart.
 MODULES = ("beit", "deit", "eva", "vision_transformer", "vision_transformer_relpos")
 SMALL = {"embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5, "mlp_ratio": 4}
+GELUS = {"tanh": "gelu_tanh", "quick": "quick_gelu"}
 NAMES = [name for module in MODULES for name in timm.list_models(module=module)]
 
 
@@ -38,17 +39,18 @@ def small(name: str) -> nn.Module:
 
 def known(model: Any) -> dict[str, Any]:
     """What somebody answers who knows timm's model, in the nearest words of ours."""
-    activation = str(getattr(model.blocks[0].mlp, "act", "")).lower()
+    mlp = model.blocks[0].mlp
+    activation, plain = str(getattr(mlp, "act", "")).lower(), type(mlp).__name__ == "Mlp"
     answers = {
         "image_size": model.patch_embed.img_size[0],
         "patch_size": model.patch_embed.patch_size[0],
         "heads": 2,
         "norm_eps": model.blocks[0].norm1.eps,
-        "gelu": next((word for word in ("tanh", "quick") if word in activation), "exact"),
+        "mlp": next((ours for word, ours in GELUS.items() if word in activation), "gelu") if plain else "swiglu",
         "pool": {"token": "cls", "avg": "mean"}.get(model.global_pool, model.global_pool),
-        "positions": "learned" if model.pos_embed is not None else "rope",
-        "final_norm": not isinstance(model.norm, nn.Identity) or not isinstance(model.fc_norm, nn.Identity),
-        "mlp": "swiglu",
+        "positions": "learned" if model.pos_embed is not None else "none",
+        "rope": rotation_of(model),
+        "final_norm": final_norm_of(model),
     }
     if getattr(model, "pool_include_prefix", False):  # for which there is no word, and the question says so
         del answers["pool"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peers import timm
-from references import distance, spread
+from references import distance, final_norm_of, mlp_of, rotation_of, spread
 from safetensors.torch import save_file
 from torch import nn
 
@@ -20,7 +20,6 @@ from vitlite import ViT, create
 from vitlite.checkpoints.metadata import metadata_from_record
 from vitlite.checkpoints.reader import open_weights
 from vitlite.checkpoints.resolve import understand
-from vitlite.config import DINOV3_ROPE
 from vitlite.errors import UnknownNameError
 from vitlite.nn.positions import resample_positions
 from vitlite.zoo import registry
@@ -31,7 +30,6 @@ FAMILIES = (  # timm's modules of Vision Transformers: all of their names are in
     "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam", "deit",
     "eva", "beit", "naflexvit", "qwen3_vit", "gemma4_vit", "deepseek_vit",
 )  # fmt: skip
-GELU = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick", "SiLU": "exact"}  # SiLU: the gate's, which is fixed
 POOL = {"token": "cls", "avg": "mean", "map": "map"}
 
 
@@ -62,24 +60,25 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def said_by_timm(peer: nn.Module) -> dict[str, Any]:
     """The fields of a config, as they are in timm's model of it."""
-    block = peer.blocks[0]
+    encoder = getattr(peer, "encoder", peer)  # Qwen3's classifier is around one
+    block = encoder.blocks[0]
     (norm_eps,) = {norm.eps for norm in peer.modules() if isinstance(norm, nn.LayerNorm)}
+    attn, is_norm = block.attn, lambda module: isinstance(module, nn.LayerNorm)
+    qkv = attn.q_proj if attn.qkv is None else attn.qkv
     return {
         "dim": peer.embed_dim,
-        "depth": len(peer.blocks),
-        "heads": block.attn.num_heads,
+        "depth": len(encoder.blocks),
+        "heads": attn.num_heads,
         "mlp_dim": block.mlp.fc2.in_features,
-        "mlp": "gelu" if type(block.mlp).__name__ == "Mlp" else "swiglu",
-        "gelu": GELU[type(block.mlp.act).__name__],
+        "mlp": mlp_of(block.mlp),
         "num_classes": peer.num_classes,
-        "class_token": peer.cls_token is not None,
-        "registers": peer.num_prefix_tokens - (peer.cls_token is not None),
-        "qkv_bias": block.attn.qkv.bias is not None or getattr(block.attn, "q_bias", None) is not None,
+        "class_token": getattr(peer, "cls_token", None) is not None,
+        "registers": peer.num_prefix_tokens - (getattr(peer, "cls_token", None) is not None),
+        "qkv_bias": qkv.bias is not None or getattr(attn, "q_bias", None) is not None,
         "layer_scale": block.init_values if hasattr(block, "gamma_1") else getattr(block.ls1, "init_values", None),
-        "inner_norm": isinstance(block.attn.norm, nn.LayerNorm),
-        "pre_norm": isinstance(peer.norm_pre, nn.LayerNorm),
-        "fc_norm": isinstance(peer.fc_norm, nn.LayerNorm),
-        "final_norm": isinstance(peer.fc_norm, nn.LayerNorm) or isinstance(peer.norm, nn.LayerNorm),
+        "inner_norm": "both" if is_norm(attn.norm) else "mlp" if is_norm(getattr(block.mlp, "norm", None)) else "none",
+        "input_norm": "tokens" if is_norm(getattr(peer, "norm_pre", None)) else "none",
+        "final_norm": final_norm_of(peer),
         "norm_eps": norm_eps,
         **pool_and_positions(peer),
         **patches(peer),
@@ -91,19 +90,18 @@ def pool_and_positions(peer: nn.Module) -> dict[str, Any]:
     pool = POOL[peer.global_pool]
     if hasattr(peer, "head_dist"):
         pool = "cls_and_distillation"
-    rope = getattr(peer, "rope", None)
-    if rope is None:
-        assert peer.pos_embed is not None
-        return {"pool": pool, "positions": "learned"}
-    assert peer.pos_embed is None
-    assert (type(rope).__name__, rope.temperature, rope.rotate_half) == ("RotaryEmbeddingDinoV3", 100, True)
-    assert (rope.grid_offset, rope.grid_indexing) == (0, "ij")
-    return {"pool": pool, "positions": "none", "rope": DINOV3_ROPE}
+    pool_heads = None
+    if pool == "map" and isinstance(peer, timm.models.Eva):
+        pool, pool_heads = "map_all", peer.attn_pool.num_heads
+    positions = "learned" if getattr(peer, "encoder", peer).pos_embed is not None else "none"
+    rope = rotation_of(peer)
+    assert rope is not None or positions == "learned"
+    return {"pool": pool, "pool_heads": pool_heads, "positions": positions, "rope": rope}
 
 
 def patches(peer: nn.Module) -> dict[str, Any]:
     """The size of a token in pixels; of a hybrid, the units of its ResNet's stages."""
-    embed = peer.patch_embed
+    embed = getattr(peer, "encoder", peer).patch_embed
     assert embed.proj.bias is not None or isinstance(peer.norm_pre, nn.LayerNorm)
     backbone = getattr(embed, "backbone", None)
     stem = None

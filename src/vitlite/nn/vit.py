@@ -92,7 +92,7 @@ class ViT(TimmInterface, nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Return the vector that the head classifies, one per image: (b, c, h, w) -> (b, embed_dim)."""
         x, rotations = self._tokens(images)
-        for block, rotation in zip(self.blocks, rotations, strict=True):
+        for block, rotation in zip(self.blocks, rotations, strict=False):
             x = block(x, *rotation)
         x = self.fc_norm(self._pool(x))
         return self.pre_logits(x).tanh() if self.config.pre_logits else x
@@ -108,7 +108,7 @@ class ViT(TimmInterface, nn.Module):
         wanted = self._layers(layers)
         x, rotations = self._tokens(images)
         outputs = {}
-        for i, (block, rotation) in enumerate(zip(self.blocks, rotations, strict=True)):
+        for i, (block, rotation) in enumerate(zip(self.blocks, rotations, strict=False)):
             x = block(x, *rotation)
             if i in wanted:
                 outputs[i] = self.norm(x) if norm else x

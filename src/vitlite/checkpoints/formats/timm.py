@@ -196,7 +196,8 @@ def _rotation(cell: str) -> Rotation | None:
     values: dict[str, Any] = {}
     for part in cell.split(",") if cell != "default" else ():
         name, _, text = part.partition("=")
-        kind = type(getattr(Rotation(), name) or 0)
+        usual = getattr(Rotation(), name)
+        kind: Any = int if usual is None else type(usual)
         values[name] = text == "True" if kind is bool else kind(text)
     return Rotation(**values)
 
