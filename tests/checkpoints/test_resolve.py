@@ -336,7 +336,7 @@ def test_a_config_tells_whether_attention_pools_all_tokens(name: str, sizes: dic
         with torch.no_grad():
             assert near(load(tmp_path)(images), theirs(images))
     else:
-        pooled = r"pool_include_prefix|attention pooling sees the register"
+        pooled = r"pool_include_prefix|attention pooling reads the register"
         with pytest.raises(VitliteError, match=pooled):
             load(tmp_path)
     bare = (tmp_path / "model.safetensors").rename(tmp_path / "bare.safetensors")

@@ -57,7 +57,7 @@ class Reference:
         for key in [key for key in found if ".mlp.fc1_x." in key]:  # DINOv3's name for the first layer of a plain MLP
             found[key.replace("_x", "")] = found.pop(key)
         for key in [key for key in found if key.startswith("attn_pool")]:
-            if self.config.pool != "map":  # a classifier of SigLIP has it, and does not use it
+            if self.config.pool not in ("map", "map_all"):  # a classifier of SigLIP has it, and does not use it
                 del found[key]
         for key in [key for key in found if key.startswith("attn_pool.qkv.")]:
             q, kv = found[key].split([len(found[key]) // 3, 2 * len(found.pop(key)) // 3])
@@ -171,6 +171,7 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
 TIMM_RULES = {
     r"(blocks\.\d+)\.gamma_([12])": r"\1.ls\2.gamma",
     r"(blocks\.\d+\.attn)\.([qv])_bias": r"\1.\2.bias",
+    r"(blocks\.\d+\.attn)\.([qkv])_proj\.(weight|bias)": r"\1.\2.\3",
     r"dist_token": r"reg_token",
     r"(.+)": r"\1",
 }
@@ -209,6 +210,45 @@ def _hybrid(option: str, units: tuple[int, ...], kernel: int) -> Reference:
         return timm.models.VisionTransformer(embed_layer=partial(timm.layers.HybridEmbed, backbone=backbone), **theirs)
 
     return _timm(option, config={"stem": units}, kind=build, patch_size=kernel)
+
+
+def _rotary(option: str, rope: Rotation, config: Mapping[str, Any] = {}, **theirs: Any) -> Reference:
+    """A model of timm's Eva with the rotation of EVA-02, the Perception Encoder or RoPE-ViT."""
+    return _timm(
+        option,
+        config={"rope": rope} | config,
+        kind=timm.models.Eva,
+        use_rot_pos_emb=True,
+        rope_type="mixed" if rope.learned else "cat",
+        rope_temperature=rope.temperature,
+        rope_grid_offset=rope.offset,
+        rope_grid_indexing="ij" if rope.order == "yx" else "xy",
+        ref_feat_shape=rope.reference,
+        **theirs,
+    )
+
+
+def _qwen3() -> Reference:
+    def build(**theirs: Any) -> nn.Module:
+        return timm.models.qwen3_vit.Qwen3VitClassifier(
+            img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4, mlp_ratio=80 / 48, num_classes=7,
+            pos_embed_grid_size=4, **theirs,
+        )  # fmt: skip
+
+    config = {
+        "rope": Rotation(pairs="halves"), "class_token": False, "pool": "mean", "final_norm": "pooled_plain",
+        "mlp": "gelu_tanh", "resample": "jax",
+    }  # fmt: skip
+    return Reference(
+        library="timm",
+        option="Qwen3",
+        config=ViTConfig(**SIZES | {"image_size": 32} | config),
+        build=build,
+        rules={r"encoder\.(.+)": r"\1", **TIMM_RULES},
+        blocks="encoder.blocks",
+        logits=lambda model, images: model(images),
+        image_sizes=((48, 48), (24, 40), (16, 16)),
+    )
 
 
 def _dinov3(option: str, config: Mapping[str, Any] = {}, **theirs: Any) -> Reference:
@@ -402,6 +442,15 @@ dinov3 = dict(
     num_classes=0,
     qkv_bias=True,
 )
+eva02 = mean | {"mlp": "swiglu", "final_norm": "pooled"}
+separate = dict(swiglu_mlp=True, scale_mlp=True, qkv_fused=False)
+PE, PE_WITHOUT_CLS = Rotation(reference=3, offset=1, order="xy"), Rotation(reference=3, order="xy")
+pe = {"input_norm": "tokens", "norm_eps": 1e-5}
+perception = dict(attn_type="rope", use_pre_transformer_norm=True, norm_layer=partial(nn.LayerNorm, eps=1e-5))
+pe_pool = dict(global_pool="map", attn_pool_num_heads=8, attn_pool_mlp_ratio=4.0)
+pe_mean = dict(global_pool="avg", use_post_transformer_norm=False, use_fc_norm=False)
+NAVER, MIXED = Rotation(temperature=100, order="xy"), Rotation(temperature=10, order="xy", learned=True)
+naver = dict(attn_type="rope", init_values=1e-5, global_pool="token")
 noise = torch.arange(16.0).expand(2, -1)  # ViTMAE masks nothing and shuffles nothing
 
 
@@ -442,6 +491,57 @@ REFERENCES = [
     _dinov3("DINOv3"),
     _dinov3("DINOv3, class token, biases", {"pool": "cls", "qkv_bias": True}, global_pool="token", qkv_bias=True),
     _dinov3("DINOv3 plus", {"mlp": "swiglu"}, swiglu_mlp=True, swiglu_align_to=8),
+    _rotary("EVA-02 small", Rotation(reference=3), eva02, swiglu_mlp=True),
+    _rotary("EVA-02 base", Rotation(reference=3), eva02 | {"inner_norm": "mlp"}, **separate),
+    _rotary(
+        "EVA-02 CLIP",
+        Rotation(reference=3),
+        {"mlp": "swiglu", "inner_norm": "both"},
+        global_pool="token",
+        scale_attn_inner=True,
+        **separate,
+    ),
+    _rotary("PE core", PE, pe | {"pool": "map_all", "pool_heads": 8}, **perception, **pe_pool),
+    _rotary(
+        "PE core without a class token",
+        PE_WITHOUT_CLS,
+        pe | {"pool": "map_all", "pool_heads": 8, "class_token": False},
+        class_token=False,
+        **perception,
+        **pe_pool,
+    ),
+    _rotary("PE spatial", PE, pe | mean | {"final_norm": "none"}, **perception, **pe_mean),
+    _rotary(
+        "PE lang", PE, pe | mean | {"final_norm": "none", "layer_scale": 0.1}, init_values=0.1, **perception, **pe_mean
+    ),
+    _rotary("RoPE-ViT", NAVER, {"positions": "none", "layer_scale": 1e-5}, use_abs_pos_emb=False, **naver),
+    _rotary("RoPE-ViT with a table", NAVER, {"cls_position": False, "layer_scale": 1e-5}, no_embed_class=True, **naver),
+    _rotary("RoPE-ViT, mixed", MIXED, {"positions": "none", "layer_scale": 1e-5}, use_abs_pos_emb=False, **naver),
+    _rotary(
+        "RoPE-ViT, mixed, with a table",
+        MIXED,
+        {"cls_position": False, "layer_scale": 1e-5},
+        no_embed_class=True,
+        **naver,
+    ),
+    _rotary(
+        "ViT with rotation and registers",
+        Rotation(reference=3),
+        mean
+        | {
+            "positions": "none",
+            "class_token": False,
+            "registers": 4,
+            "cls_position": False,
+            "layer_scale": 1e-5,
+            "final_norm": "pooled",
+        },
+        class_token=False,
+        num_reg_tokens=4,
+        use_abs_pos_emb=False,
+        init_values=1e-5,
+    ),
+    _qwen3(),
     _timm("gated MLP", config={"mlp": "swiglu"}, **swiglu),
     _timm(
         "EVA",

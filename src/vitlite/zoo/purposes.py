@@ -30,17 +30,23 @@ TESTS, TEXT = Purpose("Tiny, for tests", ("vit_nano_*", "vit_test*")), "Text and
 CLASSIFICATION = Purpose("Classification", ("*",))
 PURPOSES = (
     TESTS,
-    Purpose(TEXT, ("*.clip_*", "*.siglip_[vw]*", "*.siglip_gap_[vw]*", "*.eva_clip_laion*", "*.eva_clip_merged*",
-                   "*.eva02_clip_*", "*.pe_core_*")),
+    Purpose(
+        TEXT,
+        ("*.clip_*", "*.siglip_[vw]*", "*.siglip_gap_[vw]*", "*.eva_clip_laion*", "*.eva_clip_merged*",
+         "*.eva02_clip_*", "*.pe_core_*"),
+    ),
     Purpose(
         "Dense features",
         ("*dinov3_*", "*.lingbot_*", "*.radio_*", "*dinov2_*", "*tipsv2_*", "*.siglip_gap_pali*", "*.intern300m_*",
          "*.pe_*", "*.qwen*"),
     ),
-    Purpose("Features without labels", ("*.eva02_mim_in22k", "*.eva02_mim_m38m", "*.dino", "*.mae", "*.ijepa_*", "*.beit3_pt", "*.beit3_indomain_pt")),
     Purpose("To train further", ("*.orig_in21k", "*.eva02_mim_*_ft_in22k_448")),
+    Purpose(
+        "Features without labels",
+        ("*.eva02_mim_*", "*.dino", "*.mae", "*.ijepa_*", "*.beit3_pt", "*.beit3_indomain_pt"),
+    ),
     CLASSIFICATION,
-)
+)  # fmt: skip
 
 
 def purpose_of(record: Record) -> str:
