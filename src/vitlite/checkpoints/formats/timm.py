@@ -74,7 +74,6 @@ TRANSFORM_TYPES = {
 
 POOLS = {"token": "cls", "avg": "mean", "map": "map"}  # timm's -> ours
 GELUS = ("gelu", "gelu_tanh", "quick_gelu")  # timm's names are ours
-WRITTEN_NORMS = ("tokens", "pooled", "none")
 WRITTEN_POOLS = {ours: theirs for theirs, ours in POOLS.items()} | {"cls_and_distillation": "token", "map_all": "map"}
 
 USUAL_CLASSES = 1000  # timm's default if config.json has no num_classes
@@ -433,6 +432,7 @@ HYBRIDS = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
+WRITTEN_NORMS = {DISTILLED: ("tokens", "none"), QWEN3: ("pooled_plain",)}  # others have any with weights
 COMPUTED: dict[str, dict[str, Any]] = {  # the field values that model_args cannot change, by architecture
     DINOV3: {
         "norm_eps": 1e-5, "class_token": True, "stem": None, "input_norm": "none", "inner_norm": "none",
@@ -485,7 +485,7 @@ def pretrained_cfg(config: ViTConfig, transform: TransformConfig | None) -> dict
 
     timm adapts the layer `first_conv` to `in_chans`, and drops `classifier` if `num_classes` differs.
     """
-    first_conv = "patch_embed.proj"
+    first_conv = "encoder.patch_embed.proj" if _architecture_for(config) == QWEN3 else "patch_embed.proj"
     if config.stem is not None:
         first_conv = "patch_embed.backbone.stem.conv" if config.stem else "patch_embed.backbone.conv"
     return {
@@ -628,7 +628,7 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
     gated = {GATED, DINOV3, *ROTARY.values()}
     supported = {
         "mlp": architecture in gated if config.mlp == "swiglu" else config.mlp == "gelu" or not eva,
-        "final_norm": config.final_norm in (("tokens", "none") if architecture == DISTILLED else WRITTEN_NORMS),
+        "final_norm": config.final_norm in WRITTEN_NORMS.get(architecture, ("tokens", "pooled", "none")),
         "inner_norm": config.inner_norm != "mlp" or eva,
         "rope": config.rope is None or _rotates_as_timm(config, config.rope),
         "mlp_dim": int(config.dim * ratio) == round(config.dim * ratio),  # timm rounds down
