@@ -69,7 +69,7 @@ def tiny_model(**changes: Any) -> ViT:
 def tiny_model_of_timm(**changes: Any) -> ViT:
     """A tiny model whose weights timm can hold: with rotary positions, it has no bias for keys."""
     model = tiny_model(**changes)
-    if model.config.positions == "rope" and model.config.qkv_bias:
+    if model.config.rope is not None and model.config.qkv_bias:
         for block in model.blocks:
             block.attn.qkv.bias.data.view(3, -1)[1] = 0
     return model

@@ -154,7 +154,7 @@ def test_a_gated_mlp_with_a_table_and_no_bias_for_keys_is_eva02_s(tmp_path: Path
     state["blocks.0.attn.qkv.bias"][16:32] = state["blocks.1.attn.qkv.bias"][16:32] = 0
     for gated in ("timm-eva", "timm-eva-gated"):
         path = bare(tmp_path / "vit.safetensors", dict(rename_tensors(FORMATS[gated], "", state)))
-        with pytest.raises(ConfigError, match=r"keys without a bias indicate EVA-02, whose attention has rotary"):
+        with pytest.raises(ConfigError, match=r"keys without a bias are those of EVA-02"):
             load(path, config=TINY.replace(mlp="swiglu"))
         assert load(path, config=TINY.replace(mlp="swiglu", rope=Rotation(reference=2))).config.rope is not None
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from vitlite.checkpoints.convert import convert
 
-NAMED_ALIKE = {name: changes for name, changes in FAMILIES_IN_TIMM.items() if "distilled" not in name}
+OTHER_NAMES = ("distilled", "distilled, no biases, scaled", "EVA-02", "Qwen3")  # in timm
+NAMED_ALIKE = {name: changes for name, changes in FAMILIES_IN_TIMM.items() if name not in OTHER_NAMES}
 
 
 def groups(model: nn.Module, **options: Any) -> dict[str, tuple[float, float]]:

@@ -106,7 +106,7 @@ def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings)
     """Return AdamW, followed by Muon if the settings choose it. Only matrices have weight decay."""
     groups: dict[tuple[bool, int, bool, int], dict[str, Any]] = {}
     for name, weight in weights.items():
-        is_matrix = weight.ndim in (2, 4)
+        is_matrix = weight.ndim in (2, 4) and name != "rope.freqs"
         by_muon = settings.optimizer == "muon" and is_matrix and name.startswith("blocks.")
         depth = depth_of(name, model.config.depth)
         parts = stacked_matrices(name, model.config)

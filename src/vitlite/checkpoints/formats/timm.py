@@ -5,6 +5,7 @@ preprocessing and the labels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import floor
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -54,6 +55,17 @@ ARGUMENT_TYPES = {
     "no_embed_class": FLAG,
     "dynamic_img_size": FLAG,
     "swiglu_mlp": FLAG,
+    "use_abs_pos_emb": FLAG,
+    "use_rot_pos_emb": FLAG,
+    "rope_type": STRING,
+    "rope_temperature": NUMBER,
+    "rope_grid_offset": NUMBER,
+    "rope_grid_indexing": STRING,
+    "rope_rotate_half": FLAG,
+    "ref_feat_shape": SIZE,
+    "use_post_transformer_norm": FLAG,
+    "use_fc_norm": FLAG,
+    "attn_pool_num_heads": COUNT,
 }
 PRETRAINED_TYPES = {
     "global_pool": STRING,
@@ -82,6 +94,9 @@ IGNORED = """
     img_size patch_size global_pool act_layer no_embed_class init_values mlp_ratio scale_attn_norm scale_mlp_norm
     pre_norm fc_norm final_norm swiglu_mlp swiglu_align_to dynamic_img_size dynamic_img_pad strict_img_size drop_rate
     drop_path_rate drop_block_rate weight_init fix_init device dtype scriptable exportable no_jit pretrained_strict
+    use_abs_pos_emb use_rot_pos_emb rope_type rope_temperature rope_grid_offset rope_grid_indexing rope_rotate_half
+    ref_feat_shape qkv_fused scale_mlp scale_attn_inner use_pre_transformer_norm use_post_transformer_norm use_fc_norm
+    attn_pool_num_heads attn_pool_mlp_ratio pos_embed_grid_size
 """
 MODEL_ARGS = Keys(
     fields={
@@ -106,6 +121,7 @@ MODEL_ARGS = Keys(
         "block_fn": (),
         "mlp_layer": (),
         "attn_layer": (),
+        "attn_type": ("eva", "rope"),
         "use_naflex": (False,),
         "features_only": (False,),
         "pruned": (False,),
@@ -118,20 +134,30 @@ CHANGED_BY = {  # the model_args that override each field of the architecture
     "depth": ("depth",),
     "mlp_dim": ("embed_dim", "mlp_ratio", "swiglu_mlp", "swiglu_align_to"),
     "mlp": ("act_layer", "swiglu_mlp"),
-    "inner_norm": ("scale_attn_norm", "scale_mlp_norm"),
+    "inner_norm": ("scale_attn_norm", "scale_mlp_norm", "scale_mlp", "scale_attn_inner"),
     "class_token": ("class_token",),
     "registers": ("reg_tokens", "num_reg_tokens"),
     "qkv_bias": ("qkv_bias",),
-    "input_norm": ("pre_norm",),
+    "input_norm": ("pre_norm", "use_pre_transformer_norm"),
     "layer_scale": ("init_values",),
-    "positions": ("pos_embed",),
+    "positions": ("pos_embed", "use_abs_pos_emb"),
     "heads": ("num_heads",),
     "norm_eps": ("norm_layer",),  # each norm layer has its own default epsilon
     "cls_position": ("no_embed_class",),
-    "final_norm": ("final_norm", "fc_norm"),
+    "final_norm": ("final_norm", "fc_norm", "use_post_transformer_norm", "use_fc_norm"),
     "resample": (),
-    "rope": (),
-    "pool_heads": (),
+    "rope": ("use_rot_pos_emb",),
+    "pool_heads": ("num_heads", "attn_pool_num_heads"),
+}
+ROPE_ARGS: dict[
+    str, tuple[str, Callable[[Any], Any]]
+] = {  # for each field of `Rotation`, the argument and the translation of its values
+    "temperature": ("rope_temperature", float),
+    "offset": ("rope_grid_offset", float),
+    "order": ("rope_grid_indexing", {"ij": "yx", "xy": "xy"}.__getitem__),
+    "pairs": ("rope_rotate_half", {True: "halves", False: "adjacent"}.__getitem__),
+    "reference": ("ref_feat_shape", lambda shape: shape if isinstance(shape, int) else max(shape)),
+    "learned": ("rope_type", {"mixed": True, "cat": False}.__getitem__),
 }
 
 
@@ -263,14 +289,35 @@ def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | 
         fields.pop("final_norm", None)
     if pool is not None:
         fields["pool"] = pool
+    if architecture.pool_heads is not None or "attn_pool_num_heads" in args:
+        heads = args.get("attn_pool_num_heads", architecture.pool_heads)
+        fields["pool_heads"] = None if heads == args.get("num_heads", architecture.heads) else heads
+    if any(argument in args for argument, _ in ROPE_ARGS.values()):
+        fields["rope"] = _rope_of_args(architecture.rope or Rotation(), args)
     return fields | _fields_of_args(args)
+
+
+def _rope_of_args(rope: Rotation, args: Mapping[str, Any]) -> Rotation | None:
+    """Return the rotation of an architecture after applying timm's model arguments."""
+    changes: dict[str, Any] = {}
+    try:
+        for field, (argument, translated) in ROPE_ARGS.items():
+            if argument in args:
+                changes[field] = translated(args[argument])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{argument} is {args[argument]!r}, which vitlite does not support.") from None
+    if rope.unit == "image":
+        raise CheckpointError("vitlite does not support other rotary positions in an architecture of DINOv3.")
+    return replace(rope, **changes) if args.get("use_rot_pos_emb", True) else None
 
 
 def _fields_of_args(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that model arguments state, except those of `MODEL_ARGS`."""
     fields: dict[str, Any] = {}
-    if args.get("final_norm") is False:
+    if args.get("final_norm") is False or args.get("use_post_transformer_norm") is args.get("use_fc_norm") is False:
         fields["final_norm"] = "none"
+    if "use_abs_pos_emb" in args:
+        fields["positions"] = "learned" if args["use_abs_pos_emb"] else "none"
     if "act_layer" in args:
         fields["mlp"] = _activation(args["act_layer"])
     if "swiglu_mlp" in args:
