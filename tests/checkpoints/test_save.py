@@ -170,7 +170,7 @@ def test_weights_and_config_json_carry_the_same_id(tmp_path: Path) -> None:
         config = json.loads((tmp_path / name / "config.json").read_text())
         assert metadata_of(tmp_path / name / "model.safetensors")["vitlite_id"] == config["vitlite_id"]
     (tmp_path / "two" / "config.json").replace(tmp_path / "one" / "config.json")
-    with pytest.raises(CheckpointError, match=r"config\.json: .* other weights .* Save the model again"):
+    with pytest.raises(CheckpointError, match=r"config\.json: .* written for other weights\. Save the model again"):
         load(tmp_path / "one")
 
 

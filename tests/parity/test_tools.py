@@ -73,3 +73,16 @@ def test_every_linear_layer_is_one_of_torch() -> None:
     for changes in ({"pre_logits": 8}, *FAMILIES_IN_TIMM.values()):
         layers = [module for module in tiny_model(**changes).modules() if isinstance(module, nn.Linear)]
         assert {type(layer) for layer in layers} == {nn.Linear}
+
+
+def test_pruned_channels() -> None:
+    """torch-pruning removes channels from every layer, and leaves the config."""
+    wide, narrow = tiny_model(heads=1), tiny_model(heads=1, dim=8)
+    for name, parameter in narrow.named_parameters():
+        module, _, kind = name.rpartition(".")
+        setattr(wide.get_submodule(module), kind, parameter)
+    for module in wide.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.normalized_shape = tuple(module.weight.shape)
+    images = torch.randn(2, 3, 32, 32)
+    assert near(wide(images), narrow(images))

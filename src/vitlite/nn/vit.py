@@ -216,7 +216,8 @@ class ViT(TimmInterface, nn.Module):
             table = positions[:, -rows:]
             # Rows and columns are added as two axes, so that a traced model refuses another grid.
             given = config.grid if positions is self.pos_embed else grid
-            patches = patches.view(-1, *grid, config.dim) + table.view(1, *given, config.dim)
+            # The width is not config.dim if the model was pruned.
+            patches = patches.view(-1, *grid, patches.shape[2]) + table.view(1, *given, patches.shape[2])
             patches = patches.reshape(images.shape[0], *table.shape[1:])
         prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
         tokens = self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
