@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
@@ -229,7 +230,7 @@ def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.setitem(sys.modules, "openvino", None)
     monkeypatch.setattr(command, "open_model", lambda _: tiny())
-    monkeypatch.setattr(module, "_write_onnx", lambda _, file: file.touch())
+    monkeypatch.setattr(module, "_write_onnx", lambda _, file, fixed_size: file.touch())
     assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 0
     assert (
         "The file was not compared with the model, because onnxruntime is not installed. Install it: pip install "
@@ -242,6 +243,24 @@ def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(command, "open_model", lambda _: pytest.fail("the model was fetched"))
     assert cli.main(["export", "vit_nano_4", "--to", "onnx", "--out", str(tmp_path / "model.onnx")]) == 1
     assert "pip install 'vitlite[onnx]'" in capsys.readouterr().err
+
+
+@NEEDS_NEWER
+def test_a_file_for_one_image_size_suits_a_quantizer(tmp_path: Path) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    model, images = tiny(), torch.randn(3, 3, 32, 48)
+    assert export(model, tmp_path / "model.onnx", to="onnx", fixed_size=True)["onnxruntime"] < 1e-5
+    with pytest.raises(Exception, match="Got invalid dimensions for input: images"):
+        run(tmp_path / "model.onnx", "onnx", torch.randn(3, 3, 32, 40))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quant_pre_process(tmp_path / "model.onnx", tmp_path / "prepared.onnx")  # asserts with free sizes
+        quantize_dynamic(tmp_path / "prepared.onnx", tmp_path / "int8.onnx")
+    logits = run(tmp_path / "int8.onnx", "onnx", images)
+    expected = model(images).detach()
+    assert 0 < (logits - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 def test_default_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,11 +282,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: An
     assert cli.main(["export", "owner/name", "--to", "torch", "--size", "64x32"]) == 0
     assert capsys.readouterr().out == (
         "name.pt2: accepts any batch size, and heights and widths that are multiples of 8, at least 16\n"
-        "Compared with the model in torch at three sizes: logits differ by at most 0 (relative)\n"
+        "Compared with the model in torch on 3 batches: logits differ by at most 0 (relative)\n"
     )
     assert Path("name.pt2").stat().st_size > 1000
     assert (opened[0].model, opened[0].size) == ("owner/name", (64, 32))
     run(Path("name.pt2"), "torch", torch.randn(1, 3, 16, 16))
+    assert cli.main(["export", "owner/name", "--to", "torch", "--fixed-size", "--out", "one.pt2"]) == 0
+    assert capsys.readouterr().out.startswith("one.pt2: accepts any batch size, and images of 32 x 48 pixels\n")
     assert cli.main(["export", "owner/name", "--to", "torch"]) == 1  # a file that nobody named stays
     assert (
         capsys.readouterr().err == "vitlite: error: name.pt2 already exists. To replace the file, pass --out name.pt2\n"

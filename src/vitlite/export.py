@@ -42,7 +42,7 @@ ONE_FILE = 1 << 30  # bytes; larger weights are written to a second file, becaus
 NEEDS_TORCH = "2.8"  # older versions fix some sizes or fail to trace position resampling
 
 
-def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, float]:
+def export(model: ViT, path: str | PathLike[str], *, to: Format, fixed_size: bool = False) -> dict[str, float]:
     """Write a model to a file for another runtime, and compare the file with the model on three batches.
 
     Args:
@@ -50,6 +50,8 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
         path: The file to write. An existing file is replaced after the comparison.
         to: "onnx" writes an ONNX file with the input `images` and the output `logits`. "torch" writes a file for
             `torch.export.load`, which does not support images that are only one patch high or wide.
+        fixed_size: If True, the file accepts only images of the model's own size, in batches of any size. Some
+            quantizers and compilers need this, because they read the shape of every tensor from the file.
 
     Returns:
         The largest difference of the logits, max |difference| / max |logit|, for each engine that ran the file. The
@@ -78,12 +80,12 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format) -> dict[str, fl
         with _temporary_folder(path) as folder, torch.no_grad(), no_autocast:
             file = folder / path.name
             if to == "onnx":
-                _write_onnx(model, file)
+                _write_onnx(model, file, fixed_size)
             else:
-                _write_torch(model, file)
+                _write_torch(model, file, fixed_size)
             for engine, open_file in ENGINES[to].items():
                 if find_spec(engine) is not None:
-                    compared[engine] = _compare(model, engine, open_file, file)
+                    compared[engine] = _compare(model, engine, open_file, file, fixed_size)
             _move_into_place(folder, path)
     except OSError as error:
         raise ExportError(
@@ -151,22 +153,23 @@ def _move_into_place(folder: Path, path: Path) -> None:
                 file.unlink()
 
 
-def _write_torch(model: ViT, file: Path) -> None:
+def _write_torch(model: ViT, file: Path, fixed_size: bool) -> None:
     with _explain_failure():
-        program = torch.export.export(model, (_images(model, TRACED),), dynamic_shapes=(_dynamic_shapes(model),))
+        shapes = _dynamic_shapes(model, fixed_size)
+        program = torch.export.export(model, (_images(model, TRACED),), dynamic_shapes=(shapes,))
     content = io.BytesIO()  # torch aborts the process if it writes to a full disk
     torch.export.save(program, content, extra_files={"vitlite": _description(model)})
     file.write_bytes(content.getbuffer())
 
 
-def _write_onnx(model: ViT, file: Path) -> None:
+def _write_onnx(model: ViT, file: Path, fixed_size: bool) -> None:
     check_onnx_installed()
     with _without_warnings(), _explain_failure():
         program: ONNXProgram | None = torch.onnx.export(
             model,
             (_images(model, TRACED),),
             dynamo=True,
-            dynamic_shapes=(_dynamic_shapes(model),),
+            dynamic_shapes=(_dynamic_shapes(model, fixed_size),),
             input_names=["images"],
             output_names=["logits"],
             verbose=False,
@@ -220,8 +223,10 @@ def _advice() -> str:
     return f"The version of torch is {torch.__version__}. Use torch {NEEDS_TORCH} or later."
 
 
-def _dynamic_shapes(model: ViT) -> dict[int, Any]:
+def _dynamic_shapes(model: ViT, fixed_size: bool) -> dict[int, Any]:
     """Return the dynamic axes: any batch size, and any height and width that are multiples of the patch size."""
+    if fixed_size:
+        return {0: Dim("batch", max=2**31 - 1)}
     p = model.config.patch_size
     return {0: Dim("batch", max=2**31 - 1), 2: p * Dim("rows"), 3: p * Dim("columns")}
 
@@ -236,6 +241,7 @@ class Batch(NamedTuple):
 
 TRACED = Batch(2, 1, 1)
 COMPARED = (TRACED, Batch(1, 1.5, 0.5), Batch(3, 0.5, 1.25))
+COMPARED_FIXED = (TRACED, Batch(1, 1, 1), Batch(3, 1, 1))
 
 
 def _images(model: ViT, batch: Batch) -> Tensor:
@@ -290,7 +296,7 @@ ENGINES: dict[str, dict[str, Callable[[Path], Run]]] = {
 }
 
 
-def _compare(model: ViT, engine: str, open_file: Callable[[Path], Run], file: Path) -> float:
+def _compare(model: ViT, engine: str, open_file: Callable[[Path], Run], file: Path, fixed_size: bool) -> float:
     """Return the largest difference between the logits of an exported file and of the model, on three batches.
 
     Raises:
@@ -299,7 +305,7 @@ def _compare(model: ViT, engine: str, open_file: Callable[[Path], Run], file: Pa
     tolerance = TOLERANCE.get(model.dtype, LOW_PRECISION_TOLERANCE)
     largest = 0.0
     run = None
-    for batch in COMPARED:
+    for batch in COMPARED_FIXED if fixed_size else COMPARED:
         images = _images(model, batch)
         expected = model(images)
         try:

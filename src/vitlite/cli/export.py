@@ -20,6 +20,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the file to write, replaced if it exists; default: a new file in the current folder, such as best.onnx "
         "for runs/pets/best",
     )
+    parser.add_argument(
+        "--fixed-size",
+        action="store_true",
+        help="take images of one size only (--size), for quantizers and compilers that need the shape of every tensor",
+    )
 
 
 def run(args: Namespace) -> int:
@@ -28,19 +33,21 @@ def run(args: Namespace) -> int:
     if args.to == "onnx":
         check_onnx_installed()  # before the model is downloaded
     model = open_model(args)
-    compared = export(model, out, to=args.to)
-    patch = model.config.patch_size
-    least = MIN_PATCHES[args.to] * patch
-    print(f"{out}: accepts any batch size, and heights and widths that are multiples of {patch}, at least {least}")
+    compared = export(model, out, to=args.to, fixed_size=args.fixed_size)
+    if args.fixed_size:
+        height, width = model.config.size
+        print(f"{out}: accepts any batch size, and images of {height} x {width} pixels")
+    else:
+        patch = model.config.patch_size
+        least = MIN_PATCHES[args.to] * patch
+        print(f"{out}: accepts any batch size, and heights and widths that are multiples of {patch}, at least {least}")
     if not compared:
         print(
             "The file was not compared with the model, because onnxruntime is not installed. Install it: pip install "
             "'vitlite[onnx]'"
         )
     for engine, difference in compared.items():
-        print(
-            f"Compared with the model in {engine} at three sizes: logits differ by at most {difference:.1g} (relative)"
-        )
+        print(f"Compared with the model in {engine} on 3 batches: logits differ by at most {difference:.1g} (relative)")
     return 0
 
 
