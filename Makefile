@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test coverage fuzz test-cluster test-matrix docs bench pin clean
+.PHONY: demo test coverage fuzz test-cluster test-release test-matrix docs bench pin clean
 
 demo: .venv/demo.stamp  ## classify photos and draw where the model looked, without a network
 	$(BIN)/python examples/demo.py
@@ -17,16 +17,20 @@ test: .venv/dev.stamp  ## lint, types, and every test but those of clusters
 	$(BIN)/ruff check --target-version py314 --select E9,F src
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.14
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m "not cluster"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m "not cluster and not release"
 
 coverage: .venv/dev.stamp  ## the same tests with branch coverage, which takes twice as long
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --cov --cov-fail-under=98 -m "not cluster"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --cov --cov-fail-under=98 -m "not cluster and not release"
 
 fuzz: .venv/dev.stamp  ## thousands of damaged files for everything that reads one
 	OMP_NUM_THREADS=1 VITLITE_FUZZ=$${VITLITE_FUZZ:-2000} $(BIN)/pytest tests/fuzz
 
 test-cluster: .venv/cluster.stamp  ## several processes, nodes that die: torchrun and Ray
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster
+
+test-release: .venv/dev.stamp  ## a program with vitlite and torch as a folder made by PyInstaller: minutes, and 1 GB
+	$(INSTALL) pyinstaller
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m release
 
 test-matrix:  ## every test with the oldest, the pinned and the newest versions, each in an environment of its own
 	$(PYTHON) tests/matrix.py

@@ -1,6 +1,7 @@
 """The package as a whole: its public names, what its modules import, and what importing it costs."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,21 @@ def test_public_names_are_these() -> None:
     assert {*names, "__version__"} <= set(dir(vitlite))
     with pytest.raises(AttributeError, match="module 'vitlite' has no attribute 'vit_base_16'"):
         vitlite.vit_base_16  # noqa: B018
+
+
+def test_names_of_the_reference_need_no_other_import() -> None:
+    reference = Path(__file__).parents[1] / "docs" / "api.md"
+    names = re.findall(r"^::: ([\w.]+)$", reference.read_text("utf-8"), re.MULTILINE)
+    names += ["vitlite.checkpoints.convert.convert", "vitlite.export.export"]
+    assert "vitlite.inference.predict.Prediction" in names
+    fresh(f"""
+import sys
+for name in {names}:
+    for module in [module for module in sys.modules if module.partition(".")[0] == "vitlite"]:
+        del sys.modules[module]
+    import vitlite
+    eval(name)
+""")
 
 
 def fresh(code: str) -> str:

@@ -6,6 +6,14 @@ from typing import TYPE_CHECKING, Any
 from vitlite.errors import VitliteError
 
 if TYPE_CHECKING:
+    from vitlite import checkpoints as checkpoints
+    from vitlite import export as export
+    from vitlite import images as images
+    from vitlite import inference as inference
+    from vitlite import nn as nn
+    from vitlite import plots as plots
+    from vitlite import retrieval as retrieval
+    from vitlite import training as training
     from vitlite.config import ViTConfig
     from vitlite.factory import create, load
     from vitlite.fast.optimize import optimize
@@ -26,6 +34,16 @@ _MODULES = {
     "optimize": "fast.optimize",
     "set_threads": "inference.threads",
 }
+_PACKAGES = {  # available after `import vitlite`, with the module that defines the public names
+    "checkpoints": "checkpoints.convert",
+    "export": "export",
+    "images": "images",
+    "inference": "inference.predict",
+    "nn": "nn.vit",
+    "plots": "plots",
+    "retrieval": "retrieval",
+    "training": "training",
+}
 _HINTS = {  # replacements for names from other libraries
     "AutoImageProcessor": "Use model.preprocess(image).",
     "create_model": "Use vitlite.create(name).",
@@ -37,13 +55,18 @@ _HINTS = {  # replacements for names from other libraries
 }
 
 
-def __getattr__(name: str) -> Any:  # import on first use; the command line starts without torch
-    if name not in _MODULES:
-        hint = f". {_HINTS[name]}" if name in _HINTS else ""
-        raise AttributeError(f"module 'vitlite' has no attribute {name!r}{hint}")
-    value = getattr(import_module(f"vitlite.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # with __getattr__, type checkers would accept any name
+
+    def __getattr__(name: str) -> Any:  # import on first use; the command line starts without torch
+        if name in _PACKAGES:
+            import_module(f"vitlite.{_PACKAGES[name]}")
+            return globals()[name]
+        if name not in _MODULES:
+            hint = f". {_HINTS[name]}" if name in _HINTS else ""
+            raise AttributeError(f"module 'vitlite' has no attribute {name!r}{hint}")
+        value = getattr(import_module(f"vitlite.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

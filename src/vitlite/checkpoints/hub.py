@@ -19,7 +19,7 @@ def fetch_record(record: registry.Record) -> Location:
         DownloadError: The weights cannot be downloaded, or have a different hash than in the record.
     """
     if record.file:
-        return Location(registry.DATA / record.file, sha256=record.sha256, verified="record")
+        return Location(registry.embedded(record.file), sha256=record.sha256, verified="record")
     got = download.fetch(record.repo, record.filename, revision=record.commit, sha256=record.sha256, prefer_cache=True)
     return Location(got.path, None, record.repo, got.commit, got.sha256, got.verified)
 

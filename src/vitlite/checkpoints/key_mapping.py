@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 import torch
@@ -276,7 +276,7 @@ def _parse_format(name: str, section: str, earlier: Mapping[str, CheckpointForma
 
 def _read_table() -> tuple[dict[str, CheckpointFormat], dict[str, str]]:
     """Return the formats by name, and the reasons why tensor names are not supported, by pattern."""
-    text = (Path(__file__).parent / "data" / "formats.txt").read_text(encoding="utf-8")
+    text = (files("vitlite.checkpoints") / "data" / "formats.txt").read_text(encoding="utf-8")
     sections, _, unsupported = text.partition("[unsupported]\n")
     formats: dict[str, CheckpointFormat] = {}
     for part in re.split(r"(?m)^\[", sections)[1:]:

@@ -37,7 +37,7 @@ def run(args: Namespace) -> int:
 
 def _file_of(record: registry.Record) -> Path | None:
     if record.file:
-        return registry.DATA / record.file
+        return registry.embedded(record.file)
     return find_cached(record.repo, record.filename, record.commit)
 
 

@@ -3,10 +3,14 @@
 This module does not import torch. To add a checkpoint, add a row to the table and run `make pin`, which adds the hash.
 """
 
+import atexit
 import json
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -14,7 +18,7 @@ from vitlite.config import ViTConfig
 from vitlite.errors import UnknownNameError, closest
 from vitlite.presets import PRESETS
 
-DATA = Path(__file__).parent / "data"
+DATA = files("vitlite.zoo") / "data"
 LISTED = 16  # maximum number of names in an error
 SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant"}  # in other libraries
 
@@ -73,6 +77,20 @@ class Record:
         if self.labels_name is None:
             return None
         return tuple((DATA / "labels" / f"{self.labels_name}.txt").read_text(encoding="utf-8").splitlines())
+
+
+def embedded(file: str) -> Path:
+    """Return the path of a weights file in the data folder."""
+    path = DATA / file
+    return path if isinstance(path, Path) else _extracted(file)
+
+
+@cache
+def _extracted(file: str) -> Path:
+    """Extract a file of a zipped package. The copy exists until the process ends."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(as_file(DATA / file))
 
 
 class Refusal(NamedTuple):

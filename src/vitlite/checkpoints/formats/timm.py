@@ -6,8 +6,8 @@ preprocessing and the labels.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from math import floor
-from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from vitlite.checkpoints.formats.keys import (
@@ -198,7 +198,7 @@ def _read_architectures() -> dict[str, Architecture]:
     }  # fmt: skip
     types = get_type_hints(Architecture).values()
     architectures = {}
-    for line in (Path(__file__).parents[1] / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
+    for line in (files("vitlite.checkpoints") / "data" / "timm.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             name, *cells = line.split()
             values = [kinds.get(kind, str)(cell) for cell, kind in zip(cells, types, strict=True)]
