@@ -1,14 +1,37 @@
 """The wheel, installed outside the checkout, imports, creates, saves and loads."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from test_docs import blocks_of
 
 ROOT = Path(__file__).parents[1]
+
+
+WRONG = """\
+import vitlite
+from PIL import Image
+
+model = vitlite.create("vit_nano_4.cifar10")
+model.predict("cat.jpg")[0].label.upper()
+model.predict(Image.open("cat.jpg"))[0].label.upper()
+model.predict(["cat.jpg"])[0][0].score + 1
+next(model.predict(iter(["cat.jpg"])))[0].to_dict()["label"]
+model(model.preprocess("cat.jpg")).softmax(-1).argmax()
+model.preprocess.one("cat.jpg").shape
+model.vectors(["cat.jpg"]).shape
+vitlite.images.TransformConfig
+model.predict(["cat.jpg"])[0].label  # wrong: one list for each image
+model.predict("cat.jpg", top="5")  # wrong
+model("cat.jpg")  # wrong
+model.vectors(["cat.jpg"], size=3)  # wrong
+vitlite.create_model("vit_base_16")  # wrong
+"""
 
 
 def run(*command: str | Path, folder: Path, path: str = "") -> str:
@@ -83,6 +106,24 @@ def test_installed_package_creates_saves_and_loads(installed: Path) -> None:
 
 def test_installed_command_runs(installed: Path) -> None:
     assert "vit_base_16" in run(installed / "bin" / "vitlite", "list", folder=installed, path=str(installed))
+
+
+def test_pages_are_clean_for_a_type_checker(installed: Path, tmp_path: Path) -> None:
+    """The code of the pages and examples, with the types of the wheel. `create_model` must be an error."""
+    assert (installed / "vitlite" / "py.typed").exists()
+    for page in ("README.md", "docs/quickstart.md"):
+        blocks = [block.text for block in blocks_of(ROOT / page) if block.language == "python"]
+        (tmp_path / f"{Path(page).stem.lower()}.py").write_text("\n".join(blocks), encoding="utf-8")
+    for example in (ROOT / "examples").glob("*.py"):
+        shutil.copy(example, tmp_path)
+    (tmp_path / "wrong.py").write_text(WRONG, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", str(ROOT / ".mypy_cache" / "pages")]
+    command += ["--disable-error-code=import-untyped", "--disable-error-code=import-not-found", "."]
+    environment = os.environ | {"MYPYPATH": str(installed)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    errors = [line.split(": error: ")[0] for line in done.stdout.splitlines() if ": error: " in line]
+    wrong = [f"wrong.py:{i}" for i, line in enumerate(WRONG.splitlines(), 1) if "# wrong" in line]
+    assert errors == wrong, done.stdout + done.stderr
 
 
 def test_embedded_model_works_offline(installed: Path) -> None:

@@ -1,7 +1,10 @@
 import gc
 import io
+import json
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -361,3 +364,74 @@ def test_one_image_is_not_a_list(vit, image):
         with pytest.raises(InputError, match=r"Expected a list or iterator of images, got one .* Pass \[image\]\."):
             function(vit, image)
     assert len(list(classify(vit, [image]))) == 1
+
+
+def test_vectors_of_images_in_batches_are_those_of_embed(vit):
+    images = arrays(7)
+    vit.train()
+    found = vit.vectors(iter(images), batch=3)
+    assert vit.training
+    vit.eval()
+    assert (type(found), found.dtype, found.shape) == (np.ndarray, np.float32, (7, 16))
+    with torch.no_grad():
+        expected = torch.cat([vit.embed(vit.preprocess(image)) for image in images]).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert vit.vectors([]).shape == (0, 16)
+    with pytest.raises(ImageError, match=r"Image 1: Cannot read no\.jpg as an image: no such file"):
+        vit.vectors([PHOTOS / "chelsea.png", "no.jpg"])
+    with pytest.raises(InputError, match=r"Expected a list or iterator of images, got one dict\. Pass \[image\]"):
+        vit.vectors({"path": "no.jpg"})
+
+
+class Column(Sequence):
+    """Like a column of the library datasets, which is a sequence and no list."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, i):
+        return self.values[i]
+
+
+def series(*columns):
+    """Return pandas' Series, or nothing where pandas is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        return []
+    return [pandas.Series(values) for values in columns]
+
+
+def test_columns_of_tables_are_lists_of_images(vit):
+    paths = [str(PHOTOS / "chelsea.png"), str(PHOTOS / "coffee.png")]
+    files = [{"bytes": Path(paths[0]).read_bytes(), "path": None}, {"bytes": None, "path": paths[1]}]
+    expected, batch, vectors = vit.predict(paths), vit.preprocess(paths), vit.vectors(paths)
+    for images in (files, Column(paths), Column(files), np.array(paths), *series(paths, files)):
+        assert vit.predict(images) == expected
+        assert torch.equal(vit.preprocess(images), batch)
+        np.testing.assert_array_equal(vit.vectors(images), vectors)
+    assert vit.predict(files[0]) == vit.predict(paths[0])
+    assert torch.equal(vit.preprocess(files[1]), batch[1:])
+
+
+def test_a_prediction_as_json(vit):
+    (best,) = vit.predict(arrays(1)[0], top=1)
+    assert json.loads(json.dumps(best.to_dict())) == {"label": best.label, "index": best.index, "score": best.score}
+
+
+def test_an_upload_that_is_no_image_is_named(vit):
+    with tempfile.SpooledTemporaryFile() as upload:  # its name is None
+        upload.write(b"<!DOCTYPE html><html>")
+        for image, text in (
+            (upload, "Cannot read the open file as an image: "),
+            (b"<!DOCTYPE html><html>", r"the 21 bytes as an image: .* The bytes start with b'<!DOCTYPE html>'\."),
+            (b"", "Cannot read the 0 bytes as an image: "),
+            (None, "An image must be a path, .*, got NoneType"),
+            ({"bytes": b"", "path": None}, "Cannot read the 0 bytes as an image: "),
+            ({"image": "cat.jpg"}, "An image must be a path, .*, got dict"),
+        ):
+            with pytest.raises(ImageError, match=text):
+                vit.predict(image)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitlite.config import DINOV3_ROPE, Pool, Rotation, ViTConfig
 from vitlite.errors import ConfigError, ImageError, InputError
+from vitlite.images import TransformConfig
 from vitlite.nn import positions
 from vitlite.nn.layers import Attention, DropPath
 from vitlite.nn.positions import resample_positions, sincos_positions
@@ -794,6 +795,19 @@ def test_no_layers() -> None:
     with pytest.raises(InputError, match=r"got no layers\. Pass at least one block index, such as layers=\(-1,\)"):
         tiny().attention_maps(random_images(), layers=())
     assert tiny().features(random_images(), layers=()).layers == ()
+
+
+def test_representations_are_short() -> None:
+    model = tiny()
+    features = model.features(random_images(), layers=(0, 1))
+    assert repr(features) == (
+        "Features(cls=(2, 48), patches=(2, 16, 48), registers=None, grid=(4, 4), layers=[(2, 17, 48), (2, 17, 48)])"
+    )
+    half = (0.5,)
+    model.preprocess = TransformConfig(
+        size=(32, 32), resize=(32, 32), mode="squash", interpolation="bilinear", mean=half, std=half
+    )
+    assert repr(model.preprocess) == f"Preprocess(transform={model.preprocess.transform!r}, quick_decode=False)"
 
 
 def test_wrong_number_of_classes() -> None:

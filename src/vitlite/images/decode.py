@@ -8,7 +8,7 @@ import io
 from contextlib import nullcontext
 from os import PathLike
 from threading import Lock
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import torch
 from einops import rearrange
@@ -18,6 +18,8 @@ from vitlite.errors import ImageError, missing_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    ImageFile: TypeAlias = str | PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image  # one image
 
 FORMATS = {  # from Pillow's name of each supported format to its file extensions
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -61,7 +63,7 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
     """Decode one image of any type that `Preprocess` accepts.
 
     Args:
-        image: A path, bytes, open file, Pillow image, array or tensor.
+        image: A path, bytes, open file, Pillow image, array or tensor; or a dictionary with the "bytes" or the "path".
         channels: The number of channels of the result.
         at_least: The smallest acceptable height and width. A JPEG file is then decoded at 1/2, 1/4 or 1/8 of its size
             if both sides stay at least this long. None decodes the full size.
@@ -74,8 +76,11 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
         ImageError: `image` has an unsupported type, or cannot be read.
         MissingExtraError: Pillow is needed but not installed.
     """
+    if isinstance(image, dict):
+        image = image["bytes"] if image.get("bytes") is not None else image.get("path", image)
     is_pillow = hasattr(image, "getexif")
-    if isinstance(image, Tensor) or (hasattr(image, "__array_interface__") and not is_pillow):
+    is_file = is_pillow or isinstance(image, (str, bytes))  # numpy's strings have an array interface, too
+    if isinstance(image, Tensor) or (hasattr(image, "__array_interface__") and not is_file):
         return _from_array(image, channels)
     try:
         from PIL import UnidentifiedImageError
@@ -87,6 +92,8 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
         raise error.within(f"Cannot read {_name(image)} as an image") from error
     except (UnidentifiedImageError, KeyError) as error:  # KeyError: an old Pillow without AVIF
         reason = f"the file is damaged, or the format is not supported. Supported: {', '.join(FORMATS)}."
+        if isinstance(image, BYTES) and image:
+            reason += f" The bytes start with {bytes(image[:15])!r}."
         raise ImageError(f"Cannot read {_name(image)} as an image: {reason}") from error
     except Exception as error:  # for damaged files, Pillow's decoders raise errors of many types
         name = _name(image)
@@ -105,7 +112,8 @@ def _name(image: Any) -> str:
     if hasattr(image, "getexif"):
         return getattr(image, "filename", "") or f"the {image.mode} image"
     if hasattr(image, "read"):
-        return str(getattr(image, "name", "the open file"))
+        name = getattr(image, "name", None)  # of a SpooledTemporaryFile, such as an upload: None
+        return name if name and isinstance(name, str) else "the open file"
     raise ImageError(
         "An image must be a path, bytes, an open file, a Pillow image, an array or a tensor, "
         f"got {type(image).__name__}. Pass several images as a list."

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitlite.errors import ConfigError, ImageError, missing_extra
-from vitlite.images.decode import decode, to_tensor
+from vitlite.images.decode import BYTES, decode, to_tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -199,13 +199,14 @@ class Preprocess:
 
     An image is a path, the bytes of a file, an open file, a Pillow image, an array or a tensor. Arrays and tensors have
     the shape (h, w, c), (c, h, w) or (h, w) and contain uint8 or floats from 0 to 1. Arrays and tensors with four
-    dimensions are batches of images.
+    dimensions are batches of images. A dictionary with "bytes" or "path", as in datasets with `decode=False`, is also
+    an image, and a pandas Series is a list.
 
     A subclass may override `pixels` and `batch`. Pickling keeps only the config, device and dtype of the model.
     """
 
     transform: TransformConfig
-    model: Any  # a ViT or a `Target`
+    model: Any = field(repr=False)  # a ViT or a `Target`
     quick_decode: bool = False  # decode large JPEG files at a reduced size, at least twice the size after resizing
 
     def __call__(self, images: Any) -> Tensor:
@@ -334,10 +335,13 @@ def transform_to_save(model: Any) -> TransformConfig | None:
 
 
 def image_list(images: Any) -> list[Any] | None:
-    """Return a list of the images in a list, a tuple or a 4-D batch. Return None for a single image."""
-    if isinstance(images, (list, tuple)) or getattr(images, "ndim", None) == 4:
-        return list(images)
-    return None
+    """Return a list of several images, or None for a single image.
+
+    Several images are a list, a tuple, another sequence such as a column of a dataset, an array or a pandas Series of
+    file names, or a 4-D array or tensor.
+    """
+    several = isinstance(images, Sequence) or getattr(images, "ndim", None) in (1, 4)
+    return list(images) if several and not isinstance(images, (str, *BYTES)) else None
 
 
 def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tensor:

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from vitlite.errors import ImageError, InputError, check_count, not_finite
+from vitlite.errors import ImageError, InputError, check_count, missing_extra, not_finite
 from vitlite.images.decode import BYTES
 from vitlite.images.transform import Preprocess, image_list, preprocess_of
 
 if TYPE_CHECKING:
+    from numpy import float32
+    from numpy.typing import NDArray
+
     from vitlite.nn.vit import ViT
 
 T = TypeVar("T")
@@ -38,11 +41,15 @@ class Timings:
 
 
 class Prediction(NamedTuple):
-    """A label with its class index and probability."""
+    """A label with its class index and probability. For JSON: `prediction.to_dict()`."""
 
     label: str
     index: int  # type: ignore[assignment]  # hides tuple.index
     score: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return {"label": ..., "index": ..., "score": ...}."""
+        return self._asdict()
 
 
 Outcomes: TypeAlias = Generator[tuple[Any, T | ImageError], None, None]  # each image with its result or its error
@@ -108,6 +115,26 @@ def embed(
     return work_through(model, images, vectors, batch, timings)
 
 
+def vectors(model: "ViT", images: Iterable[Any], batch: int = 32) -> "NDArray[float32]":
+    """Return the vectors of images as one array (n, d), in the order of the images.
+
+    Args:
+        model: A model with preprocessing.
+        images: A list or iterator of images, as for `Preprocess`.
+        batch: The number of images per batch.
+
+    Raises:
+        ImageError: An image cannot be read. The text names the image and the reason.
+        MissingExtraError: numpy is not installed.
+    """
+    try:
+        import numpy
+    except ImportError as error:
+        raise missing_extra("An array of vectors", "images") from error
+    rows = [vector.numpy() for vector in _answers(embed(model, images, batch))]
+    return numpy.stack(rows) if rows else numpy.empty((0, model.config.embed_dim), numpy.float32)
+
+
 def work_through(
     model: "ViT",
     images: Iterable[Any],
@@ -136,7 +163,7 @@ def work_through(
     """
     check_count(batch, "batch")
     is_file = isinstance(images, (str, PathLike, *BYTES)) or hasattr(images, "read")
-    if is_file or hasattr(images, "getexif") or getattr(images, "ndim", 0) in (2, 3):
+    if is_file or isinstance(images, dict) or hasattr(images, "getexif") or getattr(images, "ndim", 0) in (2, 3):
         raise InputError(f"Expected a list or iterator of images, got one {type(images).__name__}. Pass [image].")
     return _work_through(model, preprocess_of(model), images, work, batch, timings or Timings())
 
@@ -173,7 +200,7 @@ def _prepared(
     try:
         while True:
             for image in islice(source, 2 * batch - len(waiting)):
-                if isinstance(image, (str, PathLike, bytes)):
+                if isinstance(image, (str, PathLike, bytes, dict)):
                     waiting.append((image, pool.submit(_pixels, preprocess, image)))
                 else:
                     waiting.append((image, _pixels(preprocess, image)))
@@ -256,7 +283,7 @@ def _most_probable(model: "ViT", labels: Sequence[str], top: int, images: Tensor
     return answers
 
 
-def _answers(results: Outcomes[list[Prediction]]) -> Iterator[list[Prediction]]:
+def _answers(results: Outcomes[T]) -> Iterator[T]:
     """Yield the results without the images. Raise the first error."""
     with closing(results):
         for i, (_, result) in enumerate(results):

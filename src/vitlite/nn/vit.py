@@ -5,9 +5,9 @@ exceptions: `reg_token` also holds DeiT's distillation token, and timm has no `p
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 from einops import rearrange
@@ -21,9 +21,13 @@ from vitlite.nn.positions import PositionTables
 from vitlite.nn.timm_interface import TimmInterface
 
 if TYPE_CHECKING:
+    from numpy import float32
+    from numpy.typing import NDArray
+
     from vitlite.checkpoints.build import Source
-    from vitlite.images import TransformConfig
-    from vitlite.inference.predict import Predictions
+    from vitlite.images import Preprocess, TransformConfig
+    from vitlite.images.decode import ImageFile
+    from vitlite.inference.predict import Prediction
 
 
 class Features(NamedTuple):
@@ -34,6 +38,12 @@ class Features(NamedTuple):
     registers: Tensor | None  # (b, r, d)
     grid: tuple[int, int]  # number of patches down and across
     layers: tuple[Tensor, ...]  # (b, cls + registers + patches, d) each
+
+    def __repr__(self) -> str:
+        cls, registers = (None if x is None else tuple(x.shape) for x in (self.cls, self.registers))
+        layers = [tuple(layer.shape) for layer in self.layers]
+        patches = tuple(self.patches.shape)
+        return f"Features(cls={cls}, patches={patches}, registers={registers}, grid={self.grid}, layers={layers})"
 
     def map(self, layer: int | None = None) -> Tensor:
         """Return the patch tokens as a feature map: (b, d, h, w).
@@ -61,7 +71,7 @@ class ViT(TimmInterface, nn.Module):
         d, eps = config.dim, config.norm_eps
         self.config = config
         self.labels: Sequence[str] | None = None  # names of the classes
-        self.source: Source | None = None  # where the weights came from; None: random initialisation
+        self.source: Source | Any = None  # where the weights came from; None: random initialisation
         self.preprocess = None  # calls the setter below
 
         self.patch_embed = PatchEmbed(config)
@@ -84,6 +94,10 @@ class ViT(TimmInterface, nn.Module):
         self.tables = PositionTables()
         if not self.patch_embed.proj.weight.is_meta:
             initialise(self)
+
+    if TYPE_CHECKING:  # torch's types say that it returns anything
+
+        def __call__(self, images: Tensor) -> Tensor: ...
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits, or the output of `embed` if num_classes=0: (b, c, h, w) -> (b, k)."""
@@ -157,11 +171,28 @@ class ViT(TimmInterface, nn.Module):
         self.config = config
         self.labels = None
 
-    def predict(self, images: Any, top: int = 5) -> "Predictions":
+    @overload
+    def predict(self, images: "ImageFile", top: int = 5) -> "list[Prediction]": ...
+    @overload
+    def predict(self, images: list[Any] | tuple[Any, ...], top: int = 5) -> "list[list[Prediction]]": ...
+    @overload
+    def predict(self, images: Iterator[Any], top: int = 5) -> "Iterator[list[Prediction]]": ...
+    @overload
+    def predict(self, images: Any, top: int = 5) -> Any: ...  # an array is one image or several
+    def predict(self, images: Any, top: int = 5) -> Any:
         """Return the `top` labels and their scores for each image. Accepts one image, a list or an iterator."""
         from vitlite.inference.predict import predict
 
         return predict(self, images, top)
+
+    def vectors(self, images: Iterable[Any], batch: int = 32) -> "NDArray[float32]":
+        """Return one vector per image as a numpy array (n, embed_dim) in float32, in the order of the images.
+
+        Unlike `embed`, it takes files and other images as `predict` does: a list, or an iterator of any length.
+        """
+        from vitlite.inference.predict import vectors
+
+        return vectors(self, images, batch)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Save the config, weights, labels and preprocessing to a folder. `vitlite.load(folder)` loads it."""
@@ -170,7 +201,7 @@ class ViT(TimmInterface, nn.Module):
         save(self, folder)
 
     @property
-    def preprocess(self) -> Callable[[Any], Tensor]:
+    def preprocess(self) -> "Preprocess":
         """The function that turns one image or a list of images into an input tensor for the model."""
         from vitlite.images import Preprocess
 
@@ -210,10 +241,9 @@ class ViT(TimmInterface, nn.Module):
         cls: Tensor | None = self.cls_token
         positions = self._positions(grid)
         if positions is not None:
-            rows = patches.shape[1]
+            table = positions[:, -patches.shape[1] :]
             if cls is not None and config.cls_position:
-                cls = cls + positions[:, :-rows]
-            table = positions[:, -rows:]
+                cls = cls + positions[:, : -table.shape[1]]
             # Rows and columns are added as two axes, so that a traced model refuses another grid.
             given = config.grid if positions is self.pos_embed else grid
             # The width is not config.dim if the model was pruned.

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +37,10 @@ class Vectors:
     """
 
     path: Path
-    paths: list[str]
+    paths: list[str] = field(repr=False)
     dim: int
     model: str
-    identity: Mapping[str, Any]
+    identity: Mapping[str, Any] = field(repr=False)
     layer: int | None = None
 
     def __len__(self) -> int:
