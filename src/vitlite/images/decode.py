@@ -79,8 +79,8 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
     if isinstance(image, dict):
         image = image["bytes"] if image.get("bytes") is not None else image.get("path", image)
     is_pillow = hasattr(image, "getexif")
-    is_file = is_pillow or isinstance(image, (str, bytes))  # numpy's strings have an array interface, too
-    if isinstance(image, Tensor) or (hasattr(image, "__array_interface__") and not is_file):
+    # The shape of numpy's strings is empty.
+    if isinstance(image, Tensor) or (not is_pillow and getattr(image, "__array_interface__", {}).get("shape")):
         return _from_array(image, channels)
     try:
         from PIL import UnidentifiedImageError

@@ -188,7 +188,7 @@ class ViT(TimmInterface, nn.Module):
     def vectors(self, images: Iterable[Any], batch: int = 32) -> "NDArray[float32]":
         """Return one vector per image as a numpy array (n, embed_dim) in float32, in the order of the images.
 
-        Unlike `embed`, it takes files and other images as `predict` does: a list, or an iterator of any length.
+        Accepts files and other images in a list or an iterator of any length. For prepared tensors, call `embed`.
         """
         from vitlite.inference.predict import vectors
 
