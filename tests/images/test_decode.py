@@ -322,7 +322,7 @@ def test_channels():
         (np.zeros((0, 9, 3), np.uint8), r"got \(0, 9, 3\)"),
         (np.zeros(9, np.uint8), r"shape \(h, w, c\), \(c, h, w\) or \(h, w\), got \(9,\)"),
         (torch.zeros(1, 1, 3, 9, 9), r"got \(1, 1, 3, 9, 9\)"),
-        (np.float64(0.5), r"got \(\)"),
+        (np.float64(0.5), "got float64"),
     ],
 )
 def test_wrong_arrays(image, text):
