@@ -1,5 +1,6 @@
 """Include the tables, the labels and the small model that come with vitlite."""
 
-from PyInstaller.utils.hooks import collect_data_files
+from pathlib import Path
 
-datas = collect_data_files("vitlite")
+package = Path(__file__).parents[1]
+datas = [(str(folder), f"vitlite/{folder.parent.name}/data") for folder in package.glob("*/data")]
