@@ -15,7 +15,8 @@ import vitlite
 
 ROOT = Path(__file__).parents[1]
 WITH_LIGHTNING = ROOT / "examples" / "with_lightning.py"
-EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {WITH_LIGHTNING})
+SERVE = ROOT / "examples" / "serve.py"  # tests/test_serving.py
+EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {WITH_LIGHTNING, SERVE})
 OUTPUT = {  # a line that each prints, and the files it writes
     "attention": ("head 2 looks most at patch (", ["attention.png", "rollout.png"]),
     "classify": ("examples/photos/chelsea.png\n", []),

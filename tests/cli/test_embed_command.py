@@ -207,3 +207,37 @@ def test_vectors_of_patches(run: Run, model: Path, images: Path, tmp_path: Path,
         torch.testing.assert_close(found, expected)
     assert "has vectors of patches" in run("search", tmp_path / "p.safetensors", images / "a.png")[2]
     assert "--patches needs" in run("embed", images, "--model", model, "--patches", "--out", tmp_path / "p.jsonl")[2]
+
+
+def test_shards_together_are_the_whole(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
+    from vitlite.retrieval import open_vectors
+
+    whole = tmp_path / "whole.safetensors"
+    assert run("embed", images, "--model", model, "--out", whole)[0] == 0
+    found: dict[str, torch.Tensor] = {}
+    for part in (1, 2):
+        out = tmp_path / f"{part}.safetensors"
+        assert run("embed", images, "--model", model, "--shard", f"{part}/2", "--out", out)[0] == 0
+        vectors = open_vectors(out)
+        assert not found.keys() & set(vectors.paths)
+        found |= dict(zip(vectors.paths, next(vectors.parts()), strict=True))
+    vectors = open_vectors(whole)
+    assert sorted(found) == sorted(vectors.paths)
+    for path, vector in zip(vectors.paths, next(vectors.parts()), strict=True):
+        torch.testing.assert_close(found[path], vector)
+
+
+@pytest.mark.parametrize(
+    ("shard", "code", "error"),
+    [
+        ("0/2", 2, "argument --shard: must be I/N with I from 1 to N, such as 3/16, got '0/2'"),
+        ("3/2", 2, "argument --shard: must be I/N with I from 1 to N, such as 3/16, got '3/2'"),
+        ("1", 2, "argument --shard: must be I/N with I from 1 to N, such as 3/16, got '1'"),
+        ("1/999", 1, "There are fewer images (1) than parts (999). Use a smaller --shard I/N."),
+    ],
+)
+def test_wrong_shard_is_an_error(shard: str, code: int, error: str, run: Run, model: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (40, 40)).save(tmp_path / "one.png")
+    words = ("embed", tmp_path / "one.png", "--model", model, "--out", tmp_path / "a.npz", "--shard", shard)
+    found, _, err = run(*words)
+    assert (found, error in err) == (code, True), err

@@ -80,7 +80,7 @@ def test_threads_are_limited_to_the_cpus(threads: int, monkeypatch: pytest.Monke
 def test_optimize_warns_about_too_many_threads(threads: int, caplog: pytest.LogCaptureFixture) -> None:
     vitlite.optimize(vitlite.create("vit_nano_4.cifar10"))
     assert caplog.messages == [
-        f"torch uses {threads} threads, but this process may use only {threads - 1} CPUs. Call vitlite.set_threads() "
+        f"torch uses {threads} threads, but the CPU limit of this process is {threads - 1}. Call vitlite.set_threads() "
         "first."
     ]
     caplog.clear()

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,7 +35,25 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help=f"write a vector for each patch: (images, down, across, width); only to {', '.join(PATCH_FORMATS)}",
     )
+    parser.add_argument(
+        "--shard",
+        type=shard,
+        metavar="I/N",
+        help="embed only part I of N parts, such as 3/16, in one of several jobs; each part needs its own --out",
+    )
     add_work_arguments(parser)
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Parse the value of --shard.
+
+    >>> shard("3/16")
+    (3, 16)
+    """
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise ArgumentTypeError(f"must be I/N with I from 1 to N, such as 3/16, got {text!r}")
+    return int(part), int(parts)
 
 
 def run(args: Namespace) -> int:
@@ -47,12 +65,19 @@ def run(args: Namespace) -> int:
     if args.engine == "ray":
         from vitlite.cluster.jobs import embed_images
 
+        if args.shard:
+            raise InputError("--shard needs --engine local. Ray distributes the images itself.")
         return run_on_ray(args, embed_images)
     check_local_options(args)
     target = Path(args.out)
     check_target(target)
     check_not_an_input(target, args)
     paths = find_images(args.paths, sys.stdin, say_skipped)
+    if args.shard:
+        part, parts = args.shard
+        if len(paths) < parts:
+            raise InputError(f"There are fewer images ({len(paths)}) than parts ({parts}). Use a smaller --shard I/N.")
+        paths = paths[part - 1 :: parts]
     check_names(target, paths)
 
     from vitlite.fast.optimize import kernels_of  # here, because it imports torch, which `--help` does not need
@@ -60,7 +85,12 @@ def run(args: Namespace) -> int:
     model = open_model(args)
     identity = asdict(identity_of(model, dtype=args.dtype, fast=args.fast))
     inputs = [source if source == "-" else os.path.abspath(source) for source in args.paths]
-    run_identity = identity | {"kernels": kernels_of(model), "inputs": inputs, "patches": args.patches}
+    run_identity = identity | {
+        "kernels": kernels_of(model),
+        "inputs": inputs,
+        "patches": args.patches,
+        "shard": args.shard,
+    }
     shape = (*model.config.grid, model.config.dim) if args.patches else (model.config.embed_dim,)
     with open_journal(target, run_identity, math.prod(shape)) as journal:
         images = [ImageFile.at(path) for path in paths]

@@ -88,7 +88,7 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
     _check_dtype(model, dtype)
     threads, cpus = torch.get_num_threads(), usable_cpus()
     if model.device.type == "cpu" and threads > cpus:
-        text = "torch uses %d threads, but this process may use only %d CPUs. Call vitlite.set_threads() first."
+        text = "torch uses %d threads, but the CPU limit of this process is %d. Call vitlite.set_threads() first."
         _log.warning(text, threads, cpus)
     with torch.no_grad(), torch.device(model.device), torch.autocast(model.device.type, enabled=False):
         _rebuild(model, _plan(model, dtype or model.dtype, calibrate))
