@@ -45,7 +45,18 @@ def test_the_network_imports_nothing_but_its_config_and_kernels() -> None:
 
 
 def test_public_names_are_these() -> None:
-    names = ["ViT", "ViTConfig", "VitliteError", "create", "info", "list_models", "load", "optimize", "set_threads"]
+    names = [
+        "ViT",
+        "ViTConfig",
+        "VitliteError",
+        "create",
+        "info",
+        "list_models",
+        "load",
+        "optimize",
+        "sample",
+        "set_threads",
+    ]
     assert vitlite.__all__ == names
     assert [getattr(vitlite, name).__name__ for name in names] == names
     assert {*names, "__version__"} <= set(dir(vitlite))

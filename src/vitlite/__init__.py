@@ -1,5 +1,6 @@
 """A zoo of Vision Transformers: `create` a named model with verified weights, or `load` any plain ViT file."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,20 @@ if TYPE_CHECKING:
     from vitlite.zoo.registry import info, list_models
 
 __version__ = "0.1.0"
-__all__ = ["ViT", "ViTConfig", "VitliteError", "create", "info", "list_models", "load", "optimize", "set_threads"]
+__all__ = [
+    "ViT",
+    "ViTConfig",
+    "VitliteError",
+    "create",
+    "info",
+    "list_models",
+    "load",
+    "optimize",
+    "sample",
+    "set_threads",
+]
+
+sample = os.path.join(os.path.dirname(__file__), "images", "chelsea.jpg")  # a photo by Stéfan van der Walt, CC0
 
 _MODULES = {
     "ViT": "nn.vit",

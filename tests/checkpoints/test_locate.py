@@ -11,7 +11,7 @@ from server import Hub
 
 from vitlite import load
 from vitlite.checkpoints.reader import locate
-from vitlite.errors import CheckpointError
+from vitlite.errors import CheckpointError, DownloadError
 
 REPO = "someone/sharded"
 
@@ -96,5 +96,29 @@ def test_broken_link_is_not_fetched_from_the_hub(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("source", ["nothing", "a/b/c", "models/vit.safetensors", Path("a/b")])
 def test_missing_path_is_an_error(source: str | Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"There is no file or folder {source}\. Pass an existing path"):
+    why = "Pass an existing path" if source == "nothing" else "Check the path"
+    with pytest.raises(CheckpointError, match=rf"There is no file or folder {source}\. {why}"):
         load(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["./run", "../run/best", "/none/best", "~none/best/", "a/b/c", "runs/best", "owner/vit.safetensors"]
+)
+def test_what_can_only_be_a_path_is_not_asked_for_at_the_hub(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with pytest.raises(CheckpointError, match=r"There is no file or folder .*\. Check the path\."):
+            load(source)
+        assert not hub.log
+
+
+def test_a_folder_that_is_gone_and_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DownloadError, match=r"^There is no folder run/best: Cannot download .* of run/best@") as error:
+        load("run/best")
+    assert len(str(error.value)) < 400

@@ -72,21 +72,21 @@ def test_where_images_are_found(
 def test_skipped_files_are_reported(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     shutil.copytree(images, folder)
-    for name in ("1.HEIC", "2.heic", "inner/3.heic", "IMG_0001", "inner/.hidden"):
+    for name in ("1.NEF", "2.nef", "inner/3.nef", "IMG_0001", "inner/.hidden"):
         shutil.copy(images / "a.png", folder / name)
     words = ("--model", model)
     for command in (("classify", folder, *words), ("embed", folder, *words, "--out", tmp_path / "out.npz")):
         code, _, err = run(*command)
         assert code == 0
-        assert "3 .heic, 1 " in err.splitlines()[0]
+        assert "3 .nef, 1 " in err.splitlines()[0]
         assert err.count("\n") == 1 + (command[0] == "classify")
     assert run("classify", folder / "IMG_0001", *words)[::2] == (0, "")  # a named file is opened
     alone = tmp_path / "alone"
     alone.mkdir()
-    (alone / "1.heic").touch()
+    (alone / "1.nef").touch()
     code, _, err = run("classify", alone, *words)
     assert code == 1
-    assert ", only 1 .heic. Choose another folder" in err
+    assert ", only 1 .nef. Choose another folder" in err
 
 
 def test_a_broken_image_does_not_stop_the_others(run: Run, model: Path, broken: Path) -> None:

@@ -270,3 +270,23 @@ def test_probe_of_one_image_per_class(run: Run, model: Path, images: Path, tmp_p
     code, _, err = run("probe", tmp_path / "data", "--model", model)
     assert code == 1
     assert "The 2 readable images include 0 test images and 2 training images" in err
+
+
+def test_the_background_and_a_moved_model_of_vectors(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, "run/best")
+    Path("photos").mkdir()
+    for name, colour in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
+        Image.new("RGBA", (30, 30), (*colour, 0)).save(f"photos/{name}.png")
+    words = ("photos", "--model", "run/best", "--background", "white", "--out", "vectors.safetensors")
+    assert run("embed", *words)[0] == 0
+    code, out, _ = run("search", "vectors.safetensors", "photos/red.png", "--format", "jsonl")
+    assert code == 0
+    assert [match["score"] for match in json.loads(out)["matches"]] == pytest.approx([1, 1])  # both are white
+    Path("run").rename("moved")
+    code, _, err = run("search", "vectors.safetensors", "photos/red.png")
+    assert code == 1
+    assert "There is no file or folder run/best. Check the path. If the model has moved, pass --model MODEL." in err
+    assert "127.0.0.1" not in err

@@ -6,6 +6,7 @@
 import io
 import os
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,10 +27,15 @@ CASES = settings(
     deadline=None,  # by the clock: see `attempts.bounded`
     suppress_health_check=list(HealthCheck),
 )
+with suppress(ImportError):
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
 CORPUS = sorted((Path(__file__).parent / "corpus" / "images").iterdir())
 MODES = {"JPEG": ["L", "RGB", "CMYK"], "PNG": ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"], "WEBP": ["RGB", "RGBA"],
          "GIF": ["L", "P"], "BMP": ["1", "L", "P", "RGB"], "TIFF": ["1", "L", "P", "RGB", "RGBA", "CMYK", "I;16", "F"],
-         "PPM": ["1", "L", "RGB"], "AVIF": ["RGB", "RGBA"], "JPEG2000": ["L", "RGB", "RGBA"]}  # fmt: skip
+         "PPM": ["1", "L", "RGB"], "AVIF": ["RGB", "RGBA"], "JPEG2000": ["L", "RGB", "RGBA"],
+         "HEIF": ["L", "RGB", "RGBA"]}  # fmt: skip
 
 
 def seeds() -> dict[str, bytes]:

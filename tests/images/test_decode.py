@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from vitlite.errors import ImageError, MissingExtraError
-from vitlite.images.decode import FORMATS, LARGE, SUFFIXES, decode, read_image
+from vitlite.images.decode import FORMATS, LARGE, SUFFIXES, decode, read_image, to_tensor
 
 PHOTO = Path(__file__).parents[2] / "examples" / "photos" / "chelsea.png"
 
@@ -26,6 +26,8 @@ def noise(height, width, channels=3):
 
 def skip_unknown(kind):
     Image.init()
+    if kind == "HEIF":
+        pytest.importorskip("pillow_heif").register_heif_opener()
     if kind not in Image.SAVE:
         pytest.skip(f"this Pillow knows no {kind}")
 
@@ -135,6 +137,92 @@ def test_without_pillow(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtraError, match=r"Reading x.jpg needs .* pip install 'vitlite\[images\]'"):
         read_image("x.jpg")
+
+
+def test_heic_is_read_as_pillow_heif_reads_it(tmp_path):
+    """In a new process, because pillow-heif is imported only when it is needed."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for name, options in (("photo.heic", {"quality": 90}), ("turned.heic", {"exif": exif})):
+        (tmp_path / name).write_bytes(encoded("HEIF", Image.open(PHOTO), **options))
+    (tmp_path / "cut.heic").write_bytes((tmp_path / "photo.heic").read_bytes()[:5000])
+    program = f"""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import numpy
+from vitlite.errors import ImageError
+from vitlite.images.decode import read_image
+
+read_image({str(PHOTO)!r})
+assert "pillow_heif" not in sys.modules
+photo, turned = Path("photo.heic"), Path("turned.heic")
+with ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(read_image, [photo, turned, photo.read_bytes(), open(photo, "rb")] * 4))
+from PIL import Image
+for i, path in enumerate([photo, turned, photo, photo] * 4):
+    assert (found[i].numpy() == numpy.array(Image.open(path).convert("RGB"))).all()
+try:
+    read_image(Path("cut.heic"))
+except ImageError as error:
+    assert str(error).startswith("Cannot read cut.heic as an image: "), error
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+def test_heic_without_pillow_heif(tmp_path):
+    (tmp_path / "photo.heic").write_bytes(encoded("HEIF"))
+    (tmp_path / "a.png").write_bytes(encoded("PNG"))
+    program = "import sys; sys.modules['pillow_heif'] = None; from vitlite.cli.main import main; sys.exit(main())"
+    words = ["classify", str(tmp_path), "--model", "vit_nano_4.cifar10", "--top", "1"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (1, str(tmp_path / "a.png"))
+    assert done.stderr.splitlines()[0] == (
+        f"vitlite: Reading the HEIC image {tmp_path / 'photo.heic'} needs an optional package. "
+        "Install it: pip install 'vitlite[heic]'"
+    )
+
+
+# transparency
+
+
+def cut_outs():
+    """A disc whose surroundings are transparent, with another colour under them, in every mode that has alpha."""
+    rows, columns = np.mgrid[:20, :20]
+    alpha = np.where((rows - 10) ** 2 + (columns - 10) ** 2 < 64, 255, 0).astype(np.uint8)
+    alpha[10, 10] = 128
+    picture = Image.fromarray(np.dstack([noise(20, 20), alpha]))
+    palette = Image.fromarray((rows % 4).astype(np.uint8), "P")
+    palette.putpalette([10, 20, 30, 200, 0, 0, 0, 200, 0, 0, 0, 200])
+    return {
+        "RGBA": (picture, {}),
+        "LA": (picture.convert("LA"), {}),
+        "P": (palette, {"transparency": 0}),
+        "RGB": (picture.convert("RGB"), {"transparency": tuple(noise(20, 20)[3, 4].tolist())}),
+        "L": (picture.convert("L"), {"transparency": 100}),
+    }
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB", "L"])
+@pytest.mark.parametrize(("background", "colour"), [("white", 255), ("#102030", None), (None, None)])
+def test_the_background_of_transparent_images(mode, background, colour):
+    image, options = cut_outs()[mode]
+    content = encoded("PNG", image, **options)
+    seen = Image.open(io.BytesIO(content)).convert("RGBA")
+    pixels, alpha = np.array(seen)[..., :3].astype(float), np.array(seen)[..., 3:] / 255
+    wanted = (
+        pixels
+        if background is None
+        else pixels * alpha + np.array([colour] * 3 if colour else [16, 32, 48]) * (1 - alpha)
+    )
+    found = to_tensor(decode(content, 3, background=background)).permute(1, 2, 0).numpy()
+    assert np.abs(found - wanted).max() <= 1
+    assert (alpha < 1).any()
+    assert np.abs(found - pixels).max() > 1 or background is None
+    opaque = encoded("PNG", image.convert("RGB"))
+    assert np.array_equal(np.array(decode(opaque, 3, background=background)), np.array(decode(opaque, 3)))
 
 
 # damage and size

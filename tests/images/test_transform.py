@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import json
 import math
 import pickle
 import sys
@@ -10,6 +11,7 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import vitlite
+from vitlite.checkpoints.convert import convert
 from vitlite.config import ViTConfig
-from vitlite.errors import ConfigError, ImageError, MissingExtraError
+from vitlite.errors import CheckpointError, ConfigError, ImageError, MissingExtraError
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.images.decode import decode
 from vitlite.images.transform import normalise
@@ -458,3 +462,32 @@ def test_in_the_workers_of_a_data_loader(vit, start):
     loader = torch.utils.data.DataLoader(data, batch_size=len(paths), num_workers=1, multiprocessing_context=start)
     [batch] = loader
     assert torch.equal(batch, vit.preprocess(paths))
+
+
+def test_the_background_is_saved_with_the_model(tmp_path: Path) -> None:
+    """And by nothing that would forget it."""
+    image = Image.new("RGBA", (40, 40), (200, 0, 0, 0))
+    model = vitlite.create("vit_nano_4.cifar10")
+    plain = model.preprocess(image)
+    model.save(tmp_path / "plain")
+    assert "background" not in (tmp_path / "plain" / "config.json").read_text()
+    model.preprocess = model.preprocess.with_background("white")
+    white = model.preprocess(Image.new("RGB", (40, 40), "white"))
+    assert torch.equal(model.preprocess(image), white)
+    assert not torch.equal(plain, white)
+    model.save(tmp_path / "white")
+    assert torch.equal(vitlite.load(tmp_path / "white").preprocess(image), white)
+    assert torch.equal(vitlite.load(tmp_path / "white", image_size=32).preprocess(image), white)
+    assert "pretrained_cfg" not in json.loads((tmp_path / "white" / "config.json").read_text())  # timm cannot say it
+    convert(tmp_path / "white", tmp_path / "vitlite", to="vitlite")
+    assert torch.equal(vitlite.load(tmp_path / "vitlite").preprocess(image), white)
+    with pytest.raises(CheckpointError, match=r"transformers cannot put the background white behind"):
+        convert(tmp_path / "white", tmp_path / "transformers", to="transformers")
+    with pytest.raises(CheckpointError, match=r"timm's config\.json cannot describe the preprocessing"):
+        convert(tmp_path / "white", tmp_path / "timm", to="timm")
+
+
+@pytest.mark.parametrize("background", ["red", "#fff", "", 3, "#ffffff00", ("white",)])
+def test_other_backgrounds_are_errors(background: Any) -> None:
+    with pytest.raises(ConfigError, match=r"background \(--background\) must be white, black, #rrggbb or None, got"):
+        replace(vitlite.create("vit_nano_4.cifar10").preprocess.transform, background=background)

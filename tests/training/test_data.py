@@ -59,15 +59,15 @@ def test_skipped_files_are_counted(
     folders: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     val, read = folders / "val", new_model().preprocess.pixels
-    for name in ("a.HEIC", "b.heic", "c.dng", "bare", ".hidden"):
+    for name in ("a.NEF", "b.nef", "c.dng", "bare", ".hidden"):
         (val / "lying" / name).touch()
-    (val / "standing" / "d.heic").touch()
+    (val / "standing" / "d.nef").touch()
     assert len(read_folder(val, read, CLASSES)) == 8
     (message,) = caplog.messages
-    assert message.startswith(f"vitlite: {val}: skipped files that are not images: 3 .heic, 1 .dng, 1 ")
+    assert message.startswith(f"vitlite: {val}: skipped files that are not images: 3 .nef, 1 .dng, 1 ")
     for image in (val / "standing").glob("*.png"):
         image.unlink()
-    with pytest.raises(TrainError, match=r"standing contains no images \(.*\), only 1 \.heic\. .*convert"):
+    with pytest.raises(TrainError, match=r"standing contains no images \(.*\), only 1 \.nef\. .*convert"):
         read_folder(val, read, CLASSES)
     caplog.clear()
     monkeypatch.setattr(distributed, "is_main", lambda: False)

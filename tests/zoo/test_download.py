@@ -249,11 +249,10 @@ def test_eight_processes_download_once(server: Hub) -> None:
 @pytest.mark.parametrize("variables", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
 def test_error_without_a_network_says_what_to_do(server: Hub, variables: dict[str, str]) -> None:
     text = finish(start(FETCH, **variables), code=1)
-    error = text.splitlines()[-1]
-    address = variables.get("HF_ENDPOINT", server.url)
+    error, remedy = text.splitlines()[-2:]
     assert error.startswith(f"vitlite.zoo.download.UnreachableError: Cannot download {FILE} of {REPO}@main: ")
-    assert f"The file is not in the cache {cache_folder()}." in error
-    assert f"download {address}/{REPO}/resolve/main/{FILE} there and pass the file: create(name, weights=FILE)" in error
+    assert len(error) < 300
+    assert remedy.startswith("Offline, pass a file with weights= (--weights FILE), or use vit_nano_4.cifar10, ")
     assert text.count("Traceback") == 1
     assert "httpx" not in text.replace(error, "")
 

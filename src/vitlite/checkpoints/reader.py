@@ -117,17 +117,30 @@ def locate(source: str | PathLike[str]) -> Location:
     path = path_of(source)
     if os.path.lexists(path):  # a broken link is an error, too
         return Location(path, metadata_folder(path))
-    location = None
-    if path.suffix not in (*READABLE, *PICKLES, ".json") and not isinstance(source, PathLike):
-        from vitlite.checkpoints.hub import fetch_repository
+    if not isinstance(source, str) or _must_be_path(source):
+        raise CheckpointError(f"There is no file or folder {path}. Check the path.")
+    from vitlite.checkpoints.hub import fetch_repository
+    from vitlite.zoo.download import UnreachableError
 
+    try:
         location = fetch_repository(source)
+    except UnreachableError as error:
+        raise error.within(f"There is no folder {path}") from error
     if location is None:
         raise CheckpointError(
             f"There is no file or folder {path}. Pass an existing path or a repository of the Hub (owner/name or "
-            f"owner/name@revision).{closest(str(source), registry.NAMES)}"
+            f"owner/name@revision).{closest(source, registry.NAMES)}"
         )
     return location
+
+
+def _must_be_path(source: str) -> bool:
+    """Return whether a source that does not exist cannot be a repository "owner/name" of the Hub."""
+    name = source.partition("@")[0]
+    owner, _, rest = name.partition("/")
+    suffixes = (*READABLE, *PICKLES, ".json")
+    is_below_folder = bool(rest) and Path(owner).is_dir()
+    return is_below_folder or owner in ("", ".", "..", "~") or "/" in rest or name.endswith(suffixes)
 
 
 @contextmanager

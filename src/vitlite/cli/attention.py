@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from vitlite.cli.options import add_model_arguments, expanded, open_model, positive
+from vitlite.cli.options import add_model_arguments, image_path, open_model, positive
 from vitlite.cli.plot_options import add_out, save_and_report
 from vitlite.errors import InputError
 from vitlite.images.decode import missing_image_error
@@ -12,7 +12,9 @@ from vitlite.plots import DPI, check_target, draw_attention
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite attention`."""
-    parser.add_argument("image", type=expanded, metavar="IMAGE", help="the image to draw on")
+    parser.add_argument(
+        "image", type=image_path, metavar="IMAGE", help="the image to draw on; sample: one that comes with vitlite"
+    )
     add_out(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--layer", type=int, metavar="N", help="the block, counted from 0; default: -1 (the last block)")

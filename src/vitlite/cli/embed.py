@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vitlite.cli.engine import add_work_arguments, check_local_options, run_on_ray
-from vitlite.cli.options import add_layer, add_paths, check_not_an_input, expanded, open_model
+from vitlite.cli.options import add_layer, add_paths, check_not_an_input, expanded, is_place, open_model
 from vitlite.cli.progress import ImageProgress, say_resumed, say_skipped
 from vitlite.errors import InputError
 from vitlite.inference.embed import embed_into, identity_of
@@ -102,7 +102,7 @@ def run(args: Namespace) -> int:
         for _ in progress.outcomes(outcomes):
             pass
         metadata = {
-            "model": args.model,
+            "model": _marked_as_path(args.model),
             "sha256": model.source.sha256 if model.source else "",
             "identity": json.dumps(identity),  # `search` compares this identity with its model
         }
@@ -111,3 +111,9 @@ def run(args: Namespace) -> int:
         count = journal.finish(images, metadata, shape)
     print(f"wrote {target}: {' x '.join(map(str, (count, *shape[:-1])))} vectors of {shape[-1]}")
     return progress.exit_code()
+
+
+def _marked_as_path(model: str) -> str:
+    """Return a relative path with a leading ./, so that it is never taken for a repository of the Hub."""
+    is_relative = is_place(model) and os.path.exists(model) and not os.path.isabs(model)
+    return os.path.join(".", model) if is_relative else model

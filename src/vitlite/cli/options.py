@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import vitlite
 from vitlite.errors import CheckpointError, ConfigError, InputError
 from vitlite.zoo import registry
 
@@ -32,6 +33,8 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
     else:
         parser.add_argument("--model", type=expanded, default="vit_base_16", help=f"{what}; default: %(default)s")
     add_weights(parser)
+    if not named:
+        add_background(parser)
     parser.add_argument(
         "--size", type=image_size, metavar="PIXELS", help="an image size other than the model's, such as 384 or 384x512"
     )
@@ -47,6 +50,24 @@ def add_layer(parser: ArgumentParser) -> None:
         metavar="N",
         help="use the output of this block, from 0 or from the end with -1; default: the last block",
     )
+
+
+def add_background(parser: ArgumentParser) -> None:
+    """Add --background."""
+    parser.add_argument(
+        "--background",
+        metavar="COLOUR",
+        help="white, black or #rrggbb behind transparent images; default: the model's own, usually none, which drops "
+        "alpha",
+    )
+
+
+def set_background(model: "ViT", args: Namespace) -> None:
+    """Apply --background to the preprocessing of a model."""
+    if getattr(args, "background", None):
+        from vitlite.images.transform import preprocess_of
+
+        model.preprocess = preprocess_of(model).with_background(args.background)
 
 
 def add_weights(parser: ArgumentParser) -> None:
@@ -77,10 +98,11 @@ def add_paths(parser: ArgumentParser) -> None:
     """Add the arguments that name images."""
     parser.add_argument(
         "paths",
-        type=expanded,
+        type=image_path,
         nargs="+",
         metavar="PATH",
-        help="files, folders (searched recursively), patterns such as '**/*.jpg', or - for a list on standard input",
+        help="files, folders (searched recursively), patterns such as '**/*.jpg', - for a list on standard input, or "
+        "sample for a photo that comes with vitlite",
     )
 
 
@@ -148,6 +170,7 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
         from vitlite.inference.embed import keep_blocks
 
         keep_blocks(model, args.last_block)
+    set_background(model, args)
     if getattr(args, "quick_decode", False):
         from vitlite.images.transform import preprocess_of
 
@@ -216,6 +239,11 @@ def check_device(device: str | None) -> None:
 def expanded(text: str) -> str:
     """Return a path with ~ expanded, because shells do not expand it in `--out=~/run`."""
     return os.path.expanduser(text)
+
+
+def image_path(text: str) -> str:
+    """Return a path with ~ expanded. "sample" is the photo that comes with the package, unless there is such a file."""
+    return vitlite.sample if text == "sample" and not os.path.exists(text) else expanded(text)
 
 
 def expanded_path(text: str) -> Path:

@@ -23,7 +23,7 @@ def say_skipped(skipped: Counter[str]) -> None:
     files = "1 file that is not an image" if number == 1 else f"{number} files that are not images"
     print(
         f"vitlite: skipped {files}: {counted(skipped)}. To read files with other extensions, pass their paths instead "
-        "of the folder. Convert HEIC and raw photos to JPEG first.",
+        "of the folder. Convert raw photos to JPEG first.",
         file=sys.stderr,
     )
 

@@ -49,6 +49,7 @@ def run(args: Namespace) -> int:
         check_size(len(queries), min(args.top, len(vectors)))
     args.last_block = vectors.layer
     args.quick_decode = vectors.quick_decode  # decode the queries in the same way as the images of the vectors
+    args.background = args.background or vectors.background
     model = _model_of(vectors, args) if args.model is None else open_model(args)
     found = search(vectors, model, queries, args.top)
     for path, matches in zip(queries, found, strict=True):

@@ -8,6 +8,7 @@ import torch
 
 from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.cli.options import (
+    add_background,
     add_strict,
     check_device,
     check_outside,
@@ -16,6 +17,7 @@ from vitlite.cli.options import (
     expanded_path,
     image_size,
     positive,
+    set_background,
 )
 from vitlite.cli.progress import say_broken
 from vitlite.cli.run_report import CURVES, Report
@@ -114,6 +116,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     add("--format", choices=("table", "jsonl"), default="table", help="format of the output; default: %(default)s")
     add_strict(parser)
+    add_background(parser)
     add(
         "--save-every",
         type=float,
@@ -210,6 +213,7 @@ def _model(args: Namespace, classes: int) -> ViT:
         return model
     model = create(args.model, weights=None, image_size=args.size, **options)
     model.preprocess = Preprocess(_usual_transform(args.model, model.config), model)
+    set_background(model, args)
     return model
 
 

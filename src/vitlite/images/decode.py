@@ -30,8 +30,11 @@ FORMATS = {  # from Pillow's name of each supported format to its file extension
     "WEBP": (".webp",),
     "TIFF": (".tif", ".tiff"),
     "JPEG2000": (".jp2",),
+    "HEIF": (".heic", ".heif"),  # with pillow-heif
     "AVIF": (".avif",),  # needs Pillow 11.3; last, because older versions raise a KeyError here
 }
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # in bytes 8 to 12 of a file
+OF_PILLOW = tuple(name for name in FORMATS if name != "HEIF")
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 BYTES = (bytes, bytearray, memoryview)
 ORIENTATION = 0x0112  # the EXIF tag
@@ -59,7 +62,13 @@ def read_image(file: str | PathLike[str] | bytes | BinaryIO, channels: int = 3) 
     return rearrange(pixels, "c h w -> h w c").contiguous()
 
 
-def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -> "Image | Tensor":
+def decode(
+    image: Any,
+    channels: int,
+    at_least: tuple[int, int] | None = None,
+    background: str | None = None,
+    heif: bool = False,
+) -> "Image | Tensor":
     """Decode one image of any type that `Preprocess` accepts.
 
     Args:
@@ -67,6 +76,9 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
         channels: The number of channels of the result.
         at_least: The smallest acceptable height and width. A JPEG file is then decoded at 1/2, 1/4 or 1/8 of its size
             if both sides stay at least this long. None decodes the full size.
+        background: The colour behind transparent pixels, such as "#ffffff". None drops alpha and keeps the colour that
+            the file has there.
+        heif: Open the file with pillow-heif. By default, this is tried last.
 
     Returns:
         A Pillow image in mode "RGB" or "L", rotated as the EXIF orientation says. For arrays and tensors, a uint8
@@ -78,19 +90,22 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
     """
     if isinstance(image, dict):
         image = image["bytes"] if image.get("bytes") is not None else image.get("path", image)
-    is_pillow = hasattr(image, "getexif")
+    opened = hasattr(image, "getexif")
     # The shape of numpy's strings is empty.
-    if isinstance(image, Tensor) or (not is_pillow and getattr(image, "__array_interface__", {}).get("shape")):
+    if isinstance(image, Tensor) or (not opened and getattr(image, "__array_interface__", {}).get("shape")):
         return _from_array(image, channels)
     try:
         from PIL import UnidentifiedImageError
     except ImportError as error:
         raise missing_extra(f"Reading {_name(image)}", "images") from error
     try:
-        return _convert(image, channels) if is_pillow else _open(image, channels, at_least)
+        return _convert(image, channels, background) if opened else _open(image, channels, at_least, background, heif)
     except ImageError as error:
         raise error.within(f"Cannot read {_name(image)} as an image") from error
     except (UnidentifiedImageError, KeyError) as error:  # KeyError: an old Pillow without AVIF
+        if not heif and _is_heif(image):
+            _register_heif(_name(image))
+            return decode(image, channels, at_least, background, heif=True)
         reason = f"the file is damaged, or the format is not supported. Supported: {', '.join(FORMATS)}."
         if isinstance(image, BYTES) and image:
             reason += f" The bytes start with {bytes(image[:15])!r}."
@@ -101,6 +116,31 @@ def decode(image: Any, channels: int, at_least: tuple[int, int] | None = None) -
             raise missing_image_error(name) from error
         reason = "no such file" if isinstance(error, FileNotFoundError) else str(error) or type(error).__name__
         raise ImageError(f"Cannot read {name} as an image: {reason}") from error
+
+
+def _is_heif(file: Any) -> bool:
+    """Return whether a file, its bytes, or an open file begins like HEIC."""
+    if isinstance(file, (str, PathLike)):
+        with open(file, "rb") as opened:
+            return _is_heif(opened)
+    if not isinstance(file, BYTES):
+        file.seek(0)
+        file = file.read(12)
+    start = bytes(file[:12])
+    return start[4:8] == b"ftyp" and start[8:] in HEIF_BRANDS
+
+
+def _register_heif(name: str) -> None:
+    """Let Pillow open HEIC.
+
+    Raises:
+        ImageError: pillow-heif is not installed. The other images of a folder can still be read.
+    """
+    try:
+        import pillow_heif  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise ImageError(str(missing_extra(f"Reading the HEIC image {name}", "heic"))) from error
+    pillow_heif.register_heif_opener()
 
 
 def _name(image: Any) -> str:
@@ -134,15 +174,16 @@ def to_tensor(image: "Image") -> Tensor:
     except ImportError as error:
         raise missing_extra("Reading images", "images") from error
 
-    pixels = torch.from_numpy(numpy.array(image)).view(image.height, image.width, -1)
-    return rearrange(pixels, "h w c -> c h w").contiguous()
+    return rearrange(torch.from_numpy(numpy.atleast_3d(numpy.array(image))), "h w c -> c h w").contiguous()
 
 
-def _open(file: Any, channels: int, at_least: tuple[int, int] | None) -> "Image":
+def _open(file: Any, channels: int, at_least: tuple[int, int] | None, background: str | None, heif: bool) -> "Image":
     from PIL import Image
 
-    source = io.BytesIO(file) if isinstance(file, BYTES) else file
-    with Image.open(source, formats=list(FORMATS)) as image:  # closes only the file; the pixels stay valid
+    file = io.BytesIO(file) if isinstance(file, BYTES) else file
+    with Image.open(
+        file, formats=["HEIF"] if heif else OF_PILLOW
+    ) as image:  # closes only the file; the pixels stay valid
         pixels = image.width * image.height
         if Image.MAX_IMAGE_PIXELS and pixels > Image.MAX_IMAGE_PIXELS:  # Pillow only warns below twice the limit
             raise ImageError(
@@ -154,11 +195,11 @@ def _open(file: Any, channels: int, at_least: tuple[int, int] | None) -> "Image"
             image.draft(None, at_least if sideways else at_least[::-1])
         with _decoding_large_image if image.width * image.height > LARGE else nullcontext():
             image.load()
-            return _convert(image, channels)
+            return _convert(image, channels, background)
 
 
-def _convert(image: "Image", channels: int) -> "Image":
-    """Apply the EXIF orientation and convert to mode "RGB" or "L". An alpha channel is dropped."""
+def _convert(image: "Image", channels: int, background: str | None) -> "Image":
+    """Apply the EXIF orientation and convert to mode "RGB" or "L". Without a background, alpha is dropped."""
     from PIL import Image, ImageOps
 
     if channels not in (1, 3):
@@ -179,6 +220,8 @@ def _convert(image: "Image", channels: int) -> "Image":
         raise ImageError(
             f"the range of the pixels is unknown in mode {image.mode!r}. Scale the pixels to 0..1 and pass an array."
         )
+    elif background and image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, background), image.convert("RGBA"))
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # gives the same colours, but no warning
     return image if image.mode == mode else image.convert(mode)

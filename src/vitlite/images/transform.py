@@ -6,6 +6,7 @@ Shapes: b images, c channels, h and w pixels.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
@@ -32,6 +33,7 @@ NUMBERS = {  # the valid range of each field; all results are finite in float32
     "scale": (1e-9, 1e6),
     "share": (1e-6, 1.0),
 }
+COLOUR = re.compile("white|black|#[0-9a-fA-F]{6}")
 DRAFT = 2  # quick_decode decodes at this many times the resized height and width, or more
 
 
@@ -54,6 +56,7 @@ class TransformConfig:
     scale: float = 1 / 255  # factor for the pixels (0 to 255) before mean and std
     # How half of an odd margin is rounded: "nearest" even number (torchvision, timm) or "down" (transformers).
     margin: Margin = "nearest"
+    background: str | None = None  # behind transparent pixels: "white", "black" or "#rrggbb"; None drops alpha
     cut: tuple[int, int] | None = None  # height and width of the crop if the model uses only its upper left part
     share: float | None = field(default=None, compare=False)  # ratio of crop size to resized size; None: unknown
 
@@ -75,9 +78,7 @@ class TransformConfig:
         """Return the fields that affect the pixels, as a dictionary that can be written as JSON."""
         fields = asdict(self)
         del fields["share"]
-        if self.cut is None:
-            del fields["cut"]
-        return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
     def in_whole_patches(self, patch: int) -> "TransformConfig":
         """Return the transform with `size` rounded down to multiples of the patch size.
@@ -170,14 +171,18 @@ def _check_values(transform: TransformConfig) -> None:
         value = getattr(transform, name)
         if value not in get_args(choices):
             raise ConfigError(f"TransformConfig: {name} must be one of {get_args(choices)}, got {value!r}.")
-    numbers = {"mean": transform.mean, "std": transform.std, "scale": (transform.scale,)}
-    if transform.share is not None:
-        numbers["share"] = (transform.share,)
+    share = 1.0 if transform.share is None else transform.share
+    numbers = {"mean": transform.mean, "std": transform.std, "scale": (transform.scale,), "share": (share,)}
     for name, values in numbers.items():
         low, high = NUMBERS[name]
         are_numbers = isinstance(values, tuple) and all(isinstance(value, (int, float)) for value in values)
         if not are_numbers or not values or not all(low <= value <= high for value in values):  # nan is in no range
             raise ConfigError(f"TransformConfig: {name} must be from {low:g} to {high:g}, got {values!r}.")
+    if transform.background is not None and not COLOUR.fullmatch(str(transform.background)):
+        raise ConfigError(
+            "TransformConfig: background (--background) must be white, black, #rrggbb or None, got "
+            f"{transform.background!r}."
+        )
     if len(transform.mean) != len(transform.std):
         raise ConfigError(
             f"TransformConfig: mean and std must have the same length, got {len(transform.mean)} and "
@@ -237,9 +242,10 @@ class Preprocess:
 
     def pixels(self, image: Any) -> Tensor:
         """Decode, resize and crop one image. Return a uint8 tensor (c, h, w) on the CPU."""
-        rows, columns = self.transform.resize
+        transform, (rows, columns) = self.transform, self.transform.resize
         at_least = (DRAFT * rows, DRAFT * columns) if self.quick_decode else None
-        return resize_and_crop(decode(image, self.model.config.channels, at_least), self.transform)
+        image = decode(image, self.model.config.channels, at_least, transform.background)
+        return resize_and_crop(image, transform)
 
     def batch(self, pixels: Sequence[Tensor]) -> Tensor:
         """Stack and normalise images from `pixels`: (c, h, w) each -> (b, c, h, w) on the device of the model."""
@@ -251,6 +257,10 @@ class Preprocess:
     def with_quick_decode(self: P) -> P:
         """Return a copy that decodes large JPEG files several times faster, with slightly different pixels."""
         return self.replace(quick_decode=True)
+
+    def with_background(self: P, background: str | None) -> P:
+        """Return a copy that puts a colour behind transparent pixels: "white", "black" or "#rrggbb"."""
+        return self.replace(transform=replace(self.transform, background=background))
 
     def replace(self: P, **fields: Any) -> P:
         """Return a copy with some fields changed. The attributes of a subclass are copied as well."""

@@ -57,6 +57,11 @@ class Vectors:
         """True if large JPEG files were decoded at a reduced size."""
         return bool(self.identity.get("quick_decode"))
 
+    @property
+    def background(self) -> str | None:
+        """The colour that was put behind transparent pixels."""
+        return (self.identity.get("preprocessing") or {}).get("background")
+
     def parts(self, rows: int = PART, first: int = 0) -> Iterator[Tensor]:
         """Yield the vectors (n, d) from the row `first` on, in float32 or float64, at most `rows` at a time.
 

@@ -23,6 +23,7 @@ PIXEL_FIELDS = (
     "mode",
     "interpolation",
     "margin",
+    "background",
     "cut",
 )  # fields of a transform that affect the pixels
 

@@ -56,10 +56,10 @@ class UnreachableError(DownloadError):
     """The Hub does not answer or is busy, or offline mode is set."""
 
     def __init__(self, file: "_File", reason: str) -> None:
+        first_sentence = reason.partition(". ")[0].rstrip(".")
         super().__init__(
-            f"Cannot download {file}: {reason}. The file is not in the cache {cache_folder()}. Without a network, copy "
-            f"that folder from another machine, or download {file.url} there and pass the file: create(name, "
-            "weights=FILE) (--weights FILE). To use a mirror, set HF_ENDPOINT."
+            f"Cannot download {file}: {first_sentence}.\nOffline, pass a file with weights= (--weights FILE), or use "
+            "vit_nano_4.cifar10, which comes with vitlite."
         )
         self.reason = reason
 

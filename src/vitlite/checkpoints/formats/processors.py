@@ -166,6 +166,11 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
             f"The model uses only the upper left {transform.size[0]} x {transform.size[1]} pixels of each crop, which "
             "transformers does not support. Convert to a .safetensors file, which contains only the tensors."
         )
+    if transform.background:
+        raise CheckpointError(
+            f"transformers cannot put the background {transform.background} behind transparent images. Convert to a "
+            ".safetensors file, which contains only the tensors."
+        )
     if not crops_alike(transform, "down"):
         raise CheckpointError(
             "transformers would shift some crops of this model by one pixel, because it rounds odd margins down. "

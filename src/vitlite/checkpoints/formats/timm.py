@@ -714,7 +714,7 @@ def pools_as_timm(config: ViTConfig) -> bool:
 def transform_to_timm(transform: TransformConfig) -> dict[str, Any] | None:
     """Return the transform in the form of timm's pretrained_cfg, or None if timm cannot describe it."""
     crop_pct = _crop_pct(transform)
-    if crop_pct is None or not crops_alike(transform, "nearest"):
+    if crop_pct is None or transform.background or not crops_alike(transform, "nearest"):
         return None
     white = 255 * transform.scale  # timm scales pixels to 0..1 before it applies mean and std
     return {
