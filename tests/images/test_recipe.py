@@ -39,7 +39,7 @@ def files() -> dict[str, bytes]:
     alpha = Image.fromarray((np.indices((photo.height, photo.width)).sum(0) % 256).astype(np.uint8))
     cut_out = photo.copy()
     cut_out.putalpha(alpha)
-    deep = np.array(photo.convert("L")).astype(np.uint16) * 257 - 100 * (np.array(alpha) > 9)
+    deep = np.array(photo.convert("L")).astype(np.uint16) * 256 + np.array(alpha)
     exif = Image.Exif()
     exif[0x0112] = 6
     return {
