@@ -312,7 +312,7 @@ def test_a_fine_tune_of_timm_with_other_classes(tmp_path: Path, capsys: pytest.C
     assert not renewed.head.weight.any()
     line = ["convert", str(file), str(tmp_path / "mine"), "--to", "timm", "--like", name]
     assert command(line) == 1
-    assert "with 3 classes, pass num_classes=3 (--num-classes)" in capsys.readouterr().err
+    assert "on 3 classes, pass num_classes=3 (--num-classes)" in capsys.readouterr().err
     assert command([*line, "--num-classes", "4"]) == 1
     assert command([*line, "--num-classes", "3"]) == 0
     converted = load(tmp_path / "mine")
