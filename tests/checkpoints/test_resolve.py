@@ -263,7 +263,7 @@ PUBLISHED = {  # networks with the names of plain ViTs, and what is said of them
     "vit_pe_core_gigantic_patch14_448": "a norm before the blocks, without .* Perception Encoder",
     "vit_pe_spatial_base_patch16_512": "a norm before the blocks, without .* Perception Encoder",
     "eva02_enormous_patch14_clip_224": ".*biases named q_bias and v_bias .* a post-norm network",
-    "vit_base_patch16_rpn_224": "without a class token, .* which is a post-norm network",
+    "vit_base_patch16_rpn_224": "without a class token, .* a post-norm network",
 }
 
 
