@@ -188,7 +188,7 @@ def test_models_that_cannot_be_exported(tmp_path: Path) -> None:
         ExportError, match=r"Cannot write .*there is no folder .*no\. Pass the path of a file in an existing"
     ):
         export(tiny(), tmp_path / "no" / "model.onnx", to="onnx")
-    with pytest.raises(ExportError, match=r"Cannot write .*: it is a folder\. Name a file"):
+    with pytest.raises(ExportError, match=r"Cannot write .*: it is a folder\. Pass the path of a file"):
         export(tiny(), tmp_path, to="torch")
     assert not list(tmp_path.iterdir())
 
