@@ -44,16 +44,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_work_arguments(parser)
 
 
-def shard(text: str) -> list[int]:
+def shard(text: str) -> tuple[int, int]:
     """Parse the value of --shard.
 
     >>> shard("3/16")
-    [3, 16]
+    (3, 16)
     """
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise ArgumentTypeError(f"must be I/N with I from 1 to N, such as 3/16, got {text!r}")
-    return [int(part), int(parts)]  # a list, because the journal compares it with JSON
+    return int(part), int(parts)
 
 
 def run(args: Namespace) -> int:
