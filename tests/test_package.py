@@ -58,7 +58,8 @@ def test_public_names_are_these() -> None:
         "set_threads",
     ]
     assert vitlite.__all__ == names
-    assert [getattr(vitlite, name).__name__ for name in names] == names
+    assert all(getattr(vitlite, name).__name__ == name for name in names if name != "sample")
+    assert Path(vitlite.sample).stat().st_size < 60_000
     assert {*names, "__version__"} <= set(dir(vitlite))
     with pytest.raises(AttributeError, match="module 'vitlite' has no attribute 'vit_base_16'"):
         vitlite.vit_base_16  # noqa: B018
