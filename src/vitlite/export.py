@@ -255,10 +255,11 @@ def _images(model: ViT, batch: Batch) -> Tensor:
 
 
 def _description(model: ViT) -> str:
-    """Return the config, the labels and the preprocessing as JSON."""
+    """Return the config, the labels, the kind of scores and the preprocessing as JSON."""
     transform = transform_to_save(model)
     preprocess = transform.to_dict() if transform else None
-    return json.dumps({"config": model.config.to_dict(), "labels": model.labels, "preprocess": preprocess})
+    description = {"config": model.config.to_dict(), "labels": model.labels, "scores": model.scores}
+    return json.dumps(description | {"preprocess": preprocess})
 
 
 def _open_torch(file: Path) -> Run:

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from models import tiny_model
 from PIL import Image, ImageSequence
 
+import vitlite
 from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.config import ViTConfig
-from vitlite.errors import ImageError, InputError
+from vitlite.errors import CheckpointError, ImageError, InputError
 from vitlite.images import Preprocess, TransformConfig
 from vitlite.inference.predict import Timings, classify, embed, predict, work_through
 from vitlite.nn.vit import ViT
@@ -435,3 +437,29 @@ def test_an_upload_that_is_no_image_is_named(vit):
         ):
             with pytest.raises(ImageError, match=text):
                 vit.predict(image)
+
+
+def test_sigmoid_scores_stand_by_themselves_and_are_saved(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.scores = "sigmoid"
+    image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    logits = model(model.preprocess(image))[0]
+    model.save(tmp_path / "model")
+    loaded = vitlite.load(tmp_path / "model")
+    answers = loaded.predict(image)
+    assert [answer.score for answer in answers] == pytest.approx(logits.sigmoid().sort(descending=True).values.tolist())
+    loaded.reset_head(2)
+    assert loaded.scores == "softmax"
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    config["vitlite"]["scores"] = "tanh"
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="scores must be softmax or sigmoid, got 'tanh'"):
+        vitlite.load(tmp_path / "model")
+
+
+def test_one_class_with_sigmoid() -> None:
+    model = tiny_model(num_classes=1)
+    model.labels, model.scores = ["rust"], "sigmoid"
+    (answer,) = model.predict(np.zeros((32, 32, 3), np.uint8))
+    assert answer.label == "rust"
+    assert 0 < answer.score < 1

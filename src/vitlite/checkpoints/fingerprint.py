@@ -49,8 +49,8 @@ def hash_of_file(model: ViT) -> str | None:
 
 
 def hash_of_answers(model: ViT) -> str:
-    """Return a hash of the head and the labels, which turn embeddings into named classes."""
-    return _hash_of(model.head.named_parameters(), json.dumps(model.labels))
+    """Return a hash of the head, the labels and the kind of scores, which turn embeddings into named classes."""
+    return _hash_of(model.head.named_parameters(), json.dumps([model.labels, model.scores]))
 
 
 def _hash_of(weights: Iterable[tuple[str, Tensor]], text: str = "") -> str:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError
@@ -24,6 +24,7 @@ ADAPTER = "adapter_config.json"  # peft's
 BESIDE_WEIGHTS = (CONFIG, PREPROCESSOR, PROCESSOR, ADAPTER)
 ID = "vitlite_id"  # the key of the id that a config.json shares with the header of its weights
 CONFIG_ARGUMENT = "config="  # the source of fields from the argument `config`
+Scores = Literal["softmax", "sigmoid"]  # how `predict` turns the logits into scores
 SHAPE = ("patch_size", "dim", "depth", "heads", "mlp_dim")  # the fields that a preset determines
 
 
@@ -40,6 +41,7 @@ class Metadata:
     transform_error: str = ""  # why the preprocessing of the source cannot be used
     labels: tuple[str, ...] | None = None
     labels_error: str = ""  # why the class names of the source cannot be used
+    scores: Scores = "softmax"
     is_vitlite: bool = False  # True: written by vitlite, so that missing labels are not taken from elsewhere
     architecture: str = ""  # timm's name of the architecture, with the tag of the checkpoint
 

@@ -41,7 +41,7 @@ class Timings:
 
 
 class Prediction(NamedTuple):
-    """A label with its class index and probability. For JSON: `prediction.to_dict()`."""
+    """A label with its class index and score, a probability. For JSON: `prediction.to_dict()`."""
 
     label: str
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -250,7 +250,7 @@ def _label_function(model: "ViT", top: int) -> Callable[[Tensor], list[list[Pred
     if type(top) is not int or top < 1:
         raise InputError(f"top must be a positive integer, got {top!r}.")
     classes = model.config.num_classes
-    if classes < 2:
+    if classes < (1 if model.scores == "sigmoid" else 2):  # the only softmax score would be 1
         raise InputError(
             f"Predicting labels needs at least two classes, but the model has {classes}. Use model(images) for the "
             "output of the head, or model.embed(images) for vectors (vitlite embed)."
@@ -275,7 +275,7 @@ def _most_probable(model: "ViT", labels: Sequence[str], top: int, images: Tensor
     if not logits.isfinite().all():
         raise not_finite(model.dtype)
     best_first = logits.topk(min(top, classes)).indices  # (b, top); not by scores, because low ones may all round to 0
-    scores = logits.softmax(-1).gather(1, best_first)
+    scores = (logits.sigmoid() if model.scores == "sigmoid" else logits.softmax(-1)).gather(1, best_first)
     answers = []
     for row_of_scores, row_of_indices in zip(scores.tolist(), best_first.tolist(), strict=True):
         best = zip(row_of_indices, row_of_scores, strict=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vitlite.checkpoints.build import Source
+    from vitlite.checkpoints.metadata import Scores
     from vitlite.images import Preprocess, TransformConfig
     from vitlite.images.decode import ImageFile
     from vitlite.inference.predict import Prediction
@@ -71,6 +72,7 @@ class ViT(TimmInterface, nn.Module):
         d, eps = config.dim, config.norm_eps
         self.config = config
         self.labels: Sequence[str] | None = None  # names of the classes
+        self.scores: Scores = "softmax"  # "sigmoid": each class by itself
         self.source: Source | Any = None  # where the weights came from; None: random initialisation
         self.preprocess = None  # calls the setter below
 
@@ -161,7 +163,7 @@ class ViT(TimmInterface, nn.Module):
         return torch.stack([maps[i] for i in wanted])
 
     def reset_head(self, num_classes: int) -> None:
-        """Replace the head with a new one initialised to zero, and remove the labels.
+        """Replace the head with a new one initialised to zero, for softmax scores, and remove the labels.
 
         If `num_classes` is 0, the head is removed and the model returns embeddings.
         """
@@ -169,7 +171,7 @@ class ViT(TimmInterface, nn.Module):
         with torch.device(self.device):
             self.head = _head(config).to(self.dtype).train(self.training)
         self.config = config
-        self.labels = None
+        self.labels, self.scores = None, "softmax"
 
     @overload
     def predict(self, images: "ImageFile", top: int = 5) -> "list[Prediction]": ...

@@ -1,12 +1,12 @@
 """Read and write vitlite's own section of config.json: the config, the labels and the transform."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from vitlite import __version__
 from vitlite.checkpoints.formats.keys import STRINGS, TABLE, as_json, check_types, labels_in_order
 from vitlite.checkpoints.formats.timm import config_to_timm, timm_cannot_read
-from vitlite.checkpoints.metadata import Metadata
+from vitlite.checkpoints.metadata import Metadata, Scores
 from vitlite.config import FIELDS, ViTConfig
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.images.transform import TransformConfig
@@ -34,6 +34,9 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
         config = ViTConfig(**fields)
     except ConfigError as error:
         raise CheckpointError(f"vitlite.config: {error}") from None
+    scores = section.get("scores", "softmax")
+    if scores not in get_args(Scores):
+        raise CheckpointError(f"vitlite.scores must be {' or '.join(get_args(Scores))}, got {scores!r}.")
     transform, transform_error = None, ""
     if section.get("preprocess"):
         try:
@@ -49,6 +52,7 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
         transform_error=transform_error,
         labels=labels,
         labels_error=labels_error,
+        scores=scores,
         is_vitlite=True,
     )
 
@@ -69,7 +73,11 @@ def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
 
 
 def metadata_content(
-    config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None, format: str = "timm"
+    config: ViTConfig,
+    labels: Sequence[str] | None,
+    transform: TransformConfig | None,
+    format: str = "timm",
+    scores: Scores = "softmax",
 ) -> dict[str, Any]:
     """Return the content of a config.json for vitlite and, if timm can build the model, for timm.
 
@@ -78,6 +86,7 @@ def metadata_content(
         labels: The names of the classes.
         transform: The preprocessing of the images.
         format: The checkpoint format of the tensors.
+        scores: How `predict` turns the logits into scores.
 
     Raises:
         CheckpointError: vitlite cannot read the content back, for example because a label is not a string.
@@ -86,6 +95,7 @@ def metadata_content(
     if transform is not None:
         preprocess = transform.to_dict() | ({} if transform.share is None else {"share": transform.share})
     section = {"version": __version__, "config": config.to_dict(), "labels": labels, "preprocess": preprocess}
+    section["scores"] = scores
     content: dict[str, Any] = {"vitlite": section}
     reason = timm_cannot_read(config, transform, format)
     if reason:
