@@ -17,8 +17,9 @@ with warnings.catch_warnings():
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         import torchvision
 
+    import open_clip
     import timm
     import transformers
     import vit_pytorch
 
-__all__ = ["timm", "torchvision", "transformers", "vit_pytorch"]
+__all__ = ["open_clip", "timm", "torchvision", "transformers", "vit_pytorch"]

@@ -274,9 +274,9 @@ def _parse_format(name: str, section: str, earlier: Mapping[str, CheckpointForma
     return CheckpointFormat(name=name, rules=rules, **settings)
 
 
-def _read_table() -> tuple[dict[str, CheckpointFormat], dict[str, str]]:
-    """Return the formats by name, and the reasons why tensor names are not supported, by pattern."""
-    text = (files("vitlite.checkpoints") / "data" / "formats.txt").read_text(encoding="utf-8")
+def read_formats(table: str) -> tuple[dict[str, CheckpointFormat], dict[str, str]]:
+    """Return the formats in a data file by name, and the reasons why tensor names are not supported, by pattern."""
+    text = (files("vitlite.checkpoints") / "data" / table).read_text(encoding="utf-8")
     sections, _, unsupported = text.partition("[unsupported]\n")
     formats: dict[str, CheckpointFormat] = {}
     for part in re.split(r"(?m)^\[", sections)[1:]:
@@ -289,7 +289,7 @@ def _read_table() -> tuple[dict[str, CheckpointFormat], dict[str, str]]:
     return formats, reasons
 
 
-FORMATS, UNSUPPORTED = _read_table()
+FORMATS, UNSUPPORTED = read_formats("formats.txt")
 
 
 # ---- From the names in a file to vitlite's names

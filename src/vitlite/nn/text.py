@@ -1,0 +1,88 @@
+"""The text towers of CLIP and SigLIP: token ids become one vector per sentence.
+
+Shapes: b sentences, n tokens of a padded sentence, d width of a token, e width of a vector. The blocks are those of the
+image tower.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from vitlite.config import Mlp, ViTConfig
+from vitlite.errors import InputError
+from vitlite.nn.layers import Attention, Block, linear
+
+TextPool = Literal["argmax", "eos", "last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """The configuration of a text tower."""
+
+    vocabulary: int = 49408
+    context: int = 77  # number of tokens of every sentence, after padding
+    dim: int = 512
+    depth: int = 12
+    heads: int = 8
+    mlp_dim: int = 2048
+    mlp: Mlp = "gelu"
+    norm_eps: float = 1e-5
+    causal: bool = True  # a token attends only to itself and the tokens before it
+    # The pooled token. "argmax": the largest id, which is the end of text in CLIP. "eos": the first token with the id
+    # `eos`. "last": the last token, which may be padding (SigLIP).
+    pool: TextPool = "argmax"
+    eos: int = 0
+    embed_dim: int = 512
+    projection: Literal["none", "linear", "bias"] = "linear"  # the last layer, without or with a bias
+
+
+class CausalAttention(Attention):
+    """Self-attention in which a token attends only to itself and the tokens before it: (b, n, d) -> (b, n, d)."""
+
+    def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
+        q, k, v = self.queries_keys_values(x)
+        x = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return linear(self.proj, rearrange(x, "b heads n d -> b n (heads d)"))
+
+
+class TextTower(nn.Module):
+    """The text tower of a joint checkpoint: (b, n) -> (b, e)."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        d, eps = config.dim, config.norm_eps
+        block = ViTConfig(dim=d, heads=config.heads, mlp_dim=config.mlp_dim, mlp=config.mlp, norm_eps=eps)
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocabulary, d)
+        self.pos_embed = nn.Parameter(torch.zeros(config.context, d))
+        self.blocks = nn.ModuleList(Block(block, drop_path=0.0) for _ in range(config.depth))
+        if config.causal:
+            for layer in self.blocks:
+                layer.attn = CausalAttention(block)
+        self.norm = nn.LayerNorm(d, eps)
+        has_projection = config.projection != "none"
+        bias = config.projection == "bias"
+        self.projection = nn.Linear(d, config.embed_dim, bias) if has_projection else nn.Identity()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return one vector per sentence. The sentences must be padded to the context: (b, n) -> (b, e)."""
+        if ids.ndim != 2 or ids.shape[1] != self.config.context:
+            raise InputError(
+                f"Token ids must have the shape (sentences, {self.config.context}), got {tuple(ids.shape)}. Pad each "
+                "sentence to the context of the checkpoint."
+            )
+        x = self.token_embedding(ids) + self.pos_embed
+        for block in self.blocks:
+            x = block(x)
+        return self.projection(self._pool(self.norm(x), ids))
+
+    def _pool(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Return the token that the checkpoint pools: (b, n, d) -> (b, d)."""
+        if self.config.pool == "last":
+            return x[:, -1]
+        position = ids.argmax(1) if self.config.pool == "argmax" else ids.eq(self.config.eos).int().argmax(1)
+        return x[torch.arange(len(x), device=x.device), position]

@@ -1,0 +1,151 @@
+"""Read the text tower of a joint checkpoint, strictly, from the files of open_clip, OpenAI and transformers."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitlite.checkpoints.build import is_finite
+from vitlite.checkpoints.key_mapping import OPS, CheckpointFormat, read_formats
+from vitlite.checkpoints.reader import WeightsFile, open_weights
+from vitlite.config import Mlp
+from vitlite.errors import CheckpointError
+from vitlite.nn.text import TextConfig, TextPool, TextTower
+
+FORMATS, _ = read_formats("text_formats.txt")
+IMAGE_HALF = ("visual.", "vision_model.", "visual_projection.")
+UNUSED = (  # of the text half, without effect on the vectors
+    "attn_mask", "text.attn_mask", "input_resolution", "context_length", "vocab_size", "logit_scale", "logit_bias",
+    "text_model.embeddings.position_ids",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFacts:
+    """What the tensors of a text tower do not determine. See `TextConfig` for most fields."""
+
+    head_dim: int  # width of an attention head
+    mlp: Mlp
+    norm_eps: float
+    causal: bool
+    pool: TextPool
+    eos: int = 0
+
+
+@dataclass(frozen=True)
+class JointWeights:
+    """The text tower of a joint checkpoint, and how the checkpoint turns cosines into logits."""
+
+    tower: TextTower
+    scale: float  # logits = scale * cosine + bias
+    bias: float | None  # None: the checkpoint was trained with softmax, otherwise with sigmoid
+
+
+def read_text_tower(path: Path, facts: TextFacts) -> JointWeights:
+    """Read the text tower and the logit scale from a joint checkpoint. The tensors of the image tower are not read.
+
+    Raises:
+        CheckpointError: The file has no text tower, or a text tower that vitlite does not support.
+    """
+    with open_weights(path) as file, torch.device("cpu"):
+        found = _find_format(file)
+        if found is None:
+            raise CheckpointError(f"{file.path} has no text tower of CLIP or SigLIP. Pass a joint checkpoint.")
+        text_format, prefix = found
+        names = _names(file, text_format, prefix)
+        extra = [
+            name
+            for name in file.shapes.keys() - {part for parts, _ in names.values() for part in parts} - set(UNUSED)
+            if not name.startswith(IMAGE_HALF)
+        ]
+        if extra or "logit_scale" not in file.shapes:
+            what = f"has {min(extra)}" if extra else "has no logit_scale"
+            raise CheckpointError(f"{file.path}: the text tower {what}, which vitlite does not support.")
+        file.check_dtypes([part for parts, _ in names.values() for part in parts])
+        config = _config(file, names, facts)
+        with torch.device("meta"):
+            tower = TextTower(config)
+        state = {}
+        for name, expected in tower.state_dict().items():
+            state[name] = _read(file, names, name)
+            if state[name].shape != expected.shape:
+                raise CheckpointError(
+                    f"{file.path}: the text tower does not fit: {name} has the shape {tuple(state[name].shape)}, "
+                    f"expected {tuple(expected.shape)}."
+                )
+        tower.load_state_dict(state, assign=True)
+        scale = float(file.read("logit_scale").float().exp())
+        bias = float(file.read("logit_bias").float()) if "logit_bias" in file.shapes else None
+    return JointWeights(tower.eval().requires_grad_(False), scale, bias)
+
+
+def has_text_tower(file: WeightsFile) -> bool:
+    """Return whether a file contains a text tower."""
+    return _find_format(file) is not None
+
+
+def _find_format(file: WeightsFile) -> tuple[CheckpointFormat, str] | None:
+    for text_format in FORMATS.values():
+        prefix = text_format.find_prefix(file.shapes)
+        if prefix is not None:
+            return text_format, prefix
+    return None
+
+
+def _names(file: WeightsFile, text_format: CheckpointFormat, prefix: str) -> Mapping[str, tuple[Sequence[str], str]]:
+    """Return the tensors of the file, and the operation, for each tensor of ours that the file contains."""
+    found: dict[str, tuple[Sequence[str], str]] = {}
+    pattern = next(rule.theirs[0] for rule in text_format.rules if rule.ours == "blocks.#.norm1.weight")
+    depth = 0
+    while text_format.full_name(prefix, pattern, (depth,)) in file.shapes:
+        depth += 1
+    for rule in text_format.rules:
+        for number in range(depth) if "#" in rule.ours else (None,):
+            numbers = () if number is None else (number,)
+            parts = [text_format.full_name(prefix, name, numbers) for name in rule.theirs]
+            ours = rule.ours.replace("#", str(number))
+            if ours not in found and all(part in file.shapes for part in parts):
+                found[ours] = parts, rule.op
+    return found
+
+
+def _config(file: WeightsFile, names: Mapping[str, tuple[Sequence[str], str]], facts: TextFacts) -> TextConfig:
+    shape = {name: file.shapes[parts[0]] for name, (parts, _) in names.items()}
+    missing = {"token_embedding.weight", "pos_embed", "norm.weight", "blocks.0.mlp.fc1.weight"} - shape.keys()
+    if missing:
+        raise CheckpointError(f"{file.path}: the text tower has no {min(missing)}.")
+    vocabulary, dim = shape["token_embedding.weight"]
+    projection = shape.get("projection.weight")
+    embed_dim = dim
+    if projection is not None:
+        embed_dim = projection[1] if names["projection.weight"][1] == "transposed" else projection[0]
+    if dim % facts.head_dim:
+        raise CheckpointError(f"{file.path}: the text tower has a width of {dim}, not a multiple of {facts.head_dim}.")
+    return TextConfig(
+        vocabulary=vocabulary,
+        context=shape["pos_embed"][0],
+        dim=dim,
+        depth=sum(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name) is not None for name in names),
+        heads=dim // facts.head_dim,
+        mlp_dim=shape["blocks.0.mlp.fc1.weight"][0],
+        mlp=facts.mlp,
+        norm_eps=facts.norm_eps,
+        causal=facts.causal,
+        pool=facts.pool,
+        eos=facts.eos,
+        embed_dim=embed_dim,
+        projection="none" if projection is None else "bias" if "projection.bias" in names else "linear",
+    )
+
+
+def _read(file: WeightsFile, names: Mapping[str, tuple[Sequence[str], str]], name: str) -> Tensor:
+    if name not in names:
+        raise CheckpointError(f"{file.path}: the text tower has no {name}. Download the file again.")
+    parts, op = names[name]
+    value = OPS[op]([file.read(part) for part in parts], None).float().contiguous()
+    if not is_finite(value):
+        raise CheckpointError(f"{file.path}: {parts[0]} has values that are not finite. Download the file again.")
+    return value
