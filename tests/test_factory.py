@@ -637,7 +637,7 @@ def test_a_fine_tune_does_not_borrow_the_labels_of_what_it_began_with(tag: dict[
 
 
 @pytest.mark.parametrize(("changes", "text"), [
-    ({"architecture": "vit_base_patch16_sapiens2"}, "timm's architecture vit_base_patch16_rope_ape_224 is not"),
+    ({"architecture": "vit_base_patch16_sapiens2"}, "timm's architecture vit_base_patch16_sapiens2 is not"),
     ({"architecture": "vit_base_patch16_rpn_224"}, "timm's architecture vit_base_patch16_rpn_224 is not"),
     ({"architecture": "mine"}, "timm's architecture mine is not supported. If the weights are"),
     ({"model_args": {"act_layer": "relu"}}, "act_layer is 'relu'; vitlite supports gelu, gelu_tanh, quick_gelu"),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from references import REFERENCES, SIZES, Reference, distance, spread
 from torch import Tensor
 
 from vitlite.config import Rotation, ViTConfig
-from vitlite.nn.layers import Attention
+from vitlite.nn.layers import Attention, AttentionPool, SwiGLU
 from vitlite.nn.positions import PositionTables, resample_positions, rotation_angles
 from vitlite.nn.stem import StandardConv, Unit
 from vitlite.nn.vit import ViT
@@ -210,7 +211,7 @@ def turn_every_token(model: ViT) -> None:
 
     def rotation(like: Tensor, grid: tuple[int, int], prefix: int, width: int, rope: Rotation) -> tuple[Tensor, ...]:
         tables = right(model.tables, like, grid, 0, width, rope)
-        return tuple(torch.cat([table[:prefix], table]) for table in tables)
+        return tuple(torch.cat([table[-prefix:], table]) for table in tables)  # the first patch may be at angle 0
 
     model.tables.rotation = rotation  # type: ignore[method-assign]
 
@@ -363,6 +364,55 @@ def standardise_channels(conv: StandardConv) -> None:
         conv.standardised = standardised  # type: ignore[method-assign]
 
 
+def with_rope(**changes: Any) -> Callable[[ViT], None]:
+    """A mistake in the constants of the rotation."""
+
+    def make(model: ViT) -> None:
+        model.config = model.config.replace(rope=replace(model.config.rope, **changes))
+        if model.rope is not None:
+            model.rope.config = model.config
+
+    return make
+
+
+def halves_for_neighbours(attn: Attention) -> None:
+    attn.adjacent = not attn.adjacent
+
+
+def norm_before_the_gate(model: ViT) -> None:
+    """The MLP's norm on the value, before it is multiplied by the gate."""
+    for block in model.blocks:
+
+        def forward(x: Tensor, mlp: Any = block.mlp) -> Tensor:
+            gate, value = mlp.fc1(x).chunk(2, dim=-1)
+            return mlp.fc2(torch.nn.functional.silu(gate) * mlp.norm(value))
+
+        block.mlp.forward = forward
+
+
+def norm_after_the_projection(attn: Attention) -> None:
+    norm, proj = attn.norm, attn.proj
+    attn.norm, attn.proj = torch.nn.Identity(), torch.nn.Sequential(proj, norm)
+
+
+def twice_turned(model: ViT) -> None:
+    model.rope.freqs.data = model.rope.freqs.data.flip(0)
+
+
+def other_pool_heads(pool: AttentionPool) -> None:
+    pool.heads = 4
+
+
+def blocks_in_reverse(model: ViT) -> None:
+    model.rope.freqs.data = model.rope.freqs.data.flip(1)
+
+
+ROTATED = {
+    "axes swapped": with_rope(order="xy"),
+    "no rotation": other_angles(lambda angles, *_: 0 * angles),
+    "another temperature": with_rope(temperature=1000.0),
+    "halves for neighbours": change_each(Attention, halves_for_neighbours),
+}
 FAMILY_MISTAKES: dict[str, dict[str, Callable[[ViT], None]]] = {
     "DINOv3, class token, biases": {
         "another period": other_angles(period_of_language_models),
@@ -373,6 +423,72 @@ FAMILY_MISTAKES: dict[str, dict[str, Callable[[ViT], None]]] = {
         "class token and registers turned": turn_every_token,
         "neighbours turned": turn_neighbours,
         "a bias for keys": change_by("blocks.0.attn.qkv.bias", lambda bias: bias + 0.1),
+    },
+    "EVA-02 small": ROTATED
+    | {
+        "the reference grid ignored": with_rope(reference=None),
+        "an offset": with_rope(offset=1.0),
+        "the class token turned": turn_every_token,
+        "gate and value swapped": swap_halves("fc1.weight", "fc1.bias"),
+        "the norm before pooling": norm_of_the_patches,
+    },
+    "EVA-02 base": {
+        "gate and value swapped": swap_halves("fc1.weight", "fc1.bias"),
+        "no norm inside": change_each(SwiGLU, lambda mlp: setattr(mlp, "norm", torch.nn.Identity())),
+        "the norm before the gate": norm_before_the_gate,
+        "the reference grid ignored": with_rope(reference=None),
+        "the class token turned": turn_every_token,
+    },
+    "EVA-02 CLIP": {
+        "no norm in attention": change_each(Attention, lambda attn: setattr(attn, "norm", torch.nn.Identity())),
+        "the norm after the projection": change_each(Attention, norm_after_the_projection),
+        "no norm in the MLP": change_each(SwiGLU, lambda mlp: setattr(mlp, "norm", torch.nn.Identity())),
+        "the biases of queries for keys": swap_parts("qkv.bias", (1, 0, 2)),
+        "the class token turned": turn_every_token,
+    },
+    "PE core": ROTATED
+    | {
+        "axes swapped": with_rope(order="yx"),
+        "the offset forgotten": with_rope(offset=0.0),
+        "the reference grid ignored": with_rope(reference=None),
+        "the class token turned": turn_every_token,
+        "the heads of the blocks in the pool": change_each(AttentionPool, other_pool_heads),
+        "the patches alone pooled": pool_with(lambda pool, model, x: pool(model.norm(x)[:, 1:])),
+        "no norm before the pool": pool_with(lambda pool, _, x: pool(x)),
+    },
+    "PE lang": ROTATED
+    | {
+        "axes swapped": with_rope(order="yx"),
+        "the offset forgotten": with_rope(offset=0.0),
+        "a norm": pool_with(lambda _, model, x: normed(x)[:, 1:].mean(1)),
+        "the class token in the mean": pool_with(lambda _, model, x: x.mean(1)),
+        "the class token turned": turn_every_token,
+    },
+    "RoPE-ViT": ROTATED
+    | {
+        "axes swapped": with_rope(order="yx"),
+        "a reference grid": with_rope(reference=3),
+        "an offset": with_rope(offset=1.0),
+        "the class token turned": turn_every_token,
+    },
+    "RoPE-ViT, mixed": {
+        "axes swapped": with_rope(order="yx"),
+        "the frequencies of the axes swapped": twice_turned,
+        "the frequencies of other blocks": blocks_in_reverse,
+        "an offset": with_rope(offset=1.0),
+        "halves for neighbours": change_each(Attention, halves_for_neighbours),
+    },
+    "ViT with rotation and registers": ROTATED
+    | {
+        "the reference grid ignored": with_rope(reference=None),
+        "the registers turned": turn_every_token,
+        "the registers in the mean": pool_with(lambda _, model, x: x.mean(1)),
+    },
+    "Qwen3": ROTATED
+    | {
+        "a reference grid": with_rope(reference=3),
+        "the norm before pooling": pool_with(lambda _, model, x: normed(x).mean(1)),
+        "no norm": lambda model: setattr(model, "fc_norm", torch.nn.Identity()),
     },
     "attention pooling beside a class token and registers": {
         "query not of the latent": pool_with(query_of_the_patches),
