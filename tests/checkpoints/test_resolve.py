@@ -247,7 +247,7 @@ def test_a_deit_iii_of_meta_s_is_known_by_its_name(tmp_path: Path) -> None:
     path = (tmp_path / "vit.st").rename(tmp_path / "vit.safetensors")
     with pytest.raises(ConfigError) as error:
         load(path)
-    assert str(error.value).endswith("vit_small_16.deit3_fb_in1k, vit_small_16.deit3_fb_in22k_ft_in1k.")
+    assert "vit_small_16.deit3_fb_in1k, vit_small_16.deit3_fb_in22k_ft_in1k" in str(error.value)
     with pytest.raises(ConfigError, match=NOT_TOLD):  # which gives only the shape
         create("vit_small_16", weights=path)
     images = torch.randn(1, 3, 224, 224)

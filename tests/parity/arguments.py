@@ -323,7 +323,7 @@ EVA_VALUES: dict[str, list[Value]] = {
     "no_embed_class": [Value(True), Value(True, {"cls_position": False}, also={"use_abs_pos_emb": True})],
     "use_abs_pos_emb": [Value(True)],
     "use_rot_pos_emb": [
-        told(False, positions="none"), Value(False, {"positions": "learned"}, also={"use_abs_pos_emb": True}),
+        told(False, rope=None), Value(False, {"positions": "learned", "rope": None}, also={"use_abs_pos_emb": True}),
     ],
     "rope_type": [Value("cat", assumed=True), Value("mixed", also={"rope_rotate_half": False})],
     "rope_grid_offset": [Value(0.5, assumed=True)],

@@ -44,9 +44,10 @@ def test_so_does_one_that_is_loaded_at_another_size(name: str, tmp_path: Path) -
     """timm stretches the table of some in a way of their own, and of all but hybrids the kernel for other patches."""
     small = spread(timm_architectures.small_model(name))
     timm.models.save_for_hf(small, tmp_path, model_args=timm_architectures.SMALL, safe_serialization=True)
-    changes: dict[str, Any] = {"image_size": 2 * small.patch_embed.img_size[0]}
-    if not hasattr(small.patch_embed, "backbone"):
-        changes["patch_size"] = small.patch_embed.patch_size[0] // 2
+    embed = getattr(small, "encoder", small).patch_embed
+    changes: dict[str, Any] = {"image_size": 2 * embed.img_size[0]}
+    if not hasattr(embed, "backbone"):
+        changes["patch_size"] = embed.patch_size[0] // 2
     ours = load(tmp_path, **changes)
     given = {"img_size" if name == "image_size" else name: value for name, value in changes.items()}
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **given).eval()

@@ -99,6 +99,8 @@ def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
         ask += ["positions"]
     if reference.config.rope is not None:
         ask += ["rope"]
+    if reference.config.pool == "map_all":
+        ask += ["pool_heads"]
     if reference.config.final_norm == "none":
         ask += ["final_norm"]
     if not reference.config.cls_position and not reference.config.registers:
@@ -117,8 +119,14 @@ def format_of(reference: Reference, theirs: nn.Module) -> str:
     names = theirs.state_dict()
     if "dist_token" in names:
         return "timm-distilled"
+    if "blocks.0.attn.q_proj.weight" in names:
+        return "timm-eva02"
     if "blocks.0.mlp.fc1_g.weight" in names:
         return "timm-eva-gated"
+    if "encoder.pos_embed" in names:
+        return "timm-qwen3"
+    if isinstance(theirs, timm.models.Eva) and isinstance(theirs.blocks[0].attn, timm.layers.AttentionRope):
+        return "timm-rope"
     return "timm-eva" if isinstance(theirs, timm.models.Eva) else "timm"
 
 
@@ -131,7 +139,8 @@ def test_timm_takes_our_tensors_and_answers_the_same(reference: Reference) -> No
         for name, tensor in ours.named_parameters():
             if name.endswith("qkv.bias"):
                 tensor.data.view(3, -1)[1] = 0
-    state = dict(rename_tensors(FORMATS[format], "", ours.state_dict()))
+    prefix = "encoder." if format == "timm-qwen3" else ""
+    state = dict(rename_tensors(FORMATS[format], prefix, ours.state_dict()))
     if reference.folded and format == "timm":  # it has rows for tokens, to which ours were added
         rows = sum(ours.get_parameter(name).shape[1] for name in reference.folded)
         state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, rows, 0))
@@ -236,7 +245,7 @@ def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, tex
 @pytest.mark.parametrize(("option", "changes", "text"), [
     ("DINOv3", {"rope_theta": 10000.0}, r"rope_theta is 10000.0; vitlite supports 100.0 or 100"),
     ("DINOv3", {"hidden_act": "silu"}, "hidden_act is 'silu'; vitlite supports gelu,"),
-    ("DINOv3", {"use_gated_mlp": True, "hidden_act": "silu"}, "mlp is gelu in the tensors and swiglu in config.json"),
+    ("DINOv3", {"use_gated_mlp": True, "hidden_act": "silu"}, "mlp is not gated in the tensors and swiglu in config.json"),
     ("DINOv3, gated", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; for a gated MLP, vitlite supports silu"),
     ("DINOv3, gated", {"hidden_act": None}, "hidden_act is None; for a gated MLP, vitlite supports silu"),
     ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "architectures contains DINOv3ViTBackbone, which"),
@@ -574,13 +583,15 @@ def test_what_meta_s_own_dinov3_may_not_have(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=text):
             load(tmp_path / "vit.safetensors", config=reference.config)
     save_file(meta, tmp_path / "vit.safetensors")
-    for positions in ("none", "learned", "sincos2d"):
-        with pytest.raises(CheckpointError, match=f"positions is rope in the tensors and {positions} in config="):
+    for positions in ("learned", "sincos2d"):
+        with pytest.raises(CheckpointError, match=f"positions is none in the tensors and {positions} in config="):
             load(tmp_path / "vit.safetensors", config=reference.config.replace(positions=positions))
+    with pytest.raises(CheckpointError, match=r"rope is Rotation.* in the tensors and None in config="):
+        load(tmp_path / "vit.safetensors", config=reference.config.replace(rope=None))
     del meta["rope_embed.periods"]
     save_file(meta, tmp_path / "vit.safetensors")
-    with pytest.raises(CheckpointError, match="positions is rope in the dinov3 format and none in config="):
-        load(tmp_path / "vit.safetensors", config=reference.config.replace(positions="none"))
+    with pytest.raises(CheckpointError, match=r"rope is Rotation.* in the dinov3 format and None in config="):
+        load(tmp_path / "vit.safetensors", config=reference.config.replace(rope=None))
 
 
 def as_openai(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

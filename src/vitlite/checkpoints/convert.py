@@ -272,7 +272,8 @@ def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
         if not pools_as_timm(config):
             raise _computes_otherwise(to, f"pool={config.pool!r}")
         name = format_for_timm(config)
-        return tensors if name == "timm" else rename_tensors(FORMATS[name], "", tensors)
+        prefix = "encoder." if name == "timm-qwen3" else ""
+        return tensors if name == "timm" else rename_tensors(FORMATS[name], prefix, tensors)
     if "pos_embed" in tensors and config.class_token and not config.cls_position and not config.registers:
         tensors["pos_embed"] = F.pad(tensors["pos_embed"], (0, 0, 1, 0))  # these formats need a row for the class token
     if to == "transformers":

@@ -576,7 +576,7 @@ def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapp
         if geometry["class_token"] or geometry["registers"]:  # the pooling may or may not read them
             return {}
         layer = mapping.tensors.get("attn_pool.mlp.fc1.weight")
-        return {"pool": "map" if layer is None or layer.shape[0] == geometry["mlp_dim"] else "map_all"}
+        return {} if layer is None or layer.shape[0] == geometry["mlp_dim"] else {"pool": "map_all"}
     if not geometry["class_token"]:
         return {"pool": "mean"}
     head = mapping.tensors.get("head.weight")
@@ -598,7 +598,8 @@ def _infer_rotation(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: 
     if periods:
         head_width = 4 * math.prod(shapes[periods[0]])  # a period for every four channels
         heads = geometry["attention_dim"] // max(head_width, 1)
-        return {"rope": DINOV3_ROPE, "heads": heads, "rotary": False}
+        found = {"rope": DINOV3_ROPE, "heads": heads, "rotary": False}
+        return found if geometry["position_rows"] else found | {"positions": "none"}
     without_table = not geometry["position_rows"] and geometry["layer_scale"]
     return {"rotary": without_table or "rope.freqs" in mapping.tensors}
 

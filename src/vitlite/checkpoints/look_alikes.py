@@ -21,13 +21,14 @@ LOOK_ALIKES = {
 }
 
 
-def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any], *, rotary: bool) -> str:
+def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any], *, rotary: bool, pools_all: bool) -> str:
     """Return a description of other networks with these tensor names and shapes, or "" if none are known.
 
     Args:
         mapping: The tensors.
         geometry: The result of `infer_geometry`.
         rotary: Whether the config has a rotation, so that it describes one of the networks with rotary positions.
+        pools_all: Whether the config states that attention pooling reads all tokens.
     """
     if mapping.format.name not in ("timm", "openai"):
         return ""
@@ -48,6 +49,6 @@ def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any], *, rotary: bool
             return LOOK_ALIKES["norms"]
         if scale is None and bias is None and not geometry["class_token"]:
             return LOOK_ALIKES["nothing"]
-    if pools_by_attention and (geometry["class_token"] or geometry["registers"]):
+    if pools_by_attention and not pools_all and (geometry["class_token"] or geometry["registers"]):
         return LOOK_ALIKES["pooled"]
     return ""

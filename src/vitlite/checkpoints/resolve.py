@@ -24,7 +24,18 @@ from vitlite.nn.vit import model_on_meta
 from vitlite.zoo import registry
 
 TENSORS = "the tensors"
-REQUIRED = ("patch_size", "image_size", "positions", "rope", "heads", "norm_eps", "mlp", "pool", "final_norm")
+REQUIRED = (
+    "patch_size",
+    "image_size",
+    "positions",
+    "rope",
+    "heads",
+    "norm_eps",
+    "mlp",
+    "pool",
+    "pool_heads",
+    "final_norm",
+)
 RUNTIME = ("resample", "dropout", "drop_path", "checkpointing")  # fields that do not depend on the weights
 FINE_TUNED = ("pool", "norm_eps", "mlp", "cls_position", "layer_scale")  # fields that may differ from `like`
 SQUARE = ("torchvision", "google")  # formats of libraries that support only square images
@@ -190,7 +201,11 @@ def _resolve_layer_scale(values: dict[str, Value], disagreements: dict[str, str]
 
 def _fill_in_defaults(values: dict[str, Value], evidence: Evidence, defaults: Mapping[str, Any]) -> None:
     checkpoint_format, geometry, ambiguous = evidence
-    usual = {"resample": checkpoint_format.resample[geometry["registers"] > 0], "pool_heads": None}
+    usual = {"resample": checkpoint_format.resample[geometry["registers"] > 0]}
+    if geometry["attention_pool"] and "pool" not in geometry and not geometry["class_token"] + geometry["registers"]:
+        usual["pool"] = "map"  # the same as map_all
+    if "pool" not in values or values["pool"].value != "map_all":
+        usual["pool_heads"] = None
     if not geometry["rotary"] and "rope" not in ambiguous:
         usual["rope"] = None
     for name in checkpoint_format.assumed:
@@ -351,7 +366,8 @@ def _check_network(mapping: KeyMapping, evidence: Evidence, own: Metadata, value
     from vitlite.checkpoints.look_alikes import look_alike
 
     rotary = "rope" in values and values["rope"].value is not None
-    alike = look_alike(mapping, evidence.geometry, rotary=rotary)
+    pools_all = "pool" in values and values["pool"].value == "map_all"
+    alike = look_alike(mapping, evidence.geometry, rotary=rotary, pools_all=pools_all)
     if evidence.geometry["rotary"] and "rope" in values and not rotary and not alike:
         alike = "layer scale without a position table, or learned frequencies, indicate rotary positions"
     if alike:
@@ -410,4 +426,6 @@ def _assumptions(evidence: Evidence, config: ViTConfig) -> dict[str, str]:
     assumed = dict(ASSUMED.get(name, {}))
     if name == "timm" and config.positions == "learned" and config.rope is None and config.layer_scale is None:
         assumed["rotation"] = "assumed: none. timm's Eva may have both a position table and rotary positions"
+    if name == "transformers-dinov3":
+        assumed["rotation"] = "assumed: DINOv3's, with periods from 1 to 100. The file contains no periods"
     return assumed

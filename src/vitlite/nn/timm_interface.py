@@ -34,7 +34,7 @@ class TimmInterface:
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters with more than one dimension that weight decay should leave out."""
-        return {"pos_embed", "cls_token", "reg_token"}
+        return {"pos_embed", "cls_token", "reg_token", "rope.freqs"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns that assign parameters to depths for layer-wise learning rates: the stem, then the blocks.
