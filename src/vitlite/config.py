@@ -288,8 +288,8 @@ def _check_pooling(c: ViTConfig) -> None:
         raise ConfigError("pool='cls_and_distillation' reads the distillation token from a register. Set registers=1.")
     if c.pool == "mean_with_cls" and c.registers:
         raise ConfigError("pool='mean_with_cls' does not support registers. Use pool='mean' or set registers=0.")
-    heads = c.pool_heads or c.heads
-    if c.pool in ("map", "map_all") and c.dim % heads:
+    if c.pool in ("map", "map_all") and c.dim % (c.pool_heads or c.heads):
+        heads = c.pool_heads or c.heads
         raise ConfigError(f"pool={c.pool!r} needs a dim that is divisible by heads, got dim {c.dim}, heads {heads}.")
     if c.registers and c.cls_position and c.positions in ("learned", "sincos2d"):
         raise ConfigError("In a model with registers, only the patches have positions. Set cls_position=False.")

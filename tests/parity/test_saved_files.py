@@ -245,7 +245,7 @@ def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, tex
 @pytest.mark.parametrize(("option", "changes", "text"), [
     ("DINOv3", {"rope_theta": 10000.0}, r"rope_theta is 10000.0; vitlite supports 100.0 or 100"),
     ("DINOv3", {"hidden_act": "silu"}, "hidden_act is 'silu'; vitlite supports gelu,"),
-    ("DINOv3", {"use_gated_mlp": True, "hidden_act": "silu"}, "mlp is not gated in the tensors and swiglu in config.json"),
+    ("DINOv3", {"use_gated_mlp": True, "hidden_act": "silu"}, "mlp is not gated in the tensors and swiglu in config"),
     ("DINOv3, gated", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; for a gated MLP, vitlite supports silu"),
     ("DINOv3, gated", {"hidden_act": None}, "hidden_act is None; for a gated MLP, vitlite supports silu"),
     ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "architectures contains DINOv3ViTBackbone, which"),

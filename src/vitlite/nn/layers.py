@@ -4,6 +4,9 @@ Shapes: b images, c channels, h and w patches down and across, p patch size, n t
 State-dict keys are timm's, except for the ones listed in `vit.py`.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -66,8 +69,8 @@ class Attention(nn.Module):
         self.rotary = config.rope is not None
         self.adjacent = config.rope is not None and config.rope.pairs == "adjacent"
         self.qkv = nn.Linear(config.dim, 3 * config.attention_dim, bias=config.qkv_bias)
-        width, normed = config.attention_dim, config.inner_norm == "both"
-        self.norm = nn.LayerNorm(width, config.norm_eps) if normed else nn.Identity()
+        normed = config.inner_norm == "both"
+        self.norm = nn.LayerNorm(config.attention_dim, config.norm_eps) if normed else nn.Identity()
         self.proj = nn.Linear(config.attention_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
@@ -114,14 +117,20 @@ class QuickGELU(nn.Module):
         return x * torch.sigmoid(1.702 * x)
 
 
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, "tanh"),
+    "quick_gelu": QuickGELU,
+}
+
+
 class MLP(nn.Module):
     """Two linear layers with a GELU between them, applied to each token: (b, n, d) -> (b, n, d)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.fc1 = nn.Linear(config.dim, config.mlp_dim)
-        tanh = "tanh" if config.mlp == "gelu_tanh" else "none"
-        self.act = QuickGELU() if config.mlp == "quick_gelu" else nn.GELU(tanh)
+        self.act = ACTIVATIONS[config.mlp]()
         self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm != "none" else nn.Identity()
         self.fc2 = nn.Linear(config.mlp_dim, config.dim)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()

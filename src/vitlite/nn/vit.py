@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitlite.config import ViTConfig, fitting
+from vitlite.config import Rotation, ViTConfig, fitting
 from vitlite.errors import ConfigError, InputError
 from vitlite.nn.layers import AttentionPool, Block, PatchEmbed, RopeFrequencies
 from vitlite.nn.positions import PositionTables
@@ -253,17 +253,14 @@ class ViT(TimmInterface, nn.Module):
             patches = patches.reshape(images.shape[0], *table.shape[1:])
         prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
         tokens = self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
-        return tokens, self._rotations(grid)
+        return tokens, [()] * config.depth if config.rope is None else self._rotations(grid, config.rope)
 
-    def _rotations(self, grid: tuple[int, int]) -> Sequence[tuple[Tensor, ...]]:
+    def _rotations(self, grid: tuple[int, int], rope: Rotation) -> Sequence[tuple[Tensor, ...]]:
         """Return the rotation of each block for a grid."""
-        config = self.config
-        if config.rope is None:
-            return [()] * config.depth
         if self.rope is not None:
             return self.rope(grid)
-        weight, prefix = self.patch_embed.proj.weight, config.prefix_tokens
-        return [self.tables.rotation(weight, grid, prefix, config.head_width, config.rope)] * config.depth
+        config, weight = self.config, self.patch_embed.proj.weight
+        return [self.tables.rotation(weight, grid, config.prefix_tokens, config.head_width, rope)] * config.depth
 
     def _grid(self, images: Tensor) -> tuple[int, int]:
         p = self.config.patch_size

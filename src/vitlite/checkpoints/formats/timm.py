@@ -147,7 +147,6 @@ CHANGED_BY = {  # the model_args that override each field of the architecture
     "final_norm": ("final_norm", "fc_norm", "use_post_transformer_norm", "use_fc_norm"),
     "resample": (),
     "rope": ("use_rot_pos_emb",),
-    "pool_heads": ("num_heads", "attn_pool_num_heads"),
 }
 ROPE_ARGS: dict[
     str, tuple[str, Callable[[Any], Any]]
@@ -289,9 +288,8 @@ def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | 
         fields.pop("final_norm", None)
     if pool is not None:
         fields["pool"] = pool
-    if architecture.pool_heads is not None or "attn_pool_num_heads" in args:
-        heads = args.get("attn_pool_num_heads", architecture.pool_heads)
-        fields["pool_heads"] = None if heads == args.get("num_heads", architecture.heads) else heads
+    heads = args.get("attn_pool_num_heads", architecture.pool_heads)
+    fields["pool_heads"] = None if heads == args.get("num_heads", architecture.heads) else heads
     if any(argument in args for argument, _ in ROPE_ARGS.values()):
         fields["rope"] = _rope_of_args(architecture.rope or Rotation(), args)
     return fields | _fields_of_args(args)
