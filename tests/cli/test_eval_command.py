@@ -94,7 +94,7 @@ def test_folders_are_labels_indices_or_listed(photos: Path, tmp_path: Path, caps
     (photos / "3").rename(photos / "n03")
     (photos / "007").rename(photos / "n07")
     assert main(["eval", str(photos), *NANO]) == 1
-    assert "none named n03, n07. Rename the folders to class names or class indices" in capsys.readouterr().err
+    assert "none named n03, n07. Rename the folders or labels to class names" in capsys.readouterr().err
     (tmp_path / "classes.txt").write_text("\n".join(f"n{i:02}" for i in range(10)))
     assert figures("--classes", str(tmp_path / "classes.txt")) == by_name
 

@@ -216,7 +216,7 @@ def test_probe_fits_to_train_and_measures_on_val(run: Run, model: Path, colours:
     (tmp_path / "data" / "train").rename(tmp_path / "data" / "testing")
     code, _, err = run("probe", tmp_path / "data", "--model", model)
     assert code == 1
-    assert "contains testing, val, but no train folder. Rename the folder of training images to train." in err
+    assert "contains testing, val, but no train part. Rename the folder of training images to train," in err
 
 
 def test_probe_leaves_out_broken_images(run: Run, model: Path, colours: Path) -> None:

@@ -43,7 +43,9 @@ def test_train_then_eval(folders, tmp_path, capsys):
     printed = capsys.readouterr()
     assert json.loads(printed.out)["epoch"] == 1
     assert "vitlite: 2 classes (lying, standing), 24 training images, 8 validation images, 1 epochs" in printed.err
-    assert re.search(r"\nBest epoch: 1 of 1, with the highest validation accuracy \(\d+\.\d\d%\)\. Its ", printed.err)
+    assert re.search(
+        r"\nBest epoch: 1 of 1, with the highest validation accuracy \(\d+\.\d\d%\)\. The weights are in ", printed.err
+    )
     best = str(tmp_path / "run" / "best")
     assert main(["eval", str(folders), "--model", best, "--out", str(tmp_path / "eval")]) == 0
     out = capsys.readouterr().out

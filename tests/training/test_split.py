@@ -132,9 +132,7 @@ def test_test_images_are_evaluated_on_without_val(folders: Path) -> None:
     assert not any(path.is_relative_to(folders / "test") for path in split.validation.files())
     assert len(read_evaluation_data(folders, labelled())) == 8
     (folders / "test").rename(folders.parent / "away")
-    with pytest.raises(
-        TrainError, match=r"contains train, but no val or test folder to evaluate on\. Add one, or pass"
-    ):
+    with pytest.raises(TrainError, match=r"contains train, but no val or test part to evaluate on\. Add one, or pass"):
         read_evaluation_data(folders, labelled())
 
 
@@ -149,7 +147,7 @@ def test_ambiguous_parts_are_errors(folders: Path) -> None:
     (folders / "valid").rmdir()
     (folders / "train").rename(folders / "test")
     with pytest.raises(
-        TrainError, match=r"contains test, val, but no train folder\. Rename the folder of training images to train"
+        TrainError, match=r"contains test, val, but no train part\. Rename the folder of training images to train"
     ):
         training_classes(folders)
 

@@ -14,8 +14,10 @@ from vitlite.cli.options import (
     add_model_arguments,
     add_speed_arguments,
     add_strict,
+    add_table_arguments,
     check_outside,
     expanded_path,
+    open_data,
     open_model,
 )
 from vitlite.cli.progress import Progress, say_broken
@@ -29,8 +31,10 @@ from vitlite.training.data import ImageData
 from vitlite.training.evaluate import Measured, measure
 from vitlite.training.split import (
     SPLIT,
+    Data,
     check_evaluation_data,
-    evaluation_folder,
+    evaluation_part,
+    location,
     read_class_list,
     read_evaluation_data,
     read_split,
@@ -47,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=expanded_path,
         metavar="DATA",
         help="a folder with one subfolder per class, or with val/ or test/ that contains these subfolders, or with "
-        "CIFAR-10's .bin files (the test set is used)",
+        "CIFAR-10's .bin files (the test set is used); or a table of paths and labels",
     )
     parser.add_argument("--classes", type=expanded_path, metavar="FILE", help=CLASSES)
     parser.add_argument(
@@ -65,6 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_model_arguments(parser)
     add_speed_arguments(parser)
     add_strict(parser)
+    add_table_arguments(parser)
 
 
 def run(args: Namespace) -> int:
@@ -78,16 +83,17 @@ def _evaluate(args: Namespace) -> int:
         check_outside(args.out, args.data)
         _check_out(args.out)
         need_matplotlib()  # if it is missing, fail before the evaluation
-    check_evaluation_data(args.data, args.split)  # before the model is downloaded
+    source = open_data(args)
+    check_evaluation_data(source, args.split)  # before the model is downloaded
     folders = read_class_list(args.classes) if args.classes else None
     model = open_model(args)
-    data = read_evaluation_data(args.data, model, args.split, folders, strict=args.strict)
+    data = read_evaluation_data(source, model, args.split, folders, strict=args.strict)
     progress = Progress(len(distributed.shard(len(data))), visible=distributed.is_main())
     with progress.bar:
         measured = measure(model, data, batch=args.batch, after_batch=progress.add)
     broken = data.broken()
     if distributed.is_main():
-        _warn_of_training_images(args)
+        _warn_of_training_images(args, source)
         _print(measured, data)
         if args.out:
             _write(args.out, _figures(args.model, model, measured, data) | {"broken": broken}, measured, data)
@@ -120,14 +126,14 @@ def _write(out: Path, figures: dict[str, Any], measured: Measured, data: ImageDa
         raise InputError(f"Cannot write to --out {out}: {error}. Choose another folder.") from error
 
 
-def _warn_of_training_images(args: Namespace) -> None:
+def _warn_of_training_images(args: Namespace, data: Data) -> None:
     """Warn if a split.json beside the model shows that the model was trained on these images."""
     run_folder = Path(args.weights or args.model).resolve()
     if args.split is not None or not run_folder.exists():
         return
     for folder in (run_folder.parent, run_folder.parent.parent):
         with suppress(TrainError):
-            if read_split(folder / SPLIT)[0] == evaluation_folder(args.data).resolve():
+            if read_split(folder / SPLIT)[0] == location(evaluation_part(data)):
                 print(
                     f"vitlite: {args.model} was trained on most of these images. To evaluate it on the held-out "
                     f"images only, pass --split {folder / SPLIT}",

@@ -13,6 +13,7 @@ from vitlite.zoo import registry
 
 if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
+    from vitlite.training.split import Data
 
 CALIBRATION_IMAGES = 32
 
@@ -113,6 +114,41 @@ def add_strict(parser: ArgumentParser) -> None:
         action="store_true",
         help="stop at the first image that cannot be read; default: skip the image, report it, and exit with code 1",
     )
+
+
+def add_table_arguments(parser: ArgumentParser) -> None:
+    """Add the options that say how to read a table of labels."""
+    group = parser.add_argument_group("tables of labels", "DATA may be a .csv, .tsv or .parquet file")
+    group.add_argument("--path-column", metavar="NAME", help="the column of paths; default: path, file, image, ...")
+    group.add_argument(
+        "--label-column",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="the column of labels; or, given several times, the 0/1 column of each label. Default: label, class, "
+        "tags, ..., or all other columns",
+    )
+    group.add_argument("--split-column", metavar="NAME", help="the column of train, val and test; default: split, ...")
+    group.add_argument(
+        "--separator",
+        metavar="X",
+        help="the character between several labels of an image; default: | or ;, if labels contain one of them",
+    )
+
+
+def open_data(args: Namespace) -> "Data":
+    """Return the folder DATA, or the table with the options of `add_table_arguments`."""
+    from vitlite.training import tables
+
+    labels = tuple(args.label_column)
+    return tables.open_data(args.data, tables.Columns(args.path_column, labels, args.split_column, args.separator))
+
+
+def given_table_options(args: Namespace) -> list[str]:
+    """Return the options of `add_table_arguments` as words for another command."""
+    options = [("--path-column", args.path_column), *(("--label-column", name) for name in args.label_column)]
+    options += [("--split-column", args.split_column), ("--separator", args.separator)]
+    return [word for option, value in options if value is not None for word in (option, value)]
 
 
 def open_model(args: Namespace) -> "ViT":

@@ -12,10 +12,12 @@ from vitlite.cli.options import (
     add_model_arguments,
     add_speed_arguments,
     add_strict,
+    add_table_arguments,
     check_outside,
     create_or_load,
     expanded,
     expanded_path,
+    open_data,
     open_model,
     positives,
 )
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitlite.retrieval.probe import ProbeResult
+    from vitlite.training.split import Data
 
 
 class LabelledImages(NamedTuple):
@@ -61,9 +64,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "data",
         type=expanded_path,
-        metavar="FOLDER",
+        metavar="DATA",
         help="a folder with one subfolder per class, of which a fifth of the images is used for testing; or a folder "
-        "with train/ and val/ (or test/) that contain these subfolders",
+        "with train/ and val/ (or test/) that contain these subfolders; or a table of paths and labels",
     )
     parser.add_argument(
         "--shots",
@@ -100,6 +103,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_model_arguments(parser)
     add_speed_arguments(parser)
     add_strict(parser)
+    add_table_arguments(parser)
 
 
 def run(args: Namespace) -> int:
@@ -110,7 +114,7 @@ def run(args: Namespace) -> int:
         check_outside(Path(args.out), args.data)
     if args.save:
         _check_save(args)
-    images = _find_labelled(args.data, args.seed)
+    images = _find_labelled(open_data(args), args.seed)
     models = [args, *(Namespace(**{**vars(args), "model": name, "weights": None}) for name in args.beside)]
     measured, code = [], 0
     for model_args in models:
@@ -143,38 +147,25 @@ def _check_save(args: Namespace) -> None:
         raise InputError(f"--save needs vectors in float32, got --dtype {args.dtype}. Leave out --dtype.")
 
 
-def _find_labelled(data: Path, seed: int) -> LabelledImages:
-    """Find the images in the class folders, and choose the test images."""
+def _find_labelled(data: "Data", seed: int) -> LabelledImages:
+    """Find the images and their classes, and choose the test images."""
     import torch
 
+    from vitlite.images.decode import read_image
     from vitlite.retrieval.probe import held_out
-    from vitlite.training.data import class_names
-    from vitlite.training.split import data_parts
+    from vitlite.training.split import data_parts, label_names, read_part, training_part
 
-    parts = data_parts(data)
-    if parts and "train" not in parts:
-        names = ", ".join(folder.name for folder in parts.values())
-        raise InputError(
-            f"{data} contains {names}, but no train folder. Rename the folder of training images to train."
-        )
-    train, test = parts.get("train", data), parts.get("val", parts.get("test"))
-    classes = class_names(train)
-    paths, labels = _read_classes(train, classes)
+    parts, train = data_parts(data), training_part(data)
+    classes = label_names(train)
+    images = read_part(train, read_image, classes)
+    paths, labels, test = images.files(), images.labels, parts.get("val", parts.get("test"))
     if test is None:
         return LabelledImages([str(path) for path in paths], labels, held_out(labels, seed), classes)
-    test_paths, test_labels = _read_classes(test, classes)
-    is_test = torch.arange(len(paths) + len(test_paths), device="cpu") >= len(paths)
+    tests = read_part(test, read_image, classes)
+    is_test = torch.arange(len(images) + len(tests), device="cpu") >= len(images)
     return LabelledImages(
-        [str(path) for path in (*paths, *test_paths)], torch.cat([labels, test_labels]), is_test, classes
+        [str(path) for path in (*paths, *tests.files())], torch.cat([labels, tests.labels]), is_test, classes
     )
-
-
-def _read_classes(folder: Path, classes: Sequence[str]) -> "tuple[list[Path], Tensor]":
-    from vitlite.images.decode import read_image
-    from vitlite.training.data import read_folder
-
-    dataset = read_folder(folder, read_image, classes)
-    return dataset.files(), dataset.labels
 
 
 def _measure(args: Namespace, images: LabelledImages, progress: ImageProgress) -> Measurement:

@@ -15,7 +15,7 @@ from vitlite.plots import draw_curves
 from vitlite.training.data import listed
 from vitlite.training.history import History, is_better, is_finished, why_best
 from vitlite.training.settings import Settings
-from vitlite.training.split import SPLIT, Split, data_parts, write_split
+from vitlite.training.split import SPLIT, Data, Split, data_parts, write_split
 from vitlite.training.state import BEST, Run
 from vitlite.training.trainer import running_figures
 
@@ -27,11 +27,12 @@ COLUMNS = ("epoch", "train loss", "val loss", "val accuracy", "seconds")
 class Report:
     """Prints the progress of one training run."""
 
-    data: Path
+    data: Data
     split: Split
     settings: Settings
     out: Path
     as_json: bool  # a line of JSON per epoch on stdout, everything else on stderr
+    options: Sequence[str] = ()  # the options that say how the data are read
     rows: int = 0  # number of epochs printed so far
     lines: Lines = field(default_factory=Lines)
 
@@ -40,7 +41,7 @@ class Report:
         train, validation, settings = self.split.train, self.split.validation, self.settings
         held = f" (held out, listed in {self.out / SPLIT})" if self.split.held_out else ""
         test = data_parts(self.data).get("test")
-        unused = f"; {test} is not used" if test else ""
+        unused = "" if test is None else f"; {test if isinstance(test, Path) else 'test'} is not used"
         _say(
             f"{len(train.classes)} classes ({listed(train.classes)}), {len(train)} training images, "
             f"{len(validation)} validation images{held}, {settings.epochs} epochs in batches of "
@@ -104,9 +105,10 @@ class Report:
         best, photo = str(self.out / BEST), "PHOTO.jpg"
         photo = next((str(path) for path in self.split.validation.files() if str(path).isprintable()), photo)
         split = ["--split", str(self.out / SPLIT)] if self.split.held_out else []
+        model_and_out = ["--model", best, "--out", str(self.out / "eval")]
         return [
             shlex.join(["vitlite", "classify", photo, "--model", best]),
-            shlex.join(["vitlite", "eval", str(self.data), *split, "--model", best, "--out", str(self.out / "eval")]),
+            shlex.join(["vitlite", "eval", str(self.data), *self.options, *split, *model_and_out]),
             shlex.join(["vitlite", "export", best, "--to", "onnx", "--out", str(self.out / "model.onnx")]),
         ]
 

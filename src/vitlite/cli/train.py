@@ -10,12 +10,15 @@ from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.cli.options import (
     add_background,
     add_strict,
+    add_table_arguments,
     check_device,
     check_outside,
     create_or_load,
     expanded,
     expanded_path,
+    given_table_options,
     image_size,
+    open_data,
     positive,
     set_background,
 )
@@ -41,6 +44,7 @@ from vitlite.training.settings import (
 from vitlite.training.split import (
     SHARE,
     SPLIT,
+    Data,
     Split,
     read_class_list,
     read_training_data,
@@ -50,7 +54,7 @@ from vitlite.training.split import (
 from vitlite.training.trainer import check_folder, train
 from vitlite.zoo import registry
 
-CLASSES = "a file that lists the class folders in the order of the model's classes, one per line"
+CLASSES = "a file that lists the class folders or labels in the order of the model's classes, one per line"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -61,7 +65,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=expanded_path,
         metavar="DATA",
         help="a folder with one subfolder per class, or with train/ and val/ that contain these subfolders, or with "
-        "CIFAR-10's .bin files",
+        "CIFAR-10's .bin files; or a table of paths and labels",
     )
     model = "a name from `vitlite list`, a folder or a file; with --weights none, also a preset"
     weights = "initial weights, or none for random weights; default: the weights of the model"
@@ -70,7 +74,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--weights", type=expanded, metavar="none|PATH", help=weights)
     add("--out", type=expanded_path, required=True, metavar="DIR", help=out)
     add("--classes", type=expanded_path, metavar="FILE", help=CLASSES)
-    held = f"share of each class to hold out if there is no val/; default: {SHARE}"
+    held = f"share of each class to hold out if there are no val images; default: {SHARE}"
     epochs = f"passes over the images; default: {usual_epochs(FEW)}, or {usual_epochs(1)} for fewer than {FEW} images"
     batch = f"most images per step; default: {usual_batch(FEW)}, or {usual_batch(1)} for fewer than {FEW} images"
     add("--val-share", type=float, metavar="X", help=held)
@@ -116,6 +120,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     add("--format", choices=("table", "jsonl"), default="table", help="format of the output; default: %(default)s")
     add_strict(parser)
+    add_table_arguments(parser)
     add_background(parser)
     add(
         "--save-every",
@@ -137,11 +142,12 @@ def run(args: Namespace) -> int:
 def _train(args: Namespace) -> int:
     check_outside(args.out, args.data)
     check_folder(args.out, (SPLIT, CURVES))
-    folders = read_class_list(args.classes) if args.classes else training_classes(args.data)
-    model = _model(args, len(folders))
-    split = _read_data(args, model, folders).of_run(args.out)
+    data = open_data(args)
+    names = read_class_list(args.classes) if args.classes else training_classes(data)
+    model = _model(args, len(names))
+    split = _read_data(args, data, model, names).of_run(args.out)
     settings = _settings(args, len(split.train))
-    report = Report(args.data, split, settings, args.out, as_json=args.format == "jsonl")
+    report = Report(data, split, settings, args.out, as_json=args.format == "jsonl", options=given_table_options(args))
     if distributed.is_main():
         report.begin()
     history = train(
@@ -162,15 +168,15 @@ def _train(args: Namespace) -> int:
     return int(len(broken) > 0)
 
 
-def _read_data(args: Namespace, model: ViT, folders: Sequence[str]) -> Split:
-    """Read the images. If the folders match the model's labels, use the labels as the classes."""
+def _read_data(args: Namespace, data: Data, model: ViT, names: Sequence[str]) -> Split:
+    """Read the images. If the names of the data match the model's labels, use the labels as the classes."""
     preprocess, share, seed = preprocess_of(model), args.val_share, args.seed
-    split = read_training_data(args.data, preprocess, folders, share=share, seed=seed, strict=args.strict)
+    split = read_training_data(data, preprocess, names, share=share, seed=seed, strict=args.strict)
     if model.labels is None:
         return split
     if args.classes:
         return split.renamed(model.labels)
-    return split.with_classes(model.labels) if stand_for(folders, model.labels) else split
+    return split.with_classes(model.labels) if stand_for(names, model.labels) else split
 
 
 def _settings(args: Namespace, images: int) -> Settings:

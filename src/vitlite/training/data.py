@@ -1,4 +1,4 @@
-"""Labelled images for training and evaluation: a folder per class, or CIFAR-10's binary version.
+"""Labelled images for training and evaluation, read from a folder per class or from CIFAR-10's binary version.
 
 Shapes: n images in total, b images in a batch, c channels, h and w pixels.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from logging import getLogger
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor
@@ -27,6 +27,11 @@ CACHE = 2**31  # bytes of prepared images kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 image: its label, then the red, green and blue planes
 CIFAR10_NAMES = "batches.meta.txt"
 HOLDOUT = 1000  # CIFAR-10 training images used for validation, so that the test images stay unseen
+PARTS = {  # names of parts in any case, as Hugging Face's datasets library knows them
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
+}  # fmt: skip
 
 Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the model's image size
 
@@ -95,7 +100,8 @@ class PreparedImages:
         """Return each image's path relative to the folder, such as "cat/1.jpg", or the row of an image in memory."""
         if isinstance(self.sources, Tensor):
             return [str(row) for row in range(len(self))]
-        return [(path.relative_to(self.folder) if self.folder else path).as_posix() for path in self.sources]
+        folder = self.folder or Path()
+        return [(path.relative_to(folder) if path.is_relative_to(folder) else path).as_posix() for path in self.sources]
 
     def origin(self) -> list[Tensor | str]:
         """Return values that identify the images: the pixels, or the names of the files."""
@@ -257,7 +263,7 @@ def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
     if unknown:
         raise TrainError(
             f"The model has {len(classes)} classes ({listed(classes)}), but none named {listed(unknown)}. Rename the "
-            "folders to class names or class indices, or pass a file that lists the folders in the order of the "
+            "folders or labels to class names or class indices, or pass a file that lists them in the order of the "
             "classes (--classes FILE)."
         )
     shared = [name for name in names if count[name] > 1]
@@ -346,9 +352,9 @@ def listed(names: Sequence[str]) -> str:
     return first if len(names) <= 8 else f"{first}, … ({len(names)} in all)"
 
 
-def is_cifar10(folder: Path) -> bool:
-    """Return True if a folder contains the binary version of CIFAR-10."""
-    return (folder / "test_batch.bin").exists()
+def is_cifar10(data: object) -> TypeGuard[Path]:
+    """Return True for a folder that contains the binary version of CIFAR-10."""
+    return isinstance(data, Path) and (data / "test_batch.bin").exists()
 
 
 def read_cifar10(

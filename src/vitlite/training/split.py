@@ -5,12 +5,12 @@ split.json, in the folder of the run, lists them.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from logging import getLogger
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -20,7 +20,9 @@ from vitlite.images.transform import Preprocess, preprocess_of
 from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.data import (
+    PARTS,
     ImageData,
+    Read,
     cifar10_classes,
     cifar10_reader,
     class_indices,
@@ -33,16 +35,13 @@ from vitlite.training.data import (
     read_folder,
 )
 from vitlite.training.record import images_of_run
+from vitlite.training.tables import Table
 
 _log = getLogger("vitlite")
 MOST_COMPARED = 100_000  # files in which copies are searched
 SHARE = 0.2  # of the images of each class
 SPLIT = "split.json"  # in the folder of a run
-PARTS = {  # folder names in any case, as Hugging Face's datasets library knows them
-    "train": "train", "training": "train",
-    "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
-}  # fmt: skip
+Data: TypeAlias = Path | Table  # a folder of class folders or of train/ and val/, CIFAR-10, or a table of labels
 
 
 class Split(NamedTuple):
@@ -68,12 +67,14 @@ class Split(NamedTuple):
         return Split(train, validation, validation.names() if self.held_out else [])
 
 
-def data_parts(data: Path) -> dict[str, Path]:
-    """Return the train, val and test folders of the data, or an empty dict if `data` contains the class folders.
+def data_parts(data: Data) -> Mapping[str, Data]:
+    """Return the train, val and test parts of the data, or an empty dict if the data have no parts.
 
     Raises:
         TrainError: There are other folders next to train, val and test, or two folders for the same part.
     """
+    if isinstance(data, Table):
+        return data.parts
     names = folders_in(data)
     parts = [name for name in names if name.lower() in PARTS]
     others = [name for name in names if name.lower() not in PARTS]
@@ -95,50 +96,75 @@ def data_parts(data: Path) -> dict[str, Path]:
     return found
 
 
-def training_folder(data: Path) -> Path:
-    """Return the folder that contains the class folders for training: train/, or the data folder itself.
+def training_part(data: Data) -> Data:
+    """Return the part of the data for training, or the data if they have no parts.
 
     Raises:
-        TrainError: There is a val or test folder, but no train folder.
+        TrainError: There is a val or test part, but no train part.
     """
     parts = data_parts(data)
     if parts and "train" not in parts:
         raise TrainError(
-            f"{data} contains {listed([folder.name for folder in parts.values()])}, but no train folder. Rename the "
-            "folder of training images to train, and the folder of validation images to val."
+            f"{data} contains {_names_of(parts)}, but no train part. Rename the folder of training images to train, "
+            "and the folder of validation images to val."
         )
     return parts.get("train", data)
 
 
-def evaluation_folder(data: Path) -> Path:
-    """Return the folder that contains the class folders for evaluation: val/, test/, or the data folder itself.
+def evaluation_part(data: Data) -> Data:
+    """Return the part of the data for evaluation: val, test, or the data if they have no parts.
 
     Raises:
-        TrainError: There is a train folder, but no val or test folder.
+        TrainError: There is a train part, but no val or test part.
     """
     parts = data_parts(data)
     if list(parts) == ["train"]:
         raise TrainError(
-            f"{data} contains {parts['train'].name}, but no val or test folder to evaluate on. Add one, or pass "
-            f"{parts['train']} to evaluate on the training images."
+            f"{data} contains {_names_of(parts)}, but no val or test part to evaluate on. Add one, or pass the data "
+            "without parts to evaluate on the training images."
         )
     return parts.get("val", parts.get("test", data))
 
 
-def training_classes(data: Path) -> tuple[str, ...]:
+def _names_of(parts: Mapping[str, Data]) -> str:
+    return listed([part.name if isinstance(part, Path) else name for name, part in parts.items()])
+
+
+def label_names(part: Data) -> tuple[str, ...]:
+    """Return the sorted names of the class folders in a folder, or of the labels in a table.
+
+    Raises:
+        TrainError: The folder does not exist or contains no folders.
+    """
+    return part.classes if isinstance(part, Table) else class_names(part)
+
+
+def read_part(part: Data, read: Read, classes: Sequence[str], *, strict: bool = False) -> ImageData:
+    """Return the images of a folder of class folders, or of a table. See `read_folder`."""
+    if isinstance(part, Table):
+        return part.read(read, classes, strict=strict)
+    return read_folder(part, read, classes, strict=strict)
+
+
+def location(part: Data) -> Path:
+    """Return the absolute path of a folder or of the file of a table."""
+    return (part.file if isinstance(part, Table) else part).resolve()
+
+
+def training_classes(data: Data) -> tuple[str, ...]:
     """Return the class names for training.
 
     Raises:
-        TrainError: There are fewer than two class folders.
+        TrainError: There are fewer than two classes.
     """
     if is_cifar10(data):
         return cifar10_classes(data)
-    folder = training_folder(data)
-    classes = class_names(folder)
+    part = training_part(data)
+    classes = label_names(part)
     if len(classes) < 2:
         raise TrainError(
-            f"{folder} contains only one class, {classes[0]}, but training needs at least two. Add a folder of images "
-            "of another class."
+            f"{part} contains only one class, {listed(classes)}, but training needs at least two. Add images of "
+            "another class."
         )
     return classes
 
@@ -170,7 +196,7 @@ def stand_for(folders: Sequence[str], labels: Sequence[str]) -> bool:
 
 
 def read_training_data(
-    data: Path,
+    data: Data,
     preprocess: Preprocess,
     classes: Sequence[str],
     *,
@@ -181,11 +207,11 @@ def read_training_data(
     """Read the training images and the validation images.
 
     Args:
-        data: A folder that contains train/ and val/, only train/, only class folders, or CIFAR-10's .bin files.
-            Without val/, a share of the images is held out.
+        data: A folder that contains train/ and val/, only train/, only class folders, or CIFAR-10's .bin files; or a
+            table of labels. Without a part for validation, a share of the images is held out.
         preprocess: The preprocessing of the model.
-        classes: The names of the class folders, in the order of the classes.
-        share: The share of each class to hold out if there is no val/ (default: 0.2).
+        classes: The names of the class folders or labels, in the order of the classes.
+        share: The share of each class to hold out if there is no part for validation (default: 0.2).
         seed: The seed for the choice of held-out images.
         strict: If True, an image that cannot be read raises an error.
 
@@ -193,14 +219,14 @@ def read_training_data(
         TrainError: `share` is given although there is a val folder, or the data cannot be read or split.
     """
     val = None if is_cifar10(data) else data_parts(data).get("val")
-    if share is not None and (val or is_cifar10(data)):
+    if share is not None and (val is not None or is_cifar10(data)):
         raise TrainError(f"{data} already contains validation images. Omit share= (--val-share).")
     if is_cifar10(data):
         read, channels = cifar10_reader(preprocess), preprocess.model.config.channels
         return Split(read_cifar10(data, "train", read, channels), read_cifar10(data, "val", read, channels), [])
-    train, held_out = read_folder(training_folder(data), preprocess.pixels, classes, strict=strict), []
-    if val:
-        validation = read_folder(val, preprocess.pixels, classes, strict=strict)
+    train, held_out = read_part(training_part(data), preprocess.pixels, classes, strict=strict), []
+    if val is not None:
+        validation = read_part(val, preprocess.pixels, classes, strict=strict)
     else:
         train, validation = hold_out(train, SHARE if share is None else share, seed)
         held_out = validation.names()
@@ -259,14 +285,14 @@ def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[Imag
     return data.subset(~held), data.subset(held)
 
 
-def write_split(path: Path, data: Path, held_out: Sequence[str]) -> None:
+def write_split(path: Path, data: Data, held_out: Sequence[str]) -> None:
     """Write the list of held-out images for `read_split`."""
-    content = {"classes in": str(training_folder(data).resolve()), "held out": list(held_out)}
+    content = {"classes in": str(location(training_part(data))), "held out": list(held_out)}
     storage.write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_split(path: Path) -> tuple[Path, list[str]]:
-    """Return the folder of the class folders and the names of the held-out images, as written by `write_split`.
+    """Return the folder of the class folders or the table, and the names of the held-out images, from `write_split`.
 
     Raises:
         TrainError: The file cannot be read, or is not a list of held-out images.
@@ -281,7 +307,7 @@ def read_split(path: Path) -> tuple[Path, list[str]]:
         ) from error
 
 
-def check_evaluation_data(data: Path, split: Path | None = None) -> None:
+def check_evaluation_data(data: Data, split: Path | None = None) -> None:
     """Check that there are images to evaluate on, before a model is downloaded.
 
     Raises:
@@ -292,25 +318,25 @@ def check_evaluation_data(data: Path, split: Path | None = None) -> None:
         if is_cifar10(data):
             raise TrainError(f"{data} is CIFAR-10, which has its own test images. Omit split= (--split).")
     if not is_cifar10(data):
-        class_names(evaluation_folder(data) if split is None else training_folder(data))
+        label_names(evaluation_part(data) if split is None else training_part(data))
 
 
 def read_evaluation_data(
-    data: Path,
+    data: Data,
     model: ViT,
     split: Path | None = None,
     folders: Sequence[str] | None = None,
     *,
     strict: bool = False,
 ) -> ImageData:
-    """Read the test images of CIFAR-10, or the class folders in val/, in test/ or directly in `data`.
+    """Read the test images of CIFAR-10, or the val part, the test part or all images of a folder or table.
 
     Args:
-        data: The folder.
+        data: The folder or the table.
         model: The model whose preprocessing and labels are used.
         split: The split.json of a run. If given, only the images held out in that run are read.
-        folders: The names of the class folders, in the order of the model's classes. Only needed if the names are
-            neither labels nor class indices.
+        folders: The names of the class folders or labels, in the order of the model's classes. Only needed if the
+            names are neither labels nor class indices.
         strict: If True, an image that cannot be read is an error.
 
     Raises:
@@ -321,9 +347,9 @@ def read_evaluation_data(
     if is_cifar10(data):
         images = read_cifar10(data, "test", cifar10_reader(preprocess), model.config.channels)
         return images.with_classes(classes) if model.labels else _in_order(images, images.classes, k)
-    folder = evaluation_folder(data) if split is None else training_folder(data)
-    names = folders or class_names(folder)
-    images = read_folder(folder, preprocess.pixels, names, strict=strict)
+    part = evaluation_part(data) if split is None else training_part(data)
+    names = folders or label_names(part)
+    images = read_part(part, preprocess.pixels, names, strict=strict)
     if split is not None:
         images = _held_out(images, split)
     return images.with_classes(classes) if folders is None else _in_order(images, classes, k)

@@ -1,0 +1,285 @@
+"""Read a table of labels: a CSV or Parquet file with a row for each image.
+
+The label column contains one label, or several with a separator. Alternatively, each label has a column of 0 and 1.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from vitlite.errors import TrainError, missing_extra
+from vitlite.training.data import PARTS, ImageData, PreparedImages, Read, listed
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path")
+LABELS = ("label", "labels", "class", "category", "tags")
+SPLITS = ("split", "subset", "set")
+SEPARATORS = "|;"  # rather than a comma, which some names contain, such as ImageNet's "tench, Tinca tinca"
+BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+
+
+class Columns(NamedTuple):
+    """Which columns of a table are used. By default, they are found by usual names.
+
+    Attributes:
+        path: The column of the paths, which are relative to the folder of the table.
+        labels: The column of the labels; or the columns of several labels, which contain 0 or 1.
+        split: The column that contains train, val or test.
+        separator: The character between the labels of an image. An empty string: each image has one label. None: "|"
+            or ";", if the label column contains one of them.
+    """
+
+    path: str | None = None
+    labels: tuple[str, ...] = ()
+    split: str | None = None
+    separator: str | None = None
+
+
+USUAL = Columns()
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a table of labels, in the order of the paths, so that the order in the file does not matter.
+
+    Attributes:
+        file: The file of the table.
+        paths: The paths of the images.
+        labels: The labels of each image.
+        split: The part of each image ("train", "val" or "test"), or an empty list if the table has no split.
+        multi_label: True if an image may have several labels, or none.
+        columns: The labels that have a column of their own.
+    """
+
+    file: Path
+    paths: Sequence[Path]
+    labels: Sequence[tuple[str, ...]]
+    split: Sequence[str]
+    multi_label: bool
+    columns: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The sorted labels."""
+        return tuple(sorted(self.columns or {label for labels in self.labels for label in labels}))
+
+    @property
+    def parts(self) -> "dict[str, Table]":
+        """The rows of each part, or an empty dict if the table has no split."""
+        return {part: self._part(part) for part in sorted(set(self.split))}
+
+    def _part(self, part: str) -> "Table":
+        rows = [row for row, other in enumerate(self.split) if other == part]
+        return replace(self, paths=[self.paths[i] for i in rows], labels=[self.labels[i] for i in rows], split=[])
+
+    def read(self, read: Read, classes: Sequence[str], *, strict: bool = False) -> ImageData:
+        """Return the images of all rows. See `read_folder` for the arguments.
+
+        Raises:
+            TrainError: A label is not one of the classes, or none of the images exists.
+        """
+        unknown = [name for name in self.classes if name not in classes]
+        if unknown:
+            raise TrainError(
+                f"{self} has the labels {listed(unknown)}, but the classes are {listed(classes)}. Correct or remove "
+                "rows with other labels."
+            )
+        if not any(path.exists() for path in self.paths):
+            raise TrainError(
+                f"None of the {len(self.paths)} images of {self} exists, for example {self.paths[0]}. Write paths "
+                "relative to the folder of the table, or absolute paths."
+            )
+        index = {name: number for number, name in enumerate(classes)}
+        if self.multi_label:
+            labels = torch.zeros(len(self.paths), len(classes), dtype=torch.bool, device="cpu")
+            for row, names in enumerate(self.labels):
+                labels[row, [index[name] for name in names]] = True
+        else:
+            labels = torch.tensor([index[name] for (name,) in self.labels], device="cpu")
+        return ImageData(PreparedImages(self.paths, read, self.file.parent, strict=strict), labels, tuple(classes))
+
+
+def open_data(data: Path, columns: Columns = USUAL) -> Path | Table:
+    """Return a table of labels if `data` is one, otherwise the folder.
+
+    Raises:
+        TrainError: `data` is another file, or the table cannot be read.
+    """
+    if data.suffix.lower() in SUFFIXES and not data.is_dir():
+        return read_table(data, columns)
+    if data.is_file():
+        raise TrainError(f"{data} is not a folder of images. Pass a folder, or a table ({', '.join(SUFFIXES)}).")
+    if columns != USUAL:
+        raise TrainError(f"{data} is not a table ({', '.join(SUFFIXES)}). Omit the options that name columns.")
+    return data
+
+
+def read_table(file: Path, columns: Columns = USUAL) -> Table:
+    """Read a table of labels.
+
+    Raises:
+        TrainError: The file cannot be read, a column is missing, or a cell has no valid value.
+        MissingExtraError: The file is a Parquet file, and pyarrow is not installed.
+    """
+    read = _read_parquet if file.suffix.lower() == ".parquet" else _read_csv
+    names = read(file, None)
+    path = _column(file, names, columns.path, PATHS, "path", "--path-column")
+    if path is None:
+        raise _missing(file, names, f"no column of paths ({', '.join(PATHS)})", "path", "--path-column")
+    split = _column(file, names, columns.split, SPLITS, "split", "--split-column")
+    wanted = _label_columns(file, names, columns.labels, [path, split])
+    cells = read(file, [path, *wanted, *([split] if split else [])])
+    if not cells:
+        raise TrainError(f"{file} has no rows. Add a row for each image.")
+    cells.sort(key=lambda row: Path(str(row[0])).parts)  # as in a folder
+    paths = [_path(file, row[0]) for row in cells]
+    _check_unique(file, paths)
+    parts = [_part_of(file, row[0], row[-1]) for row in cells] if split else []
+    if len(wanted) > 1:
+        labels = [
+            tuple(name for name, cell in zip(wanted, row[1:], strict=False) if _bit(file, row[0], name, cell))
+            for row in cells
+        ]
+        return Table(file, paths, labels, parts, multi_label=True, columns=wanted)
+    separator = _separator(file, [row[1] for row in cells], columns.separator)
+    labels = [_labels(row[1], separator) for row in cells]
+    for row, names_of_row in zip(cells, labels, strict=True):
+        if not separator and len(names_of_row) != 1:
+            raise TrainError(
+                f"{file} has no label for {row[0]}. Add one; or pass separator= (--separator '|') if images may have "
+                "several labels or none."
+            )
+    return Table(file, paths, labels, parts, multi_label=bool(separator))
+
+
+def _column(
+    file: Path, names: Sequence[str], given: str | None, usual: Sequence[str], what: str, option: str
+) -> str | None:
+    """Return the given column, the first column with a usual name, or None."""
+    if given is not None:
+        if given not in names:
+            raise _missing(file, names, f"no column {given}", what, option)
+        return given
+    return next((name for name in names if name.strip().lower() in usual), None)
+
+
+def _label_columns(
+    file: Path, names: Sequence[str], given: Sequence[str], others: Sequence[str | None]
+) -> tuple[str, ...]:
+    """Return the column of labels, or the columns of 0 and 1: by default, all columns that have no other meaning."""
+    for name in given:
+        _column(file, names, name, (), "labels", "--label-column")
+    rest = tuple(name for name in names if name and name not in others)  # pandas writes its index without a name
+    usual = _column(file, rest, None, LABELS, "labels", "--label-column")
+    if given or usual:
+        return tuple(given) or (str(usual),)
+    if len(rest) < 2:
+        raise _missing(file, names, f"no column of labels ({', '.join(LABELS)})", "labels", "--label-column")
+    return rest
+
+
+def _missing(file: Path, names: Sequence[str], problem: str, what: str, option: str) -> TrainError:
+    return TrainError(f"{file} has {problem}; its columns are {listed(names)}. Pass {what}= ({option}).")
+
+
+def _path(file: Path, cell: Any) -> Path:
+    if not isinstance(cell, str) or not cell:
+        raise TrainError(f"{file} has a row with {cell!r} instead of a path. Correct or remove the row.")
+    return file.parent / cell
+
+
+def _check_unique(file: Path, paths: Sequence[Path]) -> None:
+    path, count = Counter(paths).most_common(1)[0]
+    if count > 1:
+        raise TrainError(
+            f"{file} lists {path} {count} times. Write one row for each image, with all labels of the image."
+        )
+
+
+def _part_of(file: Path, path: str, cell: Any) -> str:
+    part = PARTS.get(str(cell).strip().lower())
+    if part is None:
+        raise TrainError(f"{file} has the split {cell!r} for {path}. Write train, val or test.")
+    return part
+
+
+def _bit(file: Path, path: str, column: str, cell: Any) -> bool:
+    value = BITS.get(str(cell).strip().lower())
+    if value is None:
+        raise TrainError(
+            f"{file} has {cell!r} in the column {column} for {path}, but a column for each label contains 0 or 1. "
+            "Correct the cell, or name the columns of labels with labels= (--label-column)."
+        )
+    return value
+
+
+def _separator(file: Path, cells: Sequence[Any], given: str | None) -> str:
+    """Return the separator of the labels, or "" if each image has one label."""
+    if given is not None:
+        return given
+    if any(isinstance(cell, list) for cell in cells):
+        return SEPARATORS[0]
+    found = [mark for mark in SEPARATORS if any(mark in cell for cell in cells if isinstance(cell, str))]
+    if len(found) > 1:
+        raise TrainError(
+            f"{file} has labels with {' and with '.join(found)}. Pass the character between labels as separator= "
+            "(--separator)."
+        )
+    return found[0] if found else ""
+
+
+def _labels(cell: Any, separator: str) -> tuple[str, ...]:
+    """Return the labels of a cell: a list in Parquet, otherwise text."""
+    if isinstance(cell, list):
+        parts = [str(label) for label in cell]
+    else:
+        text = "" if cell is None else str(cell)
+        parts = text.split(separator) if separator else [text]
+    return tuple(label for part in parts if (label := part.strip()))
+
+
+def _read_csv(file: Path, wanted: Sequence[str] | None) -> list[Any]:
+    """Return the names of the columns if `wanted` is None, otherwise the cells of these columns for each row."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:  # Excel writes a byte order mark
+            header = stream.readline()
+            delimiter = max(",;\t", key=header.count)
+            names = next(csv.reader([header], delimiter=delimiter, skipinitialspace=True), [])
+            if wanted is None:
+                return names
+            places = [names.index(name) for name in wanted]
+            rows = []
+            for row in csv.reader(stream, delimiter=delimiter, skipinitialspace=True):
+                if row and len(row) != len(names):
+                    raise TrainError(
+                        f"{file} has {len(row)} cells in a row that begins with {row[0]!r}, but {len(names)} columns. "
+                        "Quote cells that contain the delimiter."
+                    )
+                if row:
+                    rows.append([row[place] for place in places])
+            return rows
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TrainError(f"Cannot read {file}: {error}. Pass a CSV file in UTF-8 with column names.") from error
+
+
+def _read_parquet(file: Path, wanted: Sequence[str] | None) -> list[Any]:
+    """Return the same from a Parquet file."""
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise missing_extra("Reading Parquet", "parquet") from error
+    try:
+        if wanted is None:
+            return list(parquet.read_schema(file).names)
+        table = parquet.read_table(file, columns=list(wanted))
+        return list(map(list, zip(*(table[name].to_pylist() for name in wanted), strict=True)))
+    except (OSError, ValueError) as error:  # pyarrow's errors of damaged files are ValueErrors
+        raise TrainError(f"Cannot read {file}: {error}. Pass a Parquet file.") from error
