@@ -112,7 +112,7 @@ WRONG = [
     ({"image_size": 10**400}, r"image_size must be a positive integer or \(height, width\), got 10+\."),
     ({"image_size": (224, 10**400)}, r"image_size must be a positive integer or \(height, width\), got \(224, 10+\)\."),
     ({"layer_scale": 10**400}, r"layer_scale must be None or a number such as 1e-5, got 10+\."),
-    ({"head_dim": 10**400}, r"head_dim must be None or a positive integer, got 10+\."),
+    ({"head_dim": 10**400}, r"head_dim must be an integer from 1 to 2147483647, got 10+\."),
     (
         {"stem": (10**400,)},
         r"stem must be None or a tuple .* of up to 4 stages, .* got \(10+,\)\.",
@@ -146,7 +146,7 @@ WRONG = [
     ({"rope": {"reference": 1.5}}, r"rope: reference must be None or a positive integer, got 1\.5\."),
     ({"rope": {"order": "ij"}}, r"rope: order must be yx or xy, got 'ij'\."),
     ({"rope": {"learned": 1}}, r"rope: learned must be True or False, got 1\."),
-    ({"pool_heads": 0}, r"pool_heads must be None or a positive integer, got 0\."),
+    ({"pool_heads": 0}, r"pool_heads must be an integer from 1 to 2147483647, got 0\."),
     ({"class_token": 1}, r"class_token must be True or False, got 1\."),
     ({"checkpointing": "yes"}, r"checkpointing must be True or False, got 'yes'\."),
     ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0\."),
@@ -157,7 +157,7 @@ WRONG = [
     ({"norm_eps": 1e6}, r"norm_eps must be a small positive float such as 1e-6, got 1000000\.0\."),
     ({"layer_scale": "1e-5"}, r"layer_scale must be None or a number such as 1e-5, got '1e-5'\."),
     ({"layer_scale": float("inf")}, r"layer_scale must be None or a number such as 1e-5, got inf\."),
-    ({"head_dim": 0}, r"head_dim must be None or a positive integer, got 0\."),
+    ({"head_dim": 0}, r"head_dim must be an integer from 1 to 2147483647, got 0\."),
     (
         {"image_size": 225},
         r"image_size 225 does not divide into patches of 16\..*height 224 or 240, width 224 or 240\.",

@@ -201,9 +201,10 @@ def stem_stride(units: tuple[int, ...] | None) -> int:
 
 
 LEAST = {  # the smallest valid value of each integer field
-    **dict.fromkeys(("patch_size", "dim", "depth", "heads", "mlp_dim", "channels"), 1),
+    **dict.fromkeys(("patch_size", "dim", "depth", "heads", "mlp_dim", "channels", "head_dim", "pool_heads"), 1),
     **dict.fromkeys(("num_classes", "registers", "pre_logits"), 0),
 }
+OPTIONAL = ("head_dim", "pool_heads")  # integers that may be None
 CHOICES = {
     "pool": Pool, "positions": Positions, "resample": Resample, "mlp": Mlp, "input_norm": InputNorm,
     "inner_norm": InnerNorm, "final_norm": FinalNorm,
@@ -215,7 +216,7 @@ def _check_values(c: ViTConfig) -> None:
     """Check the values of all fields that are integers, choices or flags."""
     for name, least in LEAST.items():
         value = getattr(c, name)
-        if type(value) is not int or not least <= value <= LARGEST:
+        if (type(value) is not int or not least <= value <= LARGEST) and not (value is None and name in OPTIONAL):
             raise ConfigError(f"{name} must be an integer from {least} to {LARGEST}, got {value!r}.")
     for name, kind in CHOICES.items():
         value = getattr(c, name)
@@ -249,10 +250,6 @@ def _check_numbers(c: ViTConfig) -> None:
     scale = 0 if c.layer_scale is None else c.layer_scale
     if type(scale) not in (int, float) or not abs(scale) <= LARGEST:
         raise ConfigError(f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}.")
-    for name in ("head_dim", "pool_heads"):
-        value = getattr(c, name)
-        if value is not None and (type(value) is not int or not 1 <= value <= LARGEST):
-            raise ConfigError(f"{name} must be None or a positive integer, got {value!r}.")
     if not isinstance(c.rope, Rotation | None):
         raise ConfigError(f"rope must be None or a Rotation, got {c.rope!r}.")
 

@@ -13,10 +13,9 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from io import FileIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import safetensors
 import torch
@@ -279,7 +278,7 @@ def naming_damage(file: Path) -> Iterator[None]:
 
 def _open_safetensors(file: Path, stack: ExitStack) -> tuple[dict[str, Entry], dict[str, str]]:
     """Return the tensors of a safetensors file in file order, and its metadata."""
-    opened = stack.enter_context(FileIO(file))
+    opened = stack.enter_context(open(file, "rb"))
     length = int.from_bytes(opened.read(8), "little")
     if length > MAX_HEADER:
         raise ValueError(f"the header has {length} bytes, but at most {MAX_HEADER} are supported")
@@ -309,15 +308,12 @@ def metadata_of(file: Path) -> dict[str, str]:
         return opened.metadata() or {}
 
 
-def _read_bytes(opened: FileIO, start: int, shape: Shape, dtype: str) -> Tensor:
+def _read_bytes(opened: BinaryIO, start: int, shape: Shape, dtype: str) -> Tensor:
     tensor = torch.empty(shape, dtype=FLOATS[dtype], device="cpu")
-    missing = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
     opened.seek(start)
-    while missing:
-        count = opened.readinto(missing)
-        if not count:
-            raise EOFError("the file ends early")
-        missing = missing[count:]
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    if opened.readinto(memory) < tensor.nbytes:  # type: ignore[attr-defined]
+        raise EOFError("the file ends early")
     return tensor
 
 

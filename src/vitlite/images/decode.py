@@ -181,9 +181,8 @@ def _open(file: Any, channels: int, at_least: tuple[int, int] | None, background
     from PIL import Image
 
     file = io.BytesIO(file) if isinstance(file, BYTES) else file
-    with Image.open(
-        file, formats=["HEIF"] if heif else OF_PILLOW
-    ) as image:  # closes only the file; the pixels stay valid
+    formats = ["HEIF"] if heif else OF_PILLOW
+    with Image.open(file, formats=formats) as image:  # closes only the file; the pixels stay valid
         pixels = image.width * image.height
         if Image.MAX_IMAGE_PIXELS and pixels > Image.MAX_IMAGE_PIXELS:  # Pillow only warns below twice the limit
             raise ImageError(

@@ -150,16 +150,14 @@ def _before_crop(size: tuple[int, int], share: float) -> tuple[int, int]:
 
 
 def _check_sizes(transform: TransformConfig) -> None:
-    for name in ("size", "resize", "cut"):
-        value = getattr(transform, name)
-        if name == "cut" and value is None:
-            continue
+    sizes = {"size": transform.size, "resize": transform.resize, "cut": transform.cropped}
+    for name, value in sizes.items():
         is_pair = isinstance(value, tuple) and len(value) == 2
         if not is_pair or not all(type(side) is int and 0 < side <= SIDE for side in value):
             raise ConfigError(
                 f"TransformConfig: {name} must be (height, width) in pixels, each from 1 to {SIDE}, got {value!r}."
             )
-    size, cropped, resize = transform.size, transform.cropped, transform.resize
+    size, resize, cropped = sizes.values()
     if cropped[0] > resize[0] or cropped[1] > resize[1]:
         raise ConfigError(f"TransformConfig: a crop of {cropped} does not fit in an image resized to {resize}.")
     if size[0] > cropped[0] or size[1] > cropped[1]:

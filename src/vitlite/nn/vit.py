@@ -253,7 +253,7 @@ class ViT(TimmInterface, nn.Module):
             patches = patches.reshape(images.shape[0], *table.shape[1:])
         prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
         tokens = self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
-        return tokens, [()] * config.depth if config.rope is None else self._rotations(grid, config.rope)
+        return tokens, self._rotations(grid, config.rope) if config.rope else [()] * config.depth
 
     def _rotations(self, grid: tuple[int, int], rope: Rotation) -> Sequence[tuple[Tensor, ...]]:
         """Return the rotation of each block for a grid."""
