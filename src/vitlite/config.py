@@ -26,7 +26,7 @@ class Rotation:
 
     temperature: float = 10000.0
     unit: Literal["patches", "image"] = "patches"  # "image": DINOv3's, the centres of patches from -2 pi to 2 pi
-    reference: int | None = None  # patches of the grid onto whose length every grid is scaled; None: no scaling
+    reference: int | None = None  # multiply positions by reference / patches of the side; None: no scaling
     offset: float = 0.0  # position of the first patch
     order: Literal["yx", "xy"] = "yx"  # which of row and column the first pairs use
     pairs: Literal["adjacent", "halves"] = "adjacent"  # "halves": a pair has one channel of each half of the head
@@ -55,7 +55,7 @@ DINOV3_ROPE = Rotation(temperature=100.0, unit="image", pairs="halves")
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """The configuration of a `ViT`. At least one public checkpoint needs each field."""
+    """The configuration of a `ViT`. At least one public checkpoint needs each field, except the last three."""
 
     image_size: int | tuple[int, int] = 224  # pixels: one side of a square, or (height, width)
     patch_size: int = 16  # side of a patch in pixels; with a stem, the stem's stride times the projection's kernel size
@@ -84,7 +84,7 @@ class ViTConfig:
     # "tokens": a norm before the blocks, and no bias of the patch projection (CLIP). "patches": norms before and after
     # the patch projection (vit-pytorch).
     input_norm: InputNorm = "none"
-    inner_norm: InnerNorm = "none"  # before the output projection: "mlp" (EVA-02), or "both" in attention, too (BEiT-3)
+    inner_norm: InnerNorm = "none"  # before the output projection of "mlp" (EVA-02) or "both", with attention (BEiT-3)
     # "tokens": before pooling. "pooled": after pooling. "pooled_plain": after pooling, without weights (Qwen3).
     final_norm: FinalNorm = "tokens"
     stem: tuple[int, ...] | None = None  # hybrids: units in each stage of the ResNet; (): only its first layers

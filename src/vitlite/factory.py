@@ -195,6 +195,7 @@ def _load_model(location: Location, given: Metadata, options: LoadOptions, name:
     """
     with open_weights(location.path) as file:
         if len(file.files) == 1:
+            # After a download, the cache knows the hash. Local files and the embedded model are hashed here.
             sha256 = storage.check_sha256(file.files[0], location.sha256)
         else:
             hashes = "".join(storage.sha256_of(path) for path in file.files)
@@ -224,7 +225,7 @@ def _load_model(location: Location, given: Metadata, options: LoadOptions, name:
         if options.image_size is not None:
             transform = transform.scaled(target.size)
         model.preprocess = transform.in_whole_patches(target.patch_size)
-    model.__dict__["_sample"] = sample_of(model)  # for `hash_of_weights`
+    model.loaded_sample = sample_of(model)
     return model.eval()
 
 
@@ -266,9 +267,9 @@ def _labels(own: Metadata, given: Metadata, location: Location, num_classes: int
     if labels is None and not error and not own.is_vitlite:
         labels, error = given.labels, given.labels_error
         # timm's own repositories have no labels in config.json. The registry knows the labels of these repositories.
-        alias = registry.ALIASES.get(own.architecture)
-        if labels is None and alias is not None and registry.RECORDS[alias].repo == location.repo:
-            labels = registry.RECORDS[alias].labels
+        name = registry.ALIASES.get(own.architecture)
+        if labels is None and name is not None and registry.RECORDS[name].repo == location.repo:
+            labels = registry.RECORDS[name].labels
     if labels is not None and len(labels) != num_classes:
         return None, f"there are {len(labels)} labels but {num_classes} classes"
     return labels, (error if labels is None else "")

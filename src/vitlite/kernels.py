@@ -4,6 +4,8 @@ For float32, torch uses MKL, which is far slower on some CPUs. `kernel_choice` s
 rule, so that all processes on a machine compute the same bits. The operators are private to torch. Each operator is
 compared with the public operator before its first use in a process. VITLITE_KERNELS=torch disables all of them.
 
+Importing this module also limits torch to one thread in forked processes.
+
 Shapes: b images, n tokens, d inputs, k outputs.
 """
 
@@ -17,9 +19,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.nn.modules import module as torch_module
 
 from vitlite.errors import ConfigError
 
@@ -127,10 +130,14 @@ def is_fast_in(dtype: torch.dtype) -> bool | None:
 # ---- linear layers of an eager model
 
 
-def should_use_linear(x: Tensor, weight: Tensor) -> bool:
-    """Return whether to call `linear` instead of F.linear: for plain float32 inference on CPUs where it is faster."""
+def should_use_linear(layer: nn.Linear, x: Tensor) -> bool:
+    """Return whether to call `linear` instead of the layer: for plain float32 inference on CPUs where it is faster."""
+    weight = layer.weight
     return (
-        x.dtype is weight.dtype is torch.float32
+        type(layer) is nn.Linear  # not a subclass, such as an adapter
+        and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__)
+        and not (torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
+        and x.dtype is weight.dtype is torch.float32
         and x.is_cpu
         and {type(x), type(weight)} <= {Tensor, Parameter}  # no fake, sharded or quantised tensors
         and not torch.is_grad_enabled()

@@ -115,11 +115,11 @@ def folder_obstacle(folder: Path) -> str:
 
 @contextmanager
 def lock(path: Path, *, timeout: float | None = None) -> Iterator[None]:
-    """Hold a lock. The lock file is removed at the end.
+    """Hold a lock. The lock file is removed at the end, unless other processes may be waiting for it.
 
     Args:
         path: The lock file. The folder must exist.
-        timeout: The maximum number of seconds to wait for the lock. None waits without a limit.
+        timeout: The maximum number of seconds to wait for the lock. None waits without a limit and keeps the file.
 
     Raises:
         TimeoutError: Another process held the lock during this time.
@@ -131,8 +131,9 @@ def lock(path: Path, *, timeout: float | None = None) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(OSError):  # on Windows, filelock has removed the file
-                path.unlink()
+            if timeout is not None:
+                with suppress(OSError):  # on Windows, filelock has removed the file
+                    path.unlink()
 
 
 def cache_folder() -> Path:
@@ -181,9 +182,9 @@ def sha256_of(path: Path) -> str:
     known = _remembered(path)
     if known:
         return str(known["sha256"])
-    stat, digest = _hash_file(path)
-    remember(path, stat, digest)
-    return digest
+    stat, found = _hash_file(path)
+    remember(path, stat, found)
+    return found
 
 
 def check_sha256(path: Path, expected: str | None) -> str:
@@ -239,7 +240,8 @@ def hash_of(path: Path, digest: Any) -> str:
 
 def _hash_file(path: Path) -> tuple[os.stat_result, str]:
     try:
-        return path.stat(), hash_of(path, hashlib.sha256())
+        before = path.stat()  # a change during hashing then makes the cache entry outdated
+        return before, hash_of(path, hashlib.sha256())
     except OSError as error:
         raise DownloadError(f"Cannot read {path}: {error.strerror}. Check the path and its permissions.") from None
 

@@ -108,7 +108,7 @@ def test_a_transform_that_was_saved_scales_as_the_one_that_was_read(
 def test_a_share_that_nobody_said_is_guessed_once(tmp_path: Path) -> None:
     """224 of 248 are .9 of it as well as .903, which at other sizes is something else."""
     transform = replace(TRANSFORM, size=(224, 224), resize=(248, 248))
-    assert transform.share is None
+    assert transform.crop_pct is None
     assert "share" not in metadata_content(TINY, None, transform)["vitlite"]["preprocess"]
     config = json.loads(json.dumps(metadata_content(TINY.replace(image_size=224), None, transform)))
     of_vitlite = beside(tmp_path, config)
@@ -121,12 +121,12 @@ def test_a_share_that_nobody_said_is_guessed_once(tmp_path: Path) -> None:
 
 
 def test_a_share_of_other_sizes_is_none() -> None:
-    transform = replace(TRANSFORM, size=(224, 224), resize=(240, 240), share=0.93)
-    assert transform.share == 0.93
+    transform = replace(TRANSFORM, size=(224, 224), resize=(240, 240), crop_pct=0.93)
+    assert transform.crop_pct == 0.93
     changed = replace(transform, resize=(256, 256))
-    assert changed.share is None
+    assert changed.crop_pct is None
     assert changed.scaled((448, 448)).resize == (512, 512)
-    assert transform == replace(transform, share=None)  # the same pixels
+    assert transform == replace(transform, crop_pct=None)  # the same pixels
     for share in (0, 1.5, "much"):
         with pytest.raises(ConfigError, match="share must be from 1e-06 to 1, got"):
             transform_from_vitlite(transform.to_dict() | {"share": share})

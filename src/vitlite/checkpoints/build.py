@@ -73,9 +73,9 @@ class Source:
 
 
 class BuildOptions(NamedTuple):
-    """The model to build. The config contains the changes that the caller asked for."""
+    """The model to build."""
 
-    config: ViTConfig
+    target: ViTConfig  # the config of the weights with the changes that the caller asked for
     new_head: bool  # True: a head of zeros instead of the trained head
     device: torch.device
     dtype: torch.dtype
@@ -104,8 +104,8 @@ def build(
         CheckpointError: The tensors do not fit the config, or the file is damaged.
     """
     with torch.device("cpu"):  # reading must not depend on the default device
-        model = model_on_meta(options.config)
-        check_tensors(file, mapping, model if options.config == config else model_on_meta(config))
+        model = model_on_meta(options.target)
+        check_tensors(file, mapping, model if options.target == config else model_on_meta(config))
         for name in mapping.dropped:
             if name.endswith(".periods"):
                 _check_periods(file, name)
@@ -113,7 +113,7 @@ def build(
         state: dict[str, Tensor] = {}
         resampled: dict[str, tuple[Shape, Shape]] = {}
         position = {name: i for i, name in enumerate(file.entries)}
-        parts: dict[str, Tensor] = {}  # tensors that the next tensor may also need
+        parts: dict[str, Tensor] = {}  # of the last tensor; the next tensor may be other rows of the same part
         in_file_order = sorted(([position[part] for part in t.parts], name) for name, t in mapping.tensors.items())
         for _, name in in_file_order:
             tensor = mapping.tensors[name]
@@ -121,7 +121,9 @@ def build(
                 continue
             parts = {part: parts[part] if part in parts else file.read(part) for part in tensor.parts}
             value = _combine(tensor, parts, mapping.patch_size)
-            adapted = _adapt(name, value, config, options.config)
+            if tensor.row is None:
+                parts = {}  # frees memory if the dtype changes
+            adapted = _adapt(name, value, config, options.target)
             if adapted is not value:
                 resampled[name] = tensor.shape, shapes[name]
             state[name] = adapted.to(options.dtype)
@@ -186,13 +188,11 @@ def _check_periods(file: WeightsFile, name: str) -> None:
 
 
 def _combine(tensor: MappedTensor, parts: dict[str, Tensor], patch_size: int | None) -> Tensor:
-    """Return a tensor of the model, made from tensors of the file. A tensor used unchanged is removed from `parts`."""
+    """Return a tensor of the model, made from tensors of the file."""
     if tensor.op == "identity":
         return torch.eye(tensor.shape[0])
     if not parts:
         return torch.zeros(tensor.shape)
-    if tensor.op == "same" and tensor.row is None:
-        return parts.pop(tensor.parts[0])  # free the memory if the dtype changes
     values = [parts[name] if tensor.row is None else parts[name][tensor.row] for name in tensor.parts]
     return OPS[tensor.op](values, patch_size).contiguous()
 

@@ -41,11 +41,10 @@ def hash_of_weights(model: ViT) -> str:
 
 def hash_of_file(model: ViT) -> str | None:
     """Return the sha256 of the file that the weights came from, or None without a file or after a modification."""
-    loaded: Tensor | None = model.__dict__.get("_sample")
-    if model.source is None or loaded is None or find_difference(model):
+    if model.source is None or model.loaded_sample is None or find_difference(model):
         return None
     now = sample_of(model)
-    return model.source.sha256 if torch.equal(loaded.to(now.dtype), now) else None
+    return model.source.sha256 if torch.equal(model.loaded_sample.to(now.dtype), now) else None
 
 
 def hash_of_answers(model: ViT) -> str:

@@ -21,7 +21,8 @@ def fetch_record(record: registry.Record) -> Location:
     if record.file:
         return Location(registry.embedded(record.file), sha256=record.sha256, verified="record")
     got = download.fetch(record.repo, record.filename, revision=record.commit, sha256=record.sha256, prefer_cache=True)
-    return Location(got.path, None, record.repo, got.commit, got.sha256, got.verified)
+    # Without metadata: the record describes the weights, not the config.json of the repository.
+    return Location(got.path, repo=record.repo, commit=got.commit, sha256=got.sha256, verified=got.verified)
 
 
 def fetch_repository(source: str) -> Location | None:

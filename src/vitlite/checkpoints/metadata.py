@@ -80,7 +80,7 @@ def transform_from_record(record: Record, size: tuple[int, int]) -> TransformCon
         interpolation=record.interpolation,
         mean=record.mean,
         std=record.std,
-        share=record.crop_pct,
+        crop_pct=record.crop_pct,
     )
     whole = transform.in_whole_patches(record.config.patch_size)
     return whole if whole.size == size else transform.scaled(size)

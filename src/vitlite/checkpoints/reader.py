@@ -59,7 +59,7 @@ class WeightsFile(NamedTuple):
     files: Sequence[Path]  # the files that contain the tensors
     entries: Mapping[str, Entry]  # the tensors by name, in file order
     shapes: Mapping[str, Shape]
-    metadata: Mapping[str, str]  # from the header of a safetensors file
+    metadata: Mapping[str, str]  # from the header of a safetensors file; empty for shards
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor."""
@@ -158,7 +158,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                 if file.suffix == ".npz":
                     found = _open_npz(file, stack)
                 else:
-                    found, metadata = _open_safetensors(file, stack)  # only used for single files
+                    found, metadata = _open_safetensors(file, stack)
                 if len(found) > MAX_TENSORS or any(len(name) > MAX_NAME for name in found):
                     raise ValueError(f"more than {MAX_TENSORS} tensors, or names longer than {MAX_NAME} characters")
             twice = sorted(entries.keys() & found.keys())
@@ -172,7 +172,7 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                     f"{path} lists {min(missing)}, which no shard contains. Download the index and all shards again."
                 )
         shapes = {name: entry.shape for name, entry in entries.items()}
-        yield WeightsFile(path, files, entries, shapes, metadata)
+        yield WeightsFile(path, files, entries, shapes, metadata if len(files) == 1 else {})
 
 
 def files_of(path: Path) -> tuple[Path, list[Path]]:
@@ -278,11 +278,11 @@ def naming_damage(file: Path) -> Iterator[None]:
 
 def _open_safetensors(file: Path, stack: ExitStack) -> tuple[dict[str, Entry], dict[str, str]]:
     """Return the tensors of a safetensors file in file order, and its metadata."""
-    opened = stack.enter_context(open(file, "rb"))
+    opened = stack.enter_context(file.open("rb"))
     length = int.from_bytes(opened.read(8), "little")
     if length > MAX_HEADER:
         raise ValueError(f"the header has {length} bytes, but at most {MAX_HEADER} are supported")
-    metadata = metadata_of(file)
+    metadata = checked_metadata(file)
     header = json.loads(opened.read(length))
     header.pop("__metadata__", None)
     entries = {}
@@ -294,8 +294,8 @@ def _open_safetensors(file: Path, stack: ExitStack) -> tuple[dict[str, Entry], d
     return entries, metadata
 
 
-def metadata_of(file: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file. The library also checks the dtypes, shapes and offsets of all tensors.
+def checked_metadata(file: Path) -> dict[str, str]:
+    """Let the safetensors library check the header of a file, and return the metadata in it.
 
     Raises:
         Exception: The file is damaged. `naming_damage` handles the exceptions of the library.
@@ -311,7 +311,7 @@ def metadata_of(file: Path) -> dict[str, str]:
 def _read_bytes(opened: BinaryIO, start: int, shape: Shape, dtype: str) -> Tensor:
     tensor = torch.empty(shape, dtype=FLOATS[dtype], device="cpu")
     opened.seek(start)
-    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())  # as numpy would, which is optional
     if opened.readinto(memory) < tensor.nbytes:  # type: ignore[attr-defined]
         raise EOFError("the file ends early")
     return tensor

@@ -89,7 +89,8 @@ def understand(
     try:
         if own == Metadata() and given.fields.keys() == set(FIELDS) and (given.format or "").startswith("timm"):
             config = ViTConfig(**given.fields)
-            if file.shapes == parameter_shapes(model_on_meta(config)):  # an exact match
+            # A checkpoint of the zoo whose tensors have our names: nothing has to be inferred.
+            if file.shapes == parameter_shapes(model_on_meta(config)):
                 file.check_dtypes(list(file.shapes))
                 return map_own_names(file.shapes), Resolved(config, dict.fromkeys(FIELDS, given.source))
         patch_size = own.fields.get("patch_size", given.fields.get("patch_size"))

@@ -23,7 +23,7 @@ from vitlite.checkpoints.fingerprint import bytes_of
 from vitlite.checkpoints.formats.timm import timm_cannot_read
 from vitlite.checkpoints.formats.vitlite import metadata_content
 from vitlite.checkpoints.metadata import CONFIG, ID, PREPROCESSOR
-from vitlite.checkpoints.reader import FLOATS, INDEX, WEIGHTS, metadata_of, naming_damage, path_of
+from vitlite.checkpoints.reader import FLOATS, INDEX, WEIGHTS, checked_metadata, naming_damage, path_of
 from vitlite.errors import CheckpointError, DownloadError, VitliteError
 from vitlite.images.transform import transform_to_save
 from vitlite.nn.vit import ViT
@@ -129,7 +129,7 @@ def check_overwrite(folder: Path) -> None:
 def _is_ours(file: Path) -> bool:
     try:
         with naming_damage(file):
-            return ID in (metadata_of(file) if file.suffix == ".safetensors" else read_json(file))
+            return ID in (checked_metadata(file) if file.suffix == ".safetensors" else read_json(file))
     except VitliteError:
         return False
 

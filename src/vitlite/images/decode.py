@@ -91,7 +91,7 @@ def decode(
     if isinstance(image, dict):
         image = image["bytes"] if image.get("bytes") is not None else image.get("path", image)
     opened = hasattr(image, "getexif")
-    # The shape of numpy's strings is empty.
+    # numpy.str_, which may be a path, also has an array interface, with the shape ().
     if isinstance(image, Tensor) or (not opened and getattr(image, "__array_interface__", {}).get("shape")):
         return _from_array(image, channels)
     try:

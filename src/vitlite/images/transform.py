@@ -31,7 +31,7 @@ NUMBERS = {  # the valid range of each field; all results are finite in float32
     "mean": (-1e6, 1e6),
     "std": (1e-6, 1e6),
     "scale": (1e-9, 1e6),
-    "share": (1e-6, 1.0),
+    "crop_pct": (1e-6, 1.0),
 }
 COLOUR = re.compile("white|black|#[0-9a-fA-F]{6}")
 DRAFT = 2  # quick_decode decodes at this many times the resized height and width, or more
@@ -58,7 +58,7 @@ class TransformConfig:
     margin: Margin = "nearest"
     background: str | None = None  # behind transparent pixels: "white", "black" or "#rrggbb"; None drops alpha
     cut: tuple[int, int] | None = None  # height and width of the crop if the model uses only its upper left part
-    share: float | None = field(default=None, compare=False)  # ratio of crop size to resized size; None: unknown
+    crop_pct: float | None = field(default=None, compare=False)  # crop size / resized size, if known
 
     def __post_init__(self) -> None:
         for name in ("mean", "std", "cut"):
@@ -66,8 +66,8 @@ class TransformConfig:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_sizes(self)
         _check_values(self)
-        if self.share is not None and _before_crop(self.cropped, self.share) != self.resize:
-            object.__setattr__(self, "share", None)  # outdated, because dataclasses.replace changed the sizes
+        if self.crop_pct is not None and _before_crop(self.cropped, self.crop_pct) != self.resize:
+            object.__setattr__(self, "crop_pct", None)  # outdated, because dataclasses.replace changed the sizes
 
     @property
     def cropped(self) -> tuple[int, int]:
@@ -77,7 +77,7 @@ class TransformConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that affect the pixels, as a dictionary that can be written as JSON."""
         fields = asdict(self)
-        del fields["share"]
+        del fields["crop_pct"]
         return {name: value for name, value in fields.items() if value is not None}
 
     def in_whole_patches(self, patch: int) -> "TransformConfig":
@@ -102,27 +102,27 @@ class TransformConfig:
         ...                 mean=(0.5,), std=(0.5,)).scaled((384, 384)).resize  # in timm: crop_pct=0.9
         (426, 426)
         """
-        if self.cut is not None and size == self.size:
+        if self.cut is not None and size == self.size:  # otherwise, the cut would be lost
             return self
-        share = self.crop_share()
-        if share:
-            return replace(self, size=size, cut=None, resize=_before_crop(size, share), share=share)
+        crop_pct = self.find_crop_pct()
+        if crop_pct:
+            return replace(self, size=size, cut=None, resize=_before_crop(size, crop_pct), crop_pct=crop_pct)
         (crop_height, crop_width), (height, width) = self.cropped, self.resize
         resize = height * size[0] // crop_height, width * size[1] // crop_width  # the ratios of the sides differ
         return replace(self, size=size, cut=None, resize=resize)
 
-    def crop_share(self) -> float | None:
+    def find_crop_pct(self) -> float | None:
         """Return the ratio of crop size to resized size, or None if no single ratio fits height and width.
 
-        The ratio is `share` if known, otherwise the number with the fewest digits that fits.
+        The ratio is `crop_pct` if known, otherwise the number with the fewest digits that fits.
         """
-        if self.share:
-            return self.share
+        if self.crop_pct:
+            return self.crop_pct
         for digits in range(1, 9):
             sides = (crop * 10**digits // before for crop, before in zip(self.cropped, self.resize, strict=True))
-            share = min(sides) / 10**digits
-            if share and _before_crop(self.cropped, share) == self.resize:
-                return share
+            crop_pct = min(sides) / 10**digits
+            if crop_pct and _before_crop(self.cropped, crop_pct) == self.resize:
+                return crop_pct
         return None
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
@@ -144,9 +144,9 @@ class TransformConfig:
         return left, top, left + self.size[1], top + self.size[0]
 
 
-def _before_crop(size: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return the resized height and width for a crop size and a share. timm rounds down, too."""
-    return math.floor(size[0] / share), math.floor(size[1] / share)
+def _before_crop(size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
+    """Return the resized height and width for a crop size. timm rounds down, too."""
+    return math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
 
 
 def _check_sizes(transform: TransformConfig) -> None:
@@ -169,8 +169,8 @@ def _check_values(transform: TransformConfig) -> None:
         value = getattr(transform, name)
         if value not in get_args(choices):
             raise ConfigError(f"TransformConfig: {name} must be one of {get_args(choices)}, got {value!r}.")
-    share = 1.0 if transform.share is None else transform.share
-    numbers = {"mean": transform.mean, "std": transform.std, "scale": (transform.scale,), "share": (share,)}
+    crop_pct = 1.0 if transform.crop_pct is None else transform.crop_pct
+    numbers = {"mean": transform.mean, "std": transform.std, "scale": (transform.scale,), "crop_pct": (crop_pct,)}
     for name, values in numbers.items():
         low, high = NUMBERS[name]
         are_numbers = isinstance(values, tuple) and all(isinstance(value, (int, float)) for value in values)
@@ -209,7 +209,7 @@ class Preprocess:
     """
 
     transform: TransformConfig
-    model: Any = field(repr=False)  # a ViT or a `Target`
+    model: Any = field(repr=False)  # a ViT, a `Target`, or None while a model stores this object
     quick_decode: bool = False  # decode large JPEG files at a reduced size, at least twice the size after resizing
 
     def __call__(self, images: Any) -> Tensor:

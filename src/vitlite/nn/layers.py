@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from vitlite import kernels
 from vitlite.config import ViTConfig
@@ -23,12 +22,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
     A layer that does more than multiply, such as an adapter or a layer with hooks, is called as usual.
     """
-    hooks = layer._forward_hooks or layer._forward_pre_hooks
-    hooks = hooks or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-    plain = type(layer) is nn.Linear and not hooks and "forward" not in layer.__dict__
-    if plain and kernels.should_use_linear(x, layer.weight):
-        return kernels.linear(x, layer.weight, layer.bias)
-    return layer(x)
+    return kernels.linear(x, layer.weight, layer.bias) if kernels.should_use_linear(layer, x) else layer(x)
 
 
 class PatchEmbed(nn.Module):

@@ -38,7 +38,7 @@ def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -
     else:
         if image.device.type == "mps":  # antialiased bicubic is not implemented
             image = image.cpu()
-        # For a grid one patch wide, torch's antialiasing is wrong unless the memory format is channels last.
+        # For a grid one patch wide, torch's antialiasing is wrong unless the memory is channels last, as (h, w, d) is.
         image = image.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
         resized = F.interpolate(image, size=new, **RESAMPLE[method]).permute(0, 2, 3, 1)
     patches = rearrange(resized, "1 h w d -> 1 (h w) d").to(table.device, table.dtype)
@@ -58,7 +58,7 @@ def _resize_by_matmul(image: Tensor, new: Grid, mode: str, antialias: bool, alig
         weights = _interpolation_weights(old, side, mode, antialias, align_corners).to(image.device)
         if not antialias:  # repeat the border
             image = image[:, :, torch.arange(-2, old + 2, device=image.device).clamp(0, old - 1)]
-        image = (weights @ image).transpose(1, 2)
+        image = (weights @ image).transpose(1, 2)  # (1, h, w, d) -> (1, w, h, d), and back in the second round
     return image
 
 
@@ -70,7 +70,7 @@ def _interpolation_weights(old: int, new: int, mode: str, antialias: bool, align
         centres = rows * (old - 1) / (count - 1).clamp(min=1)
     else:
         centres = (rows + 0.5) * old / count - 0.5
-    if antialias:  # shrinking averages over as many rows as it removes
+    if antialias:  # shrinking widens the kernel by old / new
         distances = ((torch.arange(old) - centres) / (old / count).clamp(min=1)).abs()
     else:
         distances = (torch.arange(-2, old + 2) - centres).abs()
@@ -133,7 +133,7 @@ def rotate(x: Tensor, adjacent: bool, cosines: Tensor, sines: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class PositionTables:
-    """A cache of the position tables of one model. In inference, each table is computed once per grid.
+    """A cache of the position tables of one model. In inference on a CPU, each table is computed once per grid.
 
     Copies and pickles of the model start with an empty cache. A full cache is replaced by a new dictionary, because
     another thread may be reading the old one.
@@ -152,6 +152,7 @@ class PositionTables:
         learns = table.requires_grad and torch.is_grad_enabled()
         if learns or table.device.type != "cpu" or not _is_plain_parameter(table):  # comparing would block a GPU
             return resample_positions(table, grid, new, method)
+        # The values are compared, because changes through `.data` do not change the version of a tensor.
         if self.resampled is None or not _is_same(self.resampled[0], table):
             self.resampled = table.detach().clone(), {}
         copy, tables = self.resampled

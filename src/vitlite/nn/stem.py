@@ -18,7 +18,7 @@ GROUPS = 32  # number of groups in each group norm
 class StandardConv(nn.Conv2d):
     """A convolution with standardised filters: (b, c, h, w) -> (b, d, h / stride, w / stride).
 
-    The padding is TensorFlow's "same": an odd number of pixels has the larger half at the right and the bottom.
+    For sizes that the stride divides, the padding is TensorFlow's "same", with the larger half at the right and bottom.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:

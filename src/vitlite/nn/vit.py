@@ -1,7 +1,8 @@
 """The Vision Transformer: images become tokens, blocks mix the tokens, and the head classifies a pooled vector.
 
-Shapes: b images, c channels, n tokens, d width of a token, k classes. State-dict keys are timm's, with three
-exceptions: `reg_token` also holds DeiT's distillation token, and timm has no `pre_logits` or `patch_embed.norm_in`.
+Shapes: b images, c channels, n tokens, d width of a token, k classes. State-dict keys are those of timm's
+VisionTransformer, with three exceptions: `reg_token` also holds DeiT's distillation token, and timm has no
+`pre_logits` or `patch_embed.norm_in`.
 """
 
 import math
@@ -74,6 +75,7 @@ class ViT(TimmInterface, nn.Module):
         self.labels: Sequence[str] | None = None  # names of the classes
         self.scores: Scores = "softmax"  # "sigmoid": each class by itself
         self.source: Source | Any = None  # where the weights came from; None: random initialisation
+        self.loaded_sample: Tensor | None = None  # some of the loaded values, to detect later changes
         self.preprocess = None  # calls the setter below
 
         self.patch_embed = PatchEmbed(config)
@@ -108,7 +110,7 @@ class ViT(TimmInterface, nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Return the vector that the head classifies, one per image: (b, c, h, w) -> (b, embed_dim)."""
         x, rotations = self._tokens(images)
-        for block, rotation in zip(self.blocks, rotations, strict=False):
+        for block, rotation in zip(self.blocks, rotations, strict=True):
             x = block(x, *rotation)
         x = self.fc_norm(self._pool(x))
         return self.pre_logits(x).tanh() if self.config.pre_logits else x
@@ -124,7 +126,7 @@ class ViT(TimmInterface, nn.Module):
         wanted = self._layers(layers)
         x, rotations = self._tokens(images)
         outputs = {}
-        for i, (block, rotation) in enumerate(zip(self.blocks, rotations, strict=False)):
+        for i, (block, rotation) in enumerate(zip(self.blocks, rotations, strict=True)):
             x = block(x, *rotation)
             if i in wanted:
                 outputs[i] = self.norm(x) if norm else x
@@ -202,13 +204,15 @@ class ViT(TimmInterface, nn.Module):
 
         save(self, folder)
 
+    # The stored `Preprocess` has no model, because a reference cycle would delay freeing the memory of the model. Each
+    # access returns a copy with the model.
     @property
     def preprocess(self) -> "Preprocess":
         """The function that turns one image or a list of images into an input tensor for the model."""
         from vitlite.images import Preprocess
 
-        kept: Any = self.__dict__["_preprocess"]  # has no model; a reference cycle would delay freeing its memory
-        return kept.replace(model=self) if isinstance(kept, Preprocess) else kept
+        stored: Any = self.__dict__["_preprocess"]
+        return stored.replace(model=self) if isinstance(stored, Preprocess) else stored
 
     @preprocess.setter
     def preprocess(self, way: "Callable[[Any], Tensor] | TransformConfig | None") -> None:
@@ -243,24 +247,23 @@ class ViT(TimmInterface, nn.Module):
         cls: Tensor | None = self.cls_token
         positions = self._positions(grid)
         if positions is not None:
-            table = positions[:, -patches.shape[1] :]
+            n, width = patches.shape[1:]  # the width is not config.dim if the model was pruned
             if cls is not None and config.cls_position:
-                cls = cls + positions[:, : -table.shape[1]]
-            # Rows and columns are added as two axes, so that a traced model refuses another grid.
-            given = config.grid if positions is self.pos_embed else grid
-            # The width is not config.dim if the model was pruned.
-            patches = patches.view(-1, *grid, patches.shape[2]) + table.view(1, *given, patches.shape[2])
-            patches = patches.reshape(images.shape[0], *table.shape[1:])
+                cls = cls + positions[:, :-n]
+            # Add as (b, h, w, d), so that a traced model raises an error for another grid with as many patches.
+            table_grid = config.grid if positions is self.pos_embed else grid
+            table = positions[:, -n:].view(1, *table_grid, width)
+            patches = (patches.view(-1, *grid, width) + table).flatten(1, 2)
         prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
         tokens = self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
-        return tokens, self._rotations(grid, config.rope) if config.rope else [()] * config.depth
+        return tokens, self._rotations(grid, config.rope) if config.rope else [()] * len(self.blocks)
 
     def _rotations(self, grid: tuple[int, int], rope: Rotation) -> Sequence[tuple[Tensor, ...]]:
         """Return the rotation of each block for a grid."""
         if self.rope is not None:
-            return self.rope(grid)
+            return self.rope(grid)[: len(self.blocks)]
         config, weight = self.config, self.patch_embed.proj.weight
-        return [self.tables.rotation(weight, grid, config.prefix_tokens, config.head_width, rope)] * config.depth
+        return [self.tables.rotation(weight, grid, config.prefix_tokens, config.head_width, rope)] * len(self.blocks)
 
     def _grid(self, images: Tensor) -> tuple[int, int]:
         p = self.config.patch_size
@@ -345,7 +348,7 @@ def _head(config: ViTConfig) -> nn.Module:
 
 
 def initialise(model: ViT) -> None:
-    """Initialise the weights with the distributions of google-research/vision_transformer."""
+    """Initialise the weights as google-research/vision_transformer does. Other parameters are small random numbers."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "head":
             outputs = module.out_features // stacked_matrices(f"{name}.weight", model.config)
@@ -394,7 +397,10 @@ def model_on_meta(config: ViTConfig) -> ViT:
 
 
 class _SkipInit(TorchFunctionMode):
-    """Skip nn.init, which has no effect on the meta device and takes a tenth of the loading time of ViT-B."""
+    """Skip the random initialisation of torch's layers, which takes a tenth of the time of loading a ViT-B.
+
+    On the meta device it has no effect. A function mode sees it, because nn.init dispatches through torch functions.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":

@@ -32,6 +32,7 @@ from vitlite.storage import (
 
 _log = getLogger("vitlite")
 _COMMIT = re.compile("[0-9a-f]{40}")
+ATTEMPTS = 5  # after broken connections, if each attempt received some bytes
 _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # git's sha1 for small files, sha256 for large files
 _REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _PATH = re.compile(r"\w[\w.+=@-]*(/\w[\w.+=@-]*)*", re.ASCII)  # no part begins with a dot, so none is ".."
@@ -243,7 +244,7 @@ def _git_hash(path: Path) -> str:
 
 def _fetch_from_hub(file: _File) -> Downloaded:
     with _explained(file):
-        metadata = _ask(file)
+        metadata = _metadata_on_hub(file)
         commit, etag = str(metadata.commit_hash), str(metadata.etag)
         if not _COMMIT.fullmatch(commit):
             raise DownloadError(
@@ -263,7 +264,7 @@ def _add_to_cache(file: _File, etag: str, size: int | None) -> None:
     """Download the file of a commit unless a correct copy is in the cache, and let the client add the cache entry."""
     path = file.folder / "snapshots" / file.revision / file.name
     if not _HASH.fullmatch(etag):  # a mirror without hashes
-        _ask_client(file)
+        _link_or_download(file)
     elif not _is_right(path, etag):
         blob = file.folder / "blobs" / etag
         with _one_process(blob):
@@ -271,18 +272,19 @@ def _add_to_cache(file: _File, etag: str, size: int | None) -> None:
                 _download(file, size, blob)
         if not path.is_symlink():
             path.unlink(missing_ok=True)  # without symbolic links, the path is a damaged copy
-        _ask_client(file)
+        _link_or_download(file)
         if not path.is_symlink():
             blob.unlink()  # the client made a copy
 
 
-def _ask_client(file: _File) -> None:
+def _link_or_download(file: _File) -> None:
+    """Let the client link a downloaded blob into the snapshot of the commit, or download a file without a hash."""
     from huggingface_hub import hf_hub_download
 
     hf_hub_download(file.repo, file.name, revision=file.revision, cache_dir=cache_folder(), endpoint=endpoint())
 
 
-def _ask(file: _File) -> Any:
+def _metadata_on_hub(file: _File) -> Any:
     """Return the commit, hash and size that the Hub reports for a file."""
     from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.errors import EntryNotFoundError
@@ -295,7 +297,7 @@ def _ask(file: _File) -> Any:
         commit = error.response.headers.get("X-Repo-Commit")  # type: ignore[attr-defined]
         if commit is not None:  # record in the cache that the commit does not contain the file
             with suppress(Exception):
-                _ask_client(replace(file, revision=commit))
+                _link_or_download(replace(file, revision=commit))
         raise AbsentError(f"{file.repo}@{file.revision} has no file {file.name}.") from None
 
 
@@ -311,7 +313,7 @@ def _one_process(blob: Path) -> Iterator[None]:
 def _is_right(path: Path, stated: str) -> bool:
     try:
         _check(path, stated)
-    except (OSError, WrongBytesError):  # DownloadError is an OSError, too
+    except OSError:  # includes WrongBytesError
         return False
     return True
 
@@ -320,13 +322,14 @@ def _download(file: _File, size: int | None, blob: Path) -> None:
     """Download a blob, or resume the download of an earlier process. A file with the wrong hash is removed."""
     incomplete = blob.with_name(f"{blob.name}.incomplete")
     incomplete.parent.mkdir(parents=True, exist_ok=True)
-    for _ in ("resumed", "from the start"):
+    for _ in range(2):  # if the bytes of an earlier process are wrong, download from the start
         _receive(file, size, incomplete)
+        stat = incomplete.stat()
         found = hash_of(incomplete, hashlib.sha256()) if len(blob.name) == 64 else _git_hash(incomplete)
         if found == blob.name:
             os.replace(incomplete, blob)
             if len(found) == 64:
-                remember(blob, blob.stat(), found)
+                remember(blob, stat, found)
             return
         incomplete.unlink()
     raise WrongBytesError(incomplete, blob.name, found)
@@ -338,7 +341,7 @@ def _receive(file: _File, size: int | None, incomplete: Path) -> None:
     from huggingface_hub.utils import build_hf_headers
 
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-    for is_last in (False, False, False, False, True):
+    for attempt in range(ATTEMPTS):
         with open(incomplete, "ab") as out:
             if size is not None and out.tell() > size:  # older clients append a whole file
                 out.truncate(0)
@@ -346,7 +349,8 @@ def _receive(file: _File, size: int | None, incomplete: Path) -> None:
             try:
                 http_get(file.url, out, resume_size=start, headers=headers, expected_size=size)
             except Exception as error:
-                if is_last or out.tell() <= start or getattr(error, "errno", None) in _DISK:
+                received = out.tell() > start
+                if not received or attempt == ATTEMPTS - 1 or getattr(error, "errno", None) in _DISK:
                     raise
             else:
                 out.flush()

@@ -460,7 +460,7 @@ def transform_from_timm(config: Mapping[str, Any], size: tuple[int, int] | None 
         interpolation=interpolation,
         mean=tuple(mean),
         std=tuple(std),
-        share=crop_pct,
+        crop_pct=crop_pct,
     )
 
 
@@ -726,9 +726,9 @@ def transform_to_timm(transform: TransformConfig) -> dict[str, Any] | None:
 
 def _crop_pct(transform: TransformConfig) -> float | None:
     """Return the ratio of crop size to resized size, or None if no single ratio fits height and width."""
-    share = transform.crop_share()
-    if share:
-        return share
+    crop_pct = transform.find_crop_pct()
+    if crop_pct:
+        return crop_pct
     sides = list(zip(transform.size, transform.resize, strict=True))
     most = min(size / resize for size, resize in sides)
     least = max(size / (resize + 1) for size, resize in sides)

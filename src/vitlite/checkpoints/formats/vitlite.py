@@ -93,7 +93,7 @@ def metadata_content(
     """
     preprocess = None
     if transform is not None:
-        preprocess = transform.to_dict() | ({} if transform.share is None else {"share": transform.share})
+        preprocess = transform.to_dict() | ({} if transform.crop_pct is None else {"crop_pct": transform.crop_pct})
     section = {"version": __version__, "config": config.to_dict(), "labels": labels, "preprocess": preprocess}
     section["scores"] = scores
     content: dict[str, Any] = {"vitlite": section}
