@@ -15,12 +15,12 @@ from vitlite.errors import CheckpointError, DownloadError
 from vitlite.storage import (
     atomic_write,
     cache_folder,
+    entry_of,
     folder_obstacle,
     lock,
     obstacle,
     read_json,
     remove_leftovers,
-    state_folder,
     write_json,
     write_text,
 )
@@ -109,6 +109,9 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     with lock(path):
         assert child.wait(30) == 0
     child.stdout.close()
+    assert path.exists()  # another process may be waiting
+    with lock(path, timeout=0):
+        pass
     assert not path.exists()
 
 
@@ -155,7 +158,7 @@ def test_environment_names_the_folders(
     for other in VARIABLES:
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(variable, str(tmp_path / "here"))
-    assert (cache_folder(), state_folder()) == (tmp_path / cache, tmp_path / state)
+    assert (cache_folder(), entry_of(tmp_path / "weights").parents[1]) == (tmp_path / cache, tmp_path / state)
 
 
 def test_cache_is_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,13 +107,11 @@ def kernel_choice() -> KernelChoice:
 @cache
 def first_core(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     """Return the properties of the first CPU core on Linux, or an empty dictionary on other systems."""
-    values: dict[str, str] = {}
-    if path.exists():
-        first, _, _ = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")
-        for line in first.splitlines():
-            name, _, value = line.partition(":")
-            values[name.strip()] = value.strip()
-    return values
+    if not path.exists():
+        return {}
+    first, _, _ = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def is_fast_in(dtype: torch.dtype) -> bool | None:

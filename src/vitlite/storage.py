@@ -154,12 +154,6 @@ def cache_folder() -> Path:
     return Path(path).absolute()
 
 
-def state_folder() -> Path:
-    """Return the folder of the verified-file cache, next to the cache of weights."""
-    beside = cache_folder().parent
-    return beside if os.environ.get("VITLITE_CACHE") else beside / "vitlite"
-
-
 # ---- The verified-file cache
 
 
@@ -227,7 +221,7 @@ def mark_scanned(path: Path) -> None:
     known = _remembered(path, ignore_setting=True)
     if known:
         with suppress(OSError):
-            write_json(_entry_of(path), {**known, "finite": True})
+            write_json(entry_of(path), {**known, "finite": True})
 
 
 def hash_of(path: Path, digest: Any) -> str:
@@ -255,7 +249,7 @@ def _remembered(path: Path, *, ignore_setting: bool = False) -> dict[str, Any]:
         return {}
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         stat = path.stat()
-        entry: dict[str, Any] = json.loads(_entry_of(path).read_bytes())
+        entry: dict[str, Any] = json.loads(entry_of(path).read_bytes())
         is_fresh = [entry["size"], entry["mtime_ns"], entry["inode"]] == [stat.st_size, stat.st_mtime_ns, stat.st_ino]
         if is_fresh and type(entry["finite"]) is bool and len(bytes.fromhex(entry["sha256"])) == 32:
             return entry
@@ -265,12 +259,14 @@ def _remembered(path: Path, *, ignore_setting: bool = False) -> dict[str, Any]:
 def remember(path: Path, stat: os.stat_result, sha256: str, *, finite: bool = False) -> None:
     """Write the cache entry of a file. The caller must read `stat` before it hashes the file."""
     with suppress(OSError):
-        entry = _entry_of(path)
+        entry = entry_of(path)
         entry.parent.mkdir(parents=True, exist_ok=True)
         content = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
         write_json(entry, {**content, "sha256": sha256, "finite": finite})
 
 
-def _entry_of(path: Path) -> Path:
+def entry_of(path: Path) -> Path:
+    """Return the file in the verified-file cache that describes `path`."""
+    folder = cache_folder().parent / ("" if os.environ.get("VITLITE_CACHE") else "vitlite")
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
-    return state_folder() / "verified" / f"{name}.json"
+    return folder / "verified" / f"{name}.json"

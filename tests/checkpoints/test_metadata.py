@@ -128,8 +128,8 @@ def test_a_share_of_other_sizes_is_none() -> None:
     assert changed.scaled((448, 448)).resize == (512, 512)
     assert transform == replace(transform, crop_pct=None)  # the same pixels
     for share in (0, 1.5, "much"):
-        with pytest.raises(ConfigError, match="share must be from 1e-06 to 1, got"):
-            transform_from_vitlite(transform.to_dict() | {"share": share})
+        with pytest.raises(ConfigError, match="crop_pct must be from 1e-06 to 1, got"):
+            transform_from_vitlite(transform.to_dict() | {"crop_pct": share})
 
 
 # ---- timm's

@@ -151,6 +151,8 @@ def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
         CheckpointError: There are differences. The message lists them with the tensor names of the file.
     """
     expected = parameter_shapes(model)
+    if not mapping.unknown and expected == {name: tensor.shape for name, tensor in mapping.tensors.items()}:
+        return
     lines: list[tuple[str, str]] = []
     for name, shape in expected.items():
         if name not in mapping.tensors or mapping.tensors[name].shape != shape:
@@ -160,8 +162,6 @@ def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
             lines.append(("+", f"{' + '.join(tensor.parts) or name} {tensor.shape}"))
     for name in mapping.unknown:
         lines.append(("+", f"{name} {file.shapes[name]}"))
-    if not lines:
-        return
     lines.sort(key=lambda line: (line[1].split()[0], line[0] == "+"))
     diff = [f"{sign} {text}" for sign, text in lines[:MAX_DIFF]]
     if len(lines) > MAX_DIFF:

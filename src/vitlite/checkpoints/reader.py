@@ -161,9 +161,9 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                     found, metadata = _open_safetensors(file, stack)
                 if len(found) > MAX_TENSORS or any(len(name) > MAX_NAME for name in found):
                     raise ValueError(f"more than {MAX_TENSORS} tensors, or names longer than {MAX_NAME} characters")
-            twice = sorted(entries.keys() & found.keys())
-            if twice:
-                raise CheckpointError(f"{path}: more than one shard contains {twice[0]}. Download all shards again.")
+            if entries.keys() & found.keys():
+                twice = min(entries.keys() & found.keys())
+                raise CheckpointError(f"{path}: more than one shard contains {twice}. Download all shards again.")
             entries |= found
         if path.suffix == ".json":
             missing = _weight_map(path).keys() - entries.keys()

@@ -253,7 +253,7 @@ class ViT(TimmInterface, nn.Module):
             # Add as (b, h, w, d), so that a traced model raises an error for another grid with as many patches.
             table_grid = config.grid if positions is self.pos_embed else grid
             table = positions[:, -n:].view(1, *table_grid, width)
-            patches = (patches.view(-1, *grid, width) + table).flatten(1, 2)
+            patches = (patches.view(-1, *grid, width) + table).reshape(images.shape[0], n, width)
         prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
         tokens = self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
         return tokens, self._rotations(grid, config.rope) if config.rope else [()] * len(self.blocks)
