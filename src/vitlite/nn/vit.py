@@ -250,7 +250,7 @@ class ViT(TimmInterface, nn.Module):
             n, width = patches.shape[1:]  # the width is not config.dim if the model was pruned
             if cls is not None and config.cls_position:
                 cls = cls + positions[:, :-n]
-            # Add as (b, h, w, d), and use the shape of the table, so that a traced model raises an error for another grid.
+            # Add as (b, h, w, d) in the shape of the table, so that a traced model raises an error for another grid.
             table, table_grid = positions[:, -n:], config.grid if positions is self.pos_embed else grid
             patches = patches.view(-1, *grid, width) + table.view(1, *table_grid, width)
             patches = patches.reshape(images.shape[0], *table.shape[1:])
