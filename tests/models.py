@@ -31,6 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
               "mlp": "gelu_tanh", "resample": "jax"},
     "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
     "no final norm": {"final_norm": "none", "layer_scale": 0.1},
+    "labels from text": {"cosine_head": 12},
     "hybrid": {"stem": (1, 1)},
     "hybrid, root alone": {"stem": ()},
 }  # options that only some checkpoints have  # fmt: skip

@@ -90,6 +90,9 @@ class ViTConfig:
     stem: tuple[int, ...] | None = None  # hybrids: units in each stage of the ResNet; (): only its first layers
     layer_scale: float | None = None  # initial value of the learned scale of each residual branch; None: no scale
     pre_logits: int = 0  # width of the tanh layer before the head; 0: no such layer
+    # Labels from text: the head compares directions. 0: it normalises its input (SigLIP). Another number: the width of a
+    # projection before that (CLIP). None: a linear head.
+    cosine_head: int | None = None
     dropout: float = 0.0
     drop_path: float = 0.0  # stochastic depth rate of the last block; rises linearly from 0 in the first block
     checkpointing: bool = False  # recompute blocks in the backward pass instead of storing them
@@ -202,9 +205,9 @@ def stem_stride(units: tuple[int, ...] | None) -> int:
 
 LEAST = {  # the smallest valid value of each integer field
     **dict.fromkeys(("patch_size", "dim", "depth", "heads", "mlp_dim", "channels", "head_dim", "pool_heads"), 1),
-    **dict.fromkeys(("num_classes", "registers", "pre_logits"), 0),
+    **dict.fromkeys(("num_classes", "registers", "pre_logits", "cosine_head"), 0),
 }
-OPTIONAL = ("head_dim", "pool_heads")  # integers that may be None
+OPTIONAL = ("head_dim", "pool_heads", "cosine_head")  # integers that may be None
 CHOICES = {
     "pool": Pool, "positions": Positions, "resample": Resample, "mlp": Mlp, "input_norm": InputNorm,
     "inner_norm": InnerNorm, "final_norm": FinalNorm,

@@ -207,6 +207,7 @@ def _load_model(location: Location, given: Metadata, options: LoadOptions, name:
             _check_changes(config, target, options)
         other_head = target.pool != config.pool or target.num_classes != config.num_classes
         new_head = target.num_classes > 0 and other_head
+        target = target.replace(cosine_head=None) if other_head else target
         build_options = BuildOptions(target, new_head, options.device, options.dtype)
         scan = not all(storage.was_scanned(path) for path in file.files)
         model, report = build(file, mapping, config, build_options, provenance, scan=scan)

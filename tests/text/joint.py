@@ -71,7 +71,7 @@ JOINT = {
         lambda m, ids: m.encode_text(ids),  # type: ignore[operator]
     ),
     "transformers, CLIP": Joint(
-        _clip, TextFacts(**{**vars(CLIP), "mlp": "quick", "pool": "eos", "eos": END}), _features
+        _clip, TextFacts(**{**vars(CLIP), "mlp": "quick_gelu", "pool": "eos", "eos": END}), _features
     ),
     "transformers, SigLIP": Joint(_siglip, SIGLIP, _features),
 }

@@ -137,7 +137,9 @@ def _output(c: ViTConfig, tokens: int) -> Iterator[Layer]:
     if c.pre_logits:
         yield _linear("pre_logits", (c.pre_logits, c.pooled_dim), ())
     if c.num_classes:
-        yield _linear("head", (c.num_classes, c.embed_dim), ())
+        if c.cosine_head:
+            yield _linear("head.proj", (c.cosine_head, c.embed_dim), ())
+        yield _linear("head", (c.num_classes, c.cosine_head or c.embed_dim), ())
 
 
 def _attention_pool(c: ViTConfig, tokens: int) -> Iterator[Layer]:

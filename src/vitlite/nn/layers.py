@@ -224,6 +224,20 @@ class AttentionPool(nn.Module):
         return (x + self.mlp(self.norm(x)))[:, 0]
 
 
+class CosineHead(nn.Linear):
+    """Compare the direction of a vector with one weight for each class: (b, d) -> (b, k).
+
+    For labels from text, a weight is the normalised vector of a label times the scale of the logits.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config.cosine_head or config.embed_dim, config.num_classes)
+        self.proj = nn.Linear(config.embed_dim, config.cosine_head) if config.cosine_head else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.normalize(self.proj(x), dim=-1))
+
+
 class RopeFrequencies(nn.Module):
     """Learned frequencies of rotary positions: a grid -> cosines and sines for each block, (heads, n, head_dim / 2)."""
 

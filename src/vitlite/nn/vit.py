@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlite.config import Rotation, ViTConfig, fitting
 from vitlite.errors import ConfigError, InputError
-from vitlite.nn.layers import AttentionPool, Block, PatchEmbed, RopeFrequencies
+from vitlite.nn.layers import AttentionPool, Block, CosineHead, PatchEmbed, RopeFrequencies
 from vitlite.nn.positions import PositionTables
 from vitlite.nn.timm_interface import TimmInterface
 
@@ -165,11 +165,11 @@ class ViT(TimmInterface, nn.Module):
         return torch.stack([maps[i] for i in wanted])
 
     def reset_head(self, num_classes: int) -> None:
-        """Replace the head with a new one initialised to zero, for softmax scores, and remove the labels.
+        """Replace the head with a linear one initialised to zero, for softmax scores, and remove the labels.
 
         If `num_classes` is 0, the head is removed and the model returns embeddings.
         """
-        config = self.config.replace(num_classes=num_classes)
+        config = self.config.replace(num_classes=num_classes, cosine_head=None)
         with torch.device(self.device):
             self.head = _head(config).to(self.dtype).train(self.training)
         self.config = config
@@ -338,10 +338,11 @@ def check_images(images: Any, config: ViTConfig) -> None:
 
 
 def _head(config: ViTConfig) -> nn.Module:
-    """Return a linear head initialised to zero, or an identity if there are no classes."""
+    """Return a head with weights of zero, or an identity if there are no classes."""
     if not config.num_classes:
         return nn.Identity()
-    head = nn.Linear(config.embed_dim, config.num_classes)
+    linear = config.cosine_head is None
+    head = nn.Linear(config.embed_dim, config.num_classes) if linear else CosineHead(config)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

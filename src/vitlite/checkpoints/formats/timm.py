@@ -683,6 +683,7 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
         "input_norm": config.input_norm != "patches",
         "pre_logits": not config.pre_logits,
         "head_dim": not config.head_dim,
+        "cosine_head": config.cosine_head is None,
     }
     differing = [field for field, value in computed.items() if getattr(config, field) != value]
     return differing + [field for field, right in supported.items() if not right and field not in differing]

@@ -233,6 +233,7 @@ COMPUTED: dict[str, Any] = {  # the field values that the config.json of transfo
     "final_norm": "tokens",
     "stem": None,
     "head_dim": None,
+    "cosine_head": None,
 }
 
 
