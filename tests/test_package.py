@@ -56,6 +56,7 @@ def test_public_names_are_these() -> None:
         "optimize",
         "sample",
         "set_threads",
+        "with_labels",
     ]
     assert vitlite.__all__ == names
     assert all(getattr(vitlite, name).__name__ == name for name in names if name != "sample")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitlite.fast.optimize import optimize
     from vitlite.inference.threads import set_threads
     from vitlite.nn.vit import ViT
+    from vitlite.text.labels import with_labels
     from vitlite.zoo.registry import info, list_models
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "optimize",
     "sample",
     "set_threads",
+    "with_labels",
 ]
 
 sample = os.path.join(os.path.dirname(__file__), "images", "chelsea.jpg")  # a photo by Stéfan van der Walt, CC0
@@ -47,6 +49,7 @@ _MODULES = {
     "load": "factory",
     "optimize": "fast.optimize",
     "set_threads": "inference.threads",
+    "with_labels": "text.labels",
 }
 _PACKAGES = {  # available after `import vitlite`, with the module that defines the public names
     "checkpoints": "checkpoints.convert",

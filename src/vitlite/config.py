@@ -90,8 +90,7 @@ class ViTConfig:
     stem: tuple[int, ...] | None = None  # hybrids: units in each stage of the ResNet; (): only its first layers
     layer_scale: float | None = None  # initial value of the learned scale of each residual branch; None: no scale
     pre_logits: int = 0  # width of the tanh layer before the head; 0: no such layer
-    # Labels from text: the head compares directions. 0: it normalises its input (SigLIP). Another number: the width of a
-    # projection before that (CLIP). None: a linear head.
+    # For labels from text: the head normalises its input (0, SigLIP) or a projection of this width (CLIP).
     cosine_head: int | None = None
     dropout: float = 0.0
     drop_path: float = 0.0  # stochastic depth rate of the last block; rises linearly from 0 in the first block

@@ -1,21 +1,25 @@
 """Tiny joint checkpoints, as open_clip and transformers build and write them."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from peers import open_clip, transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from vocabularies import clip_tokenizer, write_siglip_tokenizer
 
-from vitlite.text.weights import TextFacts
+from vitlite.zoo import text as zoo
+from vitlite.zoo.text import TextRecord
 
 VOCABULARY = 600
 END = VOCABULARY - 1
 TEXT = {"context_length": 12, "vocab_size": VOCABULARY, "width": 32, "heads": 2, "layers": 3}
-CLIP = TextFacts(head_dim=16, mlp="gelu", norm_eps=1e-5, causal=True, pool="argmax")
-SIGLIP = TextFacts(head_dim=16, mlp="gelu_tanh", norm_eps=1e-6, causal=False, pool="last")
+CLIP = replace(zoo.CLIP, head_dim=16, start=END - 1, end=END, context=12)
+SIGLIP = replace(zoo.SIGLIP, head_dim=16, context=12)
 SIGLIP_TEXT = {
     **TEXT, "no_causal_mask": True, "proj_bias": True, "pool_type": "last", "norm_kwargs": {"eps": 1e-6},
     "act_kwargs": {"approximate": "tanh"},
@@ -27,7 +31,7 @@ IMAGE_SIZES = {**SIZES, "image_size": 32, "patch_size": 8}
 
 class Joint(NamedTuple):
     build: Callable[[], nn.Module]
-    facts: TextFacts
+    record: TextRecord
     vectors: Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -70,9 +74,7 @@ JOINT = {
         SIGLIP,
         lambda m, ids: m.encode_text(ids),  # type: ignore[operator]
     ),
-    "transformers, CLIP": Joint(
-        _clip, TextFacts(**{**vars(CLIP), "mlp": "quick_gelu", "pool": "eos", "eos": END}), _features
-    ),
+    "transformers, CLIP": Joint(_clip, replace(CLIP, mlp="quick_gelu", pool="eos"), _features),
     "transformers, SigLIP": Joint(_siglip, SIGLIP, _features),
 }
 
@@ -104,3 +106,36 @@ def sentences() -> Tensor:
         ids[row, length - 1] = END
         ids[row, length:] = 0
     return ids
+
+
+PROCESSOR = {
+    "do_resize": True, "do_center_crop": True, "do_rescale": True, "do_normalize": True, "resample": 3,
+    "size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}, "rescale_factor": 1 / 255,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True,
+}  # fmt: skip
+SIGLIP_PROCESSOR = {
+    "do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255,
+    "size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    "image_processor_type": "SiglipImageProcessor",
+}  # fmt: skip
+
+
+def write_repository(folder: Path, kind: str) -> Any:
+    """Write a tiny joint checkpoint of transformers with its tokenizer, and return the model of transformers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "clip":
+        clip_tokenizer().save_pretrained(folder)
+        text = {**TEXT_SIZES, "vocab_size": 49408, "max_position_embeddings": 77, "eos_token_id": 49407}
+        text |= {"bos_token_id": 49406, "pad_token_id": 0}
+        config = transformers.CLIPConfig(text_config=text, vision_config=IMAGE_SIZES, projection_dim=24)
+        model = transformers.CLIPModel(config)
+    else:
+        words = write_siglip_tokenizer(folder, "</s>")
+        text = {**TEXT_SIZES, "vocab_size": words, "max_position_embeddings": 64, "projection_size": 32}
+        text |= {"eos_token_id": 1, "bos_token_id": 1, "pad_token_id": 1}
+        model = transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=IMAGE_SIZES))
+    spread(model).save_pretrained(folder)
+    processor = PROCESSOR if kind == "clip" else SIGLIP_PROCESSOR
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return model

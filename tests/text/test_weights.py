@@ -10,7 +10,8 @@ from models import near
 from safetensors.torch import load_file, save_file
 
 from vitlite.errors import CheckpointError, InputError
-from vitlite.text.weights import JointWeights, TextFacts, read_text_tower
+from vitlite.text.weights import JointWeights, read_text_tower
+from vitlite.zoo.text import TextRecord
 
 
 def _saved(name: str, path: Path) -> tuple[torch.nn.Module, Path]:
@@ -23,7 +24,7 @@ def _saved(name: str, path: Path) -> tuple[torch.nn.Module, Path]:
 def test_vectors_equal(name: str, tmp_path: Path) -> None:
     model, path = _saved(name, tmp_path)
     ids = sentences()
-    weights = read_text_tower(path, JOINT[name].facts)
+    weights = read_text_tower(path, JOINT[name].record)
     with torch.no_grad():
         assert near(weights.tower(ids), JOINT[name].vectors(model, ids))
     assert weights.scale == pytest.approx(2.718281828**2.5)
@@ -40,7 +41,7 @@ def test_vectors_equal(name: str, tmp_path: Path) -> None:
         ("transformers, SigLIP", replace(SIGLIP, causal=True)),
     ],
 )
-def test_a_mistake_is_seen(name: str, mistake: TextFacts, tmp_path: Path) -> None:
+def test_a_mistake_is_seen(name: str, mistake: TextRecord, tmp_path: Path) -> None:
     model, path = _saved(name, tmp_path)
     ids = sentences()
     with torch.no_grad():

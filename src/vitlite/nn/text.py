@@ -16,8 +16,6 @@ from vitlite.config import Mlp, ViTConfig
 from vitlite.errors import InputError
 from vitlite.nn.layers import Attention, Block, linear
 
-TextPool = Literal["argmax", "eos", "last"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
@@ -32,10 +30,8 @@ class TextConfig:
     mlp: Mlp = "gelu"
     norm_eps: float = 1e-5
     causal: bool = True  # a token attends only to itself and the tokens before it
-    # The pooled token. "argmax": the largest id, which is the end of text in CLIP. "eos": the first token with the id
-    # `eos`. "last": the last token, which may be padding (SigLIP).
-    pool: TextPool = "argmax"
-    eos: int = 0
+    pool: Literal["argmax", "eos", "last"] = "argmax"  # see TextRecord
+    eos: int = 0  # the id for pool="eos"
     embed_dim: int = 512
     projection: Literal["none", "linear", "bias"] = "linear"  # the last layer, without or with a bias
 

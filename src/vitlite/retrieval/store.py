@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 PART = 2**16  # vectors in memory at a time
 DTYPES = ("F64", "F32", "F16", "BF16")
 COMPARED = ("weights", "config", "preprocessing", "quick_decode")  # fields of `VectorIdentity` that must be equal
-UNUSED = ("num_classes", "cosine_head", "dropout", "drop_path", "checkpointing")  # config fields that do not affect the vectors
+# fields of the config that do not affect the vectors
+UNUSED = ("num_classes", "cosine_head", "dropout", "drop_path", "checkpointing")
 
 
 @dataclass(frozen=True)

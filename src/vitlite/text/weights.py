@@ -11,9 +11,9 @@ from torch import Tensor
 from vitlite.checkpoints.build import is_finite
 from vitlite.checkpoints.key_mapping import OPS, CheckpointFormat, read_formats
 from vitlite.checkpoints.reader import WeightsFile, open_weights
-from vitlite.config import Mlp
 from vitlite.errors import CheckpointError
-from vitlite.nn.text import TextConfig, TextPool, TextTower
+from vitlite.nn.text import TextConfig, TextTower
+from vitlite.zoo.text import TextRecord
 
 FORMATS, _ = read_formats("text_formats.txt")
 IMAGE_HALF = ("visual.", "vision_model.", "visual_projection.")
@@ -21,18 +21,6 @@ UNUSED = (  # of the text half, without effect on the vectors
     "attn_mask", "text.attn_mask", "input_resolution", "context_length", "vocab_size", "logit_scale", "logit_bias",
     "text_model.embeddings.position_ids",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFacts:
-    """What the tensors of a text tower do not determine. See `TextConfig` for most fields."""
-
-    head_dim: int  # width of an attention head
-    mlp: Mlp
-    norm_eps: float
-    causal: bool
-    pool: TextPool
-    eos: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +32,7 @@ class JointWeights:
     bias: float | None  # None: the checkpoint was trained with softmax, otherwise with sigmoid
 
 
-def read_text_tower(path: Path, facts: TextFacts) -> JointWeights:
+def read_text_tower(path: Path, record: TextRecord) -> JointWeights:
     """Read the text tower and the logit scale from a joint checkpoint. The tensors of the image tower are not read.
 
     Raises:
@@ -65,7 +53,7 @@ def read_text_tower(path: Path, facts: TextFacts) -> JointWeights:
             what = f"has {min(extra)}" if extra else "has no logit_scale"
             raise CheckpointError(f"{file.path}: the text tower {what}, which vitlite does not support.")
         file.check_dtypes([part for parts, _ in names.values() for part in parts])
-        config = _config(file, names, facts)
+        config = _config(file, names, record)
         with torch.device("meta"):
             tower = TextTower(config)
         state = {}
@@ -112,7 +100,7 @@ def _names(file: WeightsFile, text_format: CheckpointFormat, prefix: str) -> Map
     return found
 
 
-def _config(file: WeightsFile, names: Mapping[str, tuple[Sequence[str], str]], facts: TextFacts) -> TextConfig:
+def _config(file: WeightsFile, names: Mapping[str, tuple[Sequence[str], str]], record: TextRecord) -> TextConfig:
     shape = {name: file.shapes[parts[0]] for name, (parts, _) in names.items()}
     missing = {"token_embedding.weight", "pos_embed", "norm.weight", "blocks.0.mlp.fc1.weight"} - shape.keys()
     if missing:
@@ -122,20 +110,24 @@ def _config(file: WeightsFile, names: Mapping[str, tuple[Sequence[str], str]], f
     embed_dim = dim
     if projection is not None:
         embed_dim = projection[1] if names["projection.weight"][1] == "transposed" else projection[0]
-    if dim % facts.head_dim:
-        raise CheckpointError(f"{file.path}: the text tower has a width of {dim}, not a multiple of {facts.head_dim}.")
+    if shape["pos_embed"][0] != record.context:
+        raise CheckpointError(
+            f"{file.path}: the text tower reads {shape['pos_embed'][0]} tokens, expected {record.context}."
+        )
+    if dim % record.head_dim:
+        raise CheckpointError(f"{file.path}: the text tower has a width of {dim}, not a multiple of {record.head_dim}.")
     return TextConfig(
         vocabulary=vocabulary,
         context=shape["pos_embed"][0],
         dim=dim,
         depth=sum(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name) is not None for name in names),
-        heads=dim // facts.head_dim,
+        heads=dim // record.head_dim,
         mlp_dim=shape["blocks.0.mlp.fc1.weight"][0],
-        mlp=facts.mlp,
-        norm_eps=facts.norm_eps,
-        causal=facts.causal,
-        pool=facts.pool,
-        eos=facts.eos,
+        mlp=record.mlp,
+        norm_eps=record.norm_eps,
+        causal=record.causal,
+        pool=record.pool,
+        eos=record.end,
         embed_dim=embed_dim,
         projection="none" if projection is None else "bias" if "projection.bias" in names else "linear",
     )

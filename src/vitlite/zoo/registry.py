@@ -106,7 +106,7 @@ class Refusal(NamedTuple):
         return fnmatchcase(name, self.name) or name == self.name.partition(".")[0]
 
 
-def _read_rows(table: str) -> list[tuple[list[str], str]]:
+def read_rows(table: str) -> list[tuple[list[str], str]]:
     """Return the cells of each row of a data file, and the remark after "#"."""
     rows = []
     for line in (DATA / table).read_text(encoding="utf-8").splitlines():
@@ -119,8 +119,8 @@ def _read_rows(table: str) -> list[tuple[list[str], str]]:
 def _read_records() -> dict[str, Record]:
     """Read the checkpoints in zoo.txt and the hashes in pins.txt. The top of zoo.txt explains the columns."""
     tables = json.loads((DATA / "traits.json").read_text(encoding="utf-8"))
-    pins = {name: (_cell(commit), _cell(sha256)) for (name, commit, sha256), _ in _read_rows("pins.txt")}
-    (header, _), *rows = _read_rows("zoo.txt")
+    pins = {name: (_cell(commit), _cell(sha256)) for (name, commit, sha256), _ in read_rows("pins.txt")}
+    (header, _), *rows = read_rows("zoo.txt")
     records = {}
     for cells, note in rows:
         record = _record(dict(zip(header, cells, strict=True)), note, tables, pins)
@@ -174,7 +174,7 @@ def _cell(text: str) -> str | None:
 RECORDS = _read_records()
 DEFAULTS = {record.preset: record.name for record in RECORDS.values() if record.default}
 ALIASES = {record.alias: record.name for record in RECORDS.values() if record.alias}
-FORMER = {former: ALIASES[alias] for (former, alias), _ in _read_rows("former_names.txt")}
+FORMER = {former: ALIASES[alias] for (former, alias), _ in read_rows("former_names.txt")}
 NAMES = {  # from every name that `find` accepts to the name of the checkpoint
     **{name: name for name in RECORDS},
     **DEFAULTS,
@@ -184,7 +184,7 @@ NAMES = {  # from every name that `find` accepts to the name of the checkpoint
 }
 REFUSED = [
     Refusal(name, _cell(nearest), _cell(instead), reason)
-    for (name, nearest, instead), reason in _read_rows("refused.txt")
+    for (name, nearest, instead), reason in read_rows("refused.txt")
 ]
 
 

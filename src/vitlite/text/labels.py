@@ -1,0 +1,112 @@
+"""Give a model the classes that a list of labels names, without training (zero-shot classification)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vitlite.checkpoints.compare import check_unmodified
+from vitlite.errors import InputError
+from vitlite.nn.layers import CosineHead
+from vitlite.nn.vit import ViT, model_on_meta
+from vitlite.text.half import TextHalf, open_text_half
+from vitlite.text.templates import TEMPLATES
+
+if TYPE_CHECKING:
+    from vitlite.text.weights import JointWeights
+
+
+def with_labels(model: ViT, labels: Sequence[str], template: str | Sequence[str] = "a photo of a {}") -> ViT:
+    """Return a model that classifies images by labels of your own, without training.
+
+    The text half of the checkpoint reads the labels once, and its vectors become the head. The model is then an
+    ordinary classifier: it can be saved, optimized and exported. Scores are those that the checkpoint was trained for:
+    CLIP's sum to 1 over all labels, and SigLIP's are one probability for each label.
+
+    Args:
+        model: A CLIP or SigLIP checkpoint of the zoo, or a CLIPModel or SiglipModel of transformers. It stays
+            unchanged, and the new model shares its weights.
+        labels: The names of the classes.
+        template: A sentence with {} for the label; a list of sentences, whose vectors are averaged; or "imagenet" for
+            the 80 sentences that OpenAI used for ImageNet.
+
+    Raises:
+        InputError: The checkpoint has no text half, a sentence is too long, or a label is empty or equal to another.
+        DownloadError: The text half cannot be downloaded.
+        MissingExtraError: The packages for text are not installed: pip install 'vitlite[text]'.
+    """
+    check_unmodified(model, "label", InputError)
+    half = open_text_half(model)
+    _check_labels(labels, half)
+    templates = _templates(template)
+    sentences = [template.replace("{}", label) for label in labels for template in templates]
+    vectors = half.vectors(sentences).view(len(labels), len(templates), -1).mean(1)
+    return _with_head(model, tuple(labels), F.normalize(vectors, dim=-1), half.weights)
+
+
+def _check_labels(labels: Sequence[str], half: TextHalf) -> None:
+    """Check that all labels are different strings after the preparation for the tokenizer.
+
+    Raises:
+        InputError: They are not.
+    """
+    if isinstance(labels, str) or not labels:
+        raise InputError(f"labels must be a list of at least one label, got {labels!r}.")
+    seen: dict[str, str] = {}
+    for label in labels:
+        text = half.tokenizer.clean(label)
+        if not text:
+            raise InputError(f"The label {label!r} is empty for this checkpoint. Use letters or digits.")
+        if text in seen:
+            raise InputError(
+                f"The labels {seen[text]!r} and {label!r} are the same for this checkpoint, which reads both as "
+                f"{text!r}. Remove one of them."
+            )
+        seen[text] = label
+
+
+def _templates(template: str | Sequence[str]) -> Sequence[str]:
+    if isinstance(template, str):
+        template = TEMPLATES.get(template, [template])
+    for each in template:
+        if not isinstance(each, str) or each.count("{}") != 1:
+            names = " or ".join(map(repr, TEMPLATES))
+            raise InputError(f"A template must be a sentence with one {{}} for the label, or {names}, got {each!r}.")
+    return template
+
+
+def _with_head(model: ViT, labels: tuple[str, ...], vectors: torch.Tensor, joint: "JointWeights") -> ViT:
+    """Return a model that shares the image tower, with label vectors (k, e) as the head."""
+    projection = _projection(model)
+    width = vectors.shape[1]
+    if width != (projection.out_features if projection is not None else model.config.embed_dim):
+        raise InputError(
+            f"The vectors of text have a width of {width}, which does not fit the model. Create the model without "
+            "num_classes= and pool=."
+        )
+    config = model.config.replace(num_classes=len(labels), cosine_head=width if projection is not None else 0)
+    new = model_on_meta(config)
+    state: dict[str, torch.Tensor] = {
+        name: weight for name, weight in model.named_parameters() if not name.startswith("head.")
+    }
+    if projection is not None:
+        state |= {"head.proj.weight": projection.weight, "head.proj.bias": projection.bias}
+    state["head.weight"] = nn.Parameter((joint.scale * vectors).to(model.device, model.dtype))
+    bias = torch.full((len(labels),), joint.bias or 0.0, dtype=model.dtype, device=model.device)
+    state["head.bias"] = nn.Parameter(bias)
+    new.load_state_dict(state, assign=True)
+    new.labels = labels
+    new.scores = "softmax" if joint.bias is None else "sigmoid"
+    new.source = model.source
+    new.preprocess = model.preprocess
+    new.__dict__["_sample"] = model.__dict__.get("_sample")  # the same vectors as those of the model
+    return new.train(model.training)
+
+
+def _projection(model: ViT) -> nn.Linear | None:
+    """Return the projection of the image vectors (CLIP), or None (SigLIP)."""
+    if isinstance(model.head, CosineHead):  # labels were given before
+        return model.head.proj if isinstance(model.head.proj, nn.Linear) else None
+    return model.head if isinstance(model.head, nn.Linear) else None

@@ -1,0 +1,193 @@
+"""A model with labels from text equals transformers and open_clip, and is an ordinary classifier."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from joint import write_repository
+from models import near, tiny_model
+from peers import open_clip, transformers
+from torch import Tensor
+
+import vitlite
+from vitlite.errors import CheckpointError, InputError
+from vitlite.nn.vit import ViT
+from vitlite.text.half import open_text_half
+
+LABELS = ["cat", "dog", "rusty bolt", "red car at night"]
+IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+PHOTO = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+
+
+@pytest.fixture(scope="module", params=["clip", "siglip"])
+def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return write_repository(folder, request.param), folder
+
+
+@pytest.fixture
+def labelled(joint: tuple[Any, Path]) -> ViT:
+    return vitlite.with_labels(vitlite.load(joint[1]), LABELS)
+
+
+def _reference(theirs: Any, folder: Path, sentences: list[str]) -> tuple[Tensor, Tensor]:
+    """Logits (images, sentences) and scores of transformers, for sentences that need no preparation."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    is_clip = "Clip" in type(theirs).__name__ or "CLIP" in type(theirs).__name__
+    length = 77 if is_clip else 64
+    if is_clip:
+        ids = open_clip.SimpleTokenizer()(sentences)
+    else:
+        rows = [[*tokenizer(sentence, add_special_tokens=False).input_ids, 1] for sentence in sentences]
+        ids = torch.tensor([row + [1] * (length - len(row)) for row in rows])
+    with torch.no_grad():
+        logits = theirs(input_ids=ids, pixel_values=IMAGES).logits_per_image
+    return logits, logits.softmax(-1) if is_clip else logits.sigmoid()
+
+
+@torch.no_grad()
+def test_logits_and_scores_equal(joint: tuple[Any, Path], labelled: ViT) -> None:
+    logits, scores = _reference(*joint, [f"a photo of a {label}" for label in LABELS])
+    found = labelled(IMAGES)
+    assert near(found, logits)
+    ours = found.softmax(-1) if labelled.scores == "softmax" else found.sigmoid()
+    torch.testing.assert_close(ours, scores, atol=1e-5, rtol=0)
+    assert labelled.labels == tuple(LABELS)
+    assert labelled.scores == ("softmax" if "CLIP" in type(joint[0]).__name__ else "sigmoid")
+    other = found.sigmoid() if labelled.scores == "softmax" else found.softmax(-1)
+    assert not torch.allclose(other, scores, atol=1e-3)  # softmax for sigmoid is noticed
+    forgotten = copy.deepcopy(labelled)
+    forgotten.head.weight.copy_(F.normalize(forgotten.head.weight, dim=-1))
+    assert not near(forgotten(IMAGES), logits)  # a forgotten scale is noticed
+
+
+@torch.no_grad()
+def test_templates_are_averaged(joint: tuple[Any, Path]) -> None:
+    model = vitlite.load(joint[1])
+    half = open_text_half(model)
+    templates = ["a photo of a {}", "a {} in it"]
+    found = vitlite.with_labels(model, LABELS, templates)
+    one, other = (half.vectors([template.replace("{}", label) for label in LABELS]) for template in templates)
+    expected = F.normalize((F.normalize(one, dim=1) + F.normalize(other, dim=1)) / 2, dim=1)
+    assert near(F.normalize(found.head.weight, dim=1), expected)
+    if model.config.num_classes:  # 80 sentences with the words of CLIP's tokenizer
+        assert vitlite.with_labels(model, LABELS, "imagenet").head.weight.shape == (4, 24)
+
+
+@torch.no_grad()
+def test_predict_save_load_and_optimize(labelled: ViT, tmp_path: Path) -> None:
+    expected, answers = labelled(IMAGES), labelled.predict(PHOTO)
+    assert {answer.label for answer in answers} == set(LABELS)
+    total = sum(answer.score for answer in answers)
+    assert (abs(total - 1) < 1e-5) == (labelled.scores == "softmax")
+    labelled.save(tmp_path / "model")
+    loaded = vitlite.load(tmp_path / "model")
+    assert torch.equal(loaded(IMAGES), expected)
+    assert loaded.predict(PHOTO) == answers
+    fast = vitlite.optimize(vitlite.load(tmp_path / "model"))
+    assert near(fast(IMAGES), expected)
+    assert [answer.label for answer in fast.predict(PHOTO)] == [answer.label for answer in answers]
+    half = vitlite.optimize(vitlite.load(tmp_path / "model"), dtype=torch.bfloat16)
+    assert (half(IMAGES) - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_onnx(labelled: ViT, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from vitlite.export import export
+
+    export(labelled, tmp_path / "model.onnx", to="onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: IMAGES.numpy()})[:1]
+    with torch.no_grad():
+        assert near(torch.from_numpy(found), labelled(IMAGES))
+
+
+@torch.no_grad()
+def test_the_image_tower_is_shared_and_unchanged(joint: tuple[Any, Path]) -> None:
+    model = vitlite.load(joint[1])
+    before = model(IMAGES)
+    first = vitlite.with_labels(model, LABELS)
+    assert first.blocks[0].mlp.fc1.weight is model.blocks[0].mlp.fc1.weight
+    assert torch.equal(model(IMAGES), before)
+    second = vitlite.with_labels(first, LABELS[::-1])  # from a model with labels
+    assert torch.equal(second(IMAGES).flip(1), first(IMAGES))
+    assert torch.equal(first.embed(IMAGES), model.embed(IMAGES))
+
+
+@pytest.mark.parametrize(
+    ("labels", "template", "message"),
+    [
+        (["Cat", "dog", "cat"], "a {}", r"labels 'Cat' and 'cat' are the same .* reads both as 'cat'"),
+        (["cat", "  "], "a {}", r"label '  ' is empty"),
+        ([], "a {}", r"at least one label, got \[\]"),
+        ("cat", "a {}", r"at least one label, got 'cat'"),
+        (["cat"], "a photo", r"one \{\} for the label, or 'imagenet', got 'a photo'"),
+        (["cat " * 90], "a {}", r"tokens, but the checkpoint reads at most"),
+        (["cat", 3], "a {}", r"must be a string, got 3"),
+    ],
+)
+def test_wrong_labels_are_errors(joint: tuple[Any, Path], labels: Any, template: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        vitlite.with_labels(vitlite.load(joint[1]), labels, template)
+
+
+def test_labels_that_differ_in_punctuation_are_equal_for_siglip(joint: tuple[Any, Path]) -> None:
+    model, labels = vitlite.load(joint[1]), ["red-car", "redcar"]
+    if model.config.num_classes:
+        assert vitlite.with_labels(model, labels).labels == ("red-car", "redcar")
+    else:
+        with pytest.raises(InputError, match="'red-car' and 'redcar' are the same"):
+            vitlite.with_labels(model, labels)
+
+
+def _without_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "spiece.model").write_bytes(b"")
+
+
+def _changed(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config["text_config"] |= changes
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without_tokenizer, r"no tokenizer\.json beside .* transformers writes one from spiece\.model"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("{}"), "eos_token is None"),
+        (_changed(hidden_act="relu"), "hidden_act is 'relu'"),
+        (_changed(hidden_size="wide"), "hidden_size must be a non-negative integer"),
+        (_changed(max_position_embeddings=33), "expected 33"),
+        (_changed(num_attention_heads=3), "not a multiple of 10"),
+    ],
+)
+def test_wrong_files_are_errors(
+    joint: tuple[Any, Path], change: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(joint[1], folder)
+    model = vitlite.load(folder)
+    change(folder)
+    with pytest.raises((InputError, CheckpointError), match=message):
+        vitlite.with_labels(model, LABELS)
+
+
+def test_models_without_text_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="do not come from a checkpoint"):
+        vitlite.with_labels(tiny_model(), LABELS)
+    with pytest.raises(InputError, match=r"vit_nano_4\.cifar10 cannot read text: it was not trained with text"):
+        vitlite.with_labels(vitlite.create("vit_nano_4.cifar10"), LABELS)
+    tiny_model().save(tmp_path / "model")
+    with pytest.raises(InputError, match=r"no tokenizer\.json beside"):
+        vitlite.with_labels(vitlite.load(tmp_path / "model"), LABELS)
