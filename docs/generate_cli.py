@@ -19,7 +19,8 @@ def table(name: str) -> Iterator[str]:
     for action in sorted(parser._actions, key=lambda action: bool(action.option_strings)):
         option = words(action).replace("|", r"\|")  # which would end a cell
         help_text = (action.help or "") % {"default": action.default}
-        yield f"| `{option}` | {escaped(help_text)} |"
+        required = " (required)" if action.required and action.option_strings else ""
+        yield f"| `{option}` | {escaped(help_text)}{required} |"
 
 
 def words(action: argparse.Action) -> str:

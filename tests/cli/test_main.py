@@ -11,7 +11,7 @@ from commands import Run, start
 
 import vitlite
 from vitlite.cli import list as list_command
-from vitlite.cli.main import COMMANDS
+from vitlite.cli.main import COMMANDS, EXAMPLES, _parse
 
 
 def test_every_command_has_help(run: Run) -> None:
@@ -26,6 +26,21 @@ def test_every_command_has_help(run: Run) -> None:
         code, help_text, _ = run(name, "--help")
         assert code == 0
         assert f"usage: vitlite {name}" in help_text
+        assert help_text.endswith(f"\nexample: vitlite {EXAMPLES[name]}\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_are_valid(name: str) -> None:
+    """The parser accepts the example of each command, and only the example's inputs may be missing."""
+    assert _parse(EXAMPLES[name].split(), name).run.__module__ == f"vitlite.cli.{name}"
+
+
+def test_help_marks_required_options_and_has_groups(run: Run) -> None:
+    _, help_text, _ = run("train", "--help")
+    lines = help_text.splitlines()
+    assert sum(line.endswith("(required)") for line in lines) == 2  # --model and --out
+    titles = ["positional arguments", "options", "tables of labels", "model", "optimization", "speed and memory"]
+    assert [line.rstrip(":") for line in lines if line.rstrip(":") in titles] == titles
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list"], ["info", "vit_base_16"]], ids=lambda words: words[0])

@@ -26,14 +26,15 @@ def add_work_arguments(parser: ArgumentParser) -> None:
         help="decode large JPEGs at a reduced size (at least twice the model's image size), which is several times "
         "faster for large photos and changes the results slightly",
     )
-    parser.add_argument(
+    ray = parser.add_argument_group("several machines")
+    ray.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
         help="ray: run on a Ray cluster (RAY_ADDRESS) or on all cores of this machine; PATH is then one folder, list "
         "or Parquet file, or the URL of one, and --out is a folder for Parquet files; default: %(default)s",
     )
-    parser.add_argument(
+    ray.add_argument(
         "--workers",
         type=positive,
         metavar="N",

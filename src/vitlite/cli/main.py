@@ -39,17 +39,46 @@ COMMANDS = {  # modules of this package: `add_arguments` fills the parser, `run`
     "train": "train or fine-tune on a folder of images",
     "eval": "measure accuracy on labelled images",
 }
+EXAMPLES = {
+    "list": "list free classification --sort top1",
+    "info": "info vit_base_16",
+    "classify": "classify photos --model vit_base_16 --top 3",
+    "embed": "embed photos --model vit_base_16.dino --out photos.safetensors",
+    "search": "search photos.safetensors cat.jpg --top 5 --out matches.jpg",
+    "duplicates": "duplicates photos.safetensors --threshold 0.97",
+    "probe": "probe photos --model vit_small_16.dino --save classifier",
+    "pca": "pca cat.jpg --model vit_small_16.dino --out pca.png",
+    "attention": "attention cat.jpg --model vit_small_16.dino --out attention.png",
+    "distances": "distances photos --model vit_base_16 --out distances.png",
+    "positions": "positions vit_base_16 --out positions.png",
+    "filters": "filters vit_base_16 --out filters.png",
+    "download": "download vit_base_16 vit_small_16.dino",
+    "verify": "verify vit_base_16",
+    "convert": "convert deit.pth out --to transformers --like vit_tiny_16.deit_fb_in1k",
+    "export": "export vit_base_16 --to onnx --out model.onnx",
+    "bench": "bench --models vit_tiny_16,vit_base_16 --batch 1,8",
+    "train": "train photos --model vit_tiny_16 --out run",
+    "eval": "eval photos --model run/best --out report",
+}
 RESUMABLE = ("embed", "train")
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter that marks required options and does not break the lines of examples."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        required = action.required and action.option_strings
+        return f"{action.help} (required)" if required else action.help
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser with errors of one line and without abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
-        def wide(prog: str) -> argparse.HelpFormatter:
-            return argparse.HelpFormatter(prog, max_help_position=30)
-
-        super().__init__(formatter_class=wide, allow_abbrev=False, **options)
+        super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"vitlite: error: {printable(message)} (see: {self.prog} --help)\n")
@@ -95,7 +124,12 @@ def _parse(words: list[str], name: str) -> argparse.Namespace:
     """Parse a command line with the parser of the command `name`."""
     debug = Parser(add_help=False)
     debug.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
-    parser = Parser(prog="vitlite", description="Vision Transformers on the command line.", parents=[debug])
+    parser = Parser(
+        prog="vitlite",
+        description="Vision Transformers on the command line.",
+        epilog="example: vitlite classify sample --model vit_nano_4.cifar10",
+        parents=[debug],
+    )
     parser.add_argument("--version", action="version", version=f"vitlite {__version__}")
     if name and name not in COMMANDS:
         parser.error(f"No command {name!r}.{closest(name, COMMANDS)} Commands: {', '.join(COMMANDS)}")
@@ -103,7 +137,13 @@ def _parse(words: list[str], name: str) -> argparse.Namespace:
     subparsers = {}
     for command, summary in COMMANDS.items():
         description = f"{summary[0].upper()}{summary[1:]}."
-        subparsers[command] = commands.add_parser(command, help=summary, description=description, parents=[debug])
+        subparsers[command] = commands.add_parser(
+            command,
+            help=summary,
+            description=description,
+            epilog=f"example: vitlite {EXAMPLES[command]}",
+            parents=[debug],
+        )
     if not name:
         return parser.parse_args(words)  # --help, --version, or the error about a missing command
     module = import_module(f"vitlite.cli.{name}")

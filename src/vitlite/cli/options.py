@@ -1,7 +1,7 @@
 """Options that several commands share."""
 
 import os
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -26,20 +26,21 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
         named: If True, the model is the first argument of the command instead of the option --model.
         default: A description of the model that the command uses if `args.model` is None.
     """
+    group = parser.add_argument_group("model")
     what = "a name from `vitlite list`, a folder, a file, or a repository of the Hub (owner/name)"
     if named:
         parser.add_argument("model", type=expanded, metavar="MODEL", help=what)
     elif default:
-        parser.add_argument("--model", type=expanded, help=f"{what}; default: {default}")
+        group.add_argument("--model", type=expanded, help=f"{what}; default: {default}")
     else:
-        parser.add_argument("--model", type=expanded, default="vit_base_16", help=f"{what}; default: %(default)s")
-    add_weights(parser)
+        group.add_argument("--model", type=expanded, default="vit_base_16", help=f"{what}; default: %(default)s")
+    add_weights(group)
     if not named:
-        add_background(parser)
-    parser.add_argument(
+        add_background(group)
+    group.add_argument(
         "--size", type=image_size, metavar="PIXELS", help="an image size other than the model's, such as 384 or 384x512"
     )
-    parser.add_argument("--device", help="such as cpu, cuda, mps; default: cpu")
+    group.add_argument("--device", help="such as cpu, cuda, mps; default: cpu")
 
 
 def add_layer(parser: ArgumentParser) -> None:
@@ -53,9 +54,9 @@ def add_layer(parser: ArgumentParser) -> None:
     )
 
 
-def add_background(parser: ArgumentParser) -> None:
+def add_background(group: _ArgumentGroup) -> None:
     """Add --background."""
-    parser.add_argument(
+    group.add_argument(
         "--background",
         metavar="COLOUR",
         help="white, black or #rrggbb behind transparent images; default: the model's own, usually none, which drops "
@@ -71,23 +72,22 @@ def set_background(model: "ViT", args: Namespace) -> None:
         model.preprocess = preprocess_of(model).with_background(args.background)
 
 
-def add_weights(parser: ArgumentParser) -> None:
+def add_weights(group: ArgumentParser | _ArgumentGroup) -> None:
     """Add --weights."""
-    parser.add_argument(
+    group.add_argument(
         "--weights", type=expanded, metavar="PATH", help="a file to load instead of the model's own weights"
     )
 
 
 def add_speed_arguments(parser: ArgumentParser) -> None:
     """Add the options for speed and precision."""
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "int8"), help="default: float32")
-    parser.add_argument(
-        "--batch", type=positive, default=32, metavar="N", help="images per batch; default: %(default)s"
-    )
-    parser.add_argument(
+    group = parser.add_argument_group("speed")
+    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "int8"), help="default: float32")
+    group.add_argument("--batch", type=positive, default=32, metavar="N", help="images per batch; default: %(default)s")
+    group.add_argument(
         "--fast", action="store_true", help="optimize the model first; worthwhile for about 100 images or more"
     )
-    parser.add_argument(
+    group.add_argument(
         "--calibrate",
         type=expanded,
         metavar="FOLDER",

@@ -71,13 +71,33 @@ def add_arguments(parser: ArgumentParser) -> None:
     weights = "initial weights, or none for random weights; default: the weights of the model"
     out = "folder for checkpoints, log and state; if the folder contains an interrupted run, it is resumed"
     add("--model", type=expanded, required=True, help=model)
-    add("--weights", type=expanded, metavar="none|PATH", help=weights)
     add("--out", type=expanded_path, required=True, metavar="DIR", help=out)
     add("--classes", type=expanded_path, metavar="FILE", help=CLASSES)
     held = f"share of each class to hold out if there are no val images; default: {SHARE}"
+    add("--val-share", type=float, metavar="X", help=held)
+    add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    add("--format", choices=("table", "jsonl"), default="table", help="format of the output; default: %(default)s")
+    add(
+        "--save-every",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="minimum time between two saves of the state; default: %(default)s",
+    )
+    add_strict(parser)
+    add_table_arguments(parser)
+
+    group = parser.add_argument_group("model")
+    add = group.add_argument
+    add("--weights", type=expanded, metavar="none|PATH", help=weights)
+    add("--frozen", action="store_true", help="train the head only")
+    add("--size", type=image_size, metavar="PIXELS", help="an image size other than the model's")
+    add("--drop-path", type=float, metavar="X", help="stochastic depth; default: the model's own, usually 0")
+    add_background(group)
+
+    add = parser.add_argument_group("optimization").add_argument
     epochs = f"passes over the images; default: {usual_epochs(FEW)}, or {usual_epochs(1)} for fewer than {FEW} images"
     batch = f"most images per step; default: {usual_batch(FEW)}, or {usual_batch(1)} for fewer than {FEW} images"
-    add("--val-share", type=float, metavar="X", help=held)
     add("--epochs", type=positive, metavar="N", help=epochs)
     add(
         "--patience", type=positive, default=0, metavar="EPOCHS", help="stop after this many epochs without improvement"
@@ -87,7 +107,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--lr", type=float, metavar="X", help="default: 3e-3 for muon, 3e-4 for adamw, 1e-3 with --frozen")
     add("--layer-decay", type=float, metavar="X", help="default: 1 with random weights, otherwise 0.75")
     add("--weight-decay", type=float, default=default.weight_decay, metavar="X", help="default: %(default)s")
-    add("--drop-path", type=float, metavar="X", help="stochastic depth; default: the model's own, usually 0")
     add("--smoothing", type=float, default=default.smoothing, metavar="X", help="label smoothing; default: %(default)s")
     add(
         "--clip",
@@ -104,6 +123,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="decay of the averaged weights; default: %(default)s",
     )
     add("--augment", choices=tuple(STRENGTHS), default="weak", help="augmentation; default: %(default)s")
+    add("--balance", action="store_true", help="give all classes the same weight, regardless of size")
+
+    add = parser.add_argument_group("speed and memory").add_argument
+    add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
+    add("--device", help="such as cpu, cuda, mps; default: cpu")
     add(
         "--accumulate",
         type=positive,
@@ -111,24 +135,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="compute each batch in this many parts, to save memory",
     )
-    add("--balance", action="store_true", help="give all classes the same weight, regardless of size")
     add("--checkpointing", action="store_true", help="recompute blocks instead of storing them, to save memory")
-    add("--frozen", action="store_true", help="train the head only")
-    add("--size", type=image_size, metavar="PIXELS", help="an image size other than the model's")
-    add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
-    add("--device", help="such as cpu, cuda, mps; default: cpu")
-    add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    add("--format", choices=("table", "jsonl"), default="table", help="format of the output; default: %(default)s")
-    add_strict(parser)
-    add_table_arguments(parser)
-    add_background(parser)
-    add(
-        "--save-every",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="minimum time between two saves of the state; default: %(default)s",
-    )
 
 
 def run(args: Namespace) -> int:
