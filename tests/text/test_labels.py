@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from joint import write_repository
+from joint import JOINT, spread, write, write_repository
 from models import near, tiny_model
 from peers import open_clip, transformers
+from server import Hub
 from torch import Tensor
+from vocabularies import write_siglip_tokenizer
 
 import vitlite
 from vitlite.errors import CheckpointError, InputError
 from vitlite.nn.vit import ViT
-from vitlite.text.half import open_text_half
+from vitlite.text.half import half_of_repository, open_text_half
 
 LABELS = ["cat", "dog", "rusty bolt", "red car at night"]
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -191,3 +194,24 @@ def test_models_without_text_are_errors(tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "model")
     with pytest.raises(InputError, match=r"no tokenizer\.json beside"):
         vitlite.with_labels(vitlite.load(tmp_path / "model"), LABELS)
+
+
+def test_text_halves_of_the_zoo_come_from_open_clip_files(server: Hub, tmp_path: Path) -> None:
+    model = spread(JOINT["open_clip, SigLIP"].build())
+    write(model, tmp_path / "open_clip_model.safetensors")
+    write_siglip_tokenizer(tmp_path, "<pad>")
+    names = ("open_clip_model.safetensors", "tokenizer.json")
+    files = {"_".join(name.rsplit(".", 1)): (tmp_path / name).read_bytes() for name in names}
+    server.publish("owner/joint", **files)
+    record = replace(JOINT["open_clip, SigLIP"].record, repo="owner/joint", pad=0)
+    found = half_of_repository(record).vectors(["a cat", "cat"])
+    half = half_of_repository(record)
+    ids = half.tokenizer(["a cat", "cat"])
+    with torch.no_grad():
+        assert near(found, model.encode_text(ids, normalize=True))
+    asked = len(server.log)
+    half_of_repository(record)
+    assert len(server.log) == asked  # from the cache
+    server.publish("owner/other", tokenizer_json=b"{}")
+    with pytest.raises(CheckpointError, match=r"owner/other has no open_clip_model\.safetensors and no model"):
+        half_of_repository(replace(record, repo="owner/other"))

@@ -3,15 +3,16 @@
 import csv
 import io
 import json
+import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from vitlite.cli.engine import add_work_arguments, check_local_options, run_on_ray
-from vitlite.cli.options import add_paths, expanded, open_model, positive
+from vitlite.cli.options import TEMPLATE, add_paths, expanded, open_model, positive
 from vitlite.cli.progress import ImageProgress, say_skipped
 from vitlite.cli.tables import bold, terminal_width
 from vitlite.errors import InputError, printable
@@ -26,14 +27,47 @@ Answers: TypeAlias = Iterable[tuple[str, list["Prediction"]]]
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite classify`."""
     add_paths(parser)
+    parser.add_argument(
+        "--labels",
+        type=label_list,
+        metavar="LABELS",
+        help="labels of your own, with --model CLIP or SigLIP: 'cat,dog,rusty bolt', or a file with one per line",
+    )
+    parser.add_argument(
+        "--template",
+        metavar="TEXT",
+        help=f"a sentence with {{}} for each of the --labels, or imagenet for 80 sentences; default: {TEMPLATE!r}",
+    )
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels per image; default: %(default)s")
     parser.add_argument("--format", choices=("table", "jsonl", "csv"), help="default: table")
     parser.add_argument("--out", type=expanded, metavar="FOLDER", help="the output folder, only for --engine ray")
     add_work_arguments(parser)
 
 
+def label_list(text: str) -> list[str]:
+    """Parse the value of --labels: labels with commas between them, or a file with one label per line.
+
+    >>> label_list("cat, rusty bolt")
+    ['cat', 'rusty bolt']
+    """
+    path = expanded(text)
+    if os.path.isfile(path):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            parts = file.read().splitlines()
+    elif text.endswith(".txt"):
+        raise ArgumentTypeError(f"there is no file {text}")
+    else:
+        parts = text.split(",")
+    labels = [part.strip() for part in parts if part.strip()]
+    if not labels:
+        raise ArgumentTypeError(f"{text!r} contains no labels")
+    return labels
+
+
 def run(args: Namespace) -> int:
     """Print the most probable labels of the images, batch by batch."""
+    if args.template and not args.labels:
+        raise InputError("--template needs --labels. Add --labels, or omit --template.")
     if args.engine == "ray":
         from vitlite.cluster.jobs import classify_images
 

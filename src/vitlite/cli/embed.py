@@ -15,13 +15,20 @@ from vitlite.errors import InputError
 from vitlite.inference.embed import embed_into, identity_of
 from vitlite.inference.find import find_images
 from vitlite.inference.journal import WRITERS, ImageFile, check_names, check_target, open_journal
+from vitlite.storage import atomic_write
 
 PATCH_FORMATS = (".safetensors", ".npz", ".npy")  # formats of arrays
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite embed`."""
-    add_paths(parser)
+    add_paths(parser, at_least=0)
+    parser.add_argument(
+        "--text",
+        type=expanded,
+        metavar="FILE",
+        help="write a vector for each line of a text file instead, with --model CLIP or SigLIP",
+    )
     parser.add_argument(
         "--out",
         type=expanded,
@@ -58,6 +65,8 @@ def shard(text: str) -> tuple[int, int]:
 
 def run(args: Namespace) -> int:
     """Write a vector for each image, or resume an interrupted run."""
+    if args.text is not None or not args.paths:
+        return _embed_text(args)
     if args.patches and (args.engine == "ray" or Path(args.out).suffix not in PATCH_FORMATS):
         raise InputError(
             f"--patches needs --engine local and one of {', '.join(PATCH_FORMATS)}, got {args.out}. Name another file."
@@ -111,6 +120,32 @@ def run(args: Namespace) -> int:
         count = journal.finish(images, metadata, shape)
     print(f"wrote {target}: {' x '.join(map(str, (count, *shape[:-1])))} vectors of {shape[-1]}")
     return progress.exit_code()
+
+
+def _embed_text(args: Namespace) -> int:
+    """Write a vector of length 1 for each line of a text file."""
+    if args.text is None:
+        raise InputError("There is nothing to embed. Pass images (PATH), or sentences with --text FILE.")
+    if args.paths or args.engine == "ray" or args.fast or args.patches or args.shard or args.last_block is not None:
+        raise InputError("--text cannot be combined with images or their options. Embed the images in another run.")
+    target, source = Path(args.out), Path(args.text)
+    check_target(target)
+    try:
+        sentences = [line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"Cannot read {source}: {error}. Pass a text file in UTF-8.") from None
+    if not sentences:
+        raise InputError(f"{source} contains no sentences. Write one per line.")
+
+    from vitlite.text.half import open_text_half  # here, because it imports torch, which `--help` does not need
+
+    model = open_model(args)
+    vectors = open_text_half(model).vectors(sentences).numpy()
+    metadata = {"model": _marked_as_path(args.model), "sha256": model.source.sha256 if model.source else ""}
+    with atomic_write(target) as temporary:
+        WRITERS[target.suffix](temporary, sentences, vectors, metadata)
+    print(f"wrote {target}: {len(sentences)} vectors of {vectors.shape[1]}")
+    return 0
 
 
 def _marked_as_path(model: str) -> str:

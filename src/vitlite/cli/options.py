@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitlite.training.split import Data
 
 CALIBRATION_IMAGES = 32
+TEMPLATE = "a photo of a {}"
 
 
 def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default: str = "") -> None:
@@ -95,12 +96,12 @@ def add_speed_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def add_paths(parser: ArgumentParser) -> None:
+def add_paths(parser: ArgumentParser, *, at_least: int = 1) -> None:
     """Add the arguments that name images."""
     parser.add_argument(
         "paths",
         type=image_path,
-        nargs="+",
+        nargs="+" if at_least else "*",
         metavar="PATH",
         help="files, folders (searched recursively), patterns such as '**/*.jpg', - for a list on standard input, or "
         "sample for a photo that comes with vitlite",
@@ -202,6 +203,10 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
         model = load(args.model, **options)
     else:
         model = create(args.model, **options)
+    if getattr(args, "labels", None):
+        from vitlite.text.labels import with_labels
+
+        model = with_labels(model, args.labels, args.template or TEMPLATE)
     if getattr(args, "last_block", None) is not None:
         from vitlite.inference.embed import keep_blocks
 

@@ -1,5 +1,6 @@
 """`vitlite search`: find the images that are most similar to given images."""
 
+import glob
 import json
 import os
 import sys
@@ -8,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitlite.cli.options import add_model_arguments, add_paths, check_not_an_input, expanded, open_model, positive
+from vitlite.cli.options import add_model_arguments, check_not_an_input, expanded, image_path, open_model, positive
 from vitlite.cli.progress import say_skipped
 from vitlite.cli.tables import bold
 from vitlite.errors import InputError, VitliteError, printable
@@ -24,7 +25,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "vectors", type=expanded, metavar="VECTORS", help="a .safetensors file written by `vitlite embed`"
     )
-    add_paths(parser)
+    parser.add_argument(
+        "queries",
+        type=image_path,
+        nargs="+",
+        metavar="QUERY",
+        help="images (files, folders, patterns, - for a list on standard input, or sample), or words, such as 'red car"
+        " at night', if CLIP or SigLIP made the vectors",
+    )
     parser.add_argument("--top", type=positive, default=10, metavar="N", help="matches per image; default: %(default)s")
     parser.add_argument(
         "--out", type=expanded, metavar="JPG", help="a contact sheet to draw; an existing file is replaced"
@@ -36,27 +44,33 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the most similar images for each image, with their scores."""
     from vitlite.plots import check_target, save_image
-    from vitlite.retrieval.search import search
+    from vitlite.retrieval.search import search, search_text
     from vitlite.retrieval.sheet import check_size, contact_sheet
     from vitlite.retrieval.store import open_vectors
 
     vectors = open_vectors(args.vectors)
     if args.out:
         check_target(args.out)
-    queries = find_images(args.paths, sys.stdin, say_skipped)
+    sentences = [query for query in args.queries if _is_text(query)]
+    args.paths = [query for query in args.queries if query not in sentences]
+    if sentences and args.out:
+        raise InputError("--out draws only what images find, not words. Omit --out, or the words.")
+    images = find_images(args.paths, sys.stdin, say_skipped) if args.paths else []
     if args.out:
-        check_not_an_input(Path(args.out), args, chain(queries, vectors.paths))
-        check_size(len(queries), min(args.top, len(vectors)))
+        check_not_an_input(Path(args.out), args, chain(images, vectors.paths))
+        check_size(len(images), min(args.top, len(vectors)))
     args.last_block = vectors.layer
     args.quick_decode = vectors.quick_decode  # decode the queries in the same way as the images of the vectors
     args.background = args.background or vectors.background
     model = _model_of(vectors, args) if args.model is None else open_model(args)
-    found = search(vectors, model, queries, args.top)
-    for path, matches in zip(queries, found, strict=True):
+    found = search(vectors, model, images, args.top) if images else []
+    found += search_text(vectors, model, sentences, args.top) if sentences else []
+    queries = [*(("path", path) for path in images), *(("text", sentence) for sentence in sentences)]
+    for (kind, query), matches in zip(queries, found, strict=True):
         if args.format == "jsonl":
-            print(json.dumps({"path": path, "matches": [match._asdict() for match in matches]}))
+            print(json.dumps({kind: query, "matches": [match._asdict() for match in matches]}))
         else:
-            print(bold(printable(path)))
+            print(bold(printable(query if kind == "path" else f'"{query}"')))
             for match in matches:
                 print(f"  {match.score:.4f}  {printable(match.path)}")
     if args.out:
@@ -67,9 +81,18 @@ def run(args: Namespace) -> int:
                 "shown in grey. If the paths are relative, run this command in the folder in which embed was run.",
                 file=sys.stderr,
             )
-        save_image(contact_sheet(queries, found), args.out)
+        save_image(contact_sheet(images, found), args.out)
         print(f"wrote {printable(args.out)}", file=sys.stderr)
     return 0
+
+
+def _is_text(query: str) -> bool:
+    """Return True for words. Names of files, and patterns without a space, are images."""
+    from vitlite.images.decode import SUFFIXES  # here, because it imports torch, which `--help` does not need
+
+    if query == "-" or os.path.exists(query) or os.path.splitext(query)[1].lower() in SUFFIXES:
+        return False
+    return " " in query or not (glob.has_magic(query) or os.sep in query)
 
 
 def _model_of(vectors: "Vectors", args: Namespace) -> "ViT":

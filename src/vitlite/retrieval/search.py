@@ -1,16 +1,17 @@
 """Find the images whose vectors have the largest cosine with a query, by exact search in constant memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlite.errors import ImageError, InputError, check_count
 from vitlite.images.transform import image_list
 from vitlite.inference.predict import embed
-from vitlite.retrieval.store import Vectors
+from vitlite.retrieval.store import PART, Vectors
 
 if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
@@ -41,6 +42,43 @@ def search(vectors: Vectors, model: "ViT", images: Any, top: int = 10) -> list[l
     vectors.check_model(model)
     several = image_list(images)
     return nearest(vectors, _embed_all(model, [images] if several is None else several), top)
+
+
+def search_text(vectors: Vectors, model: "ViT", sentences: Sequence[str], top: int = 10) -> list[list[Match]]:
+    """Find the images that fit each sentence best, in order of decreasing similarity.
+
+    Args:
+        vectors: The result of `open_vectors(path)`.
+        model: The CLIP or SigLIP model that made the vectors.
+        sentences: The sentences, such as ["a red car at night"].
+        top: The number of matches per sentence.
+
+    Raises:
+        InputError: Another model made the vectors, the model cannot read text, or a sentence is too long.
+    """
+    from vitlite.text.half import open_text_half
+    from vitlite.text.labels import projection_of
+
+    vectors.check_model(model)
+    if vectors.layer is not None:
+        raise InputError(f"{vectors.path} has vectors of block {vectors.layer}, which do not fit text. Omit --layer.")
+    queries, projection = open_text_half(model).vectors(sentences), projection_of(model)
+    if projection is not None:
+        vectors = _Projected(**(vars(vectors) | {"dim": projection.out_features}), projection=projection)
+    return nearest(vectors, queries, top)
+
+
+@dataclass(frozen=True)
+class _Projected(Vectors):
+    """Vectors of images in the space of the vectors of text (CLIP)."""
+
+    projection: nn.Linear = field(kw_only=True)
+
+    @torch.no_grad()
+    def parts(self, rows: int = PART, first: int = 0) -> Iterator[Tensor]:
+        weight, bias = (tensor.detach().cpu().float() for tensor in (self.projection.weight, self.projection.bias))
+        for part in super().parts(rows, first):
+            yield F.linear(part.float(), weight, bias)
 
 
 def _embed_all(model: "ViT", images: Iterable[Any]) -> Tensor:

@@ -66,7 +66,7 @@ def open_text_half(model: "ViT") -> TextHalf:
     if source is None:
         raise InputError("The model cannot read text, because its weights do not come from a checkpoint.")
     if source.name is not None and source.repo == registry.find(source.name).repo:
-        return _half_of_repository(text_record(source.name))
+        return half_of_repository(text_record(source.name))
     check_sha256(source.path, source.sha256)
     if source.name is not None:  # like=
         record = text_record(source.name)
@@ -78,7 +78,7 @@ def open_text_half(model: "ViT") -> TextHalf:
     return TextHalf(read_text_tower(source.path, record), Tokenizer(vocabulary, record))
 
 
-def _half_of_repository(record: TextRecord) -> TextHalf:
+def half_of_repository(record: TextRecord) -> TextHalf:
     """Download the joint weights and the tokenizer, unless they are in the cache."""
     for name in JOINT_WEIGHTS:
         weights = download.fetch_optional(record.repo, name, prefer_cache=True)

@@ -79,7 +79,7 @@ def _templates(template: str | Sequence[str]) -> Sequence[str]:
 
 def _with_head(model: ViT, labels: tuple[str, ...], vectors: torch.Tensor, joint: "JointWeights") -> ViT:
     """Return a model that shares the image tower, with label vectors (k, e) as the head."""
-    projection = _projection(model)
+    projection = projection_of(model)
     width = vectors.shape[1]
     if width != (projection.out_features if projection is not None else model.config.embed_dim):
         raise InputError(
@@ -105,7 +105,7 @@ def _with_head(model: ViT, labels: tuple[str, ...], vectors: torch.Tensor, joint
     return new.train(model.training)
 
 
-def _projection(model: ViT) -> nn.Linear | None:
+def projection_of(model: ViT) -> nn.Linear | None:
     """Return the projection of the image vectors (CLIP), or None (SigLIP)."""
     if isinstance(model.head, CosineHead):  # labels were given before
         return model.head.proj if isinstance(model.head.proj, nn.Linear) else None
