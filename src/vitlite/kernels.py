@@ -130,14 +130,13 @@ def is_fast_in(dtype: torch.dtype) -> bool | None:
 
 def should_use_linear(layer: nn.Linear, x: Tensor) -> bool:
     """Return whether to call `linear` instead of the layer: for plain float32 inference on CPUs where it is faster."""
-    weight = layer.weight
     return (
-        type(layer) is nn.Linear  # not a subclass, such as an adapter
+        type(layer) is nn.Linear  # neither another module nor a subclass, such as an adapter
         and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__)
         and not (torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
-        and x.dtype is weight.dtype is torch.float32
+        and x.dtype is layer.weight.dtype is torch.float32
         and x.is_cpu
-        and {type(x), type(weight)} <= {Tensor, Parameter}  # no fake, sharded or quantised tensors
+        and {type(x), type(layer.weight)} <= {Tensor, Parameter}  # no fake, sharded or quantised tensors
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]

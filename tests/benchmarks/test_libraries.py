@@ -148,6 +148,6 @@ def test_a_machine_without_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore")  # of the libraries that are compared with
 @pytest.mark.parametrize("script", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
 def test_every_script_finds_what_it_imports(script: str) -> None:
-    if script == "scaling":
-        pytest.importorskip("ray")
+    if script in (packages := {"scaling": "ray", "litserve_timm": "litserve"}):
+        pytest.importorskip(packages[script])
     runpy.run_path(str(BENCHMARKS / f"{script}.py"), run_name="imported")

@@ -55,7 +55,7 @@ def test_info_of_what_is_too_large_for_most_machines(run: Run) -> None:
     assert code == 0
     assert out.startswith("vit_7b_16.dinov3_lvd1689m_256\n")
     assert "licence      dinov3-license\n" in out
-    assert "positions=rope" in out
+    assert "positions=none, rope={'temperature': 100.0, 'unit': 'image'" in out
     assert "size         6.7 G parameters, " in out
     assert "note         27 GB; " in out
 

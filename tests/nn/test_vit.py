@@ -561,6 +561,15 @@ def test_every_layer_with_weights_is_called(options: dict[str, Any]) -> None:
     assert called == wanted
 
 
+def test_a_layer_may_be_replaced_by_another_module() -> None:
+    model = tiny()
+    with torch.no_grad():
+        wanted = model(random_images())
+        for attention in [block.attn for block in model.blocks]:
+            attention.proj = nn.Sequential(attention.proj, nn.Identity())
+        torch.testing.assert_close(model(random_images()), wanted)
+
+
 # Precision, devices.
 
 

@@ -29,8 +29,8 @@ def pair(changes: dict[str, Any], folder: Path) -> tuple[ViT, nn.Module]:
     return ours, timm.create_model(f"local-dir:{folder / 'theirs'}", pretrained=True).eval()
 
 
-# The counter ends in an error in timm's attention pooling.
-COUNTED = {name: changes for name, changes in FAMILIES_IN_TIMM.items() if name != "attention pooling"}
+# The counter ends in an error in attention pooling, timm's and ours.
+COUNTED = {name: changes for name, changes in FAMILIES_IN_TIMM.items() if changes.get("pool") not in ("map", "map_all")}
 
 
 @pytest.mark.parametrize("inference", [torch.no_grad, torch.inference_mode])
@@ -48,8 +48,10 @@ def test_flop_counter(
     assert counts[0] == counts[1] > 0
 
 
-# timm's rotary networks end in an error after it, and of a distilled one timm has two heads, rounded one by one.
-QUANTIZED = {name: changes for name, changes in FAMILIES_IN_TIMM.items() if not name.startswith(("DINOv3", "dist"))}
+# timm's DINOv3 ends in an error after it. In a distilled model and in EVA-02, timm has several layers where we have
+# one, and each is rounded by itself.
+OTHERS = ("DINOv3", "distilled", "EVA-02")
+QUANTIZED = {name: changes for name, changes in FAMILIES_IN_TIMM.items() if not name.startswith(OTHERS)}
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated", "ignore:.*quantize_per_tensor")
