@@ -1,6 +1,6 @@
 """Convert files, bytes, Pillow images, arrays and tensors to 8-bit pixels.
 
-Pillow opens and decodes files, including unusual or damaged files. If Pillow fails, an `ImageError` gives the name of
+Pillow opens and decodes all files, including unusual and damaged ones. If it fails, an `ImageError` gives the name of
 the file and the reason. Shapes: c channels, h and w pixels.
 """
 
@@ -44,17 +44,17 @@ _decoding_large_image = Lock()
 
 
 def read_image(file: str | PathLike[str] | bytes | BinaryIO, channels: int = 3) -> Tensor:
-    """Read an image file, its bytes, or an open binary file.
+    """Read an image from a file, from bytes, or from an open binary file.
 
     Args:
-        file: The image. An open file is read from its beginning.
+        file: The path, the bytes or the open file. An open file is read from its beginning.
         channels: 3 for RGB or 1 for grey.
 
     Returns:
-        A uint8 tensor (h, w, channels), rotated as the EXIF orientation says.
+        A uint8 tensor (h, w, channels), rotated according to the EXIF orientation.
 
     Raises:
-        ImageError: The file is missing, damaged, too large, or not in one of the `FORMATS`.
+        ImageError: The file is missing, damaged or too large, or the format is not supported.
         MissingExtraError: Pillow is not installed.
     """
     image = decode(file, channels)
@@ -72,20 +72,20 @@ def decode(
     """Decode one image of any type that `Preprocess` accepts.
 
     Args:
-        image: A path, bytes, open file, Pillow image, array or tensor; or a dictionary with the "bytes" or the "path".
+        image: A path, bytes, open file, Pillow image, array or tensor, or a dictionary with the key "bytes" or "path".
         channels: The number of channels of the result.
         at_least: The smallest acceptable height and width. A JPEG file is then decoded at 1/2, 1/4 or 1/8 of its size
             if both sides stay at least this long. None decodes the full size.
         background: The colour behind transparent pixels, such as "#ffffff". None drops alpha and keeps the colour that
             the file has there.
-        heif: Open the file with pillow-heif. By default, this is tried last.
+        heif: If True, open the file with pillow-heif; otherwise, do so only if Pillow does not recognise a HEIC file.
 
     Returns:
-        A Pillow image in mode "RGB" or "L", rotated as the EXIF orientation says. For arrays and tensors, a uint8
+        A Pillow image in mode "RGB" or "L", rotated according to the EXIF orientation. For arrays and tensors, a uint8
         tensor (c, h, w).
 
     Raises:
-        ImageError: `image` has an unsupported type, or cannot be read.
+        ImageError: The type of `image` is not supported, or the image cannot be read.
         MissingExtraError: Pillow is needed but not installed.
     """
     if isinstance(image, dict):
@@ -119,7 +119,7 @@ def decode(
 
 
 def _is_heif(file: Any) -> bool:
-    """Return whether a file, its bytes, or an open file begins like HEIC."""
+    """Return True if a file, bytes or an open file begins like a HEIC image."""
     if isinstance(file, (str, PathLike)):
         with open(file, "rb") as opened:
             return _is_heif(opened)
@@ -131,10 +131,14 @@ def _is_heif(file: Any) -> bool:
 
 
 def _register_heif(name: str) -> None:
-    """Let Pillow open HEIC.
+    """Register pillow-heif, so that Pillow can open HEIC images.
+
+    Args:
+        name: The name of the image, for the error message.
 
     Raises:
-        ImageError: pillow-heif is not installed. The other images of a folder can still be read.
+        ImageError: pillow-heif is not installed. An `ImageError` affects only this image, so other images of the same
+            folder can still be read.
     """
     try:
         import pillow_heif  # type: ignore[import-not-found,unused-ignore]
@@ -144,7 +148,11 @@ def _register_heif(name: str) -> None:
 
 
 def _name(image: Any) -> str:
-    """Return the name of an image for error messages."""
+    """Return the name or a description of an image for error messages.
+
+    Raises:
+        ImageError: The type of the image is not supported.
+    """
     if isinstance(image, (str, PathLike)):
         return str(image)
     if isinstance(image, BYTES):
@@ -198,7 +206,14 @@ def _open(file: Any, channels: int, at_least: tuple[int, int] | None, background
 
 
 def _convert(image: "Image", channels: int, background: str | None) -> "Image":
-    """Apply the EXIF orientation and convert to mode "RGB" or "L". Without a background, alpha is dropped."""
+    """Rotate a Pillow image according to its EXIF orientation, and convert it to mode "RGB" or "L".
+
+    Without a background colour, alpha is dropped.
+
+    Raises:
+        ImageError: The image cannot be converted to this number of channels, or the range of its pixel values is
+            unknown.
+    """
     from PIL import Image, ImageOps
 
     if channels not in (1, 3):
@@ -257,7 +272,11 @@ def _from_array(image: Any, channels: int) -> Tensor:
 
 
 def _channels_first(image: Tensor, channels: int) -> Tensor:
-    """Return the image as (c, h, w). For a model with 3 channels, c may also be 1."""
+    """Return an image (h, w), (h, w, c) or (c, h, w) as a tensor (c, h, w).
+
+    Raises:
+        ImageError: The shape is not supported or ambiguous, or does not fit the number of channels of the model.
+    """
     shape = tuple(image.shape)
     if len(shape) not in (2, 3) or 0 in shape:
         raise ImageError(f"An image must have the shape (h, w, c), (c, h, w) or (h, w), got {shape}.")

@@ -1,4 +1,4 @@
-"""Preprocess images in the same way as in training.
+"""Preprocess images in the same way as when the model was trained.
 
 A `TransformConfig` describes the preprocessing, and a `Preprocess` applies it for one model. All images are converted
 to 8-bit pixels and resized by Pillow. A file, an array and a tensor of the same image therefore give the same bits.
@@ -75,7 +75,7 @@ class TransformConfig:
         return self.cut or self.size
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that affect the pixels, as a dictionary that can be written as JSON."""
+        """Return the fields that affect the pixels as a dictionary that can be written as JSON."""
         fields = asdict(self)
         del fields["crop_pct"]
         return {name: value for name, value in fields.items() if value is not None}
@@ -126,7 +126,7 @@ class TransformConfig:
         return None
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of an image of the given size after resizing, before the crop."""
+        """Return the height and width to which an image of the given height and width is resized."""
         rows, columns = self.resize
         if self.mode == "squash":
             return rows, columns
@@ -138,14 +138,19 @@ class TransformConfig:
         return round(height / ratio), round(width / ratio)
 
     def crop_box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return the part of a resized image that is passed to the model, as (left, top, right, bottom)."""
+        """Return the part of a resized image that the model sees, as (left, top, right, bottom) in pixels.
+
+        Args:
+            height: The height of the resized image.
+            width: The width of the resized image.
+        """
         half = round if self.margin == "nearest" else int  # int rounds down
         top, left = half((height - self.cropped[0]) / 2), half((width - self.cropped[1]) / 2)
         return left, top, left + self.size[1], top + self.size[0]
 
 
 def _before_crop(size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
-    """Return the resized height and width for a crop size. timm rounds down, too."""
+    """Return the height and width of a resized image from its crop and their ratio, rounded down as in timm."""
     return math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
 
 
@@ -189,7 +194,10 @@ def _check_values(transform: TransformConfig) -> None:
 
 
 class Target(NamedTuple):
-    """The properties of a model that a `Preprocess` needs. It replaces the model in a pickled `Preprocess`."""
+    """The config, device and dtype of a model, which are all that a `Preprocess` needs.
+
+    A pickled `Preprocess` contains a `Target` instead of the model.
+    """
 
     config: Any
     device: torch.device
@@ -201,11 +209,12 @@ class Preprocess:
     """Turn an image or a list of images into a batch (b, c, h, w) on the device and in the dtype of a model.
 
     An image is a path, the bytes of a file, an open file, a Pillow image, an array or a tensor. Arrays and tensors have
-    the shape (h, w, c), (c, h, w) or (h, w) and contain uint8 or floats from 0 to 1. Arrays and tensors with four
-    dimensions are batches of images. A dictionary with "bytes" or "path", as in datasets with `decode=False`, is also
-    an image, and a pandas Series is a list.
+    the shape (h, w, c), (c, h, w) or (h, w) and contain uint8 or floats from 0 to 1. With four dimensions, they are
+    batches of images. A dictionary with the key "bytes" or "path", as in datasets with `decode=False`, is also an
+    image, and a pandas Series is a list.
 
-    A subclass may override `pixels` and `batch`. Pickling keeps only the config, device and dtype of the model.
+    A subclass may override `pixels` and `batch`. A pickled `Preprocess` keeps only the config, device and dtype of the
+    model.
     """
 
     transform: TransformConfig
@@ -213,7 +222,7 @@ class Preprocess:
     quick_decode: bool = False  # decode large JPEG files at a reduced size, at least twice the size after resizing
 
     def __call__(self, images: Any) -> Tensor:
-        """Return a batch for the model.
+        """Preprocess an image or a list of images, and return a batch (b, c, h, w) for the model.
 
         Raises:
             ImageError: An image cannot be read.
@@ -232,7 +241,7 @@ class Preprocess:
     def one(self, image: Any) -> Tensor:
         """Turn one image into a tensor (c, h, w) on the CPU, in the dtype of the model.
 
-        This method can be a transform of a torchvision dataset, even with the workers of a `DataLoader`:
+        This method can be the transform of a torchvision dataset, even if a `DataLoader` has several workers:
         `ImageFolder("photos", transform=model.preprocess.one)`.
         """
         target = Target(self.model.config, torch.device("cpu"), self.model.dtype)
@@ -246,7 +255,7 @@ class Preprocess:
         return resize_and_crop(image, transform)
 
     def batch(self, pixels: Sequence[Tensor]) -> Tensor:
-        """Stack and normalise images from `pixels`: (c, h, w) each -> (b, c, h, w) on the device of the model."""
+        """Stack and normalise tensors (c, h, w) from `pixels`, and return a batch (b, c, h, w) for the model."""
         if not pixels:
             raise ImageError("The batch is empty. Pass at least one image.")
         images = torch.stack(list(pixels)).to(self.model.device)
@@ -261,7 +270,7 @@ class Preprocess:
         return self.replace(transform=replace(self.transform, background=background))
 
     def replace(self: P, **fields: Any) -> P:
-        """Return a copy with some fields changed. The attributes of a subclass are copied as well."""
+        """Return a copy with some fields changed. Additional attributes of a subclass are copied, too."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__ | fields)
         return copy
@@ -273,7 +282,7 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class MissingPreprocess:
-    """The `preprocess` of a model without known preprocessing. Calling it raises an error with the reason."""
+    """The value of `model.preprocess` if the preprocessing is unknown. Calling it raises an error with the reason."""
 
     reason: str = "These weights came without preprocessing"
 
@@ -281,7 +290,7 @@ class MissingPreprocess:
         raise self.error()
 
     def error(self) -> ImageError:
-        """Return the error that is raised when images have to be preprocessed."""
+        """Return the error for images that cannot be preprocessed, which gives the reason and the remedy."""
         return ImageError(
             f"{self.reason}. Set model.preprocess = vitlite.images.TransformConfig(...), or pass the name of a "
             "checkpoint with the same preprocessing: like= (--model NAME --weights PATH)."
@@ -289,12 +298,15 @@ class MissingPreprocess:
 
 
 def as_preprocess(value: Any) -> Any:
-    """Return the object that a model stores when `model.preprocess` is set.
+    """Return the object to store in a model when `model.preprocess` is set.
 
-    A stored `Preprocess` has no model, so that there is no reference cycle.
+    A stored `Preprocess` does not refer to the model, so that there is no reference cycle.
+
+    Args:
+        value: A `Preprocess`, a `TransformConfig`, a function, or None for unknown preprocessing.
 
     Raises:
-        ImageError: The value has an unsupported type.
+        ImageError: The type of the value is not supported.
     """
     if value is None:
         return MissingPreprocess()
@@ -310,10 +322,10 @@ def as_preprocess(value: Any) -> Any:
 
 
 def preprocess_of(model: Any) -> Preprocess:
-    """Return the preprocessing of a model, which must be a `Preprocess`.
+    """Return the `Preprocess` of a model.
 
     Raises:
-        ImageError: The model has no preprocessing, or the preprocessing is another callable.
+        ImageError: The model has no preprocessing, or `model.preprocess` is not a `Preprocess`.
     """
     preprocess = model.preprocess
     if isinstance(preprocess, MissingPreprocess):
@@ -327,10 +339,10 @@ def preprocess_of(model: Any) -> Preprocess:
 
 
 def transform_to_save(model: Any) -> TransformConfig | None:
-    """Return the transform to save with the weights of a model, or None if the model has no preprocessing.
+    """Return the `TransformConfig` to save with the weights of a model, or None if the model has no preprocessing.
 
     Raises:
-        ImageError: The preprocessing is not a `Preprocess`, so it cannot be saved.
+        ImageError: `model.preprocess` is another function, which cannot be saved.
     """
     if isinstance(model.preprocess, MissingPreprocess):
         return None
@@ -343,21 +355,21 @@ def transform_to_save(model: Any) -> TransformConfig | None:
 
 
 def image_list(images: Any) -> list[Any] | None:
-    """Return a list of several images, or None for a single image.
+    """Return several images as a list, or None if `images` is a single image.
 
-    Several images are a list, a tuple, another sequence such as a column of a dataset, an array or a pandas Series of
-    file names, or a 4-D array or tensor.
+    A list, a tuple or another sequence contains several images. So does an array or a pandas Series of file names, and
+    an array or tensor with four dimensions.
     """
     several = isinstance(images, Sequence) or getattr(images, "ndim", None) in (1, 4)
     return list(images) if several and not isinstance(images, (str, *BYTES)) else None
 
 
 def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tensor:
-    """Resize and crop a Pillow image or a uint8 tensor (c, h, w). Return a uint8 tensor (c, rows, columns).
+    """Resize and crop a Pillow image or a uint8 tensor (c, h, w), and return a uint8 tensor (c, *transform.size).
 
     Raises:
         ImageError: The image is so long and narrow that the resized image would be too large.
-        MissingExtraError: Resizing a tensor needs Pillow, which is not installed.
+        MissingExtraError: Pillow is needed to resize a tensor, but it is not installed.
     """
     if isinstance(image, Tensor):
         height, width = image.shape[1:]
@@ -389,11 +401,11 @@ def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tens
 
 
 def normalise(pixels: Tensor, transform: TransformConfig, channels: int) -> Tensor:
-    """Apply scale, mean and std to images and return them in float32.
+    """Multiply pixels by the scale, subtract the mean, divide by the standard deviation, and return them in float32.
 
     Args:
-        pixels: Resized and cropped images (b, c, h, w), in uint8 or floats from 0 to 255.
-        transform: The transform with scale, mean and std.
+        pixels: Resized and cropped images (b, c, h, w), in uint8 or in floats from 0 to 255.
+        transform: The transform with scale, mean and standard deviation.
         channels: The number of channels of the model.
 
     Raises:

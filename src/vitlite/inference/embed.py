@@ -1,4 +1,4 @@
-"""Compute the vectors of many images with a journal, and identify the model that made them."""
+"""Compute the vectors of many images in a run that can be resumed, and identify the model and its settings."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -22,11 +22,11 @@ class VectorIdentity:
 
     Attributes:
         weights: The sha256 of the weights.
-        config: `ViTConfig.to_dict()`.
-        preprocessing: `TransformConfig.to_dict()`, or None for a model without preprocessing.
+        config: The config of the model, as `ViTConfig.to_dict` returns it.
+        preprocessing: The preprocessing, as `TransformConfig.to_dict` returns it, or None if the model has none.
         quick_decode: True if large JPEG files are decoded at a reduced size.
-        dtype: The dtype of the computation.
-        fast: True if the model is optimized.
+        dtype: The dtype of the computation, such as "float32".
+        fast: True if the vectors are computed by an optimized model.
     """
 
     weights: str
@@ -38,15 +38,15 @@ class VectorIdentity:
 
 
 def identity_of(model: "ViT", *, dtype: str | None = None, fast: bool = False) -> VectorIdentity:
-    """Return the identity of a model's vectors.
+    """Return the identity of the vectors that a model computes.
 
     Args:
         model: The model.
-        dtype: The dtype of the computation. Default: `model.dtype`.
-        fast: True if the model is optimized.
+        dtype: The dtype of the computation, such as "bfloat16". Default: the dtype of the model.
+        fast: If True, the vectors are computed by an optimized copy of the model; otherwise, by the model itself.
 
     Raises:
-        InputError: The model was modified, so the config and the weights no longer determine the vectors.
+        InputError: The model was modified, so its config and weights no longer determine the vectors.
     """
     from vitlite.checkpoints.fingerprint import hash_of_weights
     from vitlite.images.transform import transform_to_save
@@ -63,10 +63,14 @@ def identity_of(model: "ViT", *, dtype: str | None = None, fast: bool = False) -
 
 
 def keep_blocks(model: "ViT", layer: int) -> None:
-    """Remove the blocks after the block `layer`, so that `embed` gives the vector of this block.
+    """Remove all blocks after one block, so that `model.embed` returns the vector of this block.
 
-    The final norm and the pooling of the model are applied to the output of the block. The config describes the
-    smaller model, which can be optimized and saved.
+    The final norm and the pooling of the model are applied to the output of the block. The config is updated, so the
+    smaller model can be optimized and saved.
+
+    Args:
+        model: The model to change.
+        layer: The index of the last block to keep. Negative indices count from the last block.
 
     Raises:
         InputError: The model has no such block.
@@ -86,15 +90,15 @@ def embed_into(
     *,
     patches: bool = False,
 ) -> "Outcomes[Tensor]":
-    """Compute the vectors of images, and add them to a journal batch by batch.
+    """Compute the vectors of image files, and add them to a journal batch by batch.
 
     Args:
         journal: The journal for the vectors and for the paths of images that cannot be read.
         model: The model that computes the vectors.
-        images: The files. Files that are already in the journal are skipped.
+        images: The image files. Files that are already in the journal are skipped.
         batch: The number of images per batch.
         timings: A `Timings` object, to which the seconds of this run are added.
-        patches: If True, compute a vector of each patch: (h, w, d).
+        patches: If True, compute one vector for each patch (h, w, d); otherwise, one for each image (d,).
 
     Returns:
         A generator of pairs: a path, and the vector or the error of the image. Images are processed lazily.

@@ -1,4 +1,4 @@
-"""Find image files from paths, folders, patterns and lists."""
+"""Find image files from paths, folders, patterns and lists of file names."""
 
 import glob
 import os
@@ -11,13 +11,14 @@ from vitlite.errors import ImageError, counted, missing_extra
 def find_images(
     sources: Sequence[str], listing: Iterable[str] = (), on_skip: Callable[[Counter[str]], None] = lambda skipped: None
 ) -> list[str]:
-    """Return the image files that the sources name, without duplicates.
+    """Return the paths of image files, without duplicates.
 
     Args:
-        sources: Any of: files; folders, which are searched for image files; patterns such as 'photos/**/*.jpg'; and
-            '-' for the files in `listing`.
+        sources: Where to look. Each source is a file, a folder that is searched for image files, a pattern such as
+            'photos/**/*.jpg', or '-' for the files in `listing`.
         listing: Lines with one file name each, such as standard input.
-        on_skip: Called if the folders contain files that are not images, with a count of these files by extension.
+        on_skip: A function that is called with the number of files in the folders that are not images, by extension, if
+            there are any.
 
     Raises:
         ImageError: There are no images, none of the files exists, or a folder cannot be read.
@@ -54,12 +55,12 @@ def find_images(
 
 
 def read_listing(lines: Iterable[str]) -> list[str]:
-    """Return the file names in a list with one name per line."""
+    """Return the file names from lines with one name each. Blank lines are skipped."""
     return [line.rstrip("\r\n") for line in lines if line.strip()]
 
 
 def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
-    """Return the images below a folder, and count the other visible files."""
+    """Return the image files below a folder, and count the other visible files in `skipped`, by extension."""
     from vitlite.images.decode import SUFFIXES  # here, because it imports torch
 
     try:
@@ -79,11 +80,11 @@ def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
 
 
 def folders_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
-    """Yield a folder and all folders below it. Links are followed, except links back to a parent folder.
+    """Yield a folder and all folders below it. Symbolic links are followed, except links to a parent folder.
 
     Args:
         folder: The folder to start from.
-        hidden: If True, include folders whose names begin with a dot.
+        hidden: If True, include folders whose names begin with a dot; otherwise, skip them.
 
     Raises:
         OSError: A folder cannot be read.
@@ -105,7 +106,7 @@ def files_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
 
     Args:
         folder: The folder to start from.
-        hidden: If True, include files and folders whose names begin with a dot.
+        hidden: If True, include files and folders whose names begin with a dot; otherwise, skip them.
 
     Raises:
         OSError: A folder cannot be read.
@@ -117,10 +118,14 @@ def files_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
 
 
 def by_ending(files: Iterable[str], endings: Collection[str]) -> tuple[list[str], Counter[str]]:
-    """Return the files with these extensions, and a count of the other files by extension.
+    """Return the files with the given extensions, and the number of other files by extension.
 
-    Upper and lower case are not distinguished. Hidden files with other extensions are not counted. Neither are files
-    such as ._IMG.jpg, in which macOS keeps the attributes of IMG.jpg.
+    Extensions are compared without regard to case. Other files are not counted if they are hidden. Files such as
+    ._IMG.jpg, in which macOS keeps the attributes of IMG.jpg, are ignored.
+
+    Args:
+        files: The paths of the files.
+        endings: The extensions in lower case, such as ".jpg".
     """
     found, others = [], Counter[str]()
     for path in files:

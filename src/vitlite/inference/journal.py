@@ -1,4 +1,4 @@
-"""Write the vectors of many images to one file, with a journal from which an interrupted run resumes."""
+"""Write the vectors of many images to one file. A journal on disk allows an interrupted run to be resumed."""
 
 import errno
 import json
@@ -23,7 +23,10 @@ CHUNK = 2**24  # number of values written at a time
 
 
 class ImageFile(NamedTuple):
-    """An image file, with the size and modification time at the start of the run. A changed file is a new image."""
+    """An image file, with its size and modification time at the start of the run.
+
+    If the size or the modification time changes, the file counts as a new image.
+    """
 
     path: str
     size: int
@@ -31,7 +34,10 @@ class ImageFile(NamedTuple):
 
     @classmethod
     def at(cls, path: str) -> "ImageFile":
-        """Return the file with the current size and modification time, or -1 for both if the file is missing."""
+        """Return the image file at a path, with its current size and modification time.
+
+        If the file is missing, the size and the modification time are -1.
+        """
         try:
             stat = os.stat(path)
         except (OSError, ValueError):  # ValueError: a null byte in the name
@@ -40,11 +46,11 @@ class ImageFile(NamedTuple):
 
 
 class Journal:
-    """The vectors that a run has computed so far, in the folder `<target>.partial`.
+    """The vectors that a run has computed so far, stored in the folder `<target>.partial`.
 
-    `vectors.f32` contains the raw rows. The first line of `images.jsonl` identifies the run, and each further line
-    lists the images of a batch. The rows of a batch are on disk before the line is written. A run that was killed
-    discards the rows without a complete line when it resumes.
+    The file `vectors.f32` contains one row of float32 numbers per image, without a header. In `images.jsonl`, the first
+    line identifies the run, and each further line lists the images of one batch. The rows of a batch are on disk before
+    this line is written. When a killed run is resumed, rows without a complete line are discarded.
     """
 
     def __init__(self, target: Path, identity: Mapping[str, Any], dim: int) -> None:
@@ -52,8 +58,9 @@ class Journal:
 
         Args:
             target: The file to write the vectors to.
-            identity: The values, as JSON, that determine the vectors. See `VectorIdentity`.
-            dim: The width of a vector.
+            identity: Values that determine the vectors and can be written as JSON, such as the fields of
+                `VectorIdentity`.
+            dim: The number of values stored per image.
 
         Raises:
             InputError: The journal belongs to a run with another identity, or is damaged.
@@ -73,7 +80,11 @@ class Journal:
             self._append_line(dict(identity))
 
     def _read(self, identity: dict[str, Any]) -> int:
-        """Read the journal of an earlier run. Return the length in bytes of the usable part of images.jsonl."""
+        """Read the journal of an earlier run, if there is one.
+
+        Returns:
+            The length in bytes of the usable part of images.jsonl, or 0 in a new journal.
+        """
         images, vectors = self.folder / IMAGES, self.folder / VECTORS
         if not images.exists():
             return 0
@@ -94,7 +105,7 @@ class Journal:
         return end
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
-        """Parse a line of images.jsonl. The first line is the identity, and each other line is a batch."""
+        """Parse a line of images.jsonl: the identity of the run in line 1, the images of a batch in other lines."""
         try:
             record = dict(json.loads(line))
             if number > 1:
@@ -123,14 +134,19 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the journal, and delete the files if there are no vectors to keep for the next run."""
+        """Close the journal, and delete its files if they contain no vectors to keep for a later run."""
         self._images.close()
         self._vectors.close()
         if not self.rows:
             self._remove()
 
     def add(self, images: Sequence[ImageFile], vectors: "Sequence[Tensor]", failed: Sequence[str] = ()) -> None:
-        """Append a batch: the images, a vector (d,) for each image, and the paths of files that could not be read.
+        """Append a batch to the journal.
+
+        Args:
+            images: The images that were read.
+            vectors: The vector of each image.
+            failed: The paths of images that could not be read.
 
         Raises:
             InputError: The journal cannot be written, for example because the disk is full.
@@ -154,15 +170,15 @@ class Journal:
         os.fsync(self._images.fileno())
 
     def finish(self, images: Iterable[ImageFile], metadata: dict[str, str], shape: tuple[int, ...] = (-1,)) -> int:
-        """Write the vectors of `images` to the target in this order, so that `__exit__` removes the journal.
+        """Write the vectors to the target file, in the order of `images`. Afterwards, closing the journal deletes it.
 
         Args:
-            images: The images.
+            images: The images. Those that could not be read are left out.
             metadata: Strings for the header of the file, if the format has one.
             shape: The shape of the vectors of an image, such as (h, w, d) for one vector per patch.
 
         Returns:
-            The number of vectors written. Images that could not be read have none.
+            The number of images whose vectors were written.
 
         Raises:
             InputError: There are no vectors, or the target cannot be written. If writing fails, the journal is kept.
@@ -185,7 +201,7 @@ class Journal:
         return len(rows)
 
     def _ordered(self, rows: list[int]) -> "np.ndarray":
-        """Return rows of vectors.f32, in the given order, as a memory-mapped array: (n, d)."""
+        """Return the rows of vectors.f32 with the given numbers as a memory-mapped array: (n, d)."""
         import numpy as np
 
         path = self.folder / VECTORS
@@ -206,10 +222,15 @@ class Journal:
 
 @contextmanager
 def open_journal(target: Path, identity: Mapping[str, Any], dim: int) -> Iterator[Journal]:
-    """Open the journal of `target`, locked against other processes.
+    """Open the journal for the file `target`, and lock it so that no other process can write it.
+
+    Args:
+        target: The file to write the vectors to.
+        identity: Values that determine the vectors and can be written as JSON, such as the fields of `VectorIdentity`.
+        dim: The number of values stored per image.
 
     Raises:
-        InputError: Another process is writing `target`, or the journal cannot be opened or continued.
+        InputError: Another process is writing `target`, or the journal cannot be opened or resumed.
     """
     with ExitStack() as stack:
         try:
@@ -226,7 +247,7 @@ def open_journal(target: Path, identity: Mapping[str, Any], dim: int) -> Iterato
 
 
 def check_target(target: Path) -> None:
-    """Check, before any work is done, that a file of vectors can be written.
+    """Check, before any other work, that vectors can be written to a file.
 
     Raises:
         InputError: The extension is not supported, or the folder does not exist or is not writable.
@@ -246,7 +267,7 @@ def check_target(target: Path) -> None:
 
 
 def check_names(target: Path, paths: Sequence[str]) -> None:
-    """Check, before any work is done, that the paths fit into the header of a .safetensors file.
+    """Check, before any other work, that the paths fit into `target` if it is a .safetensors file.
 
     Raises:
         InputError: The paths are too long.
@@ -260,14 +281,14 @@ def check_names(target: Path, paths: Sequence[str]) -> None:
 
 
 def _chunks(vectors: "np.ndarray", count: int | None = None) -> Iterator[slice]:
-    """Yield slices that cover all rows, or the first `count`, with at most `CHUNK` values each."""
+    """Yield slices that cover the rows of an array, or its first `count` rows, with at most `CHUNK` values each."""
     rows = max(1, CHUNK // math.prod(vectors.shape[1:]))
     for start in range(0, len(vectors) if count is None else count, rows):
         yield slice(start, start + rows)
 
 
 def _write_safetensors(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
-    """Write one tensor, `vectors` (n, d). The paths are a JSON list in the metadata."""
+    """Write a .safetensors file with the tensor `vectors` (n, d), and the paths as a JSON list in the metadata."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -278,7 +299,7 @@ def _write_safetensors(target: Path, paths: list[str], vectors: "np.ndarray", me
 
 
 def _write_npz(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
-    """Write two arrays, `paths` (n) and `vectors` (n, d)."""
+    """Write an .npz file with two arrays, `paths` (n,) and `vectors` (n, d)."""
     import numpy as np
 
     text = np.dtype(("<U", max(map(len, paths))))
@@ -290,7 +311,7 @@ def _write_npz(target: Path, paths: list[str], vectors: "np.ndarray", metadata: 
 
 
 def _write_npy(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
-    """Write one array with two fields, `path` and `vector` (d)."""
+    """Write an .npy file with one array (n,) of two fields, `path` and `vector` (d,)."""
     import numpy as np
 
     fields = np.dtype([("path", "<U", max(map(len, paths))), ("vector", "<f4", vectors.shape[1:])])
@@ -306,7 +327,7 @@ def _write_npy(target: Path, paths: list[str], vectors: "np.ndarray", metadata: 
 
 
 def _write_array(file: IO[bytes], dtype: "np.dtype", shape: tuple[int, ...], chunks: "Iterable[np.ndarray]") -> None:
-    """Write an array of any size in the .npy format, chunk by chunk."""
+    """Write an array of any size to a file in the .npy format, chunk by chunk."""
     from numpy.lib import format as npy
 
     header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
@@ -316,7 +337,10 @@ def _write_array(file: IO[bytes], dtype: "np.dtype", shape: tuple[int, ...], chu
 
 
 def _write_jsonl(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
-    """Write a line of JSON per image, with the path and the vector. Nine digits represent a float32 exactly."""
+    """Write a .jsonl file with one line of JSON per image, which contains the path and the vector.
+
+    Numbers are written with nine digits, which represent a float32 exactly.
+    """
     with open(target, "w", encoding="utf-8", newline="\n") as file:
         for path, vector in zip(paths, vectors, strict=True):
             numbers = [float(f"{number:.9g}") for number in vector.tolist()]
@@ -324,7 +348,7 @@ def _write_jsonl(target: Path, paths: list[str], vectors: "np.ndarray", metadata
 
 
 def _write_parquet(target: Path, paths: list[str], vectors: "np.ndarray", metadata: dict[str, str]) -> None:
-    """Write two columns: `path`, and `vector` with a list of d float32 numbers."""
+    """Write a .parquet file with two columns: `path`, and `vector` with a list of d float32 numbers."""
     pyarrow, parquet = _import_pyarrow()
     vector = pyarrow.list_(pyarrow.float32(), vectors.shape[1])
     schema = pyarrow.schema([("path", pyarrow.string()), ("vector", vector)], metadata)

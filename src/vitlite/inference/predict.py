@@ -1,7 +1,7 @@
-"""Run a model over images: `predict` for labels, `work_through` for any number of images in constant memory.
+"""Run a model over images: `predict` returns labels, and `work_through` processes any number of images.
 
-Background threads read the next batch of files while the model computes the current batch. Each batch is computed in
-eval mode, and then the previous mode of the model is restored.
+Memory use does not grow with the number of images. Background threads read the next batch of files while the model
+computes the current batch. The model is in eval mode during each batch. Afterwards, the previous mode is restored.
 """
 
 import time
@@ -34,21 +34,21 @@ READERS = 8  # maximum number of files that are decoded at the same time
 
 @dataclass
 class Timings:
-    """Seconds spent on waiting and on computing, updated during the run."""
+    """The seconds that a run has spent so far on waiting for images and on computing."""
 
     waited: float = 0.0  # for images to be decoded
     worked: float = 0.0  # in the model
 
 
 class Prediction(NamedTuple):
-    """A label with its class index and score, a probability. For JSON: `prediction.to_dict()`."""
+    """One predicted label, with the index of its class and its score, a probability from 0 to 1."""
 
     label: str
     index: int  # type: ignore[assignment]  # hides tuple.index
     score: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return {"label": ..., "index": ..., "score": ...}."""
+        """Return the fields as a dictionary that can be written as JSON: {"label": ..., "index": ..., "score": ...}."""
         return self._asdict()
 
 
@@ -88,7 +88,7 @@ def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
 def classify(
     model: "ViT", images: Iterable[Any], top: int = 5, batch: int = 32, timings: Timings | None = None
 ) -> Outcomes[list[Prediction]]:
-    """Yield each image with its most probable labels or its error. See `work_through`."""
+    """Yield each image with its `top` most probable labels or its error. See `work_through` for the other arguments."""
     return work_through(model, images, _label_function(model, top), batch, timings)
 
 
@@ -100,9 +100,9 @@ def embed(
     *,
     patches: bool = False,
 ) -> Outcomes[Tensor]:
-    """Yield each image with its vector (d,) in float32 on the CPU, or its error. See `work_through`.
+    """Yield each image with its vector (d,) in float32 on the CPU, or its error. See `work_through` for the arguments.
 
-    With `patches`, it is a vector of each patch after the final norm instead: (h, w, d).
+    If `patches` is True, yield one vector for each patch after the final norm instead: (h, w, d).
     """
 
     def vectors(batch: Tensor) -> list[Tensor]:
@@ -120,11 +120,11 @@ def vectors(model: "ViT", images: Iterable[Any], batch: int = 32) -> "NDArray[fl
 
     Args:
         model: A model with preprocessing.
-        images: A list or iterator of images, as for `Preprocess`.
+        images: A list or an iterator of images, in any form that `Preprocess` accepts.
         batch: The number of images per batch.
 
     Raises:
-        ImageError: An image cannot be read. The text names the image and the reason.
+        ImageError: An image cannot be read. The message says which image and why.
         MissingExtraError: numpy is not installed.
     """
     try:
@@ -142,15 +142,15 @@ def work_through(
     batch: int = 32,
     timings: Timings | None = None,
 ) -> Outcomes[T]:
-    """Run images through a model, in batches and in constant memory.
+    """Run images through a model in batches and in constant memory.
 
-    Paths and bytes are decoded in background threads. Images of other types are prepared one at a time, before the
-    next image is requested. An iterator may therefore reuse one array or file object.
+    Paths and bytes are decoded in background threads. Images of other types are prepared one at a time, each before the
+    next image is requested from the iterator, which may therefore reuse one array or file object.
 
     Args:
         model: A model with preprocessing. It is in eval mode while `work` runs.
-        images: A list or iterator of images. It is read in the thread of the caller, at most two batches ahead.
-        work: A function that turns a batch (b, c, h, w) into b results.
+        images: A list or an iterator of images. It is read in the thread of the caller, at most two batches ahead.
+        work: A function that turns a batch of images (b, c, h, w) into a sequence of b results.
         batch: The number of images per batch.
         timings: A `Timings` object, to which the seconds of this run are added.
 
@@ -193,7 +193,7 @@ def _work_through(
 def _prepared(
     preprocess: Preprocess, images: Iterable[Any], batch: int, timings: Timings
 ) -> Generator[list[tuple[Any, Tensor | ImageError]], None, None]:
-    """Yield batches of images, each image with its pixels or its error. One batch is prepared ahead."""
+    """Yield batches of images, each image with its pixels or its error. The next batch is prepared in advance."""
     waiting: deque[tuple[Any, Future[Tensor | ImageError] | Tensor | ImageError]] = deque()
     source = iter(images)
     pool = readers()
@@ -216,7 +216,7 @@ def _prepared(
 
 
 def readers() -> ThreadPoolExecutor:
-    """Return a pool of threads that decode files. It has as many threads as torch, but at most `READERS`."""
+    """Return a pool of threads for decoding files, with as many threads as torch uses, but at most `READERS`."""
     return ThreadPoolExecutor(min(READERS, torch.get_num_threads()), thread_name_prefix="vitlite-images")
 
 
@@ -229,7 +229,10 @@ def _pixels(preprocess: Preprocess, image: Any) -> Tensor | ImageError:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Context manager that puts a model in eval mode and disables gradients. On exit, the old modes are restored."""
+    """Return a context manager in which the model is in eval mode and gradients are disabled.
+
+    On exit, each module of the model returns to its previous mode.
+    """
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -242,10 +245,10 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _label_function(model: "ViT", top: int) -> Callable[[Tensor], list[list[Prediction]]]:
-    """Return a function that turns a batch (b, c, h, w) into the most probable labels of each image.
+    """Return a function that turns a batch (b, c, h, w) into the `top` most probable labels of each image.
 
     Raises:
-        InputError: The model has no head or no labels, or `top` is not a positive integer.
+        InputError: The model has no labels or too few classes, or `top` is not a positive integer.
     """
     if type(top) is not int or top < 1:
         raise InputError(f"top must be a positive integer, got {top!r}.")
@@ -284,7 +287,7 @@ def _most_probable(model: "ViT", labels: Sequence[str], top: int, images: Tensor
 
 
 def _answers(results: Outcomes[T]) -> Iterator[T]:
-    """Yield the results without the images. Raise the first error."""
+    """Yield the results of `work_through` without the images. If a result is an error, raise it."""
     with closing(results):
         for i, (_, result) in enumerate(results):
             if isinstance(result, ImageError):

@@ -1,4 +1,4 @@
-"""Set the number of threads of torch to the CPUs that this process may use, also in a container with a CPU limit."""
+"""Limit torch to the number of CPUs that this process may use, even in a container with a CPU limit."""
 
 import math
 import os
@@ -9,13 +9,13 @@ import torch
 
 
 def set_threads() -> int:
-    """Limit the threads of torch to the CPUs that this process may use, and return their number.
+    """Limit torch to as many threads as this process may use CPUs, and return the number of threads.
 
     torch starts a thread for each core of the machine and does not know the CPU limit of a container. With more threads
     than the limit, the system stops the process many times a second, and inference becomes several times slower.
     Call this function once at the start of a program. The `vitlite` commands do so.
 
-    If OMP_NUM_THREADS is set, the number does not change. For another number, use `torch.set_num_threads`.
+    If OMP_NUM_THREADS is set, the number of threads does not change. To set it directly, use `torch.set_num_threads`.
 
     >>> import vitlite
     >>> vitlite.set_threads() >= 1
@@ -27,16 +27,18 @@ def set_threads() -> int:
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """Return the number of CPUs that this process may use, by its affinity and its CPU quota, rounded down."""
+    """Return the number of CPUs that this process may use, given its affinity and its CPU limit, rounded down."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min(cpus, cpu_quota(root))))
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """Return the CPU limit of this process in CPUs, or infinity. On Linux, it is that of the control group (cgroup).
+    """Return the CPU limit of this process as a number of CPUs, or infinity if there is none or it is unknown.
+
+    On Linux, this is the smallest limit of the control group (cgroup) of the process and of its parents.
 
     Args:
-        root: The folder that contains proc and sys.
+        root: The root of the file system, which contains the folders proc and sys.
     """
     quota = math.inf
     with suppress(OSError):  # no such file on other systems
@@ -53,7 +55,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def _quota_of(folder: Path) -> float:
-    """Return the CPU limit of one control group, or infinity."""
+    """Return the CPU limit of a control group from its folder, or infinity if there is none."""
     with suppress(OSError, ValueError):  # version 2, unless the file is missing or says "max"
         microseconds, period = map(int, (folder / "cpu.max").read_text(encoding="utf-8").split())
         return microseconds / period

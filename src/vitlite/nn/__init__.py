@@ -1,1 +1,1 @@
-"""The layers and the network."""
+"""The Vision Transformer and its layers."""

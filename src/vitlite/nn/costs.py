@@ -1,6 +1,6 @@
-"""Count the parameters and multiply-adds of a config without building the network.
+"""Count the parameters and multiply-adds of a model from its config, without building the model.
 
-Nothing here imports torch. Norms, biases and softmax are not counted as multiply-adds (MACs).
+This module does not import torch. Norms, biases and softmax are not counted as multiply-adds (MACs).
 """
 
 import math
@@ -11,7 +11,10 @@ from vitlite.config import ViTConfig
 
 
 class Layer(NamedTuple):
-    """The size and cost of one layer or learned tensor. The name `blocks.*` stands for the sum over all blocks."""
+    """The size and cost of one layer or learned tensor.
+
+    A layer such as `blocks.*.norm1` occurs in every block. Its parameters and multiply-adds are summed over all blocks.
+    """
 
     name: str
     weight: tuple[int, ...]  # shape of the weight; () for a layer without one
@@ -21,7 +24,7 @@ class Layer(NamedTuple):
 
 
 def layers(config: ViTConfig) -> list[Layer]:
-    """Return the layers of the network in the order in which they run.
+    """Return the size and cost of each layer of a model, in the order in which the layers run.
 
     >>> from vitlite.presets import preset
     >>> layers(preset("vit_base_16"))[0]
@@ -36,7 +39,7 @@ def layers(config: ViTConfig) -> list[Layer]:
 
 
 def params(config: ViTConfig) -> int:
-    """Return the number of parameters.
+    """Return the number of parameters of a model.
 
     >>> from vitlite.presets import preset
     >>> params(preset("vit_base_16"))
@@ -46,7 +49,7 @@ def params(config: ViTConfig) -> int:
 
 
 def gmacs(config: ViTConfig) -> float:
-    """Return the number of multiply-adds for one image, in billions.
+    """Return the number of multiply-adds of a model for one image, in billions.
 
     >>> from vitlite.presets import preset
     >>> round(gmacs(preset("vit_base_16")), 3)
@@ -66,7 +69,10 @@ def _patches(c: ViTConfig, patches: int) -> Iterator[Layer]:
 
 
 def _stem(c: ViTConfig) -> Iterator[Layer]:
-    """Count the ResNet of a hybrid. The convolution and norm of the root have a row each, and so has each stage."""
+    """Yield the costs of the ResNet before the patch projection of a hybrid model.
+
+    The layers are the first convolution, its norm, and one layer for each stage.
+    """
     if c.stem is None:
         return
     height, width = c.size[0] // 2, c.size[1] // 2
@@ -102,7 +108,7 @@ def _tokens(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _attention(c: ViTConfig, tokens: int) -> Iterator[Layer]:
-    """Count the attention half of one block."""
+    """Yield the costs of the first half of a block: attention, its norms and its layer scale."""
     width = c.attention_dim
     products = 2 * tokens * tokens * width  # q k^T, and times v
     yield _norm("blocks.*.norm1", (tokens, c.dim))
@@ -116,7 +122,7 @@ def _attention(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _mlp(c: ViTConfig, tokens: int) -> Iterator[Layer]:
-    """Count the MLP half of one block."""
+    """Yield the costs of the second half of a block: the MLP, its norms and its layer scale."""
     yield _norm("blocks.*.norm2", (tokens, c.dim))
     rows = c.mlp_dim * (2 if c.mlp == "swiglu" else 1)  # gate and value
     yield _linear("blocks.*.mlp.fc1", (rows, c.dim), (tokens,))
@@ -143,7 +149,7 @@ def _output(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _attention_pool(c: ViTConfig, tokens: int) -> Iterator[Layer]:
-    """Count attention pooling: one query attends to all tokens, and an MLP follows."""
+    """Yield the costs of attention pooling, in which one query attends to all tokens and an MLP follows."""
     d, mlp_dim = c.dim, c.pool_mlp_dim
     yield _tensor("attn_pool.latent", (1, 1, d), (1, d))
     yield _linear("attn_pool.q", (d, d), (1,))
@@ -156,18 +162,25 @@ def _attention_pool(c: ViTConfig, tokens: int) -> Iterator[Layer]:
 
 
 def _linear(name: str, weight: tuple[int, ...], rows: tuple[int, ...], *, bias: bool = True) -> Layer:
-    """Count a linear layer or convolution that is applied at `rows` positions."""
+    """Return the cost of a linear layer or a convolution.
+
+    Args:
+        name: The name of the layer.
+        weight: The shape of the weight.
+        rows: The shape of the positions to which the layer is applied, such as (197,) for 197 tokens.
+        bias: True if the layer has a bias.
+    """
     width, size = weight[0], math.prod(weight)
     learned = size + width if bias else size
     return Layer(name, weight, (*rows, width), learned, math.prod(rows) * size)
 
 
 def _norm(name: str, output: tuple[int, ...]) -> Layer:
-    """Count a norm, which has a scale and a shift for each channel."""
+    """Return the cost of a norm, which has a scale and a shift for each channel."""
     width = output[-1]
     return Layer(name, (width,), output, 2 * width, 0)
 
 
 def _tensor(name: str, weight: tuple[int, ...], output: tuple[int, ...]) -> Layer:
-    """Count a learned tensor that has no matrix product, such as a token or a position table."""
+    """Return the cost of a learned tensor without a matrix product, such as a token or a position table."""
     return Layer(name, weight, output, math.prod(weight), 0)

@@ -54,7 +54,8 @@ class PatchEmbed(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention: (b, n, d) -> (b, n, d).
 
-    With rotary positions, `rotation` contains the cosines and sines by which queries and keys are rotated.
+    With rotary positions, `rotation` contains the cosines and sines by which queries and keys are rotated. Otherwise,
+    it is empty.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -96,16 +97,16 @@ def attention_map(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _plain_is_faster(q: Tensor) -> bool:
-    """Return whether to train with explicit attention maps instead of the fused kernel.
+    """Return True if training should compute attention maps explicitly instead of with torch's fused kernel.
 
-    The backward pass of the fused kernel is slow on CPUs. Above 1,024 tokens, attention maps would take gigabytes.
+    On CPUs, the backward pass of the fused kernel is slow. Above 1,024 tokens, attention maps would take gigabytes.
     """
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return q.device.type == "cpu" and q.shape[2] <= 1024 and not traced
 
 
 class QuickGELU(nn.Module):
-    """OpenAI's approximation of GELU, x * sigmoid(1.702 x)."""
+    """An approximation of GELU used by OpenAI's CLIP: x * sigmoid(1.702 x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)
@@ -119,7 +120,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them, applied to each token: (b, n, d) -> (b, n, d)."""
+    """An MLP of two linear layers with a GELU between them, applied to each token: (b, n, d) -> (b, n, d)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -134,7 +135,10 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Gated MLP, which applies a linear layer to silu(gate) * value for each token: (b, n, d) -> (b, n, d)."""
+    """A gated MLP: one linear layer computes gate and value, and a second one is applied to silu(gate) * value.
+
+    Each token is processed separately: (b, n, d) -> (b, n, d).
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -174,7 +178,7 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block: attention and an MLP, each with a residual connection, (b, n, d) -> (b, n, d)."""
+    """A pre-norm transformer block with attention and an MLP, each on a residual branch: (b, n, d) -> (b, n, d)."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
@@ -197,12 +201,12 @@ class Block(nn.Module):
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 
     def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Return the attention map of this block: (b, n, d) -> (b, heads, n, n)."""
+        """Return the attention maps of this block: (b, n, d) -> (b, heads, n, n)."""
         return self.attn.map(self.norm1(x), *rotation)
 
 
 class AttentionPool(nn.Module):
-    """Attention pooling, a learned query over all tokens and then an MLP: (b, n, d) -> (b, d)."""
+    """Attention pooling: a learned query attends to all tokens, and an MLP follows, (b, n, d) -> (b, d)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -225,9 +229,10 @@ class AttentionPool(nn.Module):
 
 
 class CosineHead(nn.Linear):
-    """Compare the direction of a vector with one weight for each class: (b, d) -> (b, k).
+    """A head that compares the direction of a vector with a weight vector for each class: (b, d) -> (b, k).
 
-    For labels from text, a weight is the normalised vector of a label times the scale of the logits.
+    If the classes are described by text, the weight vector of a class is the normalised vector of its text, multiplied
+    by the scale of the logits.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -239,7 +244,11 @@ class CosineHead(nn.Linear):
 
 
 class RopeFrequencies(nn.Module):
-    """Learned frequencies of rotary positions: a grid -> cosines and sines for each block, (heads, n, head_dim / 2)."""
+    """The learned frequencies of rotary positions.
+
+    For the height and width of a grid of patches, `forward` returns a pair of cosines and sines for each block, with
+    the shape (heads, n, head_dim / 2) each.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Encode the positions of patches: learned tables, fixed sines and cosines, and rotary positions.
+"""Encode the positions of patches with learned tables, fixed sines and cosines, or rotary positions.
 
-Shapes: h and w patches down and across, d width of a token. A table has one row per token, (1, rows, d).
+Shapes: h and w patches down and across, d width of a token. A table has the shape (1, rows, d), with one row per token.
 """
 
 import math
@@ -29,7 +29,16 @@ RESAMPLE: dict[Resample, dict[str, Any]] = {
 
 
 def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
-    """Return a position table resampled to another grid, (1, rows, d). Only the rows of patches change."""
+    """Return a position table resampled to another grid of patches: (1, rows, d).
+
+    The rows of the class token and the registers, if there are any, are copied.
+
+    Args:
+        table: The position table.
+        grid: The number of patches down and across for which the table was made.
+        new: The number of patches down and across for which it is needed.
+        method: The library whose interpolation is reproduced, a key of `RESAMPLE`.
+    """
     prefix = table.shape[1] - grid[0] * grid[1]
     image = rearrange(table[:, prefix:].float(), "1 (h w) d -> 1 h w d", h=grid[0], w=grid[1])
     # torch.compile has no backward pass for antialiased bicubic with dynamic sizes. ONNX resizes differently.
@@ -46,7 +55,7 @@ def resample_positions(table: Tensor, grid: Grid, new: Grid, method: Resample) -
 
 
 def _resize_by_matmul(image: Tensor, new: Grid, mode: str, antialias: bool, align_corners: bool) -> Tensor:
-    """Compute F.interpolate by matrix products: (1, h, w, d) -> (1, h, w, d).
+    """Compute `F.interpolate` with matrix products, so that it can be exported: (1, h, w, d) -> (1, h, w, d).
 
     >>> by_torch = F.interpolate(torch.arange(6.0).view(1, 1, 2, 3), (3, 2), mode="bicubic", antialias=True)
     >>> table = torch.arange(6.0).view(1, 2, 3, 1)
@@ -63,7 +72,10 @@ def _resize_by_matmul(image: Tensor, new: Grid, mode: str, antialias: bool, alig
 
 
 def _interpolation_weights(old: int, new: int, mode: str, antialias: bool, align_corners: bool) -> Tensor:
-    """Return the weight of each old row in each new row: (new, old), or (new, 2 + old + 2) without antialias."""
+    """Return the weight of each old row in each new row: (new, old).
+
+    Without `antialias`, two rows are added at either end for repeated borders: (new, 2 + old + 2).
+    """
     rows = torch.arange(new, dtype=torch.float32)[:, None]
     count = torch.ones_like(rows).sum()  # equals `new`, but stays symbolic in an exported graph
     if align_corners:
@@ -82,14 +94,14 @@ def _interpolation_weights(old: int, new: int, mode: str, antialias: bool, align
 
 
 def _cubic(x: Tensor, a: float) -> Tensor:
-    """Return Keys' cubic kernel at distance x."""
+    """Return the values of Keys' cubic kernel with the parameter `a` at distances `x`."""
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * a * x - 4 * a
     return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
 
 
 def sincos_positions(grid: Grid, dim: int) -> Tensor:
-    """Return MAE's fixed positions, sines and cosines of the column, then of the row: (1, h w, d)."""
+    """Return MAE's fixed position embeddings: sines and cosines of the column, then of the row, (1, h w, d)."""
     steps = torch.arange(dim // 4, dtype=torch.float64, device="cpu")  # mps has no float64
     frequencies = 10000 ** -(steps / (dim // 4))
     rows, columns = (torch.arange(side, device="cpu")[:, None] * frequencies for side in grid)  # (h or w, d/4)
@@ -100,9 +112,17 @@ def sincos_positions(grid: Grid, dim: int) -> Tensor:
 
 
 def rotation_angles(grid: Grid, width: int, rope: Rotation, frequencies: Tensor | None = None) -> Tensor:
-    """Return the angles by which the channel pairs of a head rotate: (h w, width/2).
+    """Return the angles by which the channel pairs of a head are rotated at each patch.
 
-    Learned frequencies (2, depth, heads, width/2) are factors of both positions: (depth, heads, h w, width/2).
+    Args:
+        grid: The number of patches down and across.
+        width: The number of channels of a head.
+        rope: The settings of rotary positions.
+        frequencies: Learned frequencies (2, depth, heads, width/2), which multiply the two coordinates of a patch. None
+            means the fixed frequencies that `rope` determines.
+
+    Returns:
+        The angles: (h w, width/2) with fixed frequencies, (depth, heads, h w, width/2) with learned ones.
     """
     positions = []
     for side in grid:
@@ -121,9 +141,13 @@ def rotation_angles(grid: Grid, width: int, rope: Rotation, frequencies: Tensor 
 
 
 def rotate(x: Tensor, adjacent: bool, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate channel pairs by the angles of the token: (b, heads, n, d) -> (b, heads, n, d).
+    """Rotate pairs of channels by the angles of their token: (b, heads, n, d) -> (b, heads, n, d).
 
-    A pair is two adjacent channels, or one of each half.
+    Args:
+        x: Queries or keys.
+        adjacent: If True, a pair is two adjacent channels; otherwise, it is one channel from each half.
+        cosines: The cosines of the angles, ([heads,] n, d / 2).
+        sines: The sines of the angles, in the same shape.
     """
     axis, shape = (-1, (-1, 2)) if adjacent else (-2, (2, -1))
     first, second = x.view(*x.shape[:-1], *shape).unbind(axis)
@@ -135,8 +159,8 @@ def rotate(x: Tensor, adjacent: bool, cosines: Tensor, sines: Tensor) -> Tensor:
 class PositionTables:
     """A cache of the position tables of one model. In inference on a CPU, each table is computed once per grid.
 
-    Copies and pickles of the model start with an empty cache. A full cache is replaced by a new dictionary, because
-    another thread may be reading the old one.
+    Copies and pickles of the model start with an empty cache. A full cache is replaced by a new dictionary instead of
+    being cleared, because another thread may be reading it.
     """
 
     LARGEST: ClassVar[int] = 16  # number of grids in a full cache
@@ -148,7 +172,7 @@ class PositionTables:
         return PositionTables, ()
 
     def learned(self, table: Tensor, grid: Grid, new: Grid, method: Resample) -> Tensor:
-        """Return a learned table resampled to another grid: (1, rows, d)."""
+        """Return a learned position table resampled to another grid of patches: (1, rows, d)."""
         learns = table.requires_grad and torch.is_grad_enabled()
         if learns or table.device.type != "cpu" or not _is_plain_parameter(table):  # comparing would block a GPU
             return resample_positions(table, grid, new, method)
@@ -165,7 +189,10 @@ class PositionTables:
         return tables[new, method]
 
     def sincos(self, like: Tensor, grid: Grid, cls_row: bool) -> Tensor:
-        """Return the table of `sincos_positions` on the device and in the dtype of `like`: (1, rows, d)."""
+        """Return the table of `sincos_positions` on the device and in the dtype of `like`: (1, rows, d).
+
+        If `cls_row` is True, the table begins with a row of zeros for the class token.
+        """
 
         def compute() -> tuple[Tensor]:
             table = F.pad(sincos_positions(grid, like.shape[0]), (0, 0, int(cls_row), 0))  # zeros for the class token
@@ -174,9 +201,9 @@ class PositionTables:
         return self._fixed_tables(like, (grid, cls_row), compute)[0]
 
     def rotation(self, like: Tensor, grid: Grid, prefix: int, width: int, rope: Rotation) -> tuple[Tensor, ...]:
-        """Return the cosines and sines of `rotation_angles`, each (n, width/2), in float32 or float64.
+        """Return the cosines and sines of the angles of `rotation_angles`, each (n, width/2), in float32 or float64.
 
-        The angles of the first `prefix` tokens are zero, so that only patches are rotated.
+        The angles of the first `prefix` tokens are zero, because only patches are rotated.
         """
 
         def compute() -> tuple[Tensor, ...]:
@@ -203,5 +230,5 @@ def _is_same(copy: Tensor, table: Tensor) -> bool:
 
 
 def _is_plain_parameter(weight: Tensor) -> bool:
-    """Return whether a weight is a plain parameter, not a tensor of a compiler, of torch.func or of FSDP."""
+    """Return True if a weight is a plain parameter, not a tensor of a compiler, of torch.func or of FSDP."""
     return type(weight) is nn.Parameter and not torch.compiler.is_compiling() and not weight.is_inference()

@@ -1,4 +1,4 @@
-"""The ResNet before the patch projection in the hybrids of the ViT paper. It is BiT's ResNet with post-activation.
+"""The ResNet before the patch projection in the hybrid models of the ViT paper: BiT's ResNet with post-activation.
 
 Shapes: b images, c channels, h and w cells of the feature map down and across.
 """
@@ -18,7 +18,8 @@ GROUPS = 32  # number of groups in each group norm
 class StandardConv(nn.Conv2d):
     """A convolution with standardised filters: (b, c, h, w) -> (b, d, h / stride, w / stride).
 
-    For sizes that the stride divides, the padding is TensorFlow's "same", with the larger half at the right and bottom.
+    If the stride divides the height and width, the padding equals TensorFlow's "same", with the larger half at the
+    right and bottom.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
@@ -28,7 +29,7 @@ class StandardConv(nn.Conv2d):
         self.border = nn.Identity() if even else nn.ZeroPad2d((border // 2, border // 2 + 1) * 2)
 
     def standardised(self) -> Tensor:
-        """Return the filters scaled to mean 0 and variance 1, computed in full precision: (d, c, p, p)."""
+        """Return the filters scaled to mean 0 and variance 1: (d, c, p, p). They are computed in float32 or float64."""
         filters = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         variance, mean = torch.var_mean(filters, dim=(1, 2, 3), correction=0, keepdim=True)
         return ((filters - mean) * torch.rsqrt(variance + 1e-8)).to(self.weight.dtype)
@@ -38,7 +39,7 @@ class StandardConv(nn.Conv2d):
 
 
 class Unit(nn.Module):
-    """A residual bottleneck: (b, c, h, w) -> (b, d, h / stride, w / stride)."""
+    """A residual bottleneck unit of a ResNet: (b, c, h, w) -> (b, d, h / stride, w / stride)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -56,7 +57,7 @@ class Unit(nn.Module):
 
 
 class Stage(nn.Module):
-    """A sequence of units of the same width. Except in the first stage, the first unit halves the feature map."""
+    """A sequence of residual units of the same width. The first one has the given stride, all others have stride 1."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, units: int) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class Stage(nn.Module):
 
 
 class Stem(nn.Module):
-    """The root and the stages: (b, c, h, w) -> (b, 256 * 2 ** (stages - 1), h / stride, w / stride)."""
+    """A ResNet without its head: (b, c, h, w) -> (b, 256 * 2 ** (stages - 1), h / stride, w / stride)."""
 
     def __init__(self, channels: int, units: tuple[int, ...]) -> None:
         super().__init__()
@@ -98,5 +99,5 @@ def root(channels: int) -> nn.Sequential:
 
 
 def stem(config: ViTConfig) -> nn.Module:
-    """Return the layers before the patch projection: only a root, or a root with stages."""
+    """Return the ResNet before the patch projection: its first layers, and then the stages that `config.stem` lists."""
     return Stem(config.channels, config.stem) if config.stem else root(config.channels)

@@ -1,7 +1,7 @@
-"""The text towers of CLIP and SigLIP: token ids become one vector per sentence.
+"""The text towers of CLIP and SigLIP, which turn the token ids of a sentence into a vector.
 
-Shapes: b sentences, n tokens of a padded sentence, d width of a token, e width of a vector. The blocks are those of the
-image tower.
+The blocks are those of the image tower. Shapes: b sentences, n tokens of a padded sentence, d width of a token, e width
+of a vector.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class CausalAttention(Attention):
 
 
 class TextTower(nn.Module):
-    """The text tower of a joint checkpoint: (b, n) -> (b, e)."""
+    """The text tower of a checkpoint for text and images: (b, n) token ids -> (b, e) vectors."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -65,7 +65,14 @@ class TextTower(nn.Module):
         self.projection = nn.Linear(d, config.embed_dim, bias) if has_projection else nn.Identity()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return one vector per sentence. The sentences must be padded to the context: (b, n) -> (b, e)."""
+        """Return one vector per sentence: (b, n) -> (b, e).
+
+        Args:
+            ids: The token ids of each sentence, padded to `config.context` tokens.
+
+        Raises:
+            InputError: The token ids have another shape.
+        """
         if ids.ndim != 2 or ids.shape[1] != self.config.context:
             raise InputError(
                 f"Token ids must have the shape (sentences, {self.config.context}), got {tuple(ids.shape)}. Pad each "
@@ -77,7 +84,7 @@ class TextTower(nn.Module):
         return self.projection(self._pool(self.norm(x), ids))
 
     def _pool(self, x: Tensor, ids: Tensor) -> Tensor:
-        """Return the token that the checkpoint pools: (b, n, d) -> (b, d)."""
+        """Return the token that represents each sentence, according to `config.pool`: (b, n, d) -> (b, d)."""
         if self.config.pool == "last":
             return x[:, -1]
         position = ids.argmax(1) if self.config.pool == "argmax" else ids.eq(self.config.eos).int().argmax(1)

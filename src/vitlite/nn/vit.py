@@ -48,10 +48,11 @@ class Features(NamedTuple):
         return f"Features(cls={cls}, patches={patches}, registers={registers}, grid={self.grid}, layers={layers})"
 
     def map(self, layer: int | None = None) -> Tensor:
-        """Return the patch tokens as a feature map: (b, d, h, w).
+        """Return patch tokens as a feature map: (b, d, h, w).
 
         Args:
-            layer: An index into `layers`, such as 0 for the first block that was selected. None means `patches`.
+            layer: An index into `layers`, such as 0 for the first block that was selected. None means the tokens after
+                the final norm (`patches`).
         """
         tokens = self.patches if layer is None else self.layers[layer]
         h, w = self.grid
@@ -104,11 +105,11 @@ class ViT(TimmInterface, nn.Module):
         def __call__(self, images: Tensor) -> Tensor: ...
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits, or the output of `embed` if num_classes=0: (b, c, h, w) -> (b, k)."""
+        """Return the logits, or the vectors of `embed` if the model has no head: (b, c, h, w) -> (b, k)."""
         return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return the vector that the head classifies, one per image: (b, c, h, w) -> (b, embed_dim)."""
+        """Return one vector per image, which is the input of the head: (b, c, h, w) -> (b, embed_dim)."""
         x, rotations = self._tokens(images)
         for block, rotation in zip(self.blocks, rotations, strict=True):
             x = block(x, *rotation)
@@ -119,9 +120,11 @@ class ViT(TimmInterface, nn.Module):
         """Return every token after the final norm, and the outputs of selected blocks.
 
         Args:
-            images: (b, c, h, w).
-            layers: Indices of blocks, not a count. (-1,) selects the last block, (-4, -3, -2, -1) the last four.
-            norm: If True, also apply the final norm to the outputs of the selected blocks.
+            images: The images (b, c, h, w).
+            layers: The indices of the blocks, not a count. (-1,) selects the last block, (-4, -3, -2, -1) the last
+                four.
+            norm: If True, also apply the final norm to the outputs of the selected blocks; otherwise, return them as
+                they are.
         """
         wanted = self._layers(layers)
         x, rotations = self._tokens(images)
@@ -144,12 +147,12 @@ class ViT(TimmInterface, nn.Module):
     def attention_maps(self, images: Tensor, layers: Iterable[int] | int = (-1,)) -> Tensor:
         """Return the attention maps of selected blocks: (b, c, h, w) -> (layers, b, heads, n, n).
 
-        Each row sums to 1 and is the attention of one token to all tokens. The tokens are in the order class token,
-        registers, patches.
+        Each row of a map sums to 1 and is the attention of one token to all tokens. The order of the tokens is class
+        token, registers, patches.
 
         Args:
-            images: (b, c, h, w).
-            layers: Indices of blocks. Negative indices count from the last block.
+            images: The images (b, c, h, w).
+            layers: The indices of the blocks. Negative indices count from the last block.
         """
         wanted = self._layers(layers)
         if not wanted:
@@ -165,9 +168,10 @@ class ViT(TimmInterface, nn.Module):
         return torch.stack([maps[i] for i in wanted])
 
     def reset_head(self, num_classes: int) -> None:
-        """Replace the head with a linear one initialised to zero, for softmax scores, and remove the labels.
+        """Replace the head with a linear layer initialised to zero, remove the labels, and set `scores` to "softmax".
 
-        If `num_classes` is 0, the head is removed and the model returns embeddings.
+        Args:
+            num_classes: The number of classes. If 0, the head is removed, and the model returns embeddings.
         """
         config = self.config.replace(num_classes=num_classes, cosine_head=None)
         with torch.device(self.device):
@@ -192,14 +196,18 @@ class ViT(TimmInterface, nn.Module):
     def vectors(self, images: Iterable[Any], batch: int = 32) -> "NDArray[float32]":
         """Return one vector per image as a numpy array (n, embed_dim) in float32, in the order of the images.
 
-        Accepts files and other images in a list or an iterator of any length. For prepared tensors, call `embed`.
+        For tensors that are already preprocessed, call `embed`.
+
+        Args:
+            images: A list or an iterator of images, such as paths, in any form that `preprocess` accepts.
+            batch: The number of images per batch.
         """
         from vitlite.inference.predict import vectors
 
         return vectors(self, images, batch)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Save the config, weights, labels and preprocessing to a folder. `vitlite.load(folder)` loads it."""
+        """Save the config, weights, labels and preprocessing to a folder. Load it with `vitlite.load(folder)`."""
         from vitlite.checkpoints.save import save
 
         save(self, folder)
@@ -237,9 +245,10 @@ class ViT(TimmInterface, nn.Module):
         return self.patch_embed.proj.weight.dtype
 
     def _tokens(self, images: Tensor) -> tuple[Tensor, Sequence[tuple[Tensor, ...]]]:
-        """Return the tokens with positions added, (b, n, d), and the rotation of queries and keys in each block.
+        """Return the tokens with positions added (b, n, d), and the rotation of queries and keys in each block.
 
-        A rotation is a pair of cosines and sines, each ([heads,] n, head_dim / 2), or () without rotary positions.
+        A rotation is a pair of cosines and sines, each ([heads,] n, head_dim / 2). Without rotary positions, it is
+        empty.
         """
         check_images(images, self.config)
         config, grid = self.config, self._grid(images)
@@ -259,7 +268,7 @@ class ViT(TimmInterface, nn.Module):
         return tokens, self._rotations(grid, config.rope) if config.rope else [()] * len(self.blocks)
 
     def _rotations(self, grid: tuple[int, int], rope: Rotation) -> Sequence[tuple[Tensor, ...]]:
-        """Return the rotation of each block for a grid."""
+        """Return the cosines and sines by which each block rotates queries and keys, for a grid of patches."""
         if self.rope is not None:
             return self.rope(grid)[: len(self.blocks)]
         config, weight = self.config, self.patch_embed.proj.weight
@@ -270,7 +279,7 @@ class ViT(TimmInterface, nn.Module):
         return images.shape[2] // p, images.shape[3] // p
 
     def _positions(self, grid: tuple[int, int]) -> Tensor | None:
-        """Return the position table for a grid, (1, rows, d), or None if the model adds no positions."""
+        """Return the position table for a grid of patches (1, rows, d), or None if the model adds no positions."""
         config = self.config
         if config.positions == "sincos2d":
             cls_row = config.class_token and config.cls_position
@@ -298,7 +307,11 @@ class ViT(TimmInterface, nn.Module):
         return self.attn_pool(x if pool == "map_all" else x[:, prefix:])
 
     def _layers(self, layers: Iterable[int] | int) -> list[int]:
-        """Return the block indices as a list of non-negative integers."""
+        """Return block indices as a list of integers from 0 to depth - 1.
+
+        Raises:
+            InputError: An index is not an integer, or the model has no such block.
+        """
         depth = len(self.blocks)
         wanted = [layers] if isinstance(layers, int) else list(layers)
         for i in wanted:
@@ -311,7 +324,7 @@ class ViT(TimmInterface, nn.Module):
 
 
 def check_images(images: Any, config: ViTConfig) -> None:
-    """Check the type and shape of a batch of images.
+    """Check the type, dtype and shape of a batch of images.
 
     Raises:
         InputError: The images do not fit the model.
@@ -338,7 +351,7 @@ def check_images(images: Any, config: ViTConfig) -> None:
 
 
 def _head(config: ViTConfig) -> nn.Module:
-    """Return a head with weights of zero, or an identity if there are no classes."""
+    """Return a head with weights of zero for a config, or an identity if there are no classes."""
     if not config.num_classes:
         return nn.Identity()
     linear = config.cosine_head is None
@@ -349,7 +362,10 @@ def _head(config: ViTConfig) -> nn.Module:
 
 
 def initialise(model: ViT) -> None:
-    """Initialise the weights as google-research/vision_transformer does. Other parameters are small random numbers."""
+    """Initialise the weights of a model as in google-research/vision_transformer.
+
+    Parameters that do not exist there, such as registers, are initialised with random numbers.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "head":
             outputs = module.out_features // stacked_matrices(f"{name}.weight", model.config)
@@ -386,7 +402,7 @@ def stacked_matrices(name: str, config: ViTConfig) -> int:
 
 
 def _lecun_normal(weight: Tensor) -> None:
-    """Initialise a weight with Flax's default: variance 1 / inputs, truncated at two standard deviations."""
+    """Initialise a weight as Flax does by default: variance 1 / inputs, truncated at two standard deviations."""
     std = weight[0].numel() ** -0.5 / 0.87962566  # truncation multiplies the standard deviation by 0.88
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
@@ -398,9 +414,10 @@ def model_on_meta(config: ViTConfig) -> ViT:
 
 
 class _SkipInit(TorchFunctionMode):
-    """Skip the random initialisation of torch's layers, which takes a tenth of the time of loading a ViT-B.
+    """A function mode that skips the random initialisation of torch's layers, which is useless on the meta device.
 
-    On the meta device it has no effect. A function mode sees it, because nn.init dispatches through torch functions.
+    Initialising a ViT-B takes a tenth of the time of loading it. A function mode can skip this, because the functions
+    of `torch.nn.init` dispatch through it.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,7 +1,7 @@
-"""Find near-duplicates: images whose vectors have a cosine of at least a threshold. Exact, and in constant memory.
+"""Find near-duplicates: images whose vectors have a cosine similarity of at least a threshold.
 
-Every vector is compared with every other one, two blocks of the file at a time. The time grows with the square of the
-number of vectors.
+The search is exact and takes constant memory: every vector is compared with every other one, two blocks of the file at
+a time. The time grows with the square of the number of vectors.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ ROUNDING = 1e-6  # of cosines in float32: two equal vectors may have a cosine of
 
 
 class Pair(NamedTuple):
-    """Two images with the cosine between their vectors."""
+    """Two images, and the cosine similarity of their vectors (`score`)."""
 
     first: str
     second: str
@@ -30,15 +30,16 @@ class Pair(NamedTuple):
 def duplicate_pairs(
     vectors: Vectors, threshold: float, after_block: Callable[[int], None] = lambda comparisons: None
 ) -> Iterator[Pair]:
-    """Yield each pair of images whose vectors have a cosine of at least `threshold`.
+    """Yield each pair of images whose vectors have a cosine similarity of at least `threshold`.
 
     Args:
-        vectors: The result of `open_vectors(path)`.
-        threshold: A cosine, above 0 and at most 1.
-        after_block: Called after each block with the number of comparisons in it, for a progress bar.
+        vectors: The vectors, as `open_vectors` returns them.
+        threshold: The smallest cosine similarity of a pair, above 0 and at most 1.
+        after_block: A function that is called after each block of vectors with the number of comparisons made for it,
+            for example to update a progress bar.
 
     Raises:
-        InputError: The threshold is not in this range, or a vector is not finite.
+        InputError: The threshold is not above 0 and at most 1, or a vector is not finite.
     """
     _check_threshold(threshold)
     for first in range(0, len(vectors), ROWS):
@@ -59,22 +60,24 @@ def duplicate_pairs(
 def duplicate_groups(
     vectors: Vectors, threshold: float, after_block: Callable[[int], None] = lambda comparisons: None
 ) -> dict[str, list[Match]]:
-    """Return groups of near-duplicates: for each representative, the other images of its group, most similar first.
+    """Return groups of near-duplicates, each with a representative and the images that are similar to it.
 
-    Images are taken in the order of the file. An image joins the group of the nearest representative before it, if the
-    cosine is at least `threshold`; otherwise it is a representative itself. So every image of a group is near the
-    representative, and images never form a chain. Representatives without near-duplicates are left out.
+    Images are taken in the order of the file. An image joins the group of the most similar earlier representative if
+    their cosine similarity is at least `threshold`; otherwise, the image becomes a representative. Every image of a
+    group is therefore similar to the representative, and long chains of similar images do not form one group.
 
     Args:
-        vectors: The result of `open_vectors(path)`.
-        threshold: A cosine, above 0 and at most 1.
-        after_block: Called after each block with the number of comparisons in it, for a progress bar.
+        vectors: The vectors, as `open_vectors` returns them.
+        threshold: The smallest cosine similarity to a representative, above 0 and at most 1.
+        after_block: A function that is called after each block of vectors with the number of comparisons made for it,
+            for example to update a progress bar.
 
     Returns:
-        The groups, largest first. The keys are the paths of the representatives.
+        A dictionary from the path of each representative to the other images of the group, most similar first. The
+        largest group comes first. Representatives without near-duplicates are left out.
 
     Raises:
-        InputError: The threshold is not in this range, or a vector is not finite.
+        InputError: The threshold is not above 0 and at most 1, or a vector is not finite.
     """
     _check_threshold(threshold)
     least = threshold - ROUNDING
@@ -106,14 +109,25 @@ def duplicate_groups(
 
 
 class _Nearest:
-    """The nearest representative so far of each image: its cosine (n,), which is -2 without one, and its row (n,)."""
+    """The most similar representative found so far for each image.
+
+    Attributes:
+        scores: The cosine similarity of each image and its representative (n,), or -2 if there is none yet.
+        rows: The row of that representative in the file (n,).
+    """
 
     def __init__(self, count: int) -> None:
         self.scores = torch.full((count,), -2.0, dtype=torch.float32, device="cpu")
         self.rows = torch.zeros(count, dtype=torch.int64, device="cpu")
 
     def update(self, start: int, scores: Tensor, rows: Tensor | int) -> None:
-        """Compare the images from `start` on with further representatives: their cosines, and their rows."""
+        """Compare images with further representatives, and keep the more similar ones.
+
+        Args:
+            start: The row of the first image.
+            scores: The cosine similarity of each image and its new representative.
+            rows: The rows of the new representatives.
+        """
         part = slice(start, start + len(scores))
         nearer = scores > self.scores[part]
         self.rows[part] = torch.where(nearer, rows, self.rows[part])
@@ -121,7 +135,7 @@ class _Nearest:
 
 
 def comparisons(vectors: Vectors) -> int:
-    """Return the number of comparisons that both functions make, for a progress bar."""
+    """Return the number of comparisons that `duplicate_pairs` and `duplicate_groups` make, for a progress bar."""
     count = len(vectors)
     sizes = [min(ROWS, count - first) for first in range(0, count, ROWS)]
     return sum(size * (count - first) for size, first in zip(sizes, range(0, count, ROWS), strict=True))

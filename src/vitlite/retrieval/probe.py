@@ -1,8 +1,8 @@
 """Measure how well vectors separate classes, with a linear classifier and with nearest neighbours.
 
-The classifier is ridge regression on targets of -1 and 1, as in the few-shot experiments of the ViT paper. The solution
-has a closed form. The penalty with the smallest leave-one-out error is chosen. The leave-one-out scores also determine
-the temperature that turns scores into probabilities, because no classifier was fitted to them.
+The classifier is ridge regression on targets of -1 and 1, as in the few-shot experiments of the ViT paper. It is
+computed in closed form, with the penalty that gives the smallest leave-one-out error. A softmax turns the scores into
+probabilities. Its temperature is fitted to leave-one-out scores, which are not biased by the fit.
 Shapes: n vectors of width d, k classes.
 """
 
@@ -36,8 +36,8 @@ class Linear(NamedTuple):
         scale: The inverse of the standard deviation of the training vectors (d,).
         weight: The weights (d, k).
         bias: The bias (k,).
-        penalty: The chosen value of `PENALTIES`.
-        sharpness: The factor of the scores before a softmax, the inverse of a temperature.
+        penalty: The penalty of the ridge regression, relative to the mean squared singular value of the vectors.
+        sharpness: The factor by which the scores are multiplied before a softmax, the inverse of a temperature.
     """
 
     mean: Tensor
@@ -48,17 +48,17 @@ class Linear(NamedTuple):
     sharpness: float
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Return the score of each class: (n, d) -> (n, k)."""
+        """Return the score of each class for each vector: (n, d) -> (n, k)."""
         return ((vectors.double() - self.mean) * self.scale) @ self.weight + self.bias
 
     def put_on(self, model: "ViT", labels: Sequence[str]) -> None:
-        """Make this classifier the head of the model that made the vectors.
+        """Make this classifier the head of the model that computed the vectors.
 
-        The mean, the scale and the sharpness become a part of the weights, so that the softmax of the logits gives the
-        probabilities of the classes.
+        The mean, the scale and the sharpness are combined with the weights and the bias of the head, so that the
+        softmax of the logits gives the probabilities of the classes.
 
         Args:
-            model: The model.
+            model: The model whose head is replaced.
             labels: The names of the k classes.
         """
         weight = self.scale[:, None] * self.weight * self.sharpness  # (d, k)
@@ -72,16 +72,16 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracies from 0 to 1 on the test images.
+    """The result of a probe. All accuracies are fractions from 0 to 1 of the test vectors.
 
     Attributes:
         linear: The accuracy of the linear classifier.
         penalty: The penalty of the linear classifier.
         neighbours: The accuracy of a vote among the nearest neighbours.
-        commonest: The accuracy of always predicting the most frequent class.
+        commonest: The accuracy of always predicting the most frequent class of the training vectors.
         classifier: The linear classifier.
-        few: The accuracies of linear classifiers fitted to few images. Keys are numbers of images per class, and each
-            value has one accuracy per random draw.
+        few: The accuracies of linear classifiers fitted to only a few images. Keys are numbers of images per class, and
+            each value has one accuracy per random draw.
     """
 
     linear: float
@@ -92,7 +92,7 @@ class ProbeResult:
     few: dict[int, list[float]] = field(default_factory=dict)
 
     def mean_and_deviation(self) -> dict[int, tuple[float, float]]:
-        """Return the mean and the standard deviation of the accuracies for each key of `few`."""
+        """Return the mean and the standard deviation of the accuracies for each number of images per class in `few`."""
         return {shots: (mean(shares), pstdev(shares)) for shots, shares in self.few.items()}
 
 
@@ -106,20 +106,20 @@ def probe(
     draws: int = 5,
     seed: int = 0,
 ) -> ProbeResult:
-    """Fit classifiers to vectors (n, d) with labels (n,), and measure their accuracy on test vectors.
+    """Fit classifiers to vectors (n, d) with class indices (n,), and measure their accuracy on test vectors.
 
     Args:
         vectors: The training vectors, such as the output of `model.embed`.
         labels: The class indices of the training vectors.
         test_vectors: The test vectors.
         test_labels: The class indices of the test vectors.
-        shots: Numbers of images per class. For each number, further classifiers are fitted to that many images of each
-            class. Numbers larger than the smallest class are skipped.
+        shots: Numbers of training images per class. For each number, additional classifiers are fitted to that many
+            randomly drawn images of each class. Numbers larger than the smallest class are skipped.
         draws: The number of random draws for each number in `shots`.
-        seed: The seed of the draws.
+        seed: The seed of the random draws.
 
     Raises:
-        InputError: Vectors and labels do not match, a test class has no training vector, or an argument is not valid.
+        InputError: Vectors and labels do not match, a test class has no training vector, or an argument is invalid.
     """
     _check(vectors, labels, test_vectors, test_labels)
     check_count(draws, "draws")
@@ -172,7 +172,13 @@ def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: T
 
 
 def fit(vectors: Tensor, labels: Tensor, classes: int) -> Linear:
-    """Fit a linear classifier to vectors (n, d) with labels (n,), with the best of `PENALTIES`."""
+    """Fit a linear classifier to vectors, with the penalty that gives the smallest leave-one-out error.
+
+    Args:
+        vectors: The training vectors (n, d).
+        labels: The class indices of the vectors (n,).
+        classes: The number of classes.
+    """
     x = vectors.double()
     center, scale = x.mean(0), 1 / x.std(0, correction=0).clamp(min=1e-8)
     targets = 2 * F.one_hot(labels, classes).double() - 1  # (n, k)
@@ -193,17 +199,30 @@ def fit(vectors: Tensor, labels: Tensor, classes: int) -> Linear:
 
 
 def left_out_residuals(left: Tensor, kept: Tensor, answers: Tensor, targets: Tensor) -> Tensor:
-    """Return each row's error if the row is left out of the fit (the PRESS residuals), without refitting: (n, k)."""
+    """Return the errors of a ridge regression for each row if it is fitted without that row (PRESS residuals): (n, k).
+
+    The errors have a closed form, so the regression is not fitted again.
+
+    Args:
+        left: The left singular vectors of the inputs (n, r).
+        kept: The factor by which the penalty shrinks each singular direction (r,).
+        answers: The targets in the basis of the left singular vectors (r, k).
+        targets: The targets without their mean (n, k).
+    """
     residuals = targets - left @ (kept[:, None] * answers)
     leverage = left.square() @ kept + 1 / len(left)  # 1 / n comes from the bias
     return residuals / (1 - leverage).clamp(min=1e-9)[:, None]
 
 
 def best_sharpness(scores: Tensor, labels: Tensor) -> float:
-    """Return the factor of `SHARPNESSES` for which the softmax of the scores (n, k) has the least cross-entropy.
+    """Return the factor of the scores for which their softmax has the smallest cross-entropy, one of `SHARPNESSES`.
 
-    The targets are smoothed as if there were one more image, of an unknown class. Otherwise the factor would have no
-    upper limit for classes that are told apart without a mistake.
+    The targets are smoothed as if there were one more image, of an unknown class. Otherwise, the best factor would be
+    infinite if all images are classified correctly.
+
+    Args:
+        scores: The scores of each image for each class (n, k).
+        labels: The true class of each image (n,).
     """
     smoothing = 1 / (len(scores) + 1)
 
@@ -215,7 +234,14 @@ def best_sharpness(scores: Tensor, labels: Tensor) -> float:
 
 
 def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
-    """Return the weighted votes of each query's nearest neighbours for each class: (q, k)."""
+    """Return the votes of the nearest neighbours of each query, weighted by similarity and added up by class: (q, k).
+
+    Args:
+        vectors: The known vectors (n, d).
+        labels: The class indices of the known vectors (n,).
+        queries: The vectors to classify (q, d).
+        classes: The number of classes.
+    """
     known = normalized(vectors)
     found = []
     for group in torch.split(queries, QUERIES):
@@ -226,7 +252,13 @@ def votes(vectors: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Ten
 
 
 def draw_per_class(labels: Tensor, count: int, seed: int) -> Tensor:
-    """Return `count` random rows of each class."""
+    """Choose `count` random images of each class, and return their indices.
+
+    Args:
+        labels: The class index of each image (n,).
+        count: The number of images to choose from each class.
+        seed: The seed of the random choice.
+    """
     check_count(count, "count")
     order = _order(len(labels), seed)
     return torch.cat([order[labels[order] == label][:count] for label in sorted(set(labels.tolist()))])
@@ -237,9 +269,12 @@ def _order(count: int, seed: int) -> Tensor:
 
 
 def held_out(labels: Tensor, seed: int, share: float = 0.2) -> Tensor:
-    """Return a random mask of rows to hold out: (n,).
+    """Return a random mask (n,) that is True for the images to hold out, for example for validation.
 
-    The mask selects a share of each class, and at least one row of every class with two or more rows.
+    Args:
+        labels: The class index of each image (n,).
+        seed: The seed of the random choice.
+        share: The fraction of each class to hold out. At least one image of every class with two or more is held out.
     """
     chosen = labels.new_zeros(len(labels), dtype=torch.bool)
     order = _order(len(labels), seed)

@@ -1,4 +1,4 @@
-"""Find the images whose vectors have the largest cosine with a query, by exact search in constant memory."""
+"""Find the images whose vectors have the largest cosine similarity to a query, by exact search in constant memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ QUERIES = 256  # queries compared at a time
 
 
 class Match(NamedTuple):
-    """An image found, with the cosine between the vectors of the image and of the query."""
+    """An image that was found for a query, and the cosine similarity of their vectors (`score`)."""
 
     path: str
     score: float
@@ -30,14 +30,14 @@ def search(vectors: Vectors, model: "ViT", images: Any, top: int = 10) -> list[l
     """Find the images that are most similar to each query image, in order of decreasing similarity.
 
     Args:
-        vectors: The result of `open_vectors(path)`.
-        model: The model that made the vectors.
+        vectors: The vectors of the images to search, as `open_vectors` returns them.
+        model: The model that computed the vectors.
         images: A query image or a list of query images, in any form that `model.preprocess` accepts.
         top: The number of matches per query. If there are fewer vectors, all of them are returned.
 
     Raises:
-        InputError: Another model made the vectors, or `top` is not a positive integer.
-        ImageError: An image cannot be read.
+        InputError: The vectors were computed by another model, or `top` is not a positive integer.
+        ImageError: A query image cannot be read.
     """
     vectors.check_model(model)
     several = image_list(images)
@@ -91,7 +91,12 @@ def _embed_all(model: "ViT", images: Iterable[Any]) -> Tensor:
 
 
 def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match]]:
-    """Find the images whose vectors have the largest cosine with each query vector (q, d), in decreasing order.
+    """Find the images whose vectors are most similar to each query vector, in order of decreasing cosine similarity.
+
+    Args:
+        vectors: The vectors of the images to search, as `open_vectors` returns them.
+        queries: The query vectors (q, d), computed by the same model.
+        top: The number of matches per query. If there are fewer vectors, all of them are returned.
 
     Raises:
         InputError: The queries have the wrong shape, are complex or not finite, or `top` is not a positive integer.
@@ -122,14 +127,21 @@ def nearest(vectors: Vectors, queries: Tensor, top: int = 10) -> list[list[Match
 
 
 class _Best(NamedTuple):
-    """The largest cosines found so far for some queries (q, top), and the matching rows of the vectors (q, top)."""
+    """The largest cosines found so far for some queries (q, top), and the rows of the matching vectors (q, top)."""
 
     scores: Tensor
     rows: Tensor
 
 
 def _update(best: _Best, scores: Tensor, first: int, top: int) -> _Best:
-    """Update the best matches with the cosines (q, n) of the vectors in rows `first` to `first + n - 1`."""
+    """Return the best matches of some queries after comparing them with more vectors.
+
+    Args:
+        best: The best matches so far.
+        scores: The cosines of the q queries and n further vectors (q, n).
+        first: The row of the first of these vectors in the file.
+        top: The number of matches to keep per query.
+    """
     rows = torch.arange(first, first + scores.shape[1], device="cpu").expand(len(scores), -1)
     all_scores, all_rows = torch.cat([best.scores, scores], dim=1), torch.cat([best.rows, rows], dim=1)
     largest, places = all_scores.topk(min(top, all_scores.shape[1]))
@@ -137,7 +149,7 @@ def _update(best: _Best, scores: Tensor, first: int, top: int) -> _Best:
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosines of normalized vectors (q, d) and (n, d), without autocast: (q, n)."""
+    """Return the cosines of all pairs of normalised vectors, (q, d) and (n, d), in full precision: (q, n)."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b.mT
 
@@ -157,7 +169,7 @@ def check_real(vectors: Tensor) -> None:
 
 
 def normalized(vectors: Tensor) -> Tensor:
-    """Return vectors (n, d) in float32, scaled to length 1. Zero vectors stay zero.
+    """Return vectors (n, d) in float32, scaled to length 1. Vectors of zeros are not changed.
 
     Each vector is first divided by its largest absolute value, so that squares do not overflow.
     """

@@ -1,4 +1,4 @@
-"""Draw a contact sheet of search results: each row shows a query and its matches."""
+"""Draw a contact sheet of search results, in which each row shows a query image and its matches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +25,11 @@ PAPER, MISSING = 255.0, 225.0  # grey levels around an image, and in place of an
 
 
 def check_size(queries: int, matches: int) -> None:
-    """Check, before any work is done, that a contact sheet is not too large.
+    """Check, before any other work, that a contact sheet would not be too large.
 
     Args:
-        queries: The number of rows.
-        matches: The number of matches per row.
+        queries: The number of query images, each of which has its own row.
+        matches: The number of matches per query.
 
     Raises:
         InputError: The sheet would be too large.
@@ -42,7 +42,12 @@ def check_size(queries: int, matches: int) -> None:
 
 
 def contact_sheet(queries: Sequence[str], found: Sequence[Sequence[Match]]) -> "Image":
-    """Draw a contact sheet with one row per query, which shows the query, the matches and the scores."""
+    """Draw a contact sheet with one row per query: the query image, followed by its matches with their scores.
+
+    Args:
+        queries: The paths of the query images.
+        found: The matches of each query.
+    """
     rows = []
     for query, matches in zip(queries, found, strict=True):
         panels = {_caption("?", query): _thumbnail(query)}
@@ -66,7 +71,7 @@ def _caption(prefix: str, image: str) -> str:
 
 
 def shortened(name: str, most: int) -> str:
-    """Shorten a name to at most `most` characters, by replacing the middle with dots.
+    """Shorten a name to at most `most` characters by replacing the middle with three dots.
 
     >>> shortened("IMG_20240131_0777_17.jpg", 16)
     'IMG_202...17.jpg'
@@ -78,7 +83,10 @@ def shortened(name: str, most: int) -> str:
 
 
 def _thumbnail(path: str) -> Tensor:
-    """Return an image scaled to fit a square: (SIDE, SIDE, 3), values from 0 to 255. Unreadable images are grey."""
+    """Read an image and scale it to fit a square: (SIDE, SIDE, 3), values from 0 to 255.
+
+    If the image cannot be read, return a grey square.
+    """
     try:
         pixels = rearrange(read_image(path).float(), "h w c -> 1 c h w")
     except ImageError:

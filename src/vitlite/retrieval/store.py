@@ -1,4 +1,4 @@
-"""Open files of vectors written by `vitlite embed`, and read the vectors in parts."""
+"""Open a file of vectors that was written by `vitlite embed`, and read the vectors in parts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -26,15 +26,15 @@ UNUSED = ("num_classes", "cosine_head", "dropout", "drop_path", "checkpointing")
 
 @dataclass(frozen=True)
 class Vectors:
-    """A file of vectors. The vectors stay on disk until `parts` reads them.
+    """A file of image vectors. The vectors stay on disk until `parts` reads them.
 
     Attributes:
-        path: The file.
-        paths: The path of the image for each row.
+        path: The path of the file.
+        paths: The path of the image that each vector belongs to.
         dim: The width of a vector.
-        model: The name of the model that made the vectors.
-        identity: The fields of `VectorIdentity`.
-        layer: The block that made the vectors, or None for the last one.
+        model: The name of the model that computed the vectors.
+        identity: The fields of the `VectorIdentity` of the vectors.
+        layer: The index of the block whose output was pooled, or None if it was the last block.
     """
 
     path: Path
@@ -49,22 +49,26 @@ class Vectors:
 
     @property
     def image_size(self) -> int | tuple[int, int] | None:
-        """The image size of the model that made the vectors."""
+        """The image size of the model that computed the vectors."""
         size = self.identity["config"].get("image_size")
         return tuple(size) if isinstance(size, list) else size
 
     @property
     def quick_decode(self) -> bool:
-        """True if large JPEG files were decoded at a reduced size."""
+        """True if the vectors were computed from large JPEG files decoded at a reduced size."""
         return bool(self.identity.get("quick_decode"))
 
     @property
     def background(self) -> str | None:
-        """The colour that was put behind transparent pixels."""
+        """The colour that was put behind transparent pixels, or None if alpha was dropped."""
         return (self.identity.get("preprocessing") or {}).get("background")
 
     def parts(self, rows: int = PART, first: int = 0) -> Iterator[Tensor]:
-        """Yield the vectors (n, d) from the row `first` on, in float32 or float64, at most `rows` at a time.
+        """Yield the vectors in parts (n, d), in float32 or float64.
+
+        Args:
+            rows: The maximum number of vectors per part.
+            first: The row of the first vector.
 
         Raises:
             InputError: A value is not finite, or `rows` is not a positive integer.
@@ -81,10 +85,10 @@ class Vectors:
                 yield part
 
     def check_model(self, model: "ViT") -> None:
-        """Check that the vectors of a model can be compared with the vectors in this file.
+        """Check that vectors computed by a model can be compared with the vectors in this file.
 
         Raises:
-            InputError: The model has other weights, another config or other preprocessing, or it was modified.
+            InputError: The model has different weights, another config or other preprocessing, or it was modified.
         """
         ours = _comparable(json.loads(json.dumps(asdict(identity_of(model)))))
         theirs = _comparable(self.identity)
@@ -98,10 +102,10 @@ class Vectors:
 
 
 def open_vectors(path: str | PathLike[str]) -> Vectors:
-    """Open a file of vectors written by `vitlite embed --out NAME.safetensors`.
+    """Open a file of vectors that was written by `vitlite embed --out NAME.safetensors`.
 
     Raises:
-        InputError: The file cannot be read, or does not contain the vectors, the image paths and the model's identity.
+        InputError: The file cannot be read, or does not contain vectors, image paths and the identity of the model.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
