@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from vitlite.cli.options import add_weights, expanded, is_place
 from vitlite.cli.tables import bold, count, table, terminal_width, with_bold_header
 from vitlite.config import ViTConfig
-from vitlite.errors import printable
+from vitlite.errors import InputError, printable
 from vitlite.nn import costs
 from vitlite.nn.costs import Layer, layers
 from vitlite.presets import PRESETS
 from vitlite.zoo import registry
 from vitlite.zoo.purposes import purpose_of
+from vitlite.zoo.text import WITHOUT_TEXT, text_record
 
 if TYPE_CHECKING:
     from vitlite.checkpoints.build import Source
@@ -128,6 +129,7 @@ def _about_record(record: registry.Record) -> About:
         "network": _network(record.config),
         "also": ", ".join(_unusual_fields(record.config)),
         "images": _preprocessing_of(record),
+        "text": _text_of(record),
         "size": f"{count(record.params)} parameters, {record.gmacs:.2f} GMACs per image",
         "note": record.note,
     }
@@ -158,6 +160,15 @@ def _preprocessing_of(record: registry.Record) -> str:
     crop = f"resized for a centre crop of {record.crop_pct:g}" if record.crop_mode == "center" else "squashed"
     mean, std = _spaced(record.mean), _spaced(record.std)
     return f"{height} x {width} px, {crop}, {record.interpolation}, mean {mean}, std {std}"
+
+
+def _text_of(record: registry.Record) -> str:
+    """Return where the text half is, or why there is none. For checkpoints trained without text, return ""."""
+    try:
+        return f"https://huggingface.co/{text_record(record.name).repo}"
+    except InputError as error:
+        reason = str(error).partition(": ")[2]
+        return "" if reason.startswith(WITHOUT_TEXT) else f"none: {reason.rstrip('.')}"
 
 
 def _spaced(numbers: Iterable[float]) -> str:

@@ -79,15 +79,27 @@ def open_text_half(model: "ViT") -> TextHalf:
 
 
 def half_of_repository(record: TextRecord) -> TextHalf:
-    """Download the joint weights and the tokenizer, unless they are in the cache."""
+    """Open the text half of a record of the zoo. It is downloaded, unless it is in the cache."""
+    weights, vocabulary = fetch_text_half(record)
+    return TextHalf(read_text_tower(weights.path, record), Tokenizer(open_vocabulary(vocabulary.path), record))
+
+
+def fetch_text_half(
+    record: TextRecord, *, prefer_cache: bool = True
+) -> tuple[download.Downloaded, download.Downloaded]:
+    """Return the verified joint weights and tokenizer of a record of the zoo.
+
+    Raises:
+        CheckpointError: The repository has no weights that vitlite can read.
+        DownloadError: The files cannot be downloaded, or have the wrong hash.
+    """
     for name in JOINT_WEIGHTS:
-        weights = download.fetch_optional(record.repo, name, prefer_cache=True)
+        weights = download.fetch_optional(record.repo, name, prefer_cache=prefer_cache)
         if weights is not None:
             break
     else:
         raise CheckpointError(f"{record.repo} has no {' and no '.join(JOINT_WEIGHTS)}, which vitlite needs for text.")
-    vocabulary = open_vocabulary(download.fetch(record.repo, TOKENIZER, revision=weights.commit).path)
-    return TextHalf(read_text_tower(weights.path, record), Tokenizer(vocabulary, record))
+    return weights, download.fetch(record.repo, TOKENIZER, revision=weights.commit)
 
 
 def _files_beside(source: "Source") -> dict[str, Path]:

@@ -66,6 +66,7 @@ KINDS = {
     "siglip2": replace(SIGLIP, pad=0),
 }
 ROWS = read_rows("text.txt")
+WITHOUT_TEXT = "it was not trained with text"
 
 
 def text_record(name: str) -> TextRecord:
@@ -82,4 +83,4 @@ def text_record(name: str) -> TextRecord:
             if kind == "-":
                 raise InputError(f"{name} cannot read text: {reason}.")
             return replace(KINDS[kind], head_dim=int(head), repo=repo)
-    raise InputError(f"{name} cannot read text: it was not trained with text. See `vitlite list '*clip*'`.")
+    raise InputError(f"{name} cannot read text: {WITHOUT_TEXT}. See `vitlite list '*clip*'`.")
