@@ -1,7 +1,7 @@
 """Export a model to ONNX or torch.export, for any batch size and image size.
 
-The exported file is run and compared with the model before an existing file is replaced. The file also contains the
-config, the preprocessing and the labels as JSON, in the metadata entry "vitlite".
+Before an existing file is replaced, the exported file is run and compared with the model. The file also contains the
+config, the labels and the preprocessing as JSON, in the metadata entry "vitlite".
 """
 
 import io
@@ -54,12 +54,13 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format, fixed_size: boo
             quantizers and compilers need this, because they read the shape of every tensor from the file.
 
     Returns:
-        The largest difference of the logits, max |difference| / max |logit|, for each engine that ran the file. The
-        engine is "torch" for a torch file. For ONNX, the engines are "onnxruntime" and "openvino", if installed.
+        A dictionary from each engine that ran the file to the largest difference of the logits, relative to the largest
+        logit. The engine is "torch" for a torch file. For ONNX, the engines are "onnxruntime" and "openvino", if
+        installed.
 
     Raises:
         ExportError: The format is unknown, the model is in training mode or was modified, the file cannot be written,
-            or the logits differ.
+            or its logits differ from those of the model.
         OptimizedError: The model was optimized.
         MissingExtraError: onnx or onnxscript is not installed.
 
@@ -96,10 +97,10 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format, fixed_size: boo
 
 
 def _check_model(model: ViT, path: Path) -> None:
-    """Check that a model can be exported and was not modified.
+    """Check that a model can be exported.
 
     Raises:
-        ExportError: The model is in training mode, or the config does not describe the model.
+        ExportError: The model is in training mode, or was modified so that its config no longer describes it.
         OptimizedError: The model was optimized.
     """
     if isinstance(model, OptimizedViT):
@@ -129,7 +130,10 @@ def check_target(path: str | PathLike[str]) -> Path:
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Return a context manager for an empty folder beside `path`. Folders of killed exports are removed first."""
+    """Return a context manager for a new folder beside `path`, which is deleted on exit.
+
+    If an earlier export was killed and left this folder behind, it is deleted first.
+    """
     folder = path.with_name(f".{path.name}.vitlite-export")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -140,7 +144,10 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
 
 
 def _move_into_place(folder: Path, path: Path) -> None:
-    """Move the files in `folder` to the folder of `path`, the main file last, and delete the previous weights."""
+    """Move the files in `folder` to the folder of `path`, and delete the weights of an earlier export to `path`.
+
+    The file `path` itself is moved last, so that it never refers to weights that are not there yet.
+    """
     weights = [file for file in folder.iterdir() if file.name != path.name]
     for file in (*weights, folder / path.name):
         with atomic_write(path.parent / file.name) as temporary:
@@ -224,7 +231,11 @@ def _advice() -> str:
 
 
 def _dynamic_shapes(model: ViT, fixed_size: bool) -> dict[int, Any]:
-    """Return the dynamic axes: any batch size, and any height and width that are multiples of the patch size."""
+    """Return the axes of the input whose sizes are not fixed, with the sizes that are allowed.
+
+    The batch size can always be any number. The height and width are fixed if `fixed_size` is True; otherwise, they can
+    be any multiple of the patch size.
+    """
     if fixed_size:
         return {0: Dim("batch", max=2**31 - 1)}
     p = model.config.patch_size
@@ -245,7 +256,7 @@ COMPARED_FIXED = (TRACED, Batch(1, 1, 1), Batch(3, 1, 1))
 
 
 def _images(model: ViT, batch: Batch) -> Tensor:
-    """Return a batch of random images. Each side has at least two patches."""
+    """Return a batch of random images for a model. Each side has at least two patches."""
     config = model.config
     rows = max(2, round(config.grid[0] * batch.height))
     columns = max(2, round(config.grid[1] * batch.width))
@@ -298,7 +309,10 @@ ENGINES: dict[str, dict[str, Callable[[Path], Run]]] = {
 
 
 def _compare(model: ViT, engine: str, open_file: Callable[[Path], Run], file: Path, fixed_size: bool) -> float:
-    """Return the largest difference between the logits of an exported file and of the model, on three batches.
+    """Compare an exported file with the model on three batches.
+
+    Returns:
+        The largest difference of the logits, relative to the largest logit.
 
     Raises:
         ExportError: The engine cannot run the file, or the difference is too large.

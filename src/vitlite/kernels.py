@@ -1,8 +1,8 @@
-"""Compute linear layers and attention products with oneDNN, which torch contains but does not always use.
+"""Compute linear layers and matrix products of attention with oneDNN, which torch contains but does not always use.
 
-For float32, torch uses MKL, which is far slower on some CPUs. `kernel_choice` selects the kernels for a CPU by a fixed
-rule, so that all processes on a machine compute the same bits. The operators are private to torch. Each operator is
-compared with the public operator before its first use in a process. VITLITE_KERNELS=torch disables all of them.
+For float32, torch uses MKL, which is far slower on some CPUs. `kernel_choice` decides where to use oneDNN by a fixed
+rule for each CPU, so that all processes on a machine compute the same bits. The operators are private to torch. Before
+the first use in a process, each one is compared with a public operator. VITLITE_KERNELS=torch disables all of them.
 
 Importing this module also limits torch to one thread in forked processes.
 
@@ -50,7 +50,7 @@ _log = getLogger("vitlite")
 def _use_one_thread() -> None:
     """Limit torch to one thread in a forked process.
 
-    It does not have the OpenMP threads of its parent. Without the limit, torch would wait for them forever.
+    The process does not have the OpenMP threads of its parent. Without the limit, torch would wait for them forever.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -66,7 +66,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 class KernelChoice(NamedTuple):
-    """The kernels to use instead of torch's own. By default, there are none."""
+    """The computations that do not use torch's default kernels on this CPU. By default, there are none."""
 
     linear: bool = False  # float32 linear layers of an eager model
     packed: tuple[torch.dtype, ...] = ()  # dtypes in which an optimized model uses `PackedLinear`
@@ -115,7 +115,7 @@ def first_core(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 
 def is_fast_in(dtype: torch.dtype) -> bool | None:
-    """Return whether this CPU has fast products in a dtype, or None if the CPU features are unknown."""
+    """Return True if this CPU has fast products in a dtype, False if not, or None if its features are unknown."""
     if dtype not in FAST_WITH:
         return True
     core = first_core()
@@ -129,7 +129,10 @@ def is_fast_in(dtype: torch.dtype) -> bool | None:
 
 
 def should_use_linear(layer: nn.Linear, x: Tensor) -> bool:
-    """Return whether to call `linear` instead of the layer: for plain float32 inference on CPUs where it is faster."""
+    """Return True if the function `linear` should be called instead of a layer.
+
+    This is the case for inference in float32 with a plain layer, on CPUs where `linear` is faster.
+    """
     return (
         type(layer) is nn.Linear  # neither another module nor a subclass, such as an adapter
         and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__)
@@ -147,12 +150,12 @@ def should_use_linear(layer: nn.Linear, x: Tensor) -> bool:
 
 
 def is_transforming() -> bool:
-    """Return whether torch.func or forward-mode AD is active, because private operators silently drop tangents."""
+    """Return True if torch.func or forward-mode AD is active. Private operators would silently drop the derivatives."""
     return functorch_interpreter() is not None or getattr(forward_ad, "_current_level", 0) >= 0
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute a linear layer with oneDNN, without packing the weight: (b, n, d) -> (b, n, k)."""
+    """Apply a linear layer with oneDNN, without packing the weight: (b, n, d) -> (b, n, k)."""
     if bias is not None:
         bias = bias.contiguous()  # oneDNN ignores its strides
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "none")
@@ -160,7 +163,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def linear_is_faster() -> bool:
-    """Return whether `linear` is both correct and faster than `F.linear` on this CPU."""
+    """Return True if the function `linear` is both correct and faster than `F.linear` on this CPU."""
     if not kernel_choice().linear:
         return False
     generator = torch.Generator().manual_seed(0)
@@ -173,7 +176,7 @@ def linear_is_faster() -> bool:
 
 
 class Layer(Protocol):
-    """The methods of a linear layer that may be followed by an activation or an addition."""
+    """A protocol for linear layers that can be followed by an activation or an addition."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
     def activated(self, x: Tensor, kind: str) -> Tensor: ...
@@ -181,28 +184,28 @@ class Layer(Protocol):
 
 
 class PlainLinear:
-    """A linear layer with torch's public operators: (b, n, d) -> (b, n, k)."""
+    """A linear layer that uses torch's public operators: (b, n, d) -> (b, n, k)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight = weight.to(dtype).contiguous()
         self._bias = None if bias is None else bias.to(dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the product plus the bias."""
+        """Apply the layer: (b, n, d) -> (b, n, k)."""
         return F.linear(x, self._weight, self._bias)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Apply an activation to the product plus the bias: "swish", or GELU as "none" (exact) or "tanh"."""
+        """Apply the layer and then an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
         y = self(x)
         return F.silu(y) if kind == "swish" else F.gelu(y, approximate=kind)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the product plus the bias plus `other`, which may be overwritten if `overwrite` is True."""
+        """Apply the layer and add `other`. `overwrite` has no effect, because a new tensor is returned anyway."""
         return self(x).add_(other)
 
 
 class PackedLinear:
-    """A linear layer with oneDNN, with the weight in oneDNN's own layout: (b, n, d) -> (b, n, k)."""
+    """A linear layer that uses oneDNN, with the weight in oneDNN's memory layout: (b, n, d) -> (b, n, k)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), None)
@@ -211,17 +214,17 @@ class PackedLinear:
         self._binary = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the product plus the bias."""
+        """Apply the layer: (b, n, d) -> (b, n, k)."""
         return self._linear(x, self._weight, self._bias, "none", [], "none")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Apply an activation to the product plus the bias: "swish", or GELU as "none" (exact) or "tanh"."""
+        """Apply the layer and then an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
         if kind == "swish":
             return self._linear(x, self._weight, self._bias, "swish", [], "none")
         return self._linear(x, self._weight, self._bias, "gelu", [], kind)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the product plus the bias plus `other`."""
+        """Apply the layer and add `other`. `overwrite` has no effect, because a new tensor is returned anyway."""
         return self._binary(x, other, self._weight, self._bias, "add")
 
 
@@ -229,13 +232,13 @@ Linear = type[PlainLinear] | type[PackedLinear]
 
 
 def fastest_linear(dtype: torch.dtype) -> Linear:
-    """Return the class of linear layers with the fastest inference in a dtype on this CPU."""
+    """Return the class of linear layers that is the fastest for inference in a dtype on this CPU."""
     return PackedLinear if dtype in kernel_choice().packed and packing_is_right(dtype) else PlainLinear
 
 
 @cache
 def packing_is_right(dtype: torch.dtype) -> bool:
-    """Return whether the operators of `PackedLinear` exist in this version of torch and agree with float64."""
+    """Return True if the operators of `PackedLinear` exist in this version of torch and are correct for a dtype."""
     x, other = random_numbers(3, 17, 48).to(dtype), random_numbers(3, 17, 64).to(dtype)
     weight, bias = random_numbers(64, 48).to(dtype), random_numbers(64).to(dtype)
     tolerance = EXACT if dtype is torch.float32 else ROUNDED
@@ -255,10 +258,10 @@ def packing_is_right(dtype: torch.dtype) -> bool:
 
 
 class _Float32Products:
-    """A context manager in which torch uses oneDNN for float32 products.
+    """A context manager in which torch computes float32 matrix products with oneDNN.
 
-    The setting of torch applies to all threads. It changes when the first thread enters the context and is restored
-    when the last thread leaves. Products in other threads also use oneDNN meanwhile, and are still true float32.
+    The setting of torch applies to all threads. It changes when the first thread enters the context, and is restored
+    when the last thread leaves it. Meanwhile, products in other threads also use oneDNN, and are still true float32.
     """
 
     def __init__(self) -> None:
@@ -286,7 +289,7 @@ float32_products = _Float32Products()
 
 @cache
 def float32_products_are_exact() -> bool:
-    """Return whether to use oneDNN for attention on this CPU, where it must compute in true float32.
+    """Return True if oneDNN should compute the products of attention on this CPU, and does so in true float32.
 
     The setting `ONEDNN` permits rounding to bfloat16, but oneDNN only rounds on CPUs with AMX.
     """
@@ -305,7 +308,7 @@ def float32_products_are_exact() -> bool:
 
 
 def agrees(compute: Callable[[], Tensor], expected: Tensor, tolerance: float) -> bool:
-    """Return whether a private operator exists in this version of torch and computes the expected result.
+    """Return True if a private operator exists in this version of torch and computes the expected result.
 
     Args:
         compute: A function that uses the operator.

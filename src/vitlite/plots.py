@@ -58,9 +58,10 @@ VECTOR = ("PDF", "SVG")
 
 
 def attention(model: "ViT", images: Tensor, layer: int = -1) -> Tensor:
-    """Return the attention from the pooled tokens to each patch, by head: (b, c, h, w) -> (b, heads, h, w).
+    """Return the attention of each head from the pooled tokens to each patch: (b, c, h, w) -> (b, heads, h, w).
 
-    With the class token, this is one row of the attention map. With mean pooling, it is the mean row of all patches.
+    If the model pools the class token, this is one row of the attention map. If it pools the mean of the patches, this
+    is the mean of their rows.
 
     >>> from vitlite import ViT, ViTConfig
     >>> model = ViT(ViTConfig(image_size=32, patch_size=8, dim=64, depth=2, heads=4, mlp_dim=128))
@@ -138,11 +139,11 @@ def attention_distances(model: "ViT", images: Tensor) -> Tensor:
 
 
 class Filters(NamedTuple):
-    """The principal components of the filters of a patch embedding, strongest first.
+    """The principal components of the filters of a patch embedding, in the order of decreasing variance.
 
     Attributes:
         components: The components (k, c, h, w), each with norm 1.
-        shares: The share of the variance that each component explains (k,). With all components, the sum is 1.
+        shares: The share of the variance that each component explains (k,). The shares of all components sum to 1.
     """
 
     components: Tensor
@@ -189,13 +190,13 @@ def principal_components(vectors: Tensor, count: int = 3) -> Tensor:
 
 
 def patch_similarity(model: "ViT", images: Tensor, place: tuple[float, float]) -> Tensor:
-    """Return the cosine between the features of one patch and of all patches: (b, c, h, w) -> (b, h, w).
+    """Return the cosine similarity of the features of one patch and of all patches: (b, c, h, w) -> (b, h, w).
 
     Args:
         model: The model.
-        images: The images.
-        place: A point of the image, such as (0.5, 0.25): half of the width from the left, a quarter of the height from
-            the top. It chooses the patch that contains it.
+        images: The images (b, c, h, w).
+        place: A point in the patch, as fractions of the width from the left and of the height from the top. For
+            example, (0.5, 0.25) is in the middle of the width and at a quarter of the height.
     """
     with evaluating(model):
         features = F.normalize(model.features(images).map().float(), dim=1)
@@ -204,7 +205,15 @@ def patch_similarity(model: "ViT", images: Tensor, place: tuple[float, float]) -
 
 
 def _patch_at(place: tuple[float, float], grid: Sequence[int]) -> tuple[int, int]:
-    """Return the row and the column of the patch at a point."""
+    """Return the row and the column of the patch that contains a point.
+
+    Args:
+        place: The point, as fractions of the width from the left and of the height from the top.
+        grid: The number of patches down and across.
+
+    Raises:
+        InputError: The point is outside of the image.
+    """
     x, y = place
     if not (0 <= x <= 1 and 0 <= y <= 1):
         raise InputError(f"The point of a patch (--patch) must be two fractions from 0 to 1, got {x},{y}.")
@@ -237,16 +246,19 @@ def draw_attention(
 ) -> "Image":
     """Draw an image as the model sees it, and overlays of the mean attention and of the attention of each head.
 
-    The colours of each panel cover the range of the panel, so panels cannot be compared by strength.
+    Every panel uses the whole range of colours, so the strength of attention cannot be compared between panels.
 
     Args:
         model: A model with preprocessing.
-        image: One image, as for `model.preprocess`.
+        image: One image, in any form that `model.preprocess` accepts.
         layer: The index of the block. Negative indices count from the last block. None means the last block.
-        rolled_out: If True, draw the result of `rollout` instead of the attention of one block.
+        rolled_out: If True, draw the result of `rollout`; otherwise, draw the attention of one block.
         head: The index of the only head to draw, from 0. None means all heads.
-        labels: If False, leave out the captions.
-        dpi: Pixels per inch. A panel is 2.7 inches wide or high.
+        labels: If True, draw a caption below each panel; otherwise, draw no captions.
+        dpi: The resolution in pixels per inch. The longer side of a panel is 2.7 inches.
+
+    Raises:
+        InputError: The arguments contradict each other, or the model has no such block or head.
     """
     if rolled_out and (layer, head) != (None, None):
         raise InputError(
@@ -275,7 +287,11 @@ def draw_attention(
 
 
 def _heads(model: "ViT", images: Tensor, layer: int, head: int | None) -> dict[str, Tensor]:
-    """Return captions, with the attention of all heads together and of each head, or of one head: (h, w)."""
+    """Return attention maps (h, w) by caption: the mean of all heads and each head, or only the given head.
+
+    Raises:
+        InputError: The model has no such head.
+    """
     heads = attention(model, images, layer)[0]
     block = f"block {layer % model.config.depth}"
     if head is None:
@@ -286,14 +302,14 @@ def _heads(model: "ViT", images: Tensor, layer: int, head: int | None) -> dict[s
 
 
 def draw_pca(model: "ViT", images: Sequence[Any]) -> "Image":
-    """Draw each image, and beside it the first three principal components of its patch features as red, green and blue.
+    """Draw images, and beside each the first three principal components of its patch features as red, green and blue.
 
-    The components are those of all images together, so that equal colours mean similar patches in all of them. Each
-    colour covers the range of a component without the lowest and the highest hundredth.
+    The components are those of all images together, so equal colours in different images mean similar patches. The
+    range of each colour leaves out the lowest and the highest hundredth of the values.
 
     Args:
         model: A model with preprocessing.
-        images: Images, as for `model.preprocess`.
+        images: The images, each in any form that `model.preprocess` accepts.
     """
     maps = []
     for image in images:
@@ -316,8 +332,8 @@ def draw_similarity(model: "ViT", image: Any, place: tuple[float, float]) -> "Im
 
     Args:
         model: A model with preprocessing.
-        image: One image, as for `model.preprocess`.
-        place: A point in the patch, as for `patch_similarity`.
+        image: One image, in any form that `model.preprocess` accepts.
+        place: A point in the patch, as fractions of the width from the left and of the height from the top.
     """
     similarity = patch_similarity(model, model.preprocess(image), place)[0]
     seen, low = _as_seen(model, image), similarity.min().item()
@@ -335,15 +351,15 @@ def draw_similarity(model: "ViT", image: Any, place: tuple[float, float]) -> "Im
 
 
 def _enlarged(grid: Tensor, shape: Sequence[int]) -> Tensor:
-    """Enlarge a colour for each patch to a panel: (h, w, 3) -> (height, width, 3)."""
+    """Enlarge an image with one pixel per patch to the size of a panel: (h, w, 3) -> (height, width, 3)."""
     enlarged = F.interpolate(rearrange(grid, "h w c -> 1 c h w"), tuple(shape[:2]), mode="nearest-exact")
     return rearrange(enlarged, "1 c h w -> h w c")
 
 
 def draw_positions(model: "ViT") -> "Image":
-    """Draw one tile per patch, with the similarity between its position embedding and that of every patch.
+    """Draw one tile per patch, which shows the similarity of its position embedding to those of all patches.
 
-    Figure 7 (centre) of Dosovitskiy et al. 2021 has the same layout.
+    The layout is that of Figure 7 (centre) of Dosovitskiy et al. 2021.
     """
     similarity = position_similarity(model)
     low = similarity.min().item()
@@ -359,9 +375,9 @@ def draw_positions(model: "ViT") -> "Image":
 
 
 def draw_filters(model: "ViT") -> "Image":
-    """Draw the principal components of the patch embedding, and the share of the variance that each one explains.
+    """Draw the principal components of the patch embedding, and the share of the variance that each component explains.
 
-    The colours of each component cover its range, as in Figure 7 (left) of Dosovitskiy et al. 2021.
+    Every component uses the whole range of colours, as in Figure 7 (left) of Dosovitskiy et al. 2021.
     """
     if model.config.channels not in (1, 3):
         raise InputError(
@@ -379,15 +395,16 @@ def draw_filters(model: "ViT") -> "Image":
 
 
 def draw_distances(distances: Tensor) -> "Image":
-    """Draw one dot for each head of each block, as in Figure 7 (right) of Dosovitskiy et al. 2021.
+    """Draw the mean attention distance of each head by block, as in Figure 7 (right) of Dosovitskiy et al. 2021.
 
-    `distances` (depth, heads) is the mean of `attention_distances` over images.
+    Args:
+        distances: The mean of `attention_distances` over several images (depth, heads).
     """
     return _to_image(plot_distances(distances))
 
 
 def plot_distances(distances: Tensor) -> "Figure":
-    """Return the figure of `draw_distances`, which `save_image` also writes as vector graphics."""
+    """Return the plot of `draw_distances` as a matplotlib figure, which `save_image` can write as vector graphics."""
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
     heads = distances.shape[1]
@@ -403,17 +420,18 @@ def plot_distances(distances: Tensor) -> "Figure":
 
 
 def draw_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) -> "Image":
-    """Draw one curve per model, with the accuracy and standard deviation for each number of images per class.
+    """Draw the accuracy of few-shot classifiers by the number of images per class, with one curve per model.
 
     Args:
-        curves: From the name of a model to the accuracies of all draws for each number of images, such as
-            `vitlite.retrieval.probe(...).few`.
+        curves: Pairs of the name of a model and its accuracies, such as `vitlite.retrieval.probe(...).few`: a
+            dictionary from the number of images per class to the accuracies of all random draws. The curve shows the
+            mean and the standard deviation.
     """
     return _to_image(plot_few_shots(curves))
 
 
 def plot_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) -> "Figure":
-    """Return the figure of `draw_few_shots`, which `save_image` also writes as vector graphics."""
+    """Return the plot of `draw_few_shots` as a matplotlib figure, which `save_image` can write as vector graphics."""
     counts = sorted({count for _, few in curves for count in few})
     if not counts:
         raise InputError(
@@ -443,7 +461,7 @@ def _to_image(figure: "Figure", dpi: int = PLOT_DPI) -> "Image":
 
 
 def _as_seen(model: "ViT", image: Any, side: int = PANEL) -> Tensor:
-    """Return the part of an image that the model sees, enlarged, as floats (h, w, 3) from 0 to 255."""
+    """Return the part of an image that the model sees, enlarged to a panel: floats (h, w, 3) from 0 to 255."""
     if not isinstance(model.preprocess, Preprocess):
         raise ImageError(
             "To draw on an image, model.preprocess must be a vitlite.images.Preprocess. Set model.preprocess to a "
@@ -468,7 +486,12 @@ def _as_seen(model: "ViT", image: Any, side: int = PANEL) -> Tensor:
 
 
 def overlay(image: Tensor, grid: Tensor) -> Tensor:
-    """Dim an image and overlay the attention to its patches in colour: (h, w, 3) -> (h, w, 3)."""
+    """Darken an image, and draw the attention to its patches over it in colour.
+
+    Args:
+        image: The image (height, width, 3), with values from 0 to 255.
+        grid: The attention to each patch (h, w).
+    """
     lowest = (grid - grid.min())[None, None]
     smooth = F.interpolate(lowest, image.shape[:2], mode="bicubic", align_corners=False)[0, 0].clamp(min=0)
     heat = (smooth / smooth.max().clamp(min=1e-12)).sqrt()[..., None]  # the square root makes weak attention visible
@@ -487,7 +510,13 @@ def colored(values: Tensor, anchors: str) -> Tensor:
 
 
 def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> "Image":
-    """Arrange panels (h, w, 3) of equal size in rows on white, with captions of `letters` pixels, if any, below."""
+    """Arrange panels of equal size in rows on white.
+
+    Args:
+        panels: The panels (h, w, 3) by caption.
+        columns: The number of panels per row.
+        letters: The font size of the captions in pixels. If 0, there are no captions.
+    """
     pillow = _pillow()
     h, w = next(iter(panels.values())).shape[:2]
     rows = -(-len(panels) // columns)
@@ -506,7 +535,7 @@ def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> 
 
 
 def _with_scale(sheet: "Image", low: float) -> "Image":
-    """Return the sheet with a colour scale from `low` to 1 at the right."""
+    """Return the drawing with a colour scale from `low` to 1 added at the right."""
     pillow = _pillow()
     height = max(sheet.height, 2 * GAP + 3 * CAPTION)  # room for both numbers
     wide = pillow.image.new("RGB", (sheet.width + 80, height), "white")
@@ -528,7 +557,7 @@ def to_pillow(pixels: Tensor) -> "Image":
 
 
 class Pillow(NamedTuple):
-    """The parts of Pillow that are needed for drawing: two modules and a font loader."""
+    """The parts of Pillow that are used for drawing: two modules and a font loader."""
 
     image: Any
     draw: Any
@@ -544,10 +573,10 @@ def _pillow() -> Pillow:
 
 
 def check_target(path: str | PathLike[str]) -> None:
-    """Check that an image can be written to a path. Call this function before the computation.
+    """Check, before any other work, that an image can be written to a path.
 
     Raises:
-        InputError: The format is unknown, or the folder does not exist or is not writable.
+        InputError: The format is not supported, or the folder does not exist or is not writable.
     """
     target = Path(path)
     reason = obstacle(target)
@@ -560,9 +589,13 @@ def check_target(path: str | PathLike[str]) -> None:
 
 
 def save_image(image: "Image | Figure", path: str | PathLike[str], dpi: int = PLOT_DPI) -> None:
-    """Write an image or a figure of matplotlib atomically, in the format of the file's extension.
+    """Write an image or a matplotlib figure to a file, in the format of the file's extension.
 
-    A figure is written to .pdf and .svg as vector graphics, and in other formats with `dpi` pixels per inch.
+    Figures are written as vector graphics to .pdf and .svg files, and with `dpi` pixels per inch in other formats. If
+    writing fails, an existing file is kept.
+
+    Raises:
+        InputError: The format is not supported, or the file cannot be written.
     """
     check_target(path)
     target = Path(path)
@@ -583,7 +616,7 @@ def save_image(image: "Image | Figure", path: str | PathLike[str], dpi: int = PL
 
 
 def _write_pixels(image: "Image", path: Path, kind: str) -> None:
-    """Write the pixels of an image. A PDF or SVG holds them at the resolution of the image."""
+    """Write an image to a file. In a PDF or SVG file, the pixels are embedded at the resolution of the image."""
     dpi = round(image.info.get("dpi", (DPI, DPI))[0])
     if kind != "SVG":
         image.save(path, kind, dpi=(dpi, dpi), resolution=dpi)
@@ -599,7 +632,7 @@ def _write_pixels(image: "Image", path: Path, kind: str) -> None:
 
 
 def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the loss and the accuracy of each epoch in the history that `train` returns."""
+    """Draw the loss and the accuracy by epoch, from the history that `train` returns, and write them to a file."""
     figure = need_matplotlib()(figsize=(9, 3.5), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
     _draw_by_epoch(loss, "loss", history, "loss", "val_loss")
@@ -608,7 +641,7 @@ def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], training: str, validation: str) -> None:
-    """Draw two fields of the history by epoch, if they are present."""
+    """Plot a value of the training and of the validation by epoch, as far as the history contains them."""
     labels = {training: "training, augmented images", validation: "validation, averaged weights"}
     for field, label in labels.items():
         points = [(record["epoch"], record[field]) for record in history if field in record]
@@ -621,7 +654,13 @@ def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], tra
 
 
 def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> None:
-    """Draw a confusion matrix with one row per true class. Each row shows the shares of the predicted classes."""
+    """Draw a confusion matrix, and write it to a file.
+
+    Args:
+        confusion: The number of images by true class (row) and predicted class (column).
+        classes: The names of the classes.
+        path: The file to write. The colours show the shares of the predicted classes in each row.
+    """
     k = len(classes)
     side = min(max(3.0, 0.55 * k + 1.5), 14)
     figure = need_matplotlib()(figsize=(side + 1, side), layout="constrained")
@@ -642,7 +681,7 @@ def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> Non
 
 
 def _plain(name: str) -> str:
-    """Escape dollar signs, between which matplotlib would typeset a formula."""
+    """Escape the dollar signs in a name, because matplotlib would typeset the text between them as a formula."""
     return printable(name).replace("$", r"\$")
 
 
@@ -652,7 +691,11 @@ def _save_figure(figure: "Figure", path: Path) -> None:
 
 
 def need_matplotlib() -> "type[Figure]":
-    """Return matplotlib's class `Figure`, which does not need a display."""
+    """Return the class `Figure` of matplotlib, which does not need a display.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

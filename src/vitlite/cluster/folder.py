@@ -1,4 +1,4 @@
-"""Manage the output folder of a Ray job, with Parquet files and a JSON file (the mark) that identifies the job."""
+"""The output folder of a Ray job, with Parquet files of results and a file `_vitlite.json` that identifies the job."""
 
 import json
 import secrets
@@ -23,14 +23,14 @@ READERS = 16  # number of files read in parallel, because network storage has a 
 
 
 class Output(NamedTuple):
-    """The output folder of a job, in which no other job may write.
+    """The output folder of a job, which no other job may write to.
 
     Attributes:
         files: The file system of the folder.
         folder: The path of the folder in that file system.
-        prefix: The prefix of the job's file names. Every folder has a different random prefix.
-        schema: The columns of the files, and the identity of the job as metadata.
-        done: The paths of the images that are already in the folder.
+        prefix: The random prefix of the names of the job's files.
+        schema: The names and types of the columns, with the identity of the job as metadata.
+        done: The paths of the images whose results are already in the folder.
     """
 
     files: "FileSystem"
@@ -44,13 +44,13 @@ class Output(NamedTuple):
 def open_output(files: "FileSystem", folder: str, columns: "pa.Schema", identity: dict[str, Any]) -> Iterator[Output]:
     """Open a new output folder, or the folder of an earlier run of the same job.
 
-    On a local disk, a lock keeps other processes out, and incomplete files of a killed run are deleted.
+    On a local disk, the folder is locked against other processes, and incomplete files of a killed run are deleted.
 
     Args:
         files: The file system of the folder.
         folder: The path of the folder in that file system.
-        columns: The columns of the output.
-        identity: The values that determine the results.
+        columns: The names and types of the columns of the output.
+        identity: The model and the options that determine the results, as values that can be written as JSON.
 
     Raises:
         InputError: The folder contains files of other programs or results of another job, another process is writing
@@ -90,10 +90,10 @@ def _names(files: "FileSystem", folder: str) -> list[str]:
 
 
 def _is_marked(files: "FileSystem", folder: str) -> bool:
-    """Return True if the folder contains the mark of a job, and False if the folder is new or empty.
+    """Return True if the folder is the output folder of a job, and False if it is new or empty.
 
     Raises:
-        InputError: The folder contains other files.
+        InputError: The folder contains files, but no file `_vitlite.json` of a job.
     """
     names = [name for name in _names(files, folder) if name not in (LOCK, MARK_BEGUN)]
     if names and MARK not in names:
@@ -104,10 +104,10 @@ def _is_marked(files: "FileSystem", folder: str) -> bool:
 
 
 def _prefix(files: "FileSystem", folder: str, identity: dict[str, Any]) -> str:
-    """Return the prefix of the job's file names from the mark of the folder. In a new folder, write a mark first.
+    """Return the prefix of a job's file names from the file `_vitlite.json`, which is created in a new folder.
 
     Raises:
-        InputError: The mark is damaged or belongs to another job.
+        InputError: `_vitlite.json` is damaged or belongs to another job.
     """
     path = f"{folder}/{MARK}"
     if not _is_marked(files, folder):
@@ -132,12 +132,12 @@ def _prefix(files: "FileSystem", folder: str, identity: dict[str, Any]) -> str:
 
 
 def own_files(files: "FileSystem", folder: str, prefix: str) -> list[str]:
-    """Return the Parquet files of a job."""
+    """Return the paths of the Parquet files that a job has written to a folder, by the prefix of their names."""
     return [f"{folder}/{name}" for name in _names(files, folder) if name.startswith(f"{prefix}_")]
 
 
 def _paths_done(files: "FileSystem", paths: list[str], local: bool) -> "pa.Array":
-    """Return the column `path` of all output files."""
+    """Return the paths of all images in the given Parquet files, which are their columns `path`."""
     import pyarrow as pa
 
     with ThreadPoolExecutor(READERS) as readers:
@@ -147,7 +147,14 @@ def _paths_done(files: "FileSystem", paths: list[str], local: bool) -> "pa.Array
 
 
 def _paths_in(files: "FileSystem", local: bool, path: str) -> "pa.ChunkedArray":
-    """Return the column `path` of a file. On a local disk, delete an incomplete file and return no paths."""
+    """Return the column `path` of a Parquet file.
+
+    On a local disk, an incomplete file is deleted and has no paths. On other file systems, another job may be writing
+    it.
+
+    Raises:
+        InputError: The file is incomplete, and it is not on a local disk.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -1,6 +1,6 @@
-"""Run whole jobs on Ray, which write vectors or labels of millions of images to Parquet files.
+"""Ray jobs that write the vectors or labels of millions of images to Parquet files.
 
-To resume a killed job, start it again.
+To resume a job that was killed, run it again with the same arguments.
 """
 
 import sys
@@ -25,13 +25,13 @@ FILE = 4096  # minimum number of rows in an output file; a killed job loses the 
 
 @dataclass(frozen=True)
 class Actors:
-    """The number of actors and their settings.
+    """The number of Ray actors, and their settings.
 
     Attributes:
         batch: The number of images per batch.
         dtype: The dtype of the computation, such as "bfloat16". Default: the dtype of the model.
         device: The device, such as "cuda". Default: the device of the model.
-        count: The number of actors. Default: one per core or, with `device="cuda"`, one per GPU.
+        count: The number of actors. Default: one per core, or one per GPU with `device="cuda"`.
 
     Raises:
         InputError: `batch` or `count` is not a positive integer.
@@ -54,7 +54,13 @@ class Actors:
 
 
 class Summary(NamedTuple):
-    """The number of images in an output folder, of images that could not be read, and of images added by this run."""
+    """The numbers of images in the output folder of a job.
+
+    Attributes:
+        images: The number of images in the folder, including those that could not be read.
+        broken: The number of images that could not be read.
+        new: The number of images that this run added.
+    """
 
     images: int
     broken: int
@@ -62,13 +68,13 @@ class Summary(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """The parts that differ between embedding and classifying.
+    """The parts of a job that differ between computing vectors and computing labels.
 
     Attributes:
         actor: The class of the actors.
-        options: The options of the actors.
-        columns: The type of each column of results.
-        identity: The values that determine the results, besides the model.
+        options: Additional arguments of this class.
+        columns: The names of the columns of results, with the type of the values in each.
+        identity: The values that determine the results, apart from the identity of the model.
     """
 
     actor: type
@@ -78,10 +84,10 @@ class _Job(NamedTuple):
 
 
 def check_installed() -> None:
-    """Check that Ray is installed.
+    """Check that Ray and pyarrow are installed.
 
     Raises:
-        MissingExtraError: Ray is not installed.
+        MissingExtraError: Ray or pyarrow is not installed.
     """
     try:
         import pyarrow  # noqa: F401
@@ -96,11 +102,11 @@ def embed_images(
     """Write the vector of each image to Parquet files, or resume an earlier run of the same job.
 
     Args:
-        model: A model with preprocessing that is not optimized.
-        source: The result of `find_source`.
+        model: A model that has preprocessing and is not optimized.
+        source: The images, as `find_source` returns them.
         out: The path or URL of the output folder.
         actors: The number of actors and their settings.
-        on_resume: Called with the number of images already done, if there are any.
+        on_resume: A function that is called with the number of images already done, if there are any.
 
     Raises:
         ImageError: The model has no preprocessing.
@@ -115,7 +121,15 @@ def embed_images(
 def classify_images(
     model: "ViT", source: Source, out: str, actors: Actors, *, top: int, on_resume: Callable[[int], None]
 ) -> Summary:
-    """Write the `top` most probable labels of each image to Parquet files. See `embed_images` for the arguments.
+    """Write the most probable labels of each image to Parquet files, or resume an earlier run of the same job.
+
+    Args:
+        model: A model that has labels and preprocessing and is not optimized.
+        source: The images, as `find_source` returns them.
+        out: The path or URL of the output folder.
+        actors: The number of actors and their settings.
+        top: The number of labels per image.
+        on_resume: A function that is called with the number of images already done, if there are any.
 
     Raises:
         ImageError: The model has no preprocessing.
@@ -133,7 +147,7 @@ def classify_images(
 def _run(
     job: _Job, model: "ViT", source: Source, out: str, actors: Actors, on_resume: Callable[[int], None]
 ) -> Summary:
-    """Process the images that are not in the output folder yet, and return a summary of the folder."""
+    """Process all images that are not in the output folder yet, and return a summary of the folder."""
     import pyarrow as pa
     import ray.data
 
@@ -156,7 +170,7 @@ def _run(
 
 
 def _answers(rows: "Dataset", job: _Job, model: "ViT", actors: Actors, workers: int) -> "Dataset":
-    """Return a lazy dataset with the results of the actors."""
+    """Return a lazy dataset of the results that the actors compute from the images in `rows`."""
     import ray.data
 
     return rows.map_batches(
@@ -172,7 +186,7 @@ def _answers(rows: "Dataset", job: _Job, model: "ViT", actors: Actors, workers: 
 
 
 def _write(answers: "Dataset", output: Output, writers: int) -> None:
-    """Compute the results, and write them to new files in the folder."""
+    """Compute the results of a lazy dataset, and write them to new Parquet files in the output folder."""
     from ray.data.datasource import FilenameProvider
 
     schema = output.schema

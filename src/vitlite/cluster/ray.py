@@ -1,8 +1,8 @@
-"""Actors on Ray: `Embedder` and `Classifier` for Ray Data's `map_batches`.
+"""The Ray actors `Embedder` and `Classifier`, for `map_batches` of Ray Data.
 
 Ray schedules the work, limits memory, and replaces lost actors and nodes. In the jobs of `vitlite.cluster.jobs`, Ray
-passes only paths to the actors, which read the images themselves, because `ray.data.read_binary_files` would end the
-whole job at the first unreadable file.
+passes only paths to the actors, which read the images themselves. With `ray.data.read_binary_files`, the first
+unreadable file would end the whole job.
 """
 
 from collections import deque
@@ -25,10 +25,11 @@ T = TypeVar("T")
 
 
 class Embedder:
-    """Add the columns `vector` and `error` to tables of images, which have a column `path` and optionally `bytes`.
+    """A Ray actor that computes vectors for tables of images, and adds the columns `vector` and `error` to them.
 
-    If there is a column `bytes`, images are read from it, and it is removed. Other columns are kept. An image that
-    cannot be read has an error instead of a vector.
+    A table needs a column `path`. If it also has a column `bytes`, the images are read from that column, which is then
+    removed; otherwise, they are read from their paths. Other columns are kept. If an image cannot be read, the vector
+    is null and `error` gives the reason.
 
         ds = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)
         ds.map_batches(vitlite.cluster.ray.Embedder, fn_constructor_args=(ray.put(model),), batch_format="pyarrow",
@@ -44,15 +45,15 @@ class Embedder:
         device: str | None = None,
         threads: int = 1,
     ) -> None:
-        """Optimize the actor's own copy of a model.
+        """Make an optimized copy of a model in the process of the actor.
 
         Args:
-            model: A model with preprocessing that is not optimized, or `ray.put(model)`, which sends the weights to
-                each node only once.
+            model: A model that has preprocessing and is not optimized, or the result of `ray.put(model)`, with which
+                the weights are sent to each node only once.
             batch: The number of images per batch.
             dtype: The dtype of the computation, such as "bfloat16". Default: the dtype of the model.
             device: The device, such as "cuda". Default: the device of the model.
-            threads: The number of threads of this process. Pass the `num_cpus` of the actor.
+            threads: The number of threads that torch uses in this process, usually the `num_cpus` of the actor.
 
         Raises:
             InputError: `batch` or `threads` is not a positive integer.
@@ -72,7 +73,11 @@ class Embedder:
 
 
 class Classifier:
-    """Add the columns `labels`, `scores` and `error` to tables of images. See `Embedder` for the input."""
+    """A Ray actor that computes labels for tables of images, and adds the columns `labels`, `scores` and `error`.
+
+    The tables are the same as for `Embedder`. If an image cannot be read, its labels and scores are null and `error`
+    gives the reason.
+    """
 
     def __init__(
         self,
@@ -84,15 +89,16 @@ class Classifier:
         device: str | None = None,
         threads: int = 1,
     ) -> None:
-        """Optimize the actor's own copy of a model.
+        """Make an optimized copy of a model in the process of the actor.
 
         Args:
-            model: A model with labels and preprocessing that is not optimized, or `ray.put(model)`.
+            model: A model that has labels and preprocessing and is not optimized, or the result of `ray.put(model)`,
+                with which the weights are sent to each node only once.
             top: The number of labels per image.
             batch: The number of images per batch.
-            dtype: The dtype of the computation. Default: the dtype of the model.
-            device: The device. Default: the device of the model.
-            threads: The number of threads of this process. Pass the `num_cpus` of the actor.
+            dtype: The dtype of the computation, such as "bfloat16". Default: the dtype of the model.
+            device: The device, such as "cuda". Default: the device of the model.
+            threads: The number of threads that torch uses in this process, usually the `num_cpus` of the actor.
 
         Raises:
             InputError: `top`, `batch` or `threads` is not a positive integer.
@@ -115,7 +121,7 @@ class Classifier:
 
 
 def _prepare(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None, threads: int) -> "ViT":
-    """Return an optimized copy of the model on the device of this actor."""
+    """Return an optimized copy of a model on the device of this actor, and set the number of threads of torch."""
     import torch
 
     from vitlite.fast.optimize import optimize
@@ -135,8 +141,15 @@ def _work_through(
 ) -> "tuple[pa.Table, list[T | None], pa.Array]":
     """Compute the results for a table of images.
 
+    Args:
+        table: A table with a column `path` and optionally a column `bytes`.
+        work: A function that yields a result or an error for each image file.
+
     Returns:
-        The table without `bytes`; the result of each image, or None; the error of each image, or null.
+        The table without the column `bytes`; the result of each image, or None; the error of each image, or null.
+
+    Raises:
+        InputError: `table` is not an Arrow table, or has no column `path`.
     """
     import pyarrow as pa
 
@@ -171,7 +184,10 @@ def _work_through(
 
 
 def _read_ahead(paths: Sequence[str | None]) -> Iterator[bytes | Exception]:
-    """Yield the contents of files in order, or errors. Background threads read a few files ahead."""
+    """Yield the content of each file in order, or the error if a file cannot be read.
+
+    Background threads read a few files in advance.
+    """
     reading: deque[Future[bytes | Exception]] = deque()
     with ThreadPoolExecutor(READERS, "vitlite-files") as readers:
         for path in paths:
@@ -183,7 +199,7 @@ def _read_ahead(paths: Sequence[str | None]) -> Iterator[bytes | Exception]:
 
 
 def _read(path: str | None) -> bytes | Exception:
-    """Return the content of a file, or the error if reading fails."""
+    """Return the content of the file at a path or URL, or the error if it cannot be read."""
     import pyarrow as pa
 
     if path is None:

@@ -1,4 +1,4 @@
-"""Find the input images of a Ray job in a folder, a list or Parquet files, on disk or at a URL."""
+"""Find the input images of a Ray job in a folder, a text file of paths, or Parquet files, on disk or at a URL."""
 
 import io
 import math
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Source(NamedTuple):
-    """The images of a job.
+    """The input images of a job.
 
     Attributes:
-        name: The path or URL of the folder, list or Parquet file.
-        paths: The paths of the images, without duplicates. None if Parquet files contain the images themselves.
+        name: The path or URL in which the images were found.
+        paths: The paths of the images, without duplicates. None if the images themselves are in Parquet files.
         skipped: The number of files in the folder that are not images, by extension.
     """
 
@@ -36,10 +36,11 @@ class Source(NamedTuple):
 
 
 def find_source(name: str) -> Source:
-    """Find the images in a folder, a list or Parquet files.
+    """Find the input images of a job.
 
     Args:
-        name: A path or a URL.
+        name: The path or URL of a folder of images, an image, a text file with one path per line, a Parquet file, or a
+            folder of Parquet files.
 
     Raises:
         ImageError: The file or folder does not exist, or contains no images.
@@ -84,7 +85,12 @@ def _no_images(name: str) -> ImageError:
 
 
 def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
-    """Return the images of Parquet files with a column `path` and, optionally, a column `bytes` with the images."""
+    """Return the images in Parquet files with a column `path` and, optionally, a column `bytes` with the image files.
+
+    Raises:
+        ImageError: The files have no rows.
+        InputError: The files cannot be read, have no column `path`, or have rows without a path.
+    """
     import pyarrow as pa
     from pyarrow import dataset
 
@@ -127,7 +133,11 @@ def _files_below(files: "FileSystem", folder: str) -> list[str]:
 
 
 def _unique(paths: Sequence[str]) -> "pa.Array":
-    """Return absolute paths without duplicates. Relative paths would fail, because actors run in other folders."""
+    """Return absolute paths without duplicates. Relative paths would not work, because actors run in other folders.
+
+    Raises:
+        InputError: A path is not valid Unicode.
+    """
     import pyarrow as pa
 
     absolute = [path if "://" in path else os.path.abspath(path) for path in paths]
@@ -141,12 +151,15 @@ def _unique(paths: Sequence[str]) -> "pa.Array":
 
 
 def remaining(source: Source, done: "pa.Array", unit: int) -> "tuple[Dataset | None, int]":
-    """Return the images that are not done yet, or None if there are none, and the maximum number of units of work.
+    """Return the images that are not done yet as a Ray dataset, and the maximum number of units of work.
 
     Args:
-        source: All images.
+        source: All input images of the job.
         done: The paths of the images that are done.
         unit: The number of images in a unit of work.
+
+    Returns:
+        The dataset, or None if all images are done, and the number of units.
     """
     import pyarrow as pa
     import ray.data
@@ -165,10 +178,10 @@ def _without(table: "pa.Table", done: "pa.Array") -> "pa.Table":
 
 
 def _remaining_in_parquet(name: str, done: "pa.Array", unit: int) -> "tuple[Dataset, int]":
-    """Return the remaining images of Parquet files that contain the images themselves. Each task reads one row group.
+    """Return the images in Parquet files that are not done yet as a Ray dataset, and the largest number of units.
 
-    The tasks reserve no core, because the actors occupy all cores. `ray.data.read_parquet` is not used, because it
-    would need a core to list the files.
+    The files contain the images themselves. Each task reads one row group. The tasks reserve no core, because the
+    actors occupy all cores. `ray.data.read_parquet` is not used, because it would need a core to list the files.
     """
     import pyarrow as pa
     import ray.data
@@ -189,7 +202,7 @@ def _remaining_in_parquet(name: str, done: "pa.Array", unit: int) -> "tuple[Data
 
 
 class _RowGroup(NamedTuple):
-    """A part of a Parquet file that can be read separately."""
+    """A row group of a Parquet file, which can be read separately, and the number of its rows."""
 
     file: str
     number: int
@@ -208,7 +221,7 @@ def _row_groups(files: "FileSystem", place: str) -> list[_RowGroup]:
 
 
 def read_row_group(files: "FileSystem", path: str, number: int, unit: int) -> "Iterator[pa.Table]":
-    """Yield the columns `path` and `bytes` of a row group, one unit of work at a time."""
+    """Yield the columns `path` and `bytes` of a row group of a Parquet file, at most `unit` rows at a time."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -219,7 +232,7 @@ def read_row_group(files: "FileSystem", path: str, number: int, unit: int) -> "I
 
 
 def locate(path: str) -> tuple["FileSystem", str]:
-    """Return the file system of a path or URL, and the path in this file system.
+    """Return the file system of a path or URL, and the location in this file system.
 
     Raises:
         InputError: pyarrow does not support the scheme of the URL.

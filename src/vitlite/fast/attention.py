@@ -1,7 +1,7 @@
-"""Compute attention without gradients, with torch's kernel, in small buffers, or only for the class token.
+"""Three ways to compute attention for inference: torch's fused kernel, small buffers, and the class token alone.
 
-All three functions compute softmax(unit q k^T) v from queries that are already scaled. `unit` is 1, or ln 2 if softmax
-uses powers of two instead of powers of e.
+Each computes softmax(unit q k^T) v from queries that are already multiplied by 1 / sqrt(d). `unit` is 1, or ln 2 if the
+queries are also divided by ln 2, so that softmax can use powers of two instead of powers of e.
 
 Shapes: b images, n tokens, d width of a head, c width of a token; `qkv` stacks q, k and v.
 """
@@ -21,15 +21,15 @@ IN_RANGE = 1e-24, 1e24  # bounds for sums of powers, far from the limits of floa
 
 
 def attend_fused(qkv: Tensor, unit: float) -> Tensor:
-    """Compute attention with a kernel that torch chooses: (3, b, heads, n, d) -> (b, n, heads, d)."""
+    """Compute attention with the kernel that torch chooses: (3, b, heads, n, d) -> (b, n, heads, d)."""
     q, k, v = qkv
     return F.scaled_dot_product_attention(q, k, v, scale=unit).transpose(1, 2)
 
 
 def attend_in_cache(qkv: Tensor, unit: float) -> Tensor:
-    """Compute attention with two batched products in small buffers: (3, b, heads, n, d) -> (b, n, heads, d).
+    """Compute attention with two batched matrix products in small buffers: (3, b, heads, n, d) -> (b, n, heads, d).
 
-    The next call overwrites the result.
+    The result is one of the buffers, which the next call overwrites.
     """
     buffers = _buffers(qkv.shape[1:], qkv.dtype)
     for image, groups in zip(qkv.unbind(1), buffers.groups, strict=True):
@@ -42,7 +42,7 @@ def attend_in_cache(qkv: Tensor, unit: float) -> Tensor:
 
 
 class HeadGroup(NamedTuple):
-    """Views of the buffers for a group of heads of one image."""
+    """Views of the attention buffers for a group of heads of one image."""
 
     q: Tensor  # (heads, n, d)
     k: Tensor  # (heads, d, n)
@@ -54,10 +54,10 @@ class HeadGroup(NamedTuple):
 
 
 def _attend(group: HeadGroup, unit: float) -> None:
-    """Compute the attention of a group of heads in place.
+    """Compute the attention of a group of heads, and write it to `group.out`.
 
-    With powers of two, the maximum is not subtracted from the scores first. If a sum is therefore out of range, torch's
-    softmax is used instead.
+    If `unit` is ln 2, powers of two are used, and the maximum is not subtracted from the scores first. If a sum of
+    powers is then too large or too small, torch's softmax is used instead.
     """
     q, k, v, scores, weights, sums, out = group
     torch.bmm(q, k, out=scores)
@@ -73,7 +73,7 @@ def _attend(group: HeadGroup, unit: float) -> None:
 
 
 class Buffers(NamedTuple):
-    """Memory for attention, and views of the memory, which are cached because creating views takes time."""
+    """The buffers for attention, and views of them, which are kept because creating views takes time."""
 
     qkv: Tensor  # of one image, (3, heads, n, d)
     transposed_keys: Tensor | None  # (heads, d, n), if the product with transposed keys is faster
@@ -85,10 +85,10 @@ _thread = threading.local()
 
 
 def _buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
-    """Return the buffers of this thread. They are reused, because allocating memory takes as long as a product.
+    """Return the attention buffers of this thread. They are reused, because allocating them takes as long as a product.
 
     Args:
-        shape: (b, heads, n, d).
+        shape: The shape of queries, keys and values (b, heads, n, d).
         dtype: The dtype of queries, keys and values.
     """
     key = shape, dtype, SCORES
@@ -123,11 +123,11 @@ def _new_buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
 
 
 class ClassTokenAttention:
-    """Attention of the first token only, without computing keys and values: (b, n, c) -> (b, 1, heads d).
+    """Attention of the class token, which is the first token, without keys and values: (b, n, c) -> (b, 1, heads d).
 
-    Because q (W x) = (q W) x, the query is multiplied by the weights of the keys. Because the weighted mean of W x is W
-    times the weighted mean of x, only the mean is multiplied by the weights of the values. The bias of the keys is
-    omitted, because it shifts all scores equally.
+    Keys and values need not be computed for all tokens. The query is multiplied by the weights of the keys, because
+    q (W x) = (q W) x. Only the weighted mean of the tokens is multiplied by the weights of the values, because the mean
+    of W x is W times the mean of x. The bias of the keys is omitted, because it shifts all scores of a query equally.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, heads: int, dtype: torch.dtype, unit: float) -> None:
@@ -140,7 +140,7 @@ class ClassTokenAttention:
         self.q_bias, _, self.v_bias = biases
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the attention output of the first token."""
+        """Return the attention output of the first token: (b, n, c) -> (b, 1, heads d)."""
         q = F.linear(x[:, 0], self.q, self.q_bias)
         q = rearrange(q, "b (h d) -> h b d", h=len(self.k))
         q_on_tokens = torch.bmm(q, self.k).transpose(0, 1)  # (b, h, c)

@@ -36,7 +36,10 @@ WAYS = {
 
 @dataclass
 class Timing:
-    """The measurements of a model for one batch size and dtype. Keys are "eager", "optimized" and "products"."""
+    """The measurements of one model with one batch size and one dtype.
+
+    The keys of the dictionaries are names of benchmarks: "eager", "optimized" and "products".
+    """
 
     model: str
     size: int
@@ -48,13 +51,22 @@ class Timing:
     device: str = "cpu"
 
     def wrong(self) -> dict[str, float]:
-        """Return the differences from eager float32 that are larger than rounding errors can be."""
+        """Return the differences from eager float32 that are too large for rounding errors, by benchmark."""
         limit = (TOLERANCE if self.device == "cpu" else GPU_TOLERANCE)[getattr(torch, self.dtype)]
         return {name: value for name, value in self.differences.items() if not value <= limit}  # also catches NaN
 
 
 def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
-    """Measure a model with one batch size, alternating between float32 and bfloat16.
+    """Measure the speed of a model with one batch size: eager and optimized, in float32 and bfloat16.
+
+    Args:
+        model: An eager model.
+        name: The name of the model, for the results.
+        batch: The number of images per batch.
+        rounds: The number of times that every benchmark is measured.
+
+    Returns:
+        One `Timing` for each dtype.
 
     Raises:
         InputError: `batch` or `rounds` is not a positive integer.
@@ -84,9 +96,9 @@ def time_model(model: ViT, name: str, batch: int, rounds: int) -> list[Timing]:
 
 
 def advice(timings: Sequence[Timing]) -> list[str]:
-    """Return a sentence for each model and batch size that says which way is fastest.
+    """Return one sentence for each model and batch size, which says which way to run the model is the fastest.
 
-    If bfloat16 is advised, another sentence gives the size of the rounding errors.
+    If any sentence recommends bfloat16, a last sentence gives the largest difference of the logits from float32.
     """
     seconds: dict[str, dict[tuple[str, str], float]] = {}
     for timing in timings:

@@ -1,4 +1,4 @@
-"""The layers of a ViT, rebuilt for inference. Weights are packed and include all scales.
+"""The layers of a ViT, rebuilt for fast inference. Constant factors are multiplied into the weights.
 
 Shapes: b images, c channels, h and w patches down and across, p and q pixels of a patch, n tokens, d width of a token.
 """
@@ -21,7 +21,7 @@ QUICK = 1.702  # quick GELU is x sigmoid(1.702 x), which is swish(1.702 x) / 1.7
 
 
 class Kernels(NamedTuple):
-    """The kernels of the two expensive parts of a block: linear layers and attention."""
+    """The implementations of linear layers and attention that an optimized model uses."""
 
     linear: Linear
     attend: Callable[[Tensor, float], Tensor]  # (3, b, heads, n, head_dim) and the unit -> (b, n, heads, head_dim)
@@ -29,7 +29,10 @@ class Kernels(NamedTuple):
 
 
 def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Kernels:
-    """Return the fastest kernels for a model. On devices other than the CPU, these are torch's kernels."""
+    """Return the fastest implementations of linear layers and attention for a device, a dtype and a number of tokens.
+
+    On devices other than the CPU, these are torch's own.
+    """
     if device.type != "cpu":
         return Kernels(PlainLinear, attend_fused, 1.0)
     powers = tokens >= LONG and dtype in kernel_choice().powers
@@ -37,41 +40,60 @@ def fastest_kernels(device: torch.device, dtype: torch.dtype, tokens: int) -> Ke
 
 
 class Layers(Protocol):
-    """Protocol for builders of the linear layers of a block, which are named "qkv", "proj", "fc1" and "fc2"."""
+    """A protocol for builders of the linear layers of a block, which are named "qkv", "proj", "fc1" and "fc2"."""
 
     dtype: torch.dtype  # of the layers' results, except results added to the residual stream
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """Return a layer. `then` is the name of the next layer, if only an activation lies in between."""
+        """Return a linear layer.
+
+        Args:
+            name: The name of the layer, such as "fc1".
+            weight: The weight.
+            bias: The bias, if there is one.
+            then: The name of the next linear layer if only an activation lies in between, otherwise "".
+        """
 
     def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """Return the norm or identity before a layer. `factor` is the factor by which the inputs are too large."""
+        """Return a function that computes the norm before a linear layer.
+
+        Args:
+            name: The name of the linear layer, such as "fc1".
+            norm: A LayerNorm, or an identity if there is no norm.
+            factor: The factor by which the inputs of the norm are too large, because the layer before scales them.
+        """
 
     def divisor(self, name: str) -> Tensor | float:
-        """Return the number by which the inputs of a layer must be divided, if no norm before the layer does so."""
+        """Return the number by which the inputs of a linear layer must be divided.
+
+        The caller uses it if there is no norm directly before the layer. Otherwise, the norm divides.
+        """
 
 
 class FloatLayers:
-    """Linear layers in one floating-point dtype."""
+    """A builder of the linear layers of a block that compute in one floating-point dtype."""
 
     def __init__(self, dtype: torch.dtype, linear: Linear) -> None:
         self.dtype, self.kind = dtype, linear
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """Return a layer."""
+        """Return a linear layer in the dtype of this builder."""
         return self.kind(weight, bias, self.dtype)
 
     def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """Return the norm before a layer."""
+        """Return a function that computes the norm before a linear layer in the dtype of this builder."""
         return plain_norm(norm, self.dtype, factor)
 
     def divisor(self, name: str) -> float:
-        """Return 1, because floating-point inputs need no divisor."""
+        """Return 1, because the inputs of a floating-point layer need not be divided by anything."""
         return 1.0
 
 
 class FastPatches(nn.Module):
-    """Split images into patches, project them, and add positions, bias and prefix tokens: (b, c, h, w) -> (b, n, d)."""
+    """Split images into patches and project each to a token: (b, c, h, w) -> (b, n, d).
+
+    Positions are added to the tokens, and prefix tokens, such as the class token, are put before them.
+    """
 
     def __init__(self, embed: PatchEmbed, prefix_tokens: int, dtype: torch.dtype, linear: Linear) -> None:
         super().__init__()
@@ -89,10 +111,10 @@ class FastPatches(nn.Module):
         self.bias = kernel.new_zeros(len(kernel)) if bias is None else bias.detach()
 
     def forward(self, images: Tensor, added: Tensor) -> Tensor:
-        """Return the tokens.
+        """Return the tokens of a batch of images: (b, n, d).
 
         Args:
-            images: (b, c, h, w).
+            images: The images (b, c, h, w).
             added: The prefix tokens, followed by the sum of position and bias for each patch (1, n, d).
         """
         images = self.backbone(images.to(self.dtype))
@@ -109,7 +131,10 @@ class FastPatches(nn.Module):
 
 
 class FastAttention(nn.Module):
-    """`Attention` without the output projection, with scaled weights: (b, n, d) -> (b, n, heads head_dim)."""
+    """`Attention` for inference, without the output projection: (b, n, d) -> (b, n, heads head_dim).
+
+    The scale of the queries is multiplied into the weights.
+    """
 
     def __init__(self, attn: Attention, layers: Layers, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
@@ -134,20 +159,20 @@ class FastAttention(nn.Module):
         return self.norm(self.attend(self.split(x, *rotation), self.unit).flatten(2))
 
     def split(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Return scaled queries, keys and values: (3, b, heads, n, head_dim)."""
+        """Return queries, keys and values, with scaled queries: (b, n, d) -> (3, b, heads, n, head_dim)."""
         qkv = self.qkv(x).view(*x.shape[:2], 3, self.heads, self.head_dim)  # (b, n, 3, heads, head_dim)
         if self.rotary:
             _rotate_in_place(qkv[:, :, :2], *rotation)
         return qkv.permute(2, 0, 3, 1, 4)
 
     def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Return the attention map: (b, n, d) -> (b, heads, n, n)."""
+        """Return the attention maps of all heads: (b, n, d) -> (b, heads, n, n)."""
         q, k, _ = self.split(x, *rotation)
         return (q @ k.mT).mul_(self.unit).softmax(-1)
 
 
 class FastMLP(nn.Module):
-    """`MLP` without the last layer: (b, n, d) -> (b, n, mlp_dim)."""
+    """`MLP` for inference, without the second linear layer: (b, n, d) -> (b, n, mlp_dim)."""
 
     def __init__(self, mlp: MLP, layers: Layers) -> None:
         super().__init__()
@@ -162,7 +187,10 @@ class FastMLP(nn.Module):
 
 
 class FastSwiGLU(nn.Module):
-    """`SwiGLU` without the last layer, with separate layers for gate and value: (b, n, d) -> (b, n, mlp_dim)."""
+    """`SwiGLU` for inference, without the second linear layer: (b, n, d) -> (b, n, mlp_dim).
+
+    Gate and value are computed by separate layers.
+    """
 
     factor = 1.0
 
@@ -183,7 +211,7 @@ class FastSwiGLU(nn.Module):
 
 
 class FastBlock(nn.Module):
-    """A `Block` for inference, with layer scale folded into the weights: (b, n, d) -> (b, n, d)."""
+    """A `Block` for inference, with layer scale multiplied into the weights: (b, n, d) -> (b, n, d)."""
 
     def __init__(self, block: Block, layers: Layers, kernels: Kernels, class_token_only: bool) -> None:
         super().__init__()
@@ -203,7 +231,7 @@ class FastBlock(nn.Module):
         return self._after_attention(self.attn(self.norm1(x), *rotation), x)
 
     def pooled_tokens(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Compute the last block only for the tokens that the pool needs, which may be just the class token."""
+        """Compute the block only for the tokens that are pooled: the class token if possible, otherwise all tokens."""
         if self.attn.class_attend is None:
             return self(x, *rotation)
         attended = self.attn.norm(self.attn.class_attend(self.class_norm(x)))
@@ -214,15 +242,16 @@ class FastBlock(nn.Module):
         return self.fc2.added(self.mlp(self.norm2(x)), x, overwrite=True)
 
     def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Return the attention map: (b, n, d) -> (b, heads, n, n)."""
+        """Return the attention maps of this block: (b, n, d) -> (b, heads, n, n)."""
         return self.attn.map(self.norm1(x), *rotation)
 
 
 class FastAttentionPool(nn.Module):
-    """`AttentionPool` with a constant query, so that keys and values need not be computed: (b, n, d) -> (b, d).
+    """`AttentionPool` for inference, without computing keys and values: (b, n, d) -> (b, d).
 
-    This uses the identities of `ClassTokenAttention`. The bias of the keys is omitted, because it shifts all scores
-    equally.
+    The query is the same for all images, so it is multiplied by the weights of the keys in advance. Only the weighted
+    mean of the tokens is multiplied by the weights of the values. The bias of the keys is omitted, because it shifts
+    all scores equally.
     """
 
     def __init__(self, pool: AttentionPool, dtype: torch.dtype, linear: Linear) -> None:
@@ -249,11 +278,14 @@ class FastAttentionPool(nn.Module):
 
 
 def _rotate_in_place(x: Tensor, rotation: Tensor) -> None:
-    """Rotate queries and keys (b, n, 2, heads, head_dim) by the rotation of each token (n, 1, 1, head_dim / 2).
-
-    With learned frequencies, each head has its own rotation: (n, 1, heads, head_dim / 2).
+    """Rotate queries and keys in place by the rotary positions of their tokens.
 
     Two adjacent channels are treated as a complex number, which is multiplied by the rotation.
+
+    Args:
+        x: Queries and keys (b, n, 2, heads, head_dim).
+        rotation: The rotations as complex numbers, (n, 1, 1, head_dim / 2), or (n, 1, heads, head_dim / 2) if each head
+            has its own.
     """
     pairs = x.view(*x.shape[:-1], -1, 2)
     wide = pairs.to(rotation.dtype.to_real())  # torch has no complex bfloat16
@@ -265,7 +297,11 @@ def _rotate_in_place(x: Tensor, rotation: Tensor) -> None:
 def _pairs_side_by_side(rows: Tensor, heads: int) -> Tensor:
     """Reorder the channels of queries and keys so that channels that are rotated together are adjacent.
 
-    Queries and keys are reordered in the same way, so the scores do not change.
+    The scores of attention do not change, because queries and keys are reordered in the same way.
+
+    Args:
+        rows: The weight or the bias of the layer that computes queries, keys and values.
+        heads: The number of heads.
     """
     queries_and_keys, values = rows.tensor_split([len(rows) // 3 * 2])
     paired = rearrange(queries_and_keys, "(qk h part d) ... -> (qk h d part) ...", qk=2, h=heads, part=2)
@@ -273,7 +309,10 @@ def _pairs_side_by_side(rows: Tensor, heads: int) -> Tensor:
 
 
 def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
-    """Replace the weight-standardised convolutions of a ResNet stem with plain convolutions, and return the stem."""
+    """Replace the weight-standardised convolutions in a ResNet stem with plain convolutions, and return the stem.
+
+    The weights of the plain convolutions are the standardised weights, so the results are the same.
+    """
     for module in list(backbone.modules()):
         for name, conv in module.named_children():
             if isinstance(conv, StandardConv):
@@ -286,19 +325,19 @@ def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
 
 
 def activation(mlp: MLP) -> tuple[str, float, float]:
-    """Return the name of an MLP's activation in oneDNN, and the factors to apply before and after the activation."""
+    """Return oneDNN's name for the activation of an MLP, and the factors of the activation's inputs and outputs."""
     if isinstance(mlp.act, nn.GELU):
         return mlp.act.approximate, 1.0, 1.0
     return "swish", QUICK, 1 / QUICK
 
 
 def layer_scale(scale: nn.Module) -> Tensor | float:
-    """Return the factors of a `LayerScale` module, or 1 if the module is an identity."""
+    """Return the factor of each channel in a `LayerScale` module, or 1 if the module is an identity."""
     return getattr(scale, "gamma", 1.0)
 
 
 def scaled(linear: nn.Linear, inputs: float = 1.0, outputs: Tensor | float = 1.0) -> tuple[Tensor, Tensor | None]:
-    """Return the weight and the bias of a layer, multiplied by factors for its inputs and outputs."""
+    """Multiply factors of the inputs and outputs of a linear layer into its weight and bias, and return both."""
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     if isinstance(outputs, float) and outputs == inputs == 1:
         return weight, bias
@@ -316,12 +355,12 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def plain_norm(norm: nn.Module, dtype: torch.dtype, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """Return a function that computes a LayerNorm, which is faster than calling the module.
+    """Return a function that computes a LayerNorm faster than calling the module.
 
     Args:
-        norm: A LayerNorm. For any other module, an identity is returned.
-        dtype: The dtype for the weights of the norm.
-        factor: The factor by which the input is too large. The norm cancels this factor if epsilon is adjusted.
+        norm: A LayerNorm. For any other module, the function returns its input unchanged.
+        dtype: The dtype of the weights of the norm.
+        factor: The factor by which the input is too large. The norm removes it, because epsilon is scaled accordingly.
     """
     if not isinstance(norm, nn.LayerNorm):
         return lambda x: x

@@ -29,11 +29,15 @@ CLIPS = (0.9, 0.8, 0.65, 0.5)  # shares of the observed range that are kept; val
 
 @torch.no_grad()
 def calibrated(model: ViT, images: Iterable[Any]) -> list[dict[str, Quantization]]:
-    """Return the quantisations of each block by layer name, without the layers for which int8 is too coarse.
+    """Choose a quantisation for each linear layer of a model.
 
     Args:
         model: An eager model.
-        images: Images that `model.preprocess` accepts.
+        images: Typical images, in any form that `model.preprocess` accepts.
+
+    Returns:
+        A dictionary for each block, from the name of a layer to its quantisation. Layers for which int8 is too coarse
+        are left out.
 
     Raises:
         OptimizedError: There are no images, an output is not finite, or int8 is too coarse for every layer.
@@ -49,7 +53,7 @@ def calibrated(model: ViT, images: Iterable[Any]) -> list[dict[str, Quantization
 
 
 def fingerprint(quantizations: Sequence[dict[str, Quantization]]) -> str:
-    """Return a short hash of a model's quantisation, which affects the outputs and thus identifies vectors."""
+    """Return a short hash of the quantisations of a model, which affect the outputs of the model."""
     digest = hashlib.sha256()
     for block in quantizations:
         for name, (scale, zero_point, smoothing) in block.items():
@@ -59,14 +63,14 @@ def fingerprint(quantizations: Sequence[dict[str, Quantization]]) -> str:
 
 
 class Inputs:
-    """The recorded range of a layer's inputs, and some of the tokens."""
+    """The range of the inputs that a linear layer received during calibration, and a sample of the tokens."""
 
     def __init__(self) -> None:
         self.low = self.high = torch.zeros(())  # (d,)
         self.tokens: list[Tensor] = []  # (n, d) of each image
 
     def add(self, x: Tensor) -> None:
-        """Record a batch of inputs: (b, n, d)."""
+        """Record a batch of inputs (b, n, d)."""
         x = x.detach().float()
         self.low = torch.minimum(self.low, x.amin((0, 1)))
         self.high = torch.maximum(self.high, x.amax((0, 1)))
@@ -75,7 +79,7 @@ class Inputs:
                 self.tokens.append(_some_tokens(image))
 
     def multiplied(self, factor: float) -> "Inputs":
-        """Return the record for inputs multiplied by a factor."""
+        """Return a copy of the record in which the range and the tokens are multiplied by a factor."""
         inputs = Inputs()
         inputs.low, inputs.high = self.low * factor, self.high * factor
         inputs.tokens = [tokens * factor for tokens in self.tokens]
@@ -83,7 +87,7 @@ class Inputs:
 
 
 def _some_tokens(image: Tensor) -> Tensor:
-    """Return the token with the largest value in an image, followed by evenly spaced tokens: (n, d)."""
+    """Return the token with the largest absolute value, and evenly spaced tokens of the same image: (n, d)."""
     largest = int(image.abs().amax(1).argmax())
     spaced = torch.linspace(0, len(image) - 1, TOKENS_OF_IMAGE - 1, dtype=torch.float64).long()
     return image[[largest, *spaced.tolist()]].clone()
@@ -91,7 +95,10 @@ def _some_tokens(image: Tensor) -> Tensor:
 
 @contextmanager
 def _recorded_inputs(model: ViT) -> Iterator[list[dict[str, Inputs]]]:
-    """Context manager in which the model is in eval mode and the inputs of all linear layers are recorded."""
+    """Return a context manager in which the model is in eval mode and the inputs of all linear layers are recorded.
+
+    The recorded inputs are a dictionary for each block, from the name of a layer to its `Inputs`.
+    """
     inputs: list[dict[str, Inputs]] = []
     hooks = []
     in_training = [module for module in model.modules() if module.training]
@@ -111,7 +118,11 @@ def _recorded_inputs(model: ViT) -> Iterator[list[dict[str, Inputs]]]:
 
 
 def _run(model: ViT, images: Iterable[Any]) -> None:
-    """Run the model on the images."""
+    """Run a model on the calibration images in batches.
+
+    Raises:
+        OptimizedError: There are no images, or an output is not finite.
+    """
     remaining = iter(images)
     count = 0
     while batch := list(islice(remaining, BATCH)):
@@ -137,7 +148,7 @@ def _layers(block: Block) -> dict[str, nn.Linear]:
 
 
 def _quantize_block(block: Block, inputs: dict[str, Inputs]) -> dict[str, Quantization]:
-    """Return the quantisation of each layer of a block, without the layers for which int8 is too coarse."""
+    """Return the quantisation of each linear layer of a block, except of layers for which int8 is too coarse."""
     scales_behind = {"proj": layer_scale(block.ls1), "fc2": layer_scale(block.ls2)}
     quantizations = {}
     for name, layer in _layers(block).items():
@@ -155,7 +166,13 @@ def _quantize_block(block: Block, inputs: dict[str, Inputs]) -> dict[str, Quanti
 
 
 def _best_quantization(inputs: Inputs, weight: Tensor, smooth: bool) -> Quantization | None:
-    """Return the quantisation with the smallest error, or None if this error exceeds `LARGEST_ERROR`."""
+    """Return the quantisation of a linear layer with the smallest error, or None if even this error is too large.
+
+    Args:
+        inputs: The recorded inputs of the layer.
+        weight: The weight of the layer (k, d).
+        smooth: If True, also try to divide the input channels by different numbers; otherwise, only by the same number.
+    """
     tokens = torch.cat(inputs.tokens)
     expected = tokens @ weight.T
     smoothings: list[Tensor | float] = [1.0]
@@ -174,14 +191,20 @@ def _best_quantization(inputs: Inputs, weight: Tensor, smooth: bool) -> Quantiza
 
 
 def _smoothing(largest: Tensor, largest_weight: Tensor, balance: float) -> Tensor:
-    """Return a divisor for each channel that balances the ranges of inputs and weights, as in SmoothQuant."""
+    """Return a divisor for each input channel that balances the ranges of inputs and weights, as in SmoothQuant.
+
+    Args:
+        largest: The largest absolute input of each channel (d,).
+        largest_weight: The largest absolute weight of each channel (d,).
+        balance: The share of the differences between channels that moves from the inputs to the weights, from 0 to 1.
+    """
     tiny = 1e-5
     smoothing = largest.clamp_min(tiny) ** balance / largest_weight.clamp_min(tiny) ** (1 - balance)
     return smoothing / smoothing.mean()
 
 
 def _quantization(inputs: Inputs, smoothing: Tensor | float, clip: float) -> Quantization:
-    """Return the quantisation that covers the share `clip` of the observed range."""
+    """Return a quantisation of inputs for the fraction `clip` of their observed range. Values outside are clipped."""
     low = clip * min(0.0, float((inputs.low / smoothing).min()))
     high = clip * max(0.0, float((inputs.high / smoothing).max()))
     scale = max(high - low, torch.finfo(torch.float32).tiny * LARGEST) / LARGEST
@@ -189,7 +212,14 @@ def _quantization(inputs: Inputs, smoothing: Tensor | float, clip: float) -> Qua
 
 
 def _error(tokens: Tensor, weight: Tensor, expected: Tensor, quantization: Quantization) -> float:
-    """Return the error of a layer in int8, relative to the standard deviation of the exact outputs over the tokens."""
+    """Return the error of the outputs of a linear layer in int8, relative to their standard deviation over the tokens.
+
+    Args:
+        tokens: Inputs of the layer (n, d).
+        weight: The weight (k, d).
+        expected: The exact outputs (n, k).
+        quantization: The quantisation of the inputs.
+    """
     integers, scales = quantize_weight(weight * quantization.smoothing)
     given = quantization.simulate(tokens) / quantization.smoothing
     found = given @ (integers * scales[:, None]).T

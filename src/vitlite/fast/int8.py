@@ -1,8 +1,9 @@
 """Linear layers in int8 for `optimize(dtype=torch.int8)`.
 
 An input x is stored as the byte round(x / smoothing / scale) + zero_point, from 0 to 255. A weight is stored as a byte
-from -127 to 127. Each channel has its own smoothing, by which the previous layer divides and the weight is multiplied.
-Quantisation therefore takes a single pass over the inputs, or none if the previous product writes bytes itself.
+from -127 to 127. Each input channel has a smoothing factor: the layer before divides the channel by it, and the weight
+is multiplied by it. Quantisation therefore takes a single pass over the inputs, or none if the layer before writes
+bytes.
 
 Shapes: b images, n tokens, d inputs, k outputs.
 """
@@ -24,7 +25,7 @@ EXACT = 1e-4  # largest rounding error of float32, relative to the largest value
 
 
 class Quantization(NamedTuple):
-    """The parameters that convert a layer's inputs to bytes."""
+    """The numbers that convert the inputs of a linear layer to bytes: round(x / smoothing / scale) + zero_point."""
 
     scale: float
     zero_point: int
@@ -32,17 +33,17 @@ class Quantization(NamedTuple):
 
     @property
     def divisor(self) -> Tensor | float:
-        """The number by which the inputs are divided before rounding: (d,), or one number for all channels."""
+        """The number by which inputs are divided before rounding: (d,), or one number for all channels."""
         return self.smoothing * self.scale
 
     def simulate(self, x: Tensor) -> Tensor:
-        """Quantise inputs (n, d) and convert them back to floats, with the rounding errors."""
+        """Convert inputs (n, d) to bytes and back to floats, which then contain the rounding errors of int8."""
         steps = (x / self.smoothing / self.scale + self.zero_point).round().clamp(0, LARGEST) - self.zero_point
         return steps * self.scale * self.smoothing
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a weight (k, d) rounded to integers from -127 to 127, in float32, and the scale of each row (k,)."""
+    """Round a weight (k, d) to integers from -127 to 127. Return them in float32, with the scale of each row (k,)."""
     scales = weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / LARGEST_WEIGHT
     return (weight / scales[:, None]).round(), scales
 
@@ -50,7 +51,11 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 class Int8Linear:
     """A linear layer in int8, computed by oneDNN: (b, n, d) -> (b, n, k).
 
-    `takes` is the quantisation of the input, and `gives` is the dtype or quantisation of the output.
+    Args:
+        weight: The weight in floating point (k, d).
+        bias: The bias (k,), if there is one.
+        takes: The quantisation of the inputs.
+        gives: The dtype of the outputs, or their quantisation if the layer writes bytes.
     """
 
     def __init__(
@@ -70,16 +75,19 @@ class Int8Linear:
         self._binary = torch.ops.onednn.qlinear_pointwise.binary
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the product plus the bias."""
+        """Apply the layer: (b, n, d) -> (b, n, k)."""
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, "none", [], "")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the product plus the bias after an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
+        """Apply the layer and then an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
         name, algorithm = ("swish", "") if kind == "swish" else ("gelu", kind)
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, name, [], algorithm)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the product plus the bias plus `other` in float32. overwrite=True is faster, and changes `other`."""
+        """Apply the layer and add `other`, in float32: (b, n, d) -> (b, n, k).
+
+        If `overwrite` is True, `other` may be overwritten, which is faster; otherwise, it is not changed.
+        """
         way = "sum" if overwrite else "add"
         other = other.contiguous()  # oneDNN adds strided tensors slowly
         gives = 1.0, 0, torch.float32
@@ -89,45 +97,53 @@ class Int8Linear:
 
 
 class FloatLinear:
-    """A floating-point layer in a block with int8 layers and a float32 residual stream.
+    """A floating-point linear layer in a block in which other layers use int8: (b, n, d) -> (b, n, k).
 
-    After the activation, the output is divided by `divisor`, as the next layer needs it.
+    After an activation, the output is divided by `divisor`, because the layer behind needs divided inputs.
     """
 
     def __init__(self, linear: Layer, divisor: Tensor | float) -> None:
         self._linear, self._divisor = linear, divisor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the product plus the bias."""
+        """Apply the layer: (b, n, d) -> (b, n, k)."""
         return self._linear(x)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Return the product plus the bias after an activation, divided by `divisor` for the next layer."""
+        """Apply the layer, then an activation, and divide the result by `divisor`.
+
+        Args:
+            x: The inputs (b, n, d).
+            kind: The activation: "swish", "none" for exact GELU, or "tanh" for tanh GELU.
+        """
         y = self._linear.activated(x, kind)
         if isinstance(self._divisor, float) and self._divisor == 1.0:
             return y
         return y.float() / self._divisor
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Return the product plus the bias plus `other`."""
+        """Apply the layer and add `other`, which is not changed."""
         return other + self._linear(x)
 
 
 class Int8Layers:
-    """A builder of the linear layers of a block. Layers with a quantisation use int8, all others floats."""
+    """A builder of the linear layers of a block: in int8 if they have a quantisation, otherwise in floating point."""
 
     def __init__(self, quantizations: Mapping[str, Quantization], floats: FloatLayers) -> None:
         self.quantizations, self.floats = quantizations, floats
         self.dtype = floats.dtype
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None, then: str = "") -> Layer:
-        """Return a layer. If the next layer, `then`, uses int8, an int8 layer writes bytes for it."""
+        """Return a linear layer. An int8 layer writes bytes if the next layer, `then`, also uses int8."""
         if name not in self.quantizations:
             return FloatLinear(self.floats.linear(name, weight, bias), self.divisor(then))
         return Int8Linear(weight, bias, self.quantizations[name], self.quantizations.get(then, self.dtype))
 
     def norm(self, name: str, norm: nn.Module, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-        """Return a function that computes the norm before a layer and quantises the result, if the layer uses int8."""
+        """Return a function that computes the norm before a linear layer.
+
+        If the linear layer uses int8, the function also quantises the result.
+        """
         quantization = self.quantizations.get(name)
         if quantization is None:
             plain = plain_norm(norm, torch.float32, factor)
@@ -147,20 +163,29 @@ class Int8Layers:
         return quantize
 
     def divisor(self, name: str) -> Tensor | float:
-        """Return the number by which the inputs of a layer must be divided, if no norm before the layer does so."""
+        """Return the number by which the inputs of a linear layer must be divided: 1 unless the layer uses int8.
+
+        The caller uses it if there is no norm directly before the layer. Otherwise, the norm divides.
+        """
         return self.quantizations[name].divisor if name in self.quantizations else 1.0
 
 
 def _to_bytes(x: Tensor) -> Tensor:
-    """Convert to bytes, overwriting `x`. Callers have added 0.5, so that truncation rounds to the nearest byte."""
+    """Convert floats to bytes by truncation, overwriting `x`.
+
+    The caller has added 0.5, so that truncation rounds to the nearest integer.
+    """
     return torch.empty_like(x, dtype=torch.uint8).copy_(x.clamp_(0, LARGEST))  # twice as fast as `to`
 
 
 @cache
 def int8_is_right(gives: torch.dtype) -> bool:
-    """Return True if oneDNN computes exact products of bytes on this CPU, also for the largest values.
+    """Return True if oneDNN computes correct int8 products on this CPU, even for the largest values.
 
-    CPUs without instructions for products of bytes add them in 16 bits, which can overflow.
+    CPUs without instructions for int8 products add them in 16 bits, which can overflow.
+
+    Args:
+        gives: The dtype of the outputs.
     """
     weight, bias = random_numbers(64, 48).mul_(30).round_().clamp_(-127, 127), random_numbers(64)
     weight[:2] = torch.tensor([LARGEST_WEIGHT, -LARGEST_WEIGHT])[:, None]
@@ -183,7 +208,7 @@ def int8_is_right(gives: torch.dtype) -> bool:
 
 
 def _writes_bytes(weight: Tensor, bias: Tensor, takes: Quantization, kind: str, given: Tensor, product: Tensor) -> bool:
-    """Return True if a product with an activation writes correct quantised outputs."""
+    """Return True if an int8 layer with an activation and quantised outputs computes the correct bytes."""
     activated = F.silu(product) if kind == "swish" else F.gelu(product, approximate=kind)
     gives = Quantization(float(activated.max() - activated.min()) / LARGEST, 20)
     expected = (activated / gives.scale + gives.zero_point).round().clamp(0, LARGEST)

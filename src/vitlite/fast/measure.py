@@ -33,7 +33,7 @@ INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile")  # 
 
 @dataclass
 class Benchmark:
-    """A function to time, and the best time so far."""
+    """A function to measure, and its best time so far."""
 
     name: str
     dtype: torch.dtype
@@ -42,11 +42,16 @@ class Benchmark:
 
 
 def measure(benchmarks: Sequence[Benchmark], rounds: int) -> None:
-    """Run the benchmarks in turn, and store the best time of each benchmark in `best`.
+    """Measure benchmarks in turn, and store the best time of each one in `best`.
 
     In each turn, a benchmark pauses so that the worker threads of the previous one become idle. Then it makes a warm-up
-    call and two timed calls, or only one timed call if calls are long. Benchmarks that are far slower than the fastest
-    with the same dtype are skipped after two turns. Measuring ends after three turns if a minute has passed.
+    call and two timed calls, or a single timed call if calls are long. After two turns, a benchmark is skipped if it
+    takes more than 1.5 times as long as the fastest one with the same dtype. After three turns, measuring ends if a
+    minute has passed.
+
+    Args:
+        benchmarks: The benchmarks.
+        rounds: The maximum number of turns.
     """
     start = time.perf_counter()
     is_long = [_seconds(benchmark.run) > LONG_CALL for benchmark in benchmarks]  # this also warms up
@@ -68,13 +73,13 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def eager(model: ViT, images: Tensor, dtype: torch.dtype, name: str = "eager") -> Benchmark:
-    """Return a benchmark of an eager copy of the model."""
+    """Return a benchmark of a copy of the model, converted to a dtype and not optimized."""
     converted, given = copy.deepcopy(model).to(dtype), images.to(dtype)
     return Benchmark(name, dtype, synchronized(lambda: converted(given), model.device))
 
 
 def optimized(model: ViT, images: Tensor, dtype: torch.dtype) -> Benchmark:
-    """Return a benchmark of an optimized copy of the model."""
+    """Return a benchmark of an optimized copy of the model that computes in a dtype."""
     fast = optimize(copy.deepcopy(model), dtype=dtype)
     return Benchmark("optimized", dtype, synchronized(lambda: fast(images), model.device))
 
@@ -92,7 +97,7 @@ def synchronized(run: Callable[[], Any], device: torch.device) -> Callable[[], A
 
 
 def memory_of(run: Callable[[], Any], device: torch.device) -> int:
-    """Return the peak GPU memory of a call in bytes, without the weights, or 0 if torch does not track memory."""
+    """Return the peak GPU memory that a call allocates in bytes, or 0 if torch does not track memory on this device."""
     counts = getattr(torch, device.type)
     if not hasattr(counts, "max_memory_allocated"):
         return 0
@@ -103,9 +108,9 @@ def memory_of(run: Callable[[], Any], device: torch.device) -> int:
 
 
 def products(config: ViTConfig, images: Tensor) -> Benchmark:
-    """Return a benchmark of the matrix products of a forward pass alone, as a lower limit for the time of the model.
+    """Return a benchmark of only the matrix products of a forward pass, a lower limit for the time of the model.
 
-    Large batches are multiplied in slices, because `optimize` computes them in slices too.
+    Large batches are multiplied in slices, because `optimize` computes them in slices, too.
     """
     dtype, tokens, heads = images.dtype, config.tokens, config.heads
     batch = math.ceil(len(images) / math.ceil(len(images) / SLICE))
@@ -135,13 +140,13 @@ def products(config: ViTConfig, images: Tensor) -> Benchmark:
 
 
 def difference(answer: Any, expected: Tensor) -> float:
-    """Return the largest difference between logits, relative to the largest expected logit."""
+    """Return the largest difference from the expected logits, relative to the largest expected logit."""
     answer = torch.as_tensor(answer).float()
     return float((answer - expected).abs().max() / expected.abs().max())
 
 
 def random_model(config: ViTConfig) -> ViT:
-    """Return a model with random weights that are the same in every call. The head has no zeros, unlike a new head."""
+    """Return a model with random weights that are the same in each call. The weights of the head are not zero."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ViT(config).eval()
@@ -150,7 +155,7 @@ def random_model(config: ViTConfig) -> ViT:
 
 
 def machine(device: torch.device = CPU) -> dict[str, Any]:
-    """Describe the machine on which times are measured."""
+    """Return a description of this machine: the CPU, its load, the versions, the date, and the GPU if one is used."""
     core = first_core()
     described: dict[str, Any] = {
         "cpu": core.get("model name") or platform.processor() or platform.machine(),

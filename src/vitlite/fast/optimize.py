@@ -1,6 +1,6 @@
-"""`optimize`: make a model faster for inference, with the same methods and the same outputs.
+"""Make a model faster for inference with `optimize`. The methods and the outputs stay the same.
 
-On a CPU, weights are packed once in the memory order of oneDNN, GELU and residuals are fused into the products
+On a CPU, weights are packed once in the memory layout of oneDNN, GELU and residuals are fused into matrix products
 (`blocks`), attention is two batched products in buffers that stay in cache (`attention`), and large batches are
 computed in slices (`slices`). The module `vitlite.kernels` decides where oneDNN is used.
 """
@@ -96,7 +96,11 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
 
 
 def _check_parameters(model: ViT) -> None:
-    """Check that the weights are plain parameters with the same device and dtype, so that they can be packed."""
+    """Check that the weights can be packed: plain parameters on one device and in one dtype.
+
+    Raises:
+        OptimizedError: A weight is not a plain parameter, or the weights have several devices or dtypes, or no values.
+    """
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:
             raise OptimizedError(
@@ -116,7 +120,11 @@ def _check_parameters(model: ViT) -> None:
 
 
 def _check_dtype(model: ViT, dtype: torch.dtype | None) -> None:
-    """Check that a dtype is supported, and warn if this CPU emulates it."""
+    """Check that a dtype is supported, and warn if this CPU has no fast instructions for it.
+
+    Raises:
+        OptimizedError: The dtype is not supported.
+    """
     if dtype in (None, model.dtype):
         return
     if dtype not in DTYPES:
@@ -145,7 +153,7 @@ class Plan(NamedTuple):
 
     @property
     def inner(self) -> torch.dtype:
-        """The dtype of everything except int8 layers and the residual stream."""
+        """The dtype of all computations except those of int8 layers and of the residual stream."""
         return self.layers[0].dtype
 
 
@@ -162,9 +170,12 @@ def _plan(model: ViT, dtype: torch.dtype, images: Iterable[Any] | None) -> Plan:
 
 
 def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
-    """Plan a model in int8 with a float32 residual stream.
+    """Plan a model with linear layers in int8 and a residual stream in float32.
 
-    Layers for which int8 is too coarse use bfloat16 if the CPU has instructions for it, and float32 otherwise.
+    Layers for which int8 is too coarse use bfloat16 if the CPU has fast instructions for it, and float32 otherwise.
+
+    Raises:
+        OptimizedError: int8 is not supported on this device, or the calibration images are missing or unsuitable.
     """
     if model.device.type != "cpu":
         raise OptimizedError(
@@ -192,7 +203,9 @@ def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
 
 
 def kernels_of(model: ViT) -> str:
-    """Describe the kernels that compute a model's outputs on this machine. A resumed run must use the same kernels.
+    """Describe how linear layers and attention of a model are computed on this machine, which affects rounding errors.
+
+    A run can only be resumed if the description has not changed.
 
     >>> import vitlite
     >>> kernels_of(vitlite.create("vit_nano_4.cifar10", dtype=torch.float64))
@@ -213,7 +226,7 @@ def kernels_of(model: ViT) -> str:
 
 
 def _rebuild(model: ViT, plan: Plan) -> None:
-    """Turn a model into an `OptimizedViT` in place. If packing the weights fails, the model is unchanged."""
+    """Turn a model into an `OptimizedViT` in place. If packing the weights fails, the model is not changed."""
     config, linear = model.config, plan.kernels.linear
     blocks = cast("Sequence[Block]", model.blocks)
     parts: dict[str, nn.Module] = {
@@ -248,7 +261,7 @@ def _error(action: str) -> OptimizedError:
 
 
 def _unsupported(action: str) -> Callable[..., Any]:
-    """Return a method that raises an error."""
+    """Return a method of `OptimizedViT` that raises an error: an optimized model cannot do this action."""
 
     def method(self: "OptimizedViT", *args: Any, **kwargs: Any) -> NoReturn:
         raise _error(action)
@@ -257,7 +270,10 @@ def _unsupported(action: str) -> Callable[..., Any]:
 
 
 class OptimizedViT(ViT):
-    """A `ViT` after `optimize`, which is only for inference and does not expose the weights: (b, c, h, w) -> (b, k)."""
+    """A `ViT` that was changed by `optimize`: (b, c, h, w) -> (b, k).
+
+    It is only for inference, and its weights cannot be accessed.
+    """
 
     _plan: Plan
     _device: torch.device
@@ -267,12 +283,12 @@ class OptimizedViT(ViT):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of the computation."""
+        """The dtype in which the model computes, which may differ from the dtype of the outputs."""
         return self._plan.dtype
 
     @property
     def calibration(self) -> str:
-        """A hash of the quantisation for int8; empty for other dtypes."""
+        """A hash of the quantisation if the model uses int8, otherwise ""."""
         return self._plan.calibration
 
     @property
@@ -286,15 +302,15 @@ class OptimizedViT(ViT):
         return self._dtype
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, with slices and packed weights. See `ViT.forward`: (b, c, h, w) -> (b, k)."""
+        """Return the logits. See `ViT.forward`: (b, c, h, w) -> (b, k)."""
         return self._run(images, lambda part: self.head(self._embed(part)))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return the vectors. See `ViT.embed`: (b, c, h, w) -> (b, d)."""
+        """Return one vector per image. See `ViT.embed`: (b, c, h, w) -> (b, embed_dim)."""
         return self._run(images, self._embed)
 
     def features(self, images: Tensor, layers: Iterable[int] | int = (), norm: bool = False) -> Features:
-        """Return the tokens of some layers. See `ViT.features`."""
+        """Return all tokens after the final norm, and the outputs of selected blocks. See `ViT.features`."""
         wanted = self._layers(layers)
         return self._run(images, lambda part: super(OptimizedViT, self).features(part, wanted, norm))
 
@@ -316,7 +332,10 @@ class OptimizedViT(ViT):
         return self.norm_pre(self.patch_embed(images, added).to(self._plan.stream)), rotations
 
     def _tables(self, images: Tensor) -> tuple[Tensor, Sequence[tuple[Tensor, ...]]]:
-        """Return the cached results of `_added_to_patches` and `_complex_rotations` for the grid of these images."""
+        """Return the tables for the size of these images: the tensor that is added to the patches, and the rotations.
+
+        The tables of up to `GRIDS` sizes are cached. See `_added_to_patches` and `_complex_rotations`.
+        """
         grid = self._grid(images)
         tables = self._tables_of.get(grid)
         if tables is None:
@@ -345,7 +364,7 @@ class OptimizedViT(ViT):
         return super()._positions(grid)
 
     def _complex_rotations(self, grid: tuple[int, int]) -> Sequence[tuple[Tensor, ...]]:
-        """Return the rotation of each block as complex numbers, (n, 1, 1 or heads, head_dim / 2)."""
+        """Return the rotary positions of each block as complex numbers, (n, 1, 1 or heads, head_dim / 2)."""
         config = self.config
         if config.rope is None:
             return [()] * config.depth
@@ -356,12 +375,15 @@ class OptimizedViT(ViT):
         return [(torch.complex(*tables).transpose(0, 1)[:, None],) for tables in self.rope(grid)]
 
     def _run(self, images: Tensor, answer: Callable[[Tensor], Any], batch_axis: int = 0) -> Any:
-        """Compute the result of `answer` for a batch in slices.
+        """Split a batch into slices, apply a function to each slice, and join the results.
 
         Args:
-            images: (b, c, h, w).
-            answer: A function that computes the result for a slice.
+            images: The batch (b, c, h, w).
+            answer: The function.
             batch_axis: The batch axis of the result.
+
+        Raises:
+            OptimizedError: The model is being traced or exported, or gradients are required.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise _error("be traced")
@@ -400,12 +422,12 @@ class OptimizedViT(ViT):
             return join(answers, self._dtype, batch_axis)
 
     def _uses_onednn_products(self, tokens: int) -> bool:
-        """Return True if oneDNN computes the matrix products of attention."""
+        """Return True if oneDNN computes the matrix products of attention for a number of tokens."""
         in_float32 = self._device.type == "cpu" and self._plan.inner is torch.float32
         return in_float32 and tokens >= LONG and float32_products_are_exact()
 
     def train(self, mode: bool = True) -> "OptimizedViT":
-        """Raise an error if `mode` is True. `eval()` has no effect."""
+        """Raise an error if `mode` is True. Otherwise, do nothing: an optimized model is always in eval mode."""
         if mode:
             raise _error("be trained")
         return super().train(False)
@@ -425,6 +447,6 @@ class OptimizedViT(ViT):
 
 @cache
 def _uncompiled() -> Callable[..., Any]:
-    """Return `_run_slices` with compilation disabled, because torch.compile does not support packed weights."""
+    """Return `OptimizedViT._run_slices`, excluded from torch.compile, which does not support packed weights."""
     method: Callable[..., Any] = torch.compiler.disable(OptimizedViT._run_slices)  # type: ignore[no-untyped-call]
     return method

@@ -1,6 +1,6 @@
 """Compute large batches in slices, so that temporary tensors stay in cache.
 
-Slices are computed in sequence or in several parallel streams of one thread each.
+The slices are computed one after the other with all threads, or in parallel by several streams of one thread each.
 """
 
 import math
@@ -24,11 +24,14 @@ TEMPORARY = 32 << 20  # bytes; for larger tensors, glibc maps new pages every ti
 
 
 def split(images: Tensor, temporary: int) -> tuple[Sequence[Tensor], int]:
-    """Return slices of a batch on a CPU, and the number of streams that compute them.
+    """Split a batch on a CPU into slices.
 
     Args:
-        images: The batch.
+        images: The batch (b, c, h, w).
         temporary: The size in bytes of the largest temporary tensor for one image.
+
+    Returns:
+        The slices, and the number of parallel streams that should compute them.
     """
     threads = torch.get_num_threads()
     streams = threads if 1 < threads <= len(images) // STREAM_MINIMUM else 1
@@ -38,7 +41,7 @@ def split(images: Tensor, temporary: int) -> tuple[Sequence[Tensor], int]:
 
 
 def compute(slices: Sequence[Tensor], streams: int, run: Callable[[Tensor], Any]) -> list[Any]:
-    """Return the result of `run` for each slice, in order."""
+    """Call `run` for each slice in a number of parallel streams, and return the results in the order of the slices."""
     if streams == 1:
         return [run(part) for part in slices]
     with _starting:  # one thread at a time, because torch's default is briefly 1 while the workers start
@@ -48,7 +51,7 @@ def compute(slices: Sequence[Tensor], streams: int, run: Callable[[Tensor], Any]
 
 @lru_cache(maxsize=1)
 def _single_threads(count: int, process: int) -> ThreadPoolExecutor:
-    """Return a pool of threads in which torch uses one thread. Other threads keep their number of threads.
+    """Return a pool of threads in each of which torch uses one thread. In other threads, torch uses as many as before.
 
     Args:
         count: The number of threads in the pool.
@@ -71,7 +74,13 @@ def _single_threads(count: int, process: int) -> ThreadPoolExecutor:
 
 
 def join(answers: list[Any], dtype: torch.dtype, batch_axis: int) -> Any:
-    """Concatenate the results of all slices: tensors, `Features`, or tuples of tensors."""
+    """Concatenate the results of all slices: tensors, `Features`, or tuples of tensors.
+
+    Args:
+        answers: The result of each slice.
+        dtype: The dtype of the result.
+        batch_axis: The axis along which tensors are concatenated.
+    """
     first = answers[0]
     if isinstance(first, Tensor):
         whole = first if len(answers) == 1 else torch.cat(answers, batch_axis)

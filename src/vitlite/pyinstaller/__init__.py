@@ -1,8 +1,11 @@
-"""The hook that makes PyInstaller include vitlite's data files. PyInstaller finds it by its entry point."""
+"""The PyInstaller hook of vitlite, which adds the data files of vitlite to an application.
+
+PyInstaller finds the hook by the entry point `hook-dirs` of vitlite, which names `hook_folders`.
+"""
 
 from pathlib import Path
 
 
 def hook_folders() -> list[str]:
-    """Return the folder with the hook."""
+    """Return a list of the folders that contain PyInstaller hooks, which is only the folder of this module."""
     return [str(Path(__file__).parent)]

@@ -1,4 +1,4 @@
-"""Include the tables, the labels and the small model that come with vitlite."""
+"""A PyInstaller hook that includes the tables, the labels and the small model that vitlite contains."""
 
 from pathlib import Path
 
