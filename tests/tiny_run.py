@@ -70,3 +70,22 @@ class Killed(Exception):
 def stop(history: History) -> NoReturn:
     """End the process, as `after_epoch`."""
     raise Killed
+
+
+def several_labels(folder: Path, count: int = 48) -> Path:
+    """Write images with a bright stripe that lies, stands, both or neither, and a table of their labels."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 100, (count, 3, 16, 16), generator=generator)
+    where = torch.randint(0, 12, (2, count), generator=generator).tolist()
+    lines = ["path,labels"]
+    folder.mkdir()
+    for i, image in enumerate(images):
+        labels = [name for k, name in enumerate(("lying", "standing")) if (i >> k) % 2]
+        if "lying" in labels:
+            image[:, where[0][i] : where[0][i] + 4] += 120
+        if "standing" in labels:
+            image[:, :, where[1][i] : where[1][i] + 4] += 120
+        Image.fromarray(image.clamp(max=255).to(torch.uint8).permute(1, 2, 0).numpy()).save(folder / f"{i}.png")
+        lines.append(f"{i}.png,{'|'.join(labels)}")
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return folder / "labels.csv"

@@ -51,7 +51,7 @@ def train_cnn(
     )
     for epoch in range(epochs):
         for rows in shuffled(seed, epoch, len(data))[: steps * batch].split(batch):
-            changed = augment(data.fetch(rows), SampleRandom(seed, epoch, rows), augmentation)
+            changed = augment(data.fetch(rows)[0], SampleRandom(seed, epoch, rows), augmentation)
             images = normalise(255 * changed, transform, channels=3)
             with torch.autocast("cpu", torch.bfloat16):
                 logits = model(images.contiguous(memory_format=torch.channels_last))

@@ -269,7 +269,8 @@ def _description(model: ViT) -> str:
     """Return the config, the labels, the kind of scores and the preprocessing as JSON."""
     transform = transform_to_save(model)
     preprocess = transform.to_dict() if transform else None
-    description = {"config": model.config.to_dict(), "labels": model.labels, "scores": model.scores}
+    description: dict[str, Any] = {"config": model.config.to_dict(), "labels": model.labels, "scores": model.scores}
+    description["thresholds"] = model.thresholds
     return json.dumps(description | {"preprocess": preprocess})
 
 

@@ -216,7 +216,7 @@ def _load_model(location: Location, given: Metadata, options: LoadOptions, name:
                 storage.mark_scanned(path)
     if target.num_classes and not new_head:
         model.labels, error = _labels(own, given, location, target.num_classes)
-        model.scores = own.scores
+        model.scores, model.thresholds = own.scores, own.thresholds
         report = replace(report, unlabelled=error)
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
     transform = own.transform or given.transform

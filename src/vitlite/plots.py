@@ -632,11 +632,14 @@ def _write_pixels(image: "Image", path: Path, kind: str) -> None:
 
 
 def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the loss and the accuracy by epoch, from the history that `train` returns, and write them to a file."""
+    """Draw the loss and the accuracy, or the mAP, by epoch, from the history of `train`, and write them to a file."""
     figure = need_matplotlib()(figsize=(9, 3.5), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
     _draw_by_epoch(loss, "loss", history, "loss", "val_loss")
-    _draw_by_epoch(accuracy, "accuracy", history, "accuracy", "val_top1")
+    if any("val_map" in record for record in history):
+        _draw_by_epoch(accuracy, "mean average precision", history, "", "val_map")
+    else:
+        _draw_by_epoch(accuracy, "accuracy", history, "accuracy", "val_top1")
     _save_figure(figure, path)
 
 

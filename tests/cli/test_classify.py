@@ -114,3 +114,31 @@ def test_real_weights(run: Run, shared: Path) -> None:
     assert cat[0][1] == pytest.approx(0.44, abs=0.01)
     assert coffee[0][0] == "espresso"
     assert coffee[0][1] == pytest.approx(0.82, abs=0.01)
+
+
+def test_none_of_these(run: Run, model: Path, images: Path) -> None:
+    """Labels with lower scores are left out, in every format."""
+    command = ("classify", images / "a.png", "--model", model, "--min-score")
+    (scores,) = [json.loads(run(*command, 0, "--format", "jsonl")[1])["predictions"]]
+    second = scores[1]["score"] - 1e-6
+    assert json.loads(run(*command, second, "--format", "jsonl")[1])["predictions"] == scores[:2]
+    assert json.loads(run(*command, second, "--top", 1, "--format", "jsonl")[1])["predictions"] == scores[:1]
+    assert json.loads(run(*command, 1, "--format", "jsonl")[1])["predictions"] == []
+    assert run(*command, 1, "--format", "csv")[1] == f"path,rank,label,index,score\n{images / 'a.png'},,,,\n"
+    assert run(*command, 1)[1] == f"{images / 'a.png'}\n  none of these\n"
+    assert "must be a number from 0 to 1, got '2'" in run(*command, 2)[2]
+    assert "cannot be used with --engine ray" in run(*command, 0.5, "--engine", "ray", "--out", "x")[2]
+
+
+def test_thresholds_of_a_model_with_several_labels(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
+    several = vitlite.load(model)
+    several.scores = "sigmoid"
+    several.save(tmp_path / "model")
+    command = ("classify", images / "a.png", "--model", tmp_path / "model", "--format", "jsonl")
+    all_of_them = json.loads(run(*command)[1])["predictions"]  # without thresholds, the best five
+    assert len(all_of_them) == 3
+    scores = {each["index"]: each["score"] for each in all_of_them}
+    several.thresholds = tuple(scores[i] + (1e-4 if i == all_of_them[0]["index"] else -1e-4) for i in range(3))
+    several.save(tmp_path / "model")
+    assert json.loads(run(*command)[1])["predictions"] == all_of_them[1:]
+    assert json.loads(run(*command, "--min-score", 0)[1])["predictions"] == all_of_them

@@ -117,7 +117,7 @@ def test_cifar10_binary_version(tmp_path: Path) -> None:
     assert bytes(parts[0].images[0].flatten().tolist()) == first
     assert parts[0].labels[:4].tolist() == [0, 1, 0, 1]
     assert parts[0].classes == ("plane", "car")
-    resized = read_cifar10(folder, "test", new_model().preprocess.pixels).fetch(torch.tensor([0, 7]))
+    resized = read_cifar10(folder, "test", new_model().preprocess.pixels).fetch(torch.tensor([0, 7]))[0]
     assert resized.shape == (2, 3, 16, 16)
 
 
@@ -187,14 +187,15 @@ def test_another_image_of_the_class_takes_the_place_of_a_broken_one(folders: Pat
     assert len(images) == 21
     assert data.broken() == ["lying/0.png", "lying/22.png", "standing/1.png"]
     assert sorted(set(range(24)) - set(rows.tolist())) == [names.index(name) for name in data.broken()]
-    fetched = data.fetch(torch.arange(24))
+    fetched, labels = data.fetch(torch.arange(24))
+    assert torch.equal(labels, data.labels)
     for name in data.broken():
         row = names.index(name)
         assert torch.equal(fetched[row], fetched[row + 1])
         assert data.labels[row] == data.labels[row + 1]
     again = read_folder(train, new_model().preprocess.pixels, CLASSES)
     order = torch.arange(24).flip(0)
-    assert torch.equal(again.fetch(order).flip(0), fetched)  # in whatever order they are met
+    assert torch.equal(again.fetch(order)[0].flip(0), fetched)  # in whatever order they are met
     strict = read_folder(train, new_model().preprocess.pixels, CLASSES, strict=True)
     with pytest.raises(ImageError, match=r"0\.png"):
         strict.fetch(torch.tensor([0]))

@@ -48,7 +48,7 @@ def test_data_in_parts(tmp_path: Path, folders: Path) -> None:
     cifar = small_cifar10(tmp_path / "cifar")
     split = read_training_data(cifar, preprocess, ("plane", "car"))
     assert [len(part) for part in split] == [500, 1000, 0]
-    assert split.validation.fetch(torch.tensor([0])).shape == (1, 3, 16, 16)
+    assert split.validation.fetch(torch.tensor([0]))[0].shape == (1, 3, 16, 16)
 
 
 def test_the_classes_of_cifar10_are_known_without_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_cifar10_in_the_order_of_the_labels(tmp_path: Path) -> None:
     turned = read_evaluation_data(cifar, labelled(("car", "plane")))
     assert (plain.classes, turned.classes) == (("plane", "car"), ("car", "plane"))
     assert torch.equal(plain.labels, 1 - turned.labels)
-    assert torch.equal(plain.fetch(torch.tensor([0])), turned.fetch(torch.tensor([0])))
+    assert torch.equal(plain.fetch(torch.tensor([0]))[0], turned.fetch(torch.tensor([0]))[0])
     assert len(read_cifar10(cifar, "test")) == len(plain)
     with pytest.raises(
         TrainError, match=r"The data have 2 classes, but the model has 5\. Fine-tune the model on these classes first"

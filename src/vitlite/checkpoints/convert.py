@@ -252,7 +252,9 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
     tensors = _rename(model, to)
     contents: dict[str, dict[str, Any]] = {}
     if to == "timm":
-        contents = {CONFIG: metadata_content(model.config, model.labels, transform, name, model.scores)}
+        contents = {
+            CONFIG: metadata_content(model.config, model.labels, transform, name, model.scores, model.thresholds)
+        }
     if to == "transformers":
         contents = contents_for_transformers(model.config, model.labels, transform)
     write_folder(folder, tensors, contents)

@@ -42,6 +42,7 @@ class Metadata:
     labels: tuple[str, ...] | None = None
     labels_error: str = ""  # why the class names of the source cannot be used
     scores: Scores = "softmax"
+    thresholds: tuple[float, ...] | None = None  # for each class, the score from which an image has the label
     is_vitlite: bool = False  # True: written by vitlite, so that missing labels are not taken from elsewhere
     architecture: str = ""  # timm's name of the architecture, with the tag of the checkpoint
 

@@ -52,7 +52,7 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     folder, transform = path_of(folder, "save"), transform_to_save(model)
     check_overwrite(folder)
     check_savable(model)
-    config = metadata_content(model.config, model.labels, transform, scores=model.scores)
+    config = metadata_content(model.config, model.labels, transform, scores=model.scores, thresholds=model.thresholds)
     write_folder(folder, model.state_dict(), {CONFIG: config})
     _warn_once(timm_cannot_read(model.config, transform))
 
@@ -80,7 +80,7 @@ def check_savable(model: ViT, task: str = "save") -> None:
             f"The model has {len(model.labels)} labels but {model.config.num_classes} classes. Set model.labels to one "
             "name per class, or to None."
         )
-    metadata_content(model.config, model.labels, None, scores=model.scores)
+    metadata_content(model.config, model.labels, None, scores=model.scores, thresholds=model.thresholds)
     check_values(model.state_dict())
 
 

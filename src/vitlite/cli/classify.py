@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from vitlite.cli.engine import add_work_arguments, check_local_options, run_on_ray
-from vitlite.cli.options import TEMPLATE, add_paths, expanded, open_model, positive
+from vitlite.cli.options import TEMPLATE, add_paths, expanded, open_model, positive, share
 from vitlite.cli.progress import ImageProgress, say_skipped
 from vitlite.cli.tables import bold, terminal_width
 from vitlite.errors import InputError, printable
@@ -21,6 +21,7 @@ from vitlite.inference.find import find_images
 if TYPE_CHECKING:
     from vitlite.inference.predict import Prediction
 
+TOP = 5
 Answers: TypeAlias = Iterable[tuple[str, list["Prediction"]]]
 
 
@@ -38,7 +39,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="TEXT",
         help=f"a sentence with {{}} for each of the --labels, or imagenet for 80 sentences; default: {TEMPLATE!r}",
     )
-    parser.add_argument("--top", type=positive, default=5, metavar="N", help="labels per image; default: %(default)s")
+    parser.add_argument(
+        "--top",
+        type=positive,
+        metavar="N",
+        help=f"most labels per image; default: {TOP}, or all if the model was trained with several labels per image",
+    )
+    parser.add_argument(
+        "--min-score",
+        type=share,
+        metavar="X",
+        help="leave out labels with a lower score; an image without labels is none of these. Default: 0, or the "
+        "threshold of each label if the model has thresholds",
+    )
     parser.add_argument("--format", choices=("table", "jsonl", "csv"), help="default: table")
     parser.add_argument("--out", type=expanded, metavar="FOLDER", help="the output folder, only for --engine ray")
     add_work_arguments(parser)
@@ -73,7 +86,9 @@ def run(args: Namespace) -> int:
 
         if args.format is not None:
             raise InputError("--format cannot be used with --engine ray, which writes Parquet. Omit --format.")
-        return run_on_ray(args, partial(classify_images, top=args.top))
+        if args.min_score is not None:
+            raise InputError("--min-score cannot be used with --engine ray. Filter the Parquet files by their scores.")
+        return run_on_ray(args, partial(classify_images, top=args.top or TOP))
     check_local_options(args)
     if args.out:
         raise InputError(
@@ -91,7 +106,14 @@ def run(args: Namespace) -> int:
         strict=args.strict,
         verb="classified" if len(paths) > 1 else "",
     )
-    answers = progress.answers(classify(model, paths, args.top, args.batch, progress.timings))
+    minimums = model.thresholds
+    if args.min_score is not None:
+        minimums = (args.min_score,) * model.config.num_classes
+    top = args.top or (TOP if model.thresholds is None else model.config.num_classes)
+    most = top if minimums is None else max(top, model.config.num_classes)
+    answers: Answers = progress.answers(classify(model, paths, most, args.batch, progress.timings))
+    if minimums is not None:
+        answers = _from(answers, minimums, top)
     if args.format == "jsonl":
         _print_jsonl(answers)
     elif args.format == "csv":
@@ -99,6 +121,12 @@ def run(args: Namespace) -> int:
     else:
         _print_table(answers, [label for label, count in Counter(model.labels or ()).items() if count > 1])
     return progress.exit_code()
+
+
+def _from(answers: Answers, minimums: Sequence[float], top: int) -> Answers:
+    """Yield the predictions of each image whose scores are at least the minimum score of their class."""
+    for path, predictions in answers:
+        yield path, [each for each in predictions if each.score >= minimums[each.index]][:top]
 
 
 def _print_table(answers: Answers, ambiguous: Sequence[str]) -> None:
@@ -109,6 +137,8 @@ def _print_table(answers: Answers, ambiguous: Sequence[str]) -> None:
             name = f"{printable(label)} (class {index})" if label in ambiguous else printable(label)
             bar = f"{'█' * round(20 * score):<20}  " if terminal_width() else ""
             print(f"  {100 * score:5.1f} %  {bar}{name}")
+        if not predictions:
+            print("  none of these")
 
 
 def _print_jsonl(answers: Answers) -> None:
@@ -124,8 +154,9 @@ def _print_csv(answers: Answers) -> None:
         )  # the terminal's encoding may lack characters
     print("path,rank,label,index,score")
     for path, predictions in answers:
-        for rank, (label, index, score) in enumerate(predictions, 1):
+        cells: list[list[object]] = [[rank, *each[:2], f"{each.score:.6f}"] for rank, each in enumerate(predictions, 1)]
+        for each in cells or [[""] * 4]:  # none of these
             row = io.StringIO()
             # Python 3.10 to 3.12 quote a carriage return only if lines end in one.
-            csv.writer(row, lineterminator="\r\n").writerow([path, rank, label, index, f"{score:.6f}"])
+            csv.writer(row, lineterminator="\r\n").writerow([path, *each])
             print(row.getvalue().removesuffix("\r\n"))

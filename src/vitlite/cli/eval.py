@@ -3,10 +3,12 @@
 import json
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitlite import storage
@@ -24,11 +26,10 @@ from vitlite.cli.progress import Progress, say_broken
 from vitlite.cli.tables import table, with_bold_header
 from vitlite.cli.train import CLASSES
 from vitlite.errors import InputError, TrainError, printable
-from vitlite.nn.vit import ViT
 from vitlite.plots import draw_confusion, need_matplotlib
 from vitlite.training import distributed
 from vitlite.training.data import ImageData
-from vitlite.training.evaluate import Measured, measure
+from vitlite.training.evaluate import Measured, MeasuredLabels, measure, measure_labels
 from vitlite.training.split import (
     SPLIT,
     Data,
@@ -89,14 +90,31 @@ def _evaluate(args: Namespace) -> int:
     model = open_model(args)
     data = read_evaluation_data(source, model, args.split, folders, strict=args.strict)
     progress = Progress(len(distributed.shard(len(data))), visible=distributed.is_main())
+    measured: Measured | MeasuredLabels
     with progress.bar:
-        measured = measure(model, data, batch=args.batch, after_batch=progress.add)
+        if data.multi_label:
+            measured = measure_labels(model, data, batch=args.batch, after_batch=progress.add)
+        else:
+            measured = measure(model, data, batch=args.batch, after_batch=progress.add)
     broken = data.broken()
     if distributed.is_main():
         _warn_of_training_images(args, source)
-        _print(measured, data)
+        origin = {
+            WRITER: COMMAND,
+            "model": args.model,
+            "sha256": model.source and model.source.sha256,
+            "classes": data.classes,
+            "broken": broken,
+        }
+        if isinstance(measured, Measured):
+            _print(measured, data)
+            figures, confusion = _figures(measured, data), measured.confusion
+        else:
+            thresholds = model.thresholds or (0.5,) * len(data.classes)
+            _print_labels(measured, data, thresholds)
+            figures, confusion = _label_figures(measured, data, thresholds), None
         if args.out:
-            _write(args.out, _figures(args.model, model, measured, data) | {"broken": broken}, measured, data)
+            _write(args.out, origin | figures, confusion)
         say_broken(broken)
     return int(len(broken) > 0)
 
@@ -115,13 +133,13 @@ def _check_out(out: Path) -> None:
         raise InputError(f"--out {out} contains {found[0]}, which this command did not write. Choose another folder.")
 
 
-def _write(out: Path, figures: dict[str, Any], measured: Measured, data: ImageData) -> None:
+def _write(out: Path, figures: dict[str, Any], confusion: Tensor | None) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         storage.write_json(out / FIGURES, figures)
         (out / CONFUSION).unlink(missing_ok=True)
-        if measured.confusion is not None:
-            draw_confusion(measured.confusion, data.classes, out / CONFUSION)
+        if confusion is not None:
+            draw_confusion(confusion, figures["classes"], out / CONFUSION)
     except OSError as error:
         raise InputError(f"Cannot write to --out {out}: {error}. Choose another folder.") from error
 
@@ -154,8 +172,49 @@ def _print(measured: Measured, data: ImageData) -> None:
     print("\n" + "   ".join([*accuracies, f"loss {measured.loss:.4f}", f"{measured.images.sum()} images"]))
 
 
-def _figures(name: str, model: ViT, measured: Measured, data: ImageData) -> dict[str, Any]:
-    """Return the content of eval.json."""
+def _print_labels(measured: MeasuredLabels, data: ImageData, thresholds: Sequence[float]) -> None:
+    """Print a table of the labels that have images, and a line with the totals."""
+    recall, precision = measured.recall_and_precision(thresholds)
+    rows = []
+    for k, count in enumerate(measured.labels.sum(0).tolist()):
+        if count:
+            figures = [_percent(share[k]) for share in (measured.average_precisions, recall, precision)]
+            rows.append([printable(data.classes[k]), str(count), *figures, f"{thresholds[k]:.3f}"])
+    header = ["label", "images", "average precision", "recall", "precision", "threshold"]
+    print(with_bold_header(table(header, rows)))
+    total = f"mAP {measured.mean_average_precision:.2%}   loss {measured.loss:.4f}   {len(measured.rows)} images"
+    print(f"\n{total}")
+
+
+def _label_figures(measured: MeasuredLabels, data: ImageData, thresholds: Sequence[float]) -> dict[str, Any]:
+    """Return the figures of eval.json for images that may have several labels."""
+    names = data.names()
+    predicted = measured.scores >= torch.tensor(thresholds, device="cpu")
+    wrong = [
+        {"image": names[row], "missed": _chosen(labels & ~found, data), "predicted": _chosen(found & ~labels, data)}
+        for row, labels, found in zip(measured.rows.tolist(), measured.labels, predicted, strict=True)
+        if not labels.equal(found)
+    ]
+    shares = (measured.average_precisions, *measured.recall_and_precision(thresholds))
+    ap, recall, precision = ([None if share.isnan() else share.item() for share in each] for each in shares)
+    return {
+        "images": len(measured.rows),
+        "map": measured.mean_average_precision,
+        "loss": measured.loss,
+        "average_precision": ap,
+        "recall": recall,
+        "precision": precision,
+        "thresholds": thresholds,
+        "wrong": wrong,
+    }
+
+
+def _chosen(mask: Tensor, data: ImageData) -> list[str]:
+    return [data.classes[k] for k in mask.nonzero()[:, 0].tolist()]
+
+
+def _figures(measured: Measured, data: ImageData) -> dict[str, Any]:
+    """Return the figures of eval.json."""
     predictions, labels, names = measured.predictions.tolist(), data.labels.tolist(), data.names()
     wrong = [
         {"image": name, "class": data.classes[label], "predicted": data.classes[prediction]}
@@ -163,13 +222,9 @@ def _figures(name: str, model: ViT, measured: Measured, data: ImageData) -> dict
         if prediction not in (label, -1)  # -1: it could not be read
     ]
     return {
-        WRITER: COMMAND,
-        "model": name,
-        "sha256": model.source and model.source.sha256,
         "images": int(measured.images.sum()),
         **_accuracies(measured),
         "loss": measured.loss,
-        "classes": data.classes,
         "confusion": None if measured.confusion is None else measured.confusion.tolist(),
         "wrong": wrong,
     }

@@ -319,3 +319,14 @@ def positive(text: str) -> int:
 def positives(text: str) -> list[int]:
     """Parse a list of positive integers, such as "1,8"."""
     return [positive(part) for part in text.split(",")]
+
+
+def share(text: str) -> float:
+    """Parse a number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise ArgumentTypeError(f"must be a number from 0 to 1, got {text!r}")
+    return number

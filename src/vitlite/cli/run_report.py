@@ -13,14 +13,13 @@ from vitlite.cli.tables import bold
 from vitlite.errors import MissingExtraError, printable
 from vitlite.plots import draw_curves
 from vitlite.training.data import listed
-from vitlite.training.history import History, is_better, is_finished, why_best
+from vitlite.training.history import History, is_better, is_finished, metric_of, why_best
 from vitlite.training.settings import Settings
 from vitlite.training.split import SPLIT, Data, Split, data_parts, write_split
 from vitlite.training.state import BEST, Run
 from vitlite.training.trainer import running_figures
 
 CURVES = "curves.png"
-COLUMNS = ("epoch", "train loss", "val loss", "val accuracy", "seconds")
 
 
 @dataclass
@@ -42,8 +41,9 @@ class Report:
         held = f" (held out, listed in {self.out / SPLIT})" if self.split.held_out else ""
         test = data_parts(self.data).get("test")
         unused = "" if test is None else f"; {test if isinstance(test, Path) else 'test'} is not used"
+        several = ", several for an image" if train.multi_label else ""
         _say(
-            f"{len(train.classes)} classes ({listed(train.classes)}), {len(train)} training images, "
+            f"{len(train.classes)} classes ({listed(train.classes)}){several}, {len(train)} training images, "
             f"{len(validation)} validation images{held}, {settings.epochs} epochs in batches of "
             f"{min(settings.batch, len(train))}{unused}"
         )
@@ -81,11 +81,13 @@ class Report:
 
     def _print_rows(self, history: History) -> None:
         epochs = self.settings.epochs
-        widths = [max(len(COLUMNS[0]), len(f"{epochs}/{epochs}")), *map(len, COLUMNS[1:])]
+        metric = "val mAP" if self.split.train.multi_label else "val accuracy"
+        columns = ("epoch", "train loss", "val loss", metric, "seconds")
+        widths = [max(len(columns[0]), len(f"{epochs}/{epochs}")), *map(len, columns[1:])]
         if not self.rows:
-            print(bold(_row(COLUMNS, widths)))
+            print(bold(_row(columns, widths)))
         for i in range(self.rows, len(history)):
-            best = "val_top1" in history[i] and is_better(history[i], history[:i])
+            best = bool(metric_of(history[i])) and is_better(history[i], history[:i])
             print(_row(_cells(history[i], epochs), widths) + "  best so far" * best, flush=True)
 
     def end(self, history: History) -> None:
@@ -114,11 +116,12 @@ class Report:
 
 
 def _cells(record: dict[str, Any], epochs: int) -> list[str]:
+    metric = metric_of(record)
     return [
         f"{record['epoch']}/{epochs}",
         f"{record['loss']:.3f}",
         f"{record['val_loss']:.3f}" if "val_loss" in record else "-",
-        f"{record['val_top1']:.1%}" if "val_top1" in record else "-",
+        f"{record[metric]:.1%}" if metric else "-",
         f"{record['seconds']:.1f}",
     ]
 

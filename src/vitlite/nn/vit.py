@@ -75,6 +75,7 @@ class ViT(TimmInterface, nn.Module):
         self.config = config
         self.labels: Sequence[str] | None = None  # names of the classes
         self.scores: Scores = "softmax"  # "sigmoid": each class by itself
+        self.thresholds: Sequence[float] | None = None  # minimum scores of several labels
         self.source: Source | Any = None  # where the weights came from; None: random initialisation
         self.loaded_sample: Tensor | None = None  # some of the loaded values, to detect later changes
         self.preprocess = None  # calls the setter below
@@ -177,7 +178,7 @@ class ViT(TimmInterface, nn.Module):
         with torch.device(self.device):
             self.head = _head(config).to(self.dtype).train(self.training)
         self.config = config
-        self.labels, self.scores = None, "softmax"
+        self.labels, self.scores, self.thresholds = None, "softmax", None
 
     @overload
     def predict(self, images: "ImageFile", top: int = 5) -> "list[Prediction]": ...

@@ -119,7 +119,7 @@ class ImageData:
     """
 
     images: Tensor | PreparedImages  # (n, c, h, w) uint8
-    labels: Tensor  # (n,) int64
+    labels: Tensor  # (n,) int64: the class of each image; or (n, k) bool, if an image may have several labels or none
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -129,10 +129,13 @@ class ImageData:
                 f"ImageData needs uint8 images (n, c, h, w), got {tuple(images.shape)} of {images.dtype}. If the "
                 "values are between 0 and 1, convert them with (255 * images).round().to(torch.uint8)."
             )
+        if self.multi_label and labels.shape == (len(images), k) and len(images):
+            return
         if labels.shape != (len(images),) or labels.dtype != torch.int64 or not len(images):
             raise TrainError(
                 f"ImageData needs at least one image and an int64 label for each, got {len(images)} images and labels "
-                f"{tuple(labels.shape)} of {labels.dtype}. Pass one class index per image, as an int64 tensor."
+                f"{tuple(labels.shape)} of {labels.dtype}. Pass one class index per image, as an int64 tensor; "
+                "or, for several labels per image, a bool tensor (n, k)."
             )
         lowest, highest = labels.min().item(), labels.max().item()
         if lowest < 0 or highest >= k:
@@ -144,6 +147,11 @@ class ImageData:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def multi_label(self) -> bool:
+        """True if an image may have several labels, or none."""
+        return self.labels.ndim == 2 and self.labels.dtype == torch.bool
+
     def readable(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the images that can be read, uint8 (r, c, h, w), and their rows (r,), from the rows (b,)."""
         if isinstance(self.images, Tensor):
@@ -153,32 +161,34 @@ class ImageData:
         readable = [image for image in images if image is not None]
         return torch.stack(readable) if readable else torch.empty(0), rows[found]
 
-    def fetch(self, rows: Tensor) -> Tensor:
-        """Return the images of these rows, with values from 0 to 1: (b,) -> (b, c, h, w).
+    def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images of these rows, with values from 0 to 1, (b, c, h, w), and their labels, (b,) or (b, k).
 
-        The next readable image of the same class takes the place of one that cannot be read.
+        The next readable image of the same class takes the place of one that cannot be read. If an image may have
+        several labels, it is the next readable image, with its own labels.
 
         Raises:
             TrainError: No image of a class can be read.
         """
         if isinstance(self.images, Tensor):
-            return self.images[rows].float().div_(255)
-        images = self.images.try_rows(rows.tolist())
+            return self.images[rows].float().div_(255), self.labels[rows]
+        images, rows = self.images.try_rows(rows.tolist()), rows.clone()
         for i, row in enumerate(rows.tolist()):
             if images[i] is None:
-                images[i] = self._substitute(self.images, row)
-        return torch.stack(images).float().div_(255)  # type: ignore[arg-type]  # none of them is None now
+                images[i], rows[i] = self._substitute(self.images, row)
+        return torch.stack(images).float().div_(255), self.labels[rows]  # type: ignore[arg-type]  # no image is None
 
-    def _substitute(self, images: PreparedImages, row: int) -> Tensor:
-        """Return the next readable image of the same class, in the order of the rows."""
-        alike = (self.labels == self.labels[row]).nonzero()[:, 0]
-        for other in torch.cat([alike[alike > row], alike[alike < row]]).tolist():
+    def _substitute(self, images: PreparedImages, row: int) -> tuple[Tensor, int]:
+        """Return the next readable image, of the same class if images have one, and its row."""
+        others = torch.arange(len(self), device="cpu")
+        if not self.multi_label:
+            others = others[self.labels == self.labels[row]]
+        for other in torch.cat([others[others > row], others[others < row]]).tolist():
             image = images.try_rows([other])[0]
             if image is not None:
-                return image
-        raise TrainError(
-            f"No image of the class {self.classes[int(self.labels[row])]} can be read: {images.broken[row]}"
-        )
+                return image, other
+        of_class = "" if self.multi_label else f" of the class {self.classes[int(self.labels[row])]}"
+        raise TrainError(f"No image{of_class} can be read: {images.broken[row]}")
 
     def broken(self) -> list[str]:
         """Return the names of the images that could not be read so far, by this or any other process of torchrun."""
@@ -202,16 +212,38 @@ class ImageData:
         Raises:
             TrainError: A class of the images is not one of `classes`.
         """
-        indices = class_indices(self.classes, classes)
-        return ImageData(self.images, torch.tensor(indices, device="cpu")[self.labels], tuple(classes))
+        indices = torch.tensor(class_indices(self.classes, classes), device="cpu")
+        if not self.multi_label:
+            return ImageData(self.images, indices[self.labels], tuple(classes))
+        labels = torch.zeros(len(self), len(classes), dtype=torch.bool, device="cpu")
+        labels[:, indices] = self.labels
+        return ImageData(self.images, labels, tuple(classes))
 
-    def with_files(self, names: Sequence[str], labels: Sequence[int]) -> "ImageData":
-        """Return the images with the given names in the same folder, with the same classes. They need not exist."""
+    def with_multi_label(self) -> "ImageData":
+        """Return the same images as `multi_label` data."""
+        if self.multi_label:
+            return self
+        labels = torch.arange(len(self.classes), device="cpu") == self.labels[:, None]  # (n, k)
+        return ImageData(self.images, labels, self.classes)
+
+    def label_indices(self) -> list[Any]:
+        """Return the class index of each image, or a list of class indices for each image of `multi_label` data."""
+        if not self.multi_label:
+            return self.labels.tolist()
+        return [row.nonzero()[:, 0].tolist() for row in self.labels]
+
+    def with_files(self, names: Sequence[str], labels: Sequence[Any]) -> "ImageData":
+        """Return the images with the given names in the same folder, with the same classes. They need not exist.
+
+        Args:
+            names: Paths relative to the folder.
+            labels: The labels of each image, in the form of `label_indices`.
+        """
         images = self.images
         assert isinstance(images, PreparedImages), "images in memory have no files"
         paths = [(images.folder or Path()) / name for name in names]
         chosen = PreparedImages(paths, images.read, images.folder, strict=images.strict)
-        return ImageData(chosen, torch.tensor(labels, dtype=torch.int64, device="cpu"), self.classes)
+        return ImageData(chosen, label_tensor(labels, self.classes, multi_label=self.multi_label), self.classes)
 
     def names(self) -> list[str]:
         """Return each image's path relative to the folder, such as "cat/1.jpg", or the row of an image in memory."""
@@ -229,6 +261,16 @@ class ImageData:
         """Return a hash of the labels and the pixels. Files are hashed by relative path, not by pixels."""
         origin = self.images.origin() if isinstance(self.images, PreparedImages) else [self.images]
         return digest([self.labels, *origin])
+
+
+def label_tensor(indices: Sequence[Any], classes: Sequence[str], *, multi_label: bool) -> Tensor:
+    """Return the labels of `ImageData` for a class index, or for a list of class indices, of each image."""
+    if not multi_label:
+        return torch.tensor(indices, dtype=torch.int64, device="cpu")
+    labels = torch.zeros(len(indices), len(classes), dtype=torch.bool, device="cpu")
+    for row, of_image in enumerate(indices):
+        labels[row, of_image] = True
+    return labels
 
 
 def digest(values: Iterable[Tensor | str]) -> str:

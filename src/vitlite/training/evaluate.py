@@ -3,7 +3,7 @@
 Shapes: n images, k classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +52,73 @@ class Measured:
         return self.correct.float() / self.predicted
 
 
+@dataclass(frozen=True)
+class MeasuredLabels:
+    """The predictions of a model on images that may have several labels."""
+
+    loss: float  # mean binary cross entropy of all labels
+    rows: Tensor  # (n,) int64: the images that can be read
+    scores: Tensor  # (n, k): the score of each label, from 0 to 1
+    labels: Tensor  # (n, k) bool
+
+    @property
+    def average_precisions(self) -> Tensor:
+        """The average precision of each label: (k,). NaN for a label without images."""
+        return torch.stack([average_precision(s, y) for s, y in zip(self.scores.T, self.labels.T, strict=True)])
+
+    @property
+    def mean_average_precision(self) -> float:
+        """The mean of the average precision over the labels that have images."""
+        return self.average_precisions.nanmean().item()
+
+    @property
+    def best_thresholds(self) -> tuple[float, ...]:
+        """The threshold of each label with the highest F1 score, or 0.5 for a label without images."""
+        return tuple(best_threshold(s, y) for s, y in zip(self.scores.T, self.labels.T, strict=True))
+
+    def recall_and_precision(self, thresholds: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Return the recall and the precision of each label if scores from these thresholds count: (k,) each."""
+        predicted = self.scores >= torch.tensor(thresholds, device="cpu")
+        correct = (predicted & self.labels).sum(0)
+        return correct / self.labels.sum(0), correct / predicted.sum(0)
+
+
+def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the area under the steps of the precision-recall curve, as scikit-learn defines it.
+
+    >>> average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([False, False, True, True])).item()
+    0.8333333333333333
+
+    Args:
+        scores: The score of each image (n,).
+        labels: A mask of the images with the label (n,). If there are none, the result is NaN.
+    """
+    _, hits, found = _curve(scores, labels)
+    return (hits.diff(prepend=hits.new_zeros(1)) * hits / found).sum() / labels.sum()
+
+
+def best_threshold(scores: Tensor, labels: Tensor) -> float:
+    """Return the threshold of the highest F1 score, midway between two scores. Without labelled images, return 0.5.
+
+    >>> best_threshold(torch.tensor([0.125, 0.25, 0.5, 0.75]), torch.tensor([False, False, True, True]))
+    0.375
+    """
+    if not labels.any():
+        return 0.5
+    values, hits, found = _curve(scores, labels)
+    best = int((2 * hits / (found + labels.sum())).argmax())
+    following = values[best + 1] if best + 1 < len(values) else torch.zeros((), device="cpu")
+    return ((values[best] + following) / 2).item()
+
+
+def _curve(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the distinct scores from high to low, and how many labelled images, and images, have at least each."""
+    order = scores.argsort(descending=True)
+    values, hits = scores[order], labels[order].double().cumsum(0)
+    last = torch.cat([values[1:] != values[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])  # of equal scores
+    return values[last], hits[last], torch.arange(1, len(scores) + 1, device="cpu")[last]
+
+
 def measure(
     model: ViT,
     data: ImageData,
@@ -76,13 +143,9 @@ def measure(
         ImageError: An image cannot be read, and the images are `strict`.
         InputError: The output of the model is not finite, or `batch` is not a positive integer.
     """
-    check_count(batch, "batch")
-    check_data_fits(model, data)
-    if distributed.world_size() > 1:
-        weights = model.source and model.source.sha256
-        distributed.assert_equal_on_all_ranks({"data": data.names(), "config": model.config, "weights": weights})
-    model.eval()
-    transform, channels = preprocess_of(model).transform, model.config.channels
+    if data.multi_label:
+        raise TrainError("Images may have several labels in these data. Call measure_labels.")
+    batches = _logits(model, data, batch, bfloat16, after_batch)
     k = model.config.num_classes
     loss = torch.zeros((), dtype=torch.float64, device="cpu")
     top5 = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -90,33 +153,25 @@ def measure(
     not_finite_rows = torch.zeros((), dtype=torch.int64, device="cpu")
     confusion = torch.zeros(k * k if k <= MOST_CONFUSED else 0, dtype=torch.int64, device="cpu")
     predictions = torch.zeros(len(data), dtype=torch.int64, device="cpu")  # plus one; summed over the ranks
-    mine = distributed.shard(len(data))
-    with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
-        for first in range(0, len(mine), batch):
-            in_batch = mine[first : first + batch]
-            after_batch(len(in_batch))
-            pixels, rows = data.readable(in_batch)
-            if not len(rows):
-                continue
-            images, labels = normalise(pixels, transform, channels), data.labels[rows]
-            logits = model(images.to(model.device, model.dtype)).float().cpu()  # (b, k)
-            not_finite_rows += (~logits.isfinite()).any(1).sum()
-            best = logits.topk(min(5, k)).indices
-            loss += F.cross_entropy(logits, labels, reduction="sum")
-            top5 += (best == labels[:, None]).sum()
-            predicted = best[:, 0]
-            predictions[rows] = predicted + 1
-            for count, classes in zip(counts, (labels, predicted, labels[labels == predicted]), strict=True):
-                count += torch.bincount(classes, minlength=k)
-            if len(confusion):
-                confusion.index_add_(0, labels * k + predicted, torch.ones_like(labels))
+    for rows, logits in batches:
+        labels = data.labels[rows]
+        not_finite_rows += (~logits.isfinite()).any(1).sum()
+        best = logits.topk(min(5, k)).indices
+        loss += F.cross_entropy(logits, labels, reduction="sum")
+        top5 += (best == labels[:, None]).sum()
+        predicted = best[:, 0]
+        predictions[rows] = predicted + 1
+        for count, classes in zip(counts, (labels, predicted, labels[labels == predicted]), strict=True):
+            count += torch.bincount(classes, minlength=k)
+        if len(confusion):
+            confusion.index_add_(0, labels * k + predicted, torch.ones_like(labels))
     sums = (loss, top5, counts, not_finite_rows, confusion, predictions)
     distributed.all_reduce(*(tensor for tensor in sums if tensor.numel()))
     if not_finite_rows:  # summed over all ranks, so that all of them raise the error
         raise not_finite(torch.bfloat16 if bfloat16 else model.dtype)
     total = counts[0].sum().item()
     if not total:
-        raise TrainError(f"None of the {len(data)} images can be read. Check the files named above.")
+        raise _none_readable(data)
     return Measured(
         loss=loss.item() / total,
         top1=counts[2].sum().item() / total,
@@ -129,6 +184,65 @@ def measure(
     )
 
 
+def measure_labels(
+    model: ViT,
+    data: ImageData,
+    *,
+    batch: int = 256,
+    bfloat16: bool = False,
+    after_batch: Callable[[int], None] = lambda images: None,
+) -> MeasuredLabels:
+    """Measure a model on images that may have several labels. See `measure` for the arguments and the errors."""
+    data = data.with_multi_label()
+    batches = _logits(model, data, batch, bfloat16, after_batch)
+    n, k = data.labels.shape
+    loss = torch.zeros((), dtype=torch.float64, device="cpu")
+    logits_of_all = torch.zeros(n, k, device="cpu")  # summed over the ranks
+    is_read = torch.zeros(n, dtype=torch.int64, device="cpu")
+    for rows, logits in batches:
+        logits_of_all[rows] = logits
+        is_read[rows] = 1
+        loss += F.binary_cross_entropy_with_logits(logits, data.labels[rows].float(), reduction="sum")
+    distributed.all_reduce(loss, logits_of_all, is_read)
+    if not logits_of_all.isfinite().all():
+        raise not_finite(torch.bfloat16 if bfloat16 else model.dtype)
+    rows = is_read.nonzero()[:, 0]
+    if not len(rows):
+        raise _none_readable(data)
+    return MeasuredLabels(loss.item() / (len(rows) * k), rows, logits_of_all[rows].sigmoid(), data.labels[rows])
+
+
+def _logits(
+    model: ViT, data: ImageData, batch: int, bfloat16: bool, after_batch: Callable[[int], None]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Check that a model can be measured. Return an iterator of rows (b,) of this rank and their logits (b, k)."""
+    check_count(batch, "batch")
+    check_data_fits(model, data)
+    if distributed.world_size() > 1:
+        weights = model.source and model.source.sha256
+        distributed.assert_equal_on_all_ranks({"data": data.names(), "config": model.config, "weights": weights})
+    model.eval()
+    transform, channels = preprocess_of(model).transform, model.config.channels
+    mine = distributed.shard(len(data))
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for first in range(0, len(mine), batch):
+            in_batch = mine[first : first + batch]
+            after_batch(len(in_batch))
+            pixels, rows = data.readable(in_batch)
+            if len(rows):
+                images = normalise(pixels, transform, channels).to(model.device, model.dtype)
+                with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
+                    logits = model(images).float().cpu()  # (b, k)
+                yield rows, logits
+
+    return batches()
+
+
+def _none_readable(data: ImageData) -> TrainError:
+    return TrainError(f"None of the {len(data)} images can be read. Check the files named above.")
+
+
 def check_data_fits(model: ViT, data: ImageData) -> None:
     """Check that images fit a model.
 
@@ -136,6 +250,11 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
         TrainError: The classes, the image size or the preprocessing differ.
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
+    if data.multi_label and model.scores != "sigmoid":
+        raise TrainError(
+            "Images may have several labels in these data, but the model gives each image one. Train a model on such "
+            "data, or set model.scores to 'sigmoid' if the model was trained for several labels."
+        )
     if len(data.classes) != k:
         raise TrainError(
             f"The images have {len(data.classes)} classes, but the model has {k}. "

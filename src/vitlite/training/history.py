@@ -7,15 +7,21 @@ from typing import Any
 from vitlite.training.settings import Settings
 
 History = list[dict[str, Any]]
+METRICS = {"val_top1": "validation accuracy", "val_map": "validation mAP"}  # by the key in a record
 
 
 def best_epoch(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the record of the epoch with the highest validation accuracy, or None without validation.
+    """Return the record of the epoch with the highest validation accuracy or mAP, or None without validation.
 
     The validation loss decides between equal accuracies. Otherwise the first epoch that predicts all images correctly
     would be chosen, although later epochs may be more confident.
     """
-    return min((record for record in history if "val_top1" in record), key=_rank, default=None)
+    return min((record for record in history if metric_of(record)), key=_rank, default=None)
+
+
+def metric_of(record: dict[str, Any]) -> str:
+    """Return the key of the figure that decides which epoch is the best, or "" without validation."""
+    return next((name for name in METRICS if name in record), "")
 
 
 def is_better(record: dict[str, Any], past: Sequence[dict[str, Any]]) -> bool:
@@ -27,7 +33,7 @@ def is_better(record: dict[str, Any], past: Sequence[dict[str, Any]]) -> bool:
 def _rank(record: dict[str, Any]) -> tuple[float, float]:
     """Return the sort key of an epoch. The best epoch has the lowest key."""
     loss = record["val_loss"]
-    return -record["val_top1"], math.inf if math.isnan(loss) else loss
+    return -record[metric_of(record)], math.inf if math.isnan(loss) else loss
 
 
 def is_finished(history: Sequence[dict[str, Any]], settings: Settings) -> bool:
@@ -53,8 +59,9 @@ def why_best(history: Sequence[dict[str, Any]]) -> str:
     best = best_epoch(history)
     if best is None:
         return ""
-    tied = [record for record in history if record.get("val_top1") == best["val_top1"]]
-    why = f"the highest validation accuracy ({best['val_top1']:.2%})"
+    metric = metric_of(best)
+    tied = [record for record in history if record.get(metric) == best[metric]]
+    why = f"the highest {METRICS[metric]} ({best[metric]:.2%})"
     if len(tied) > 1:
         why += f" and, of {len(tied)} such epochs, the lowest loss ({best['val_loss']:g})"
     return f"Best epoch: {best['epoch']} of {len(history)}, with {why}."

@@ -27,7 +27,7 @@ def write_images(out: Path, data: ImageData, validation: ImageData | None) -> No
 
 
 def _entry(data: ImageData) -> Entry:
-    return {"names": data.names(), "labels": data.labels.tolist(), "sizes": [file_size(path) for path in data.files()]}
+    return {"names": data.names(), "labels": data.label_indices(), "sizes": [file_size(path) for path in data.files()]}
 
 
 def images_of_run(
@@ -48,12 +48,14 @@ def images_of_run(
     if not has_begun(out / STATE) or not (out / IMAGES).exists():
         return data, validation
     record = _read(out / IMAGES)
-    if now.keys() != record.keys():
+    if now.keys() != record.keys() or any(
+        part.multi_label != isinstance(record[name]["labels"][0], list) for name, part in now.items()
+    ):
         return data, validation  # the check of the run's identity explains the difference
     begun = dict(now)
     for name, part in now.items():
         names, labels = record[name]["names"], record[name]["labels"]
-        if (part.names(), part.labels.tolist()) != (names, labels):
+        if (part.names(), part.label_indices()) != (names, labels):
             begun[name] = part.with_files(names, labels)
     if _holds_out_others(now, begun):
         return data, validation  # as above
@@ -108,8 +110,8 @@ def _read(path: Path) -> dict[str, Entry]:
     return record
 
 
-def _classes(parts: dict[str, ImageData]) -> dict[Path, int]:
-    """Return the class of each file."""
+def _classes(parts: dict[str, ImageData]) -> dict[Path, Any]:
+    """Return the class, or the classes, of each file."""
     return {
-        path: label for part in parts.values() for path, label in zip(part.files(), part.labels.tolist(), strict=True)
+        path: label for part in parts.values() for path, label in zip(part.files(), part.label_indices(), strict=True)
     }

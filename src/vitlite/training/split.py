@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from vitlite import storage
 from vitlite.errors import TrainError
@@ -161,7 +162,7 @@ def training_classes(data: Data) -> tuple[str, ...]:
         return cifar10_classes(data)
     part = training_part(data)
     classes = label_names(part)
-    if len(classes) < 2:
+    if len(classes) < 2 and not (isinstance(part, Table) and part.multi_label and classes):
         raise TrainError(
             f"{part} contains only one class, {listed(classes)}, but training needs at least two. Add images of "
             "another class."
@@ -265,6 +266,8 @@ def _hash(path: Path) -> str:
 def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[ImageData, ImageData]:
     """Split images into training and validation images, with a share of each class, at least one image, in validation.
 
+    If an image may have several labels, the rarest of them counts as the class.
+
     Raises:
         TrainError: A class has only one image, or `share` is not from 0.01 to 0.9.
     """
@@ -272,9 +275,10 @@ def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[Imag
         raise TrainError(f"The share to hold out (--val-share) must be from 0.01 to 0.9, got {share:g}.")
     names = data.names()
     held = torch.zeros(len(data), dtype=torch.bool, device="cpu")
-    for k, name in enumerate(data.classes):
-        rows = (data.labels == k).nonzero()[:, 0].tolist()
-        if len(rows) == 1:
+    strata = _rarest_labels(data) if data.multi_label else data.labels
+    for k, name in enumerate((*data.classes, "")):
+        rows = (strata == k).nonzero()[:, 0].tolist()
+        if len(rows) == 1 and not data.multi_label:
             raise TrainError(
                 f"The class {name} has only one image, but training and validation each need at least one. Add images."
             )
@@ -283,6 +287,13 @@ def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[Imag
             rows.sort(key=lambda row: sha256(f"{seed} {names[row]}".encode(errors="surrogateescape")).digest())
             held[rows[: min(max(round(share * len(rows)), 1), len(rows) - 1)]] = True
     return data.subset(~held), data.subset(held)
+
+
+def _rarest_labels(data: ImageData) -> Tensor:
+    """Return the rarest label of each image: (n,). It is k for images without labels, or alone with their label."""
+    rarest = torch.where(data.labels, data.labels.sum(0), len(data) + 1).argmin(1)
+    alone = torch.bincount(rarest)[rarest] == 1
+    return torch.where(data.labels.any(1) & ~alone, rarest, len(data.classes))
 
 
 def write_split(path: Path, data: Data, held_out: Sequence[str]) -> None:
@@ -352,13 +363,15 @@ def read_evaluation_data(
     images = read_part(part, preprocess.pixels, names, strict=strict)
     if split is not None:
         images = _held_out(images, split)
+    if model.thresholds is not None:  # each image of these data may have one label by chance
+        images = images.with_multi_label()
     return images.with_classes(classes) if folders is None else _in_order(images, classes, k)
 
 
 def _held_out(data: ImageData, split: Path) -> ImageData:
     """Return the images that a run held out. Images that have been removed since then count as broken."""
     wanted = read_split(split)[1]
-    labels = dict(zip(data.names(), data.labels.tolist(), strict=True))
+    labels = dict(zip(data.names(), data.label_indices(), strict=True))
     missing = [name for name in wanted if name not in labels]
     labels |= {name: data.classes.index(folder) for name in missing if (folder := Path(name).parts[0]) in data.classes}
     if len(missing) == len(wanted) or not labels.keys() >= set(wanted):

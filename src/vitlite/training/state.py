@@ -146,6 +146,7 @@ class Run:
             check_savable(model, "train")  # raises an error now rather than after the first epoch
         self.steps = -(-len(data) // settings.batch)  # per epoch, rounded up
         self.class_weights = class_weights(data, balance=settings.balance)  # (k,)
+        self.class_shares = class_shares(data)  # (k,)
         self.progress = Progress()
         self.history: History = []
         if settings.frozen:
@@ -259,11 +260,18 @@ def class_weights(data: ImageData, *, balance: bool) -> Tensor:
         data: The training images.
         balance: If True, the images of each class have the same total weight. If False, every image has weight 1.
     """
-    count = torch.bincount(data.labels, minlength=len(data.classes))
     if not balance:
-        return torch.ones_like(count, dtype=torch.float32)
+        return torch.ones(len(data.classes), dtype=torch.float32, device="cpu")
+    count = torch.bincount(data.labels, minlength=len(data.classes))
     present = int((count > 0).sum())
     return torch.where(count > 0, len(data) / (present * count.clamp(min=1)).float(), 0.0)
+
+
+def class_shares(data: ImageData) -> Tensor:
+    """Return the shares towards which labels are smoothed: (k,)."""
+    if data.multi_label:
+        return data.labels.float().mean(0)
+    return torch.full((len(data.classes),), 1 / len(data.classes), dtype=torch.float32, device="cpu")
 
 
 def _matmul_context(model: ViT, settings: Settings) -> AbstractContextManager[Any]:

@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from vitlite.errors import TrainError, missing_extra
-from vitlite.training.data import PARTS, ImageData, PreparedImages, Read, listed
+from vitlite.training.data import PARTS, ImageData, PreparedImages, Read, label_tensor, listed
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path")
@@ -98,12 +96,10 @@ class Table:
                 "relative to the folder of the table, or absolute paths."
             )
         index = {name: number for number, name in enumerate(classes)}
-        if self.multi_label:
-            labels = torch.zeros(len(self.paths), len(classes), dtype=torch.bool, device="cpu")
-            for row, names in enumerate(self.labels):
-                labels[row, [index[name] for name in names]] = True
-        else:
-            labels = torch.tensor([index[name] for (name,) in self.labels], device="cpu")
+        indices: list[Any] = [[index[name] for name in names] for names in self.labels]
+        if not self.multi_label:
+            indices = [only for (only,) in indices]
+        labels = label_tensor(indices, classes, multi_label=self.multi_label)
         return ImageData(PreparedImages(self.paths, read, self.file.parent, strict=strict), labels, tuple(classes))
 
 

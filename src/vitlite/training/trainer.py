@@ -25,8 +25,8 @@ from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import SampleRandom, augment, mix, shuffled
 from vitlite.training.data import ImageData, listed
-from vitlite.training.evaluate import check_data_fits, measure
-from vitlite.training.history import History, is_better, is_finished
+from vitlite.training.evaluate import check_data_fits, measure, measure_labels
+from vitlite.training.history import History, is_better, is_finished, metric_of
 from vitlite.training.optim import learning_rate
 from vitlite.training.record import images_of_run, write_images
 from vitlite.training.settings import Settings
@@ -66,6 +66,7 @@ def train(
         settings: The settings of the run.
         validation: Images of the same classes, used to measure the model after each epoch. `best` is the checkpoint
             of the epoch with the highest accuracy. Of epochs with equal accuracy, it is the one with the lowest loss.
+            If images may have several labels, the mean average precision takes the place of the accuracy.
         after_resume: Called with the run when it is resumed, even if no epochs are left.
         after_step: Called with the run after each step.
         after_epoch: Called with the history after each epoch, and when a run is resumed.
@@ -86,7 +87,7 @@ def train(
         with _locked(out):
             data, validation = images_of_run(out, data, validation)
             model.zero_grad()
-            _match_head(model, data.classes)
+            _match_head(model, data)
             for images in (data, validation):
                 if images is not None:
                     check_data_fits(model, images)
@@ -111,10 +112,17 @@ def _check_start(model: ViT, data: ImageData, settings: Settings, validation: Im
                 f"The model must be in float32 for training, but {name} is {weight.dtype}. Call model.float(). To "
                 "compute in bfloat16, use Settings(bfloat16=True)."
             )
-    if len(data.classes) < 2 or model.config.num_classes != len(data.classes):
+    if len(data.classes) < 2 - data.multi_label or model.config.num_classes != len(data.classes):
         raise TrainError(
             f"The data have {len(data.classes)} classes, but the model has {model.config.num_classes}. The numbers "
             "must be equal and at least 2. Create the model with num_classes=."
+        )
+    if data.multi_label and settings.balance:
+        raise TrainError("Classes cannot be balanced if images may have several labels. Omit balance= (--balance).")
+    if validation is not None and validation.multi_label != data.multi_label:
+        raise TrainError(
+            "Images may have several labels in the training data or in the validation data, but not in both. Use "
+            "data.with_multi_label()."
         )
     if settings.patience and validation is None:
         raise TrainError(f"patience={settings.patience} needs validation images. Pass validation= or patience=0.")
@@ -160,8 +168,9 @@ def _locked(out: Path) -> Iterator[None]:
         yield
 
 
-def _match_head(model: ViT, classes: Sequence[str]) -> None:
+def _match_head(model: ViT, data: ImageData) -> None:
     """Set the labels of a model to the classes of the data. Replace the head if the labels were different."""
+    classes = data.classes
     if model.labels is not None and tuple(model.labels) != tuple(classes):
         if distributed.is_main():
             _log.warning(
@@ -171,6 +180,7 @@ def _match_head(model: ViT, classes: Sequence[str]) -> None:
             )
         model.reset_head(len(classes))
     model.labels = classes
+    model.scores, model.thresholds = ("sigmoid" if data.multi_label else "softmax"), None
 
 
 def _run_epochs(run: Run, out: Path, validation: ImageData | None, callbacks: Callbacks, save_every: float) -> None:
@@ -245,9 +255,10 @@ def batch_of(order: Tensor, step: int, steps: int) -> Tensor:
 def running_figures(run: Run) -> dict[str, str]:
     """Return the loss, the accuracy and the speed of the current epoch as strings."""
     progress, batch = run.progress, len(run.data) / run.steps  # images in a batch, on average
+    accuracy = {} if run.data.multi_label else {"accuracy": f"{progress.accuracy / progress.step:.3f}"}
     return {
         "loss": f"{progress.loss / progress.step:.3f}",
-        "accuracy": f"{progress.accuracy / progress.step:.3f}",
+        **accuracy,
         "images/s": f"{progress.step * batch / progress.seconds:.0f}",
     }
 
@@ -262,14 +273,13 @@ def _end_epoch(run: Run, out: Path, validation: ImageData | None) -> None:
     record: dict[str, Any] = {
         "epoch": progress.epoch + 1,
         "loss": round(progress.loss / run.steps, 5),
-        "accuracy": round(progress.accuracy / run.steps, 5),
+        **({} if run.data.multi_label else {"accuracy": round(progress.accuracy / run.steps, 5)}),
         "lr": learning_rate(run.settings, progress.epoch + 1),
         "seconds": round(progress.seconds, 1),
     }
     if validation is not None:
         with run.averaged() as model:
-            measured = measure(model, validation, bfloat16=run.settings.bfloat16)
-        record |= {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
+            record |= _validate(model, validation, bfloat16=run.settings.bfloat16)
     run.history.append(record)
     run.progress = Progress(epoch=progress.epoch + 1)
     run.save(out / STATE)
@@ -277,11 +287,25 @@ def _end_epoch(run: Run, out: Path, validation: ImageData | None) -> None:
     run.write_log(out / LOG)
 
 
+def _validate(model: ViT, validation: ImageData, *, bfloat16: bool) -> dict[str, Any]:
+    """Return the loss and the accuracy; or for several labels the loss, the mAP and the thresholds."""
+    if not validation.multi_label:
+        measured = measure(model, validation, bfloat16=bfloat16)
+        return {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
+    labels = measure_labels(model, validation, bfloat16=bfloat16)
+    return {
+        "val_loss": round(labels.loss, 5),
+        "val_map": round(labels.mean_average_precision, 5),
+        "thresholds": [round(threshold, 5) for threshold in labels.best_thresholds],
+    }
+
+
 def _save_models(run: Run, out: Path) -> None:
     """Write the checkpoints of the epoch that has just ended."""
     *past, record = run.history
+    run.model.thresholds = record.get("thresholds")
     with run.averaged():
-        if "val_top1" in record and is_better(record, past):
+        if metric_of(record) and is_better(record, past):
             run.save_checkpoint(out / BEST)
         run.save_checkpoint(out / LAST)
 
@@ -314,16 +338,29 @@ def _dropout_seed(seed: int, step: int, rank: int) -> int:
 
 
 def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return augmented and mixed images (b, c, h, w) and their soft labels (b, k), multiplied by the class weights."""
+    """Return augmented and mixed images (b, c, h, w) and their soft labels (b, k), multiplied by the class weights.
+
+    Labels are smoothed towards the share of each class: the same for all classes if an image has one label, otherwise
+    the share of the images with this label, so that the mean score of a rare label stays right.
+    """
     settings, k = run.settings, len(run.data.classes)
     random = SampleRandom(settings.seed, run.progress.epoch, rows)
-    images = augment(run.data.fetch(rows), random, settings.augmentation)
-    shares = F.one_hot(run.data.labels[rows], k).float()
+    images, labels = run.data.fetch(rows)
+    images = augment(images, random, settings.augmentation)
+    shares = labels.float() if run.data.multi_label else F.one_hot(labels, k).float()
     images, shares = mix(images, shares, images.flip(0), shares.flip(0), random, settings.augmentation)
-    smooth = shares * (1 - settings.smoothing) + settings.smoothing / k
-    labels = smooth * (shares @ run.class_weights)[:, None]
+    targets = shares * (1 - settings.smoothing) + settings.smoothing * run.class_shares
+    if not run.data.multi_label:
+        targets *= (shares @ run.class_weights)[:, None]
     images = normalise(images * 255, run.transform, run.model.config.channels)
-    return images.to(run.model.device), labels.to(run.model.device)
+    return images.to(run.model.device), targets.to(run.model.device)
+
+
+def _loss(logits: Tensor, targets: Tensor, *, multi_label: bool) -> Tensor:
+    """Return the cross entropy, summed over the images. For several labels, it is the mean binary one of the labels."""
+    if multi_label:
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / targets.shape[1]
+    return F.cross_entropy(logits, targets, reduction="sum")
 
 
 def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -340,7 +377,7 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, flo
         with nullcontext() if is_last else distributed.no_sync(run.network):
             with torch.autocast(x.device.type, torch.bfloat16, enabled=run.settings.bfloat16):
                 logits = run.network(x).float()  # (b, k)
-            loss = F.cross_entropy(logits, y, reduction="sum") / total
+            loss = _loss(logits, y, multi_label=run.data.multi_label) / total
             accuracy = (logits.argmax(1) == y.argmax(1)).sum().float() / total
             scaled = loss * distributed.world_size()  # DDP averages gradients, but the sum is needed
             scaled.backward()  # type: ignore[no-untyped-call]

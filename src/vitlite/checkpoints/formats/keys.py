@@ -72,9 +72,14 @@ def is_size(value: Any) -> bool:
     return len(sides) == 2 and all(is_integer(side, 1, LARGEST_SIDE) for side in sides)
 
 
+def is_numbers(value: Any) -> bool:
+    """Return whether a value is a list of numbers."""
+    return isinstance(value, list) and all(is_number(each) for each in value)
+
+
 def is_channels(value: Any) -> bool:
     """Return whether a value is a list of numbers, one for each channel."""
-    return isinstance(value, list) and 1 <= len(value) <= 1000 and all(is_number(each) for each in value)
+    return is_numbers(value) and 1 <= len(value) <= 1000
 
 
 KINDS: dict[str, Callable[[Any], bool]] = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from vitlite import __version__
-from vitlite.checkpoints.formats.keys import STRINGS, TABLE, as_json, check_types, labels_in_order
+from vitlite.checkpoints.formats.keys import STRINGS, TABLE, as_json, check_types, is_numbers, labels_in_order
 from vitlite.checkpoints.formats.timm import config_to_timm, timm_cannot_read
 from vitlite.checkpoints.metadata import Metadata, Scores
 from vitlite.config import FIELDS, ViTConfig
@@ -37,6 +37,9 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
     scores = section.get("scores", "softmax")
     if scores not in get_args(Scores):
         raise CheckpointError(f"vitlite.scores must be {' or '.join(get_args(Scores))}, got {scores!r}.")
+    thresholds, count = section.get("thresholds"), config.num_classes
+    if thresholds is not None and not (is_numbers(thresholds) and len(thresholds) == count):
+        raise CheckpointError(f"vitlite.thresholds must be a list of {count} numbers, got {thresholds!r}.")
     transform, transform_error = None, ""
     if section.get("preprocess"):
         try:
@@ -53,6 +56,7 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
         labels=labels,
         labels_error=labels_error,
         scores=scores,
+        thresholds=tuple(thresholds) if thresholds else None,
         is_vitlite=True,
     )
 
@@ -78,6 +82,7 @@ def metadata_content(
     transform: TransformConfig | None,
     format: str = "timm",
     scores: Scores = "softmax",
+    thresholds: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """Return the content of a config.json for vitlite and, if timm can build the model, for timm.
 
@@ -87,6 +92,7 @@ def metadata_content(
         transform: The preprocessing of the images.
         format: The checkpoint format of the tensors.
         scores: How `predict` turns the logits into scores.
+        thresholds: The score of each class from which an image has the label.
 
     Raises:
         CheckpointError: vitlite cannot read the content back, for example because a label is not a string.
@@ -94,8 +100,8 @@ def metadata_content(
     preprocess = None
     if transform is not None:
         preprocess = transform.to_dict() | ({} if transform.crop_pct is None else {"crop_pct": transform.crop_pct})
-    section = {"version": __version__, "config": config.to_dict(), "labels": labels, "preprocess": preprocess}
-    section["scores"] = scores
+    section: dict[str, Any] = {"version": __version__, "config": config.to_dict(), "labels": labels}
+    section |= {"scores": scores, "thresholds": thresholds, "preprocess": preprocess}
     content: dict[str, Any] = {"vitlite": section}
     reason = timm_cannot_read(config, transform, format)
     if reason:
