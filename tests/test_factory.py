@@ -725,7 +725,8 @@ def test_other_preprocessing_in_timm_s_config_comes_first(changes: dict[str, Any
 @pytest.mark.parametrize(("changes", "labels"), [
     ({"id2label": {"2": "c", "0": "a", "1": "b"}}, ("a", "b", "c")),
     ({"id2label": {"0": "a", "1": "b", "5": "c"}}, None),
-    ({"problem_type": "multi_label_classification"}, None),
+    ({"problem_type": "regression"}, None),
+    ({"problem_type": "multi_label_classification"}, ("a", "b", "c")),
 ])  # fmt: skip
 def test_labels_are_those_of_the_outputs_or_none(changes: dict[str, Any], labels: Any, tmp_path: Path) -> None:
     about = {

@@ -27,6 +27,7 @@ from models import (
     tiny_model_of_timm,
 )
 from peers import timm, torchvision, transformers, vit_pytorch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from vitlite import ViT, ViTConfig, load
@@ -569,16 +570,38 @@ def test_parts_that_the_library_lacks_are_refused(options: dict[str, Any], to: A
 
 @pytest.mark.parametrize("to", ["timm", "transformers"])
 def test_names_that_vitlite_cannot_use_are_not_replaced_by_others(to: str, tmp_path: Path) -> None:
-    """Of classes that do not exclude each other, a softmax tells no scores: nor does what would be written."""
+    """The outputs of a regression are not scores: nor are those of what would be written."""
+    labels = {0: "cat", 1: "dog", 2: "grass"}
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(**small, image_size=16, patch_size=8, id2label=labels, problem_type="regression")
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
+    with pytest.raises(CheckpointError, match=r"class names .* cannot be used: .*problem_type is regression"):
+        convert(tmp_path / "theirs", tmp_path / "out", to)
+    assert not (tmp_path / "out").exists()
+    convert(tmp_path / "theirs", tmp_path / "alone.safetensors", to)
+    convert(tmp_path / "theirs", tmp_path / "ours", "vitlite")
+    assert load(tmp_path / "ours").labels is None
+
+
+def test_several_labels_per_image_go_to_transformers_and_come_back(tmp_path: Path) -> None:
+    """transformers' pipeline then gives the same scores, each by itself."""
     labels = {0: "cat", 1: "dog", 2: "grass"}
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.ViTConfig(
         **small, image_size=16, patch_size=8, id2label=labels, problem_type="multi_label_classification"
     )
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
-    with pytest.raises(CheckpointError, match=r"class names .* cannot be used: .*problem_type is multi_label"):
-        convert(tmp_path / "theirs", tmp_path / "out", to)
-    assert not (tmp_path / "out").exists()
-    convert(tmp_path / "theirs", tmp_path / "alone.safetensors", to)
-    convert(tmp_path / "theirs", tmp_path / "ours", "vitlite")
-    assert load(tmp_path / "ours").labels is None
+    transform = TransformConfig(
+        size=(16, 16), resize=(16, 16), mode="squash", interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3
+    )
+    model = load(tmp_path / "theirs")
+    assert (model.labels, model.scores) == (("cat", "dog", "grass"), "sigmoid")
+    model.preprocess = Preprocess(transform, model)
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "again", "transformers")
+    image = Image.effect_noise((16, 16), 90).convert("RGB")
+    predicted = {each.label: each.score for each in load(tmp_path / "again").predict(image)}
+    pipeline = transformers.pipeline("image-classification", str(tmp_path / "again"), top_k=None)
+    theirs = {each["label"]: each["score"] for each in pipeline(image)}
+    assert predicted == pytest.approx(theirs, abs=1e-5)
+    assert abs(sum(theirs.values()) - 1) > 0.01

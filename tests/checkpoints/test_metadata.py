@@ -317,7 +317,8 @@ def test_the_width_of_the_mlp_is_stated_in_two_ways(tmp_path: Path) -> None:
     ({"num_labels": 5, "id2label": {"0": "ant"}}, 1, ("ant",)),
     ({"id2label": {"0": "ant", "2": "cow"}}, 2, "there are 2 labels, but none for class 1"),
     ({"architectures": ["ViTModel"]}, None, None),
-    ({"id2label": {"0": "ant"}, "problem_type": "multi_label_classification"}, 1, "problem_type is multi_label_cl"),
+    ({"id2label": {"0": "ant"}, "problem_type": "regression"}, 1, "problem_type is regression"),
+    ({"id2label": {"0": "ant"}, "problem_type": "multi_label_classification"}, 1, ("ant",)),
     ({"id2label": {"0": "ant"}, "problem_type": "single_label_classification"}, 1, ("ant",)),
     ({"architectures": None}, None, None),
 ])  # fmt: skip

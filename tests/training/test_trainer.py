@@ -289,7 +289,7 @@ def test_earlier_gradients_are_not_used(tmp_path):
 def test_an_unreadable_image_is_named(folders, tmp_path):
     (folders / "train" / "lying" / "0.png").write_bytes(b"no image")
     model = new_model()
-    data = read_folder(folders / "train", model.preprocess.pixels, ("lying", "standing"))
+    data = read_folder(folders / "train", model.preprocess.pixels, ("lying", "standing"), strict=True)
     with pytest.raises(ImageError, match=r"lying/0.png"):
         train(model, data, tmp_path, settings())
 

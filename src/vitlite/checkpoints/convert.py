@@ -256,7 +256,7 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
             CONFIG: metadata_content(model.config, model.labels, transform, name, model.scores, model.thresholds)
         }
     if to == "transformers":
-        contents = contents_for_transformers(model.config, model.labels, transform)
+        contents = contents_for_transformers(model.config, model.labels, transform, model.scores)
     write_folder(folder, tensors, contents)
 
 

@@ -106,11 +106,11 @@ def run(args: Namespace) -> int:
         strict=args.strict,
         verb="classified" if len(paths) > 1 else "",
     )
-    minimums = model.thresholds
+    minimums, classes = model.thresholds, model.config.num_classes
+    top = args.top or (TOP if model.thresholds is None else classes)
     if args.min_score is not None:
-        minimums = (args.min_score,) * model.config.num_classes
-    top = args.top or (TOP if model.thresholds is None else model.config.num_classes)
-    most = top if minimums is None else max(top, model.config.num_classes)
+        minimums = (args.min_score,) * classes
+    most = top if args.min_score is not None or minimums is None else classes  # thresholds may differ by class
     answers: Answers = progress.answers(classify(model, paths, most, args.batch, progress.timings))
     if minimums is not None:
         answers = _from(answers, minimums, top)

@@ -21,7 +21,7 @@ from vitlite.checkpoints.formats.keys import (
     labels_in_order,
 )
 from vitlite.checkpoints.formats.processors import transform_from_transformers, transform_to_transformers
-from vitlite.checkpoints.metadata import CONFIG, PREPROCESSOR, Metadata
+from vitlite.checkpoints.metadata import CONFIG, PREPROCESSOR, Metadata, Scores
 from vitlite.config import DINOV3_ROPE, ViTConfig, stem_stride
 from vitlite.errors import CheckpointError, ConfigError
 from vitlite.images.transform import TransformConfig
@@ -214,6 +214,7 @@ FAMILIES = {
 }
 HEAD_WIDTH, DEPTH = 64, 12  # defaults of transformers
 USUAL_CLASSES = 2  # default of transformers
+SEVERAL = "multi_label_classification"  # the problem_type of several labels per image
 USUAL_PROJECTION = 512  # transformers' default for the width of CLIP's projection
 CLASSES = {  # from a model_type to the prefix of the class names in `architectures`
     "vit": "ViT",
@@ -277,6 +278,7 @@ def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[
         transform_error=transform_error,
         labels=labels,
         labels_error=labels_error,
+        scores="sigmoid" if config.get("problem_type") == SEVERAL else "softmax",
     )
 
 
@@ -389,13 +391,13 @@ def _classes(config: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str, in
         count = config.get("num_labels")
         names = [f"LABEL_{number}" for number in range(USUAL_CLASSES if count is None else count)]
     labels, error = labels_in_order(names)
-    if labels and config.get("problem_type") not in (None, "single_label_classification"):
-        labels, error = None, f"problem_type is {config['problem_type']}, so scores are not a softmax over classes"
+    if labels and config.get("problem_type") == "regression":
+        labels, error = None, "problem_type is regression, so outputs are not scores of classes"
     return labels, error, len(names)
 
 
 def contents_for_transformers(
-    config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None
+    config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None, scores: Scores = "softmax"
 ) -> dict[str, dict[str, Any]]:
     """Return the content of each file by name: config.json and, with a transform, preprocessor_config.json.
 
@@ -403,6 +405,8 @@ def contents_for_transformers(
         CheckpointError: transformers has no processor for this transform.
     """
     contents = {CONFIG: config_to_transformers(config, labels) | {WRITER: f"vitlite {__version__}"}}
+    if scores == "sigmoid":
+        contents[CONFIG]["problem_type"] = SEVERAL
     if transform is not None:
         contents[PREPROCESSOR] = transform_to_transformers(transform, config.channels)
     metadata_from_transformers(as_json(contents[CONFIG]), as_json(contents.get(PREPROCESSOR, {})))
